@@ -178,7 +178,9 @@ def delete_orphans(store: Store, attempt: Attempt) -> int:
     attempt.ensure_current()
     for folder in over:
         list(parallel_map(store.delete, folder.sizes))
-    store.remove_leftovers("", older_than_key=attempt.key)  # writes begun before our claim are other attempts'
+    store.remove_leftovers(
+        "", older_than_key=attempt.key
+    )  # writes begun before our claim are other attempts'
     return sum(len(folder.sizes) for folder in over)
 
 

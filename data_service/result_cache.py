@@ -19,7 +19,7 @@ class RecentResults(Generic[K, V]):
         self._kept: Mapping[K, V] = {}
 
     def get(self, key: K, compute: Callable[[], V]) -> V:
-        """Return the cached result for `key`; if there is none, call `make` and keep its result."""
+        """Return the cached result for `key`; if there is none, call `compute` and keep its result."""
         kept = self._kept
         if key in kept:
             return kept[key]

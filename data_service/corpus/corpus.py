@@ -79,7 +79,8 @@ def verify_files(
     blocks = {**_blocks_by_shard(manifest.train), **_blocks_by_shard(manifest.heldout)}
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
         shards = threads.map(
-            lambda key: list(_verify_shard(store, manifest, key, blocks[key], report_read_bytes)), manifest.shard_sizes
+            lambda key: list(_verify_shard(store, manifest, key, blocks[key], report_read_bytes)),
+            manifest.shard_sizes,
         )
         damage = [found for shard in shards for found in shard]
     damage += [

@@ -99,7 +99,7 @@ def merge_corpora(
         uris: at least two corpora, which may be merged ones.
         output: folder or s3:// prefix of its own.
         removed_by: user and host, for the removal of copies.
-        at: seconds since 1970.
+        removed_at: seconds since 1970.
         report: function that is called in this thread.
 
     Raises:

@@ -95,8 +95,8 @@ class PartsStore:
         store, there = self._locate(key)
         return store.age(there)
 
-    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
-        return self._own.remove_leftovers(folder, older_than_key=before)
+    def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
+        return self._own.remove_leftovers(folder, older_than_key=older_than_key)
 
     def _locate(self, key: str) -> tuple[Store, str]:
         """Return the store that holds the object `key`, and its key there."""

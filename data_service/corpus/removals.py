@@ -83,7 +83,7 @@ class RemovedDocuments:
 def replace_removed_text(block: Block, stretches: NDArray[np.int64], replacement_id: int) -> Block:
     """Return a block with the id `replacement_id` in place of removed text. All other tokens keep their places.
 
-    `stretches`: [K, 2], as `RemovedDocuments.stretches` returns them.
+    `stretches`: [K, 2], as `RemovedDocuments.token_ranges` returns them.
     """
     if not len(stretches):
         return block

@@ -191,7 +191,7 @@ def remove_documents(
         corpus: the corpus.
         documents: at least one document of it.
         removed_by: user and host.
-        at: seconds since 1970.
+        removed_at: seconds since 1970.
         reason: why; not empty.
 
     Raises:

@@ -197,8 +197,8 @@ class UnitFinder:
 
         Args:
             sentences: texts; their characters are numbered as if the texts were joined.
-            given: for each of their characters that is not white space, 1 if a word begins there, else 0. Only the
-                segmenter `field` uses it.
+            word_starts: for each of their characters that is not white space, 1 if a word begins there, else 0. Only
+                the segmenter `field` uses it.
         """
         size = sum(map(len, sentences))
         starts = np.zeros((len(LEVELS), size), dtype=np.bool_)

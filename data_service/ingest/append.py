@@ -66,7 +66,7 @@ def append_documents(
         output: folder or s3:// prefix of its own. It must stay where it is, too, if it grows further.
         options: what `data_service.ingest.append_options.options_from_corpus` returns.
         removed_by: user and host, for the removal of copies.
-        at: seconds since 1970.
+        removed_at: seconds since 1970.
         progress: function that is called as the new part is built.
         report: function that is called as the documents of both are compared.
 

@@ -26,7 +26,7 @@ from data_service.ingest.records import (
     NumberedPlace,
     Text,
     decode_text,
-    empty_document,
+    no_text,
     parse_document,
     raise_error_of_record,
     too_long,
@@ -209,7 +209,7 @@ def _page_document(data: bytes, wiki: WikiInfo, options: BuildOptions, place: Nu
         "language": wiki.language,
     }
     if (reason := _non_article_reason(found)) is not None:
-        return empty_document(reason, values, options, place)
+        return no_text(reason, values, options, place)
     try:
         text = plain_text(found.get("page/revision/text", ""), wiki.hidden)
     except ValueError as error:

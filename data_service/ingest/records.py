@@ -248,7 +248,7 @@ def parse_document(record: Mapping[str, object], options: BuildOptions, place: R
     return with_provenance(_with_metadata(found, record, options, place), record, options, place)
 
 
-def empty_document(reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+def no_text(reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
     """Return the placeholder of a record that is no document: a text that is empty, with the reason.
 
     Raises:

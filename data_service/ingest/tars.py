@@ -33,7 +33,7 @@ from data_service.ingest.records import (
     NumberedPlace,
     Text,
     flatten_named_fields,
-    empty_document,
+    no_text,
     raise_error_of_record,
     too_long,
     try_read,
@@ -225,7 +225,7 @@ def _archive_texts(archive: _Archive, options: BuildOptions, depth: int) -> Iter
         kind, hidden = _member_kind(member.name), HIDDEN_PATH.match(member.name)
         if member.kind != "file" or hidden or kind is None:
             reason = "no_file" if member.kind != "file" else "hidden_file" if hidden else "no_text_file"
-            yield try_read(options, empty_document, reason, {}, options, place)
+            yield try_read(options, no_text, reason, {}, options, place)
         elif content is None or member.size > max_member_bytes(options):
             yield try_read(options, raise_error_of_record, too_long(place, max_member_bytes(options)))
         else:
@@ -288,7 +288,7 @@ def _json_texts(text: BinaryIO, place: NumberedPlace, options: BuildOptions) -> 
     if len(whole) > most:
         yield try_read(options, raise_error_of_record, too_long(place, most))
     elif isinstance(value, dict) and options.fields[0] not in flatten_named_fields(value, options):
-        yield try_read(options, empty_document, "no_text_field", {}, options, place)
+        yield try_read(options, no_text, "no_text_field", {}, options, place)
     else:
         lines = read_lines(io.BytesIO(whole), 0, most) if value is None else [InputLine(0, whole)]
         for line in lines:

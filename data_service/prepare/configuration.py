@@ -105,7 +105,9 @@ class Preparation(BaseModel):
 
     @model_validator(mode="after")
     def _check_single_cluster_stage(self) -> Self:
-        stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops]
+        stages = [
+            stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops_copies
+        ]
         if len(stages) > 1:
             raise ValueError(
                 "two stages near_duplicates have `keep: all`, but a document is in one recorded cluster: set it in "

@@ -264,7 +264,9 @@ def _with_cluster_id(found: Document, first: str | None, counts: PassCounts, tas
 
 def _documents_between(store: Store, task: LaterTask) -> Iterator[Document]:
     return (
-        read_part(store.get(task.layout.between_passes_key(task.index, task.run.number - 1))) if task.size else iter(())
+        read_part(store.get(task.layout.between_passes_key(task.index, task.run.number - 1)))
+        if task.size
+        else iter(())
     )
 
 
@@ -328,7 +330,11 @@ class _PassOutput:
         listed: Sequence[ListedParagraph] = (),
     ) -> PassReceipt:
         last, number = self._run.compared is None, self._run.number
-        key = self._layout.kept_key(self._index) if last else self._layout.between_passes_key(self._index, number)
+        key = (
+            self._layout.kept_key(self._index)
+            if last
+            else self._layout.between_passes_key(self._index, number)
+        )
         dropped_key = self._layout.dropped_key(self._index, number)
         kept, dropped = self._kept.store(store, key), self._dropped.store(store, dropped_key)
         of_texts: HashedChunk | SignedChunk | HashedParagraphs | None = None

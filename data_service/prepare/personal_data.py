@@ -48,7 +48,7 @@ class Pii(BaseModel):
     email_replacement: str = "email@example.com"
     ip_replacement: str = "22.214.171.124"
 
-    def replace_personal_data(self, document: Document) -> Document:
+    def filter_document(self, document: Document) -> Document:
         """Return the document with its addresses replaced."""
         text = document.text
         if self.emails:

@@ -80,7 +80,7 @@ class Licence(BaseModel):
     allowed: Patterns
     unstated: Literal["drop", "keep"] = "drop"
 
-    def decide(self, document: Document) -> Document | DropDecision:
+    def filter_document(self, document: Document) -> Document | DropDecision:
         """Return the document if its licence is allowed."""
         if document.licence is None:
             return document if self.unstated == "keep" else DropDecision("unstated")
@@ -127,11 +127,11 @@ class NearDuplicates(BaseModel):
     words: int = Field(default=5, ge=1, le=64)
 
     @property
-    def reason(self) -> str:
+    def drop_reason(self) -> str:
         return "near_copy"
 
     @property
-    def drops(self) -> bool:
+    def drops_copies(self) -> bool:
         """Whether copies are dropped."""
         return self.keep == "first"
 
@@ -158,7 +158,7 @@ def open_filter(stage: DocumentStage) -> DocumentFilter:
     process."""
     match stage:
         case Length() | Licence() | Pii():
-            return stage.replace_personal_data
+            return stage.filter_document
         case Decontaminate():
             return make_decontamination_filter(stage)
         case Language():

@@ -87,7 +87,9 @@ class Denoising(RowMasking):
         targets = np.flatnonzero(text.learned)
         if self.permute_sentences:
             assert rows.sentences is not None  # ensured by `reads_sentences`
-            text = text.reorder_units(sentence_order(laid_out, rows.sentences, _token_draws(rows, "sentences")))
+            text = text.reorder_units(
+                sentence_order(laid_out, rows.sentences, _token_draws(rows, "sentences"))
+            )
         spans = self._spans(rows)
         tokens, offsets = text.replace_spans(spans, rows.units.edges, laid_out.offsets, rows.vocabulary.mask)
         causal = np.ones(len(offsets) - 1, dtype=np.bool_)

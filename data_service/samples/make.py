@@ -204,7 +204,9 @@ def _add_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, 
         return samples
     removed = rows.select_tokens(block.removed, start, stop)
     lost = np.logical_and.reduceat(removed, laid_out.edges[:-1])
-    return replace(samples, holes=removed_token_indices(laid_out.marked_token_indices(removed), laid_out.offsets, lost))
+    return replace(
+        samples, holes=removed_token_indices(laid_out.marked_token_indices(removed), laid_out.offsets, lost)
+    )
 
 
 def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:

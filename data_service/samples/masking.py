@@ -159,7 +159,7 @@ class DeterministicMasking(BaseModel):
         """The unit: single tokens, so that words are not looked up."""
         return "token"
 
-    def mask_epoch(self, epoch: int) -> int:
+    def draw_epoch(self, epoch: int) -> int:
         """Return the epoch whose draws are used in `epoch`: always 0."""
         return 0
 
@@ -248,7 +248,7 @@ class MlmMasking(FixedRateMasking):
             case _:
                 return "word"
 
-    def mask_epoch(self, epoch: int) -> int:
+    def draw_epoch(self, epoch: int) -> int:
         """Return the epoch whose masks are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
@@ -346,7 +346,9 @@ def _select_units(
             return select_units(units, counts, slots, purpose_key(key, "targets"))
         case "ngram":
             weights, longest = masking.ngram_weights, masking.longest or _NGRAM_WORDS
-            lengths = ngram_lengths(longest) if weights is None else LengthDraws.from_weights(np.array(weights))
+            lengths = (
+                ngram_lengths(longest) if weights is None else LengthDraws.from_weights(np.array(weights))
+            )
             ngrams = SpanRule(lengths, overlap=False)
             return select_spans(
                 units,

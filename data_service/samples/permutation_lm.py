@@ -39,7 +39,7 @@ class PermutedPrediction(BaseModel):
     permutation: PositiveInt = 256
     copies: Literal["dynamic"] | PositiveInt = Field(default="dynamic")
 
-    def mask_epoch(self, epoch: int) -> int:
+    def draw_epoch(self, epoch: int) -> int:
         """Return the epoch whose draws are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
@@ -152,7 +152,9 @@ def choose_ngrams(
         context = n * config.context // config.chosen
         passed = scale_draws(word.astype(np.uint32), context)
         end_of_row = row * (width + 1) + width
-        start, stop = units.ngram_bounds(np.minimum(at + passed, end_of_row), n, left, config.unit == "whole_word")
+        start, stop = units.ngram_bounds(
+            np.minimum(at + passed, end_of_row), n, left, config.unit == "whole_word"
+        )
         found = (start < stop) & (stop < end_of_row)
         marks[start[found]] += 1
         marks[stop[found]] -= 1

@@ -41,7 +41,7 @@ class Sentences:
 
     @classmethod
     def from_block(cls, block: Block, max_tokens: int | None = None) -> Self:
-        """Return the sentences of a block. Sentences of more than `longest` tokens are cut after each `longest`
+        """Return the sentences of a block. Sentences of more than `max_tokens` tokens are cut after each `max_tokens`
         tokens."""
         edges, documents = block.sentences, block.documents
         if max_tokens is not None:

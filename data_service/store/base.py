@@ -92,8 +92,8 @@ class Store(Protocol):
     ) -> None:
         """Create or replace atomically an object of any size, whose content is the buffers one after another.
 
-        `sent` is called with the number of bytes that the store has accepted so far: from any thread, but never from
-        two at the same time. The number grows with each call, up to all bytes.
+        `report_sent` is called with the number of bytes that the store has accepted so far: from any thread, but never
+        from two at the same time. The number grows with each call, up to all bytes.
         """
         ...
 
@@ -139,8 +139,8 @@ class Store(Protocol):
     def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         """Remove the remains of unfinished writes below `folder` ("" for all); return their number.
 
-        All other methods ignore such remains. Only those that are older than the object `before` go, none if it is
-        absent: writers that began after it may be alive. Without an object, all go.
+        All other methods ignore such remains. Only those that are older than the object `older_than_key` go, none if it
+        is absent: writers that began after it may be alive. Without an object, all go.
         """
         ...
 

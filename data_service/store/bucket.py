@@ -117,7 +117,7 @@ class BucketStore(ABC, Generic[_C]):
 
     @staticmethod
     @abstractmethod
-    def _translate_error(error: Exception, uri: str, *, valid_before: bool) -> StoreError:
+    def _translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
         """Return our error for one of `_failure_types` of a request about `uri`."""
 
     def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
@@ -162,7 +162,7 @@ class BucketStore(ABC, Generic[_C]):
             client = self._connection.client()
             result = operation(client)
         except self._failure_types as error:
-            ours = self._translate_error(error, self._object_uri(name), valid_before=known.is_set())
+            ours = self._translate_error(error, self._object_uri(name), had_valid_credentials=known.is_set())
             if isinstance(ours, CredentialsExpired | CredentialsMissing):
                 self._connection.drop_client(client)
             raise ours from error

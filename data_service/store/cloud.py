@@ -146,7 +146,7 @@ class CloudStore(BucketStore[CloudClient]):
 
         return self._call(name, ask)
 
-    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
+    def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         """Return 0: obstore does not list unfinished uploads.
 
         Azure deletes their parts after a week. Google keeps them until a lifecycle rule of the bucket

@@ -105,7 +105,7 @@ def is_beyond_end(error: Exception) -> bool:
 def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
     """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
 
-    `valid_before`: whether this process has had credentials that a server accepted.
+    `had_valid_credentials`: whether this process has had credentials that a server accepted.
     """
     failure = CloudFailure.from_error(error)
     if failure.kind.startswith(_TOKEN_KIND_PREFIX) or failure.kind in _MISSING_CREDENTIALS_KINDS:
@@ -127,17 +127,17 @@ def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) 
     )
 
 
-def _token_error(failure: CloudFailure, uri: str, valid_before: bool) -> StoreError:
-    kind = CredentialsExpired if valid_before else CredentialsMissing
+def _token_error(failure: CloudFailure, uri: str, had_valid_credentials: bool) -> StoreError:
+    kind = CredentialsExpired if had_valid_credentials else CredentialsMissing
     return kind.at(uri, failure.reason)
 
 
-def _refusal_error(failure: CloudFailure, status: int, uri: str, valid_before: bool) -> StoreError:
+def _refusal_error(failure: CloudFailure, status: int, uri: str, had_valid_credentials: bool) -> StoreError:
     code, reason = failure.code, failure.reason
     if code in _NO_BUCKET_CODES:
         return BadUri.without_bucket(uri)
     if status == 401 or code in _WRONG_CREDENTIALS_CODES:
-        expired = valid_before or _EXPIRED_RE.search(reason) is not None
+        expired = had_valid_credentials or _EXPIRED_RE.search(reason) is not None
         return (CredentialsExpired if expired else AccessDenied).at(uri, reason)
     if code in _QUOTA_CODES or status == 507:
         return OutOfSpace.at(uri, reason)

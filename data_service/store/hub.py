@@ -139,7 +139,7 @@ class HubStore:
     def delete_many(self, keys: Sequence[str]) -> None:
         self._refuse("")
 
-    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
+    def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         self._refuse(folder)
 
     def _refuse(self, key: str) -> NoReturn:

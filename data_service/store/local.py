@@ -153,10 +153,10 @@ class LocalStore:
         except KeyMissing:
             return None
 
-    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
+    def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         count = 0
         base = self.root / check_key(self.uri, join_path(folder, "")) if folder else self.root
-        deadline = math.inf if before is None else self._written_at(before)
+        deadline = math.inf if older_than_key is None else self._written_at(older_than_key)
         for place, _, names in os.walk(base):
             for path in (Path(place, name) for name in names if name.startswith(TEMP_PREFIX)):
                 # A writer that finishes meanwhile has renamed its file.

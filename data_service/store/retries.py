@@ -137,7 +137,7 @@ def get_outage(uri: str) -> Outage:
 
 
 def call_with_retries(operation: Callable[[], _T], patience: RetryLimit, outage: Outage) -> _T:
-    """Return what `once` returns. Call it again while its failures are transient, until the patience is used up.
+    """Return what `operation` returns. Call it again while its failures are transient, until the patience is used up.
 
     Raises StoreError: the last failure, or the first that is not transient, which is an answer of the store, too.
     """

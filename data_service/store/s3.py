@@ -182,11 +182,11 @@ class S3Store(BucketStore["S3Client"]):
 
         return self._call(name, ask)
 
-    def remove_leftovers(self, folder: str, *, before: str | None) -> int:
+    def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         """Abort unfinished multipart uploads (at most 1,000 a call), whose parts are stored and billed until then."""
         start = join_path(self.prefix, folder)
         start += "/" if start else ""
-        written = None if before is None else self._written_at(before)
+        written = None if older_than_key is None else self._written_at(older_than_key)
 
         def find_stale_uploads(client: "S3Client") -> list[tuple[str, str]]:
             answer = client.list_multipart_uploads(Bucket=self.bucket, Prefix=start)

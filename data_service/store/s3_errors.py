@@ -68,7 +68,7 @@ def error_code(error: ClientError) -> str:
 def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
     """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
 
-    `valid_before`: whether this process has had credentials that a server accepted.
+    `had_valid_credentials`: whether this process has had credentials that a server accepted.
     """
     if isinstance(error, ClientError):
         return _refusal_error(error, uri, had_valid_credentials)
@@ -87,10 +87,10 @@ def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) 
     return StoreUnavailable.at(uri, f"the server's answer makes no sense ({type(error).__name__}: {error})")
 
 
-def _refusal_error(error: ClientError, uri: str, valid_before: bool) -> StoreError:
+def _refusal_error(error: ClientError, uri: str, had_valid_credentials: bool) -> StoreError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     name, reason = error_code(error), str(error)
-    if name in _EXPIRED_CODES or (valid_before and name in _WRONG_CREDENTIALS_CODES):
+    if name in _EXPIRED_CODES or (had_valid_credentials and name in _WRONG_CREDENTIALS_CODES):
         return CredentialsExpired.at(uri, reason)
     if name in _NO_BUCKET_CODES:
         return BadUri.without_bucket(uri)

@@ -250,7 +250,9 @@ class Upload:
         except ClientError as error:
             if error_code(error) not in LOST_UPLOAD_CODES and not self._is_lost(client, self._number):
                 raise
-            if not self._is_own_object(client):  # an attempt whose answer was lost may have completed the upload
+            if not self._is_own_object(
+                client
+            ):  # an attempt whose answer was lost may have completed the upload
                 self._number, self._accepted = None, 0
                 self._tags.clear()
                 raise

@@ -59,7 +59,11 @@ def _scale_translations(
     translations."""
     totals = {
         kind: sum(
-            (weight for source, weight in zip(sources, weights, strict=True) if source.is_translation == kind),
+            (
+                weight
+                for source, weight in zip(sources, weights, strict=True)
+                if source.is_translation == kind
+            ),
             start=Decimal(0),
         )
         for kind in (True, False)

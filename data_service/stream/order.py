@@ -39,7 +39,7 @@ _CHUNK_NUMBERS = 1 << 15  # numbers permuted together: they stay in a processor'
 
 @dataclass(frozen=True)
 class Permutation:
-    """A random order of `size` things, determined by `key`: position i holds thing `at(i)`."""
+    """A random order of `size` things, determined by `key`: position i holds thing `item_at(i)`."""
 
     size: int
     key: Key
@@ -134,7 +134,7 @@ def _hash_with_key(values: NDArray[np.uint64], round_key: np.uint64) -> NDArray[
 
 @dataclass(frozen=True)
 class LaneOrder:
-    """The order of rows that are read in lanes: position i holds row `at(i)`.
+    """The order of rows that are read in lanes: position i holds row `item_at(i)`.
 
     Attributes:
         size: number of rows, a multiple of `lanes`.
@@ -146,10 +146,10 @@ class LaneOrder:
     lanes: int
     directions: int
 
-    def at(self, position: int) -> int:
-        return int(self.at_many(np.array([position]))[0])
+    def item_at(self, position: int) -> int:
+        return int(self.items_at(np.array([position]))[0])
 
-    def at_many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return [N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         steps = self.size // self.lanes
@@ -165,7 +165,7 @@ _GOLDEN_FRACTION = (3 - 5**0.5) / 2  # 0.38, the number whose multiples stay far
 
 @dataclass(frozen=True)
 class SpreadOrder:
-    """A random order in which neighbours are far apart: position i holds thing `at(i)`.
+    """A random order in which neighbours are far apart: position i holds thing `item_at(i)`.
 
     The positions are cut into stretches of about the same length. Things d apart share a stretch only if d is a
     multiple of `stretches`.
@@ -180,10 +180,10 @@ class SpreadOrder:
     stretches: int
     name: tuple[int | str, ...]
 
-    def at(self, position: int) -> int:
-        return int(self.at_many(np.array([position]))[0])
+    def item_at(self, position: int) -> int:
+        return int(self.items_at(np.array([position]))[0])
 
-    def at_many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         residues = self._residues()
@@ -213,7 +213,7 @@ def _stride(stretches: int) -> int:
 
 @dataclass(frozen=True)
 class SourceOrder:
-    """An order of the rows of several sources in which each batch is of one source: position i holds row `at(i)`.
+    """An order of the rows of several sources in which each batch is of one source: position i holds row `item_at(i)`.
 
     Rows are numbered source after source.
 
@@ -233,10 +233,10 @@ class SourceOrder:
     def size(self) -> int:
         return sum(self.sizes)
 
-    def at(self, position: int) -> int:
-        return int(self.at_many(np.array([position]))[0])
+    def item_at(self, position: int) -> int:
+        return int(self.items_at(np.array([position]))[0])
 
-    def at_many(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return [N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
         check_positions(positions, self.size)
         turn, row = np.divmod(positions, self.batch)

@@ -173,7 +173,7 @@ class EpochLayout:
         return sum(self.quotas)
 
     def window_start(self, window: int) -> int:
-        """Return the number of a window's first sample. `start(windows)` is the end of the epoch."""
+        """Return the number of a window's first sample. `window_start(windows)` is the end of the epoch."""
         return sum(self.rows_before(source, window) for source in range(len(self.quotas)))
 
     def rows_before(self, source: int, window: int) -> int:

@@ -98,10 +98,10 @@ class SampleAxis:
 
     samples_per_epoch: int
 
-    def unit(self, epoch: int, sample: int) -> int:
+    def unit_of_sample(self, epoch: int, sample: int) -> int:
         return epoch * self.samples_per_epoch + sample
 
-    def locate(self, unit: int) -> tuple[int, int]:
+    def sample_at_unit(self, unit: int) -> tuple[int, int]:
         return divmod(unit, self.samples_per_epoch)
 
 
@@ -302,7 +302,10 @@ def _range_units(axis: StreamAxis, skip: SampleRange) -> tuple[int, int]:
 
 def _by_epoch(number: int, phase: PhaseBatches, start: int, stop: int) -> Iterator[SampleRange]:
     """Yield the samples that begin in units `start` to `stop`, cut where an epoch ends."""
-    (epoch, sample), (last_epoch, last_sample) = phase.axis.sample_at_unit(start), phase.axis.sample_at_unit(stop)
+    (epoch, sample), (last_epoch, last_sample) = (
+        phase.axis.sample_at_unit(start),
+        phase.axis.sample_at_unit(stop),
+    )
     while (epoch, sample) < (last_epoch, last_sample):
         end = last_sample if epoch == last_epoch else phase.samples_per_epoch
         if sample < end:

@@ -84,7 +84,7 @@ class TokenAxis:
         self._begin = sum(map(LineTokens.tokens_before, self._lines, plan.begins))
         self._kept: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_CACHED_WINDOWS)
 
-    def token_of_sample(self, epoch: int, sample: int) -> int:
+    def unit_of_sample(self, epoch: int, sample: int) -> int:
         """Return the number of tokens before a sample, from the start of epoch 0.
 
         One past the last sample is the start of the next epoch.
@@ -97,7 +97,7 @@ class TokenAxis:
             self._token_edges_in(epoch, window)[sample - epoch_layout.window_start(window)]
         )
 
-    def sample_at_token(self, unit: int) -> tuple[int, int]:
+    def sample_at_unit(self, unit: int) -> tuple[int, int]:
         """Return (epoch, sample) of the first sample that begins at token `unit` or after it."""
         epoch = _last_true(lambda e: self._tokens_before(e, 0) <= unit)
         windows = self._plan.epoch_layout.windows

@@ -187,7 +187,9 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
 
 def _byte_decoder(*, strip: bool) -> decoders.Decoder:
     last = [decoders.Strip(content=" ", left=1)] if strip else []
-    return decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *last])
+    return decoders.Sequence(
+        [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *last]
+    )
 
 
 def _bert_rules(config: Mapping[str, Any]) -> TextRules:

@@ -81,7 +81,7 @@ class _Folder:
         return self.model_config.get("model_type")
 
     @cached_property
-    def class_or_type_name(self) -> str:
+    def named(self) -> str:
         """The class that the tokenizer's or the model's configuration names; else the model's type; else nothing.
 
         `transformers` decides in the same way.
@@ -92,23 +92,23 @@ class _Folder:
     @cached_property
     def declared_family(self) -> Family | None:
         """The family of what is named; None if nothing is, or something that we do not know."""
-        found = FAMILY_BY_CLASS.get(self.class_or_type_name.removesuffix("Fast").removesuffix("Tokenizer"))
+        found = FAMILY_BY_CLASS.get(self.named.removesuffix("Fast").removesuffix("Tokenizer"))
         return (
-            found if self.class_or_type_name.endswith(("Tokenizer", "TokenizerFast")) else FAMILY_BY_TYPE.get(self.class_or_type_name)
+            found if self.named.endswith(("Tokenizer", "TokenizerFast")) else FAMILY_BY_TYPE.get(self.named)
         )
 
     @cached_property
-    def class_settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """Settings of the configuration, with special tokens under the names of their roles."""
         named = {key: value for key, value in self.config.items() if value is not None}
         return json_file(self.files, SPECIAL_TOKENS_FILE, self.where) | named
 
     def refuse_unknown(self) -> None:
         """Raise TokenizerError if the folder names a class, or a type of model, whose rules we do not know."""
-        if not self.class_or_type_name or self.declared_family or self.class_or_type_name.removesuffix("Fast") in CLASSES_WITHOUT_RULES:
+        if not self.named or self.declared_family or self.named.removesuffix("Fast") in CLASSES_WITHOUT_RULES:
             return
         raise TokenizerError(
-            f"{self.where}: there is no {DEFINITION_FILE}, and the rules of {self.class_or_type_name} are unknown here",
+            f"{self.where}: there is no {DEFINITION_FILE}, and the rules of {self.named} are unknown here",
             remedy=f"let transformers write {DEFINITION_FILE}, if the class has one: "
             "AutoTokenizer.from_pretrained(FOLDER)"
             ".save_pretrained(NEW_FOLDER)",
@@ -177,12 +177,12 @@ def class_definition(
     folder = _Folder(files, where)
     family, text = folder.declared_family, folder.text(DEFINITION_FILE)
     definition = parse_definition(text, where)
-    if only_if_known and family is None and folder.class_or_type_name.removesuffix("Fast") not in CLASSES_WITHOUT_RULES:
+    if only_if_known and family is None and folder.named.removesuffix("Fast") not in CLASSES_WITHOUT_RULES:
         raise TokenizerError(
-            f"{where}: {f'the rules of {folder.class_or_type_name} are unknown here' if folder.class_or_type_name else 'it names no class'}",
+            f"{where}: {f'the rules of {folder.named} are unknown here' if folder.named else 'it names no class'}",
             remedy=f"follow {DEFINITION_FILE}: --tokenizer-rules file",
         )
-    follows = folder.class_or_type_name.removesuffix("Fast") in FILE_CLASSES or folder.model_type in FILE_MODEL_TYPES
+    follows = folder.named.removesuffix("Fast") in FILE_CLASSES or folder.model_type in FILE_MODEL_TYPES
     # The class of Llama 2 is named in folders of Llama 3, too, whose file is followed; ESM's class has no such file.
     if family is None or follows or family == "esm" or (family == "llama" and '"ByteLevel"' in text):
         return None
@@ -190,13 +190,13 @@ def class_definition(
         model = _class_model(family, definition["model"], _unknown_piece(folder, family))
         if model is None:
             raise TokenizerError(
-                f"{where}: {folder.class_or_type_name} makes no vocabulary of the kind {definition['model'].get('type')}, which "
+                f"{where}: {folder.named} makes no vocabulary of the kind {definition['model'].get('type')}, which "
                 f"{DEFINITION_FILE} holds",
                 remedy=f"follow {DEFINITION_FILE}: --tokenizer-rules file; or correct tokenizer_class in {CONFIG_FILE}",
             )
         made = json.loads(_make_codec(model, folder, family, _character_map(definition)).to_str())
     changed = {part: made[part] for part in ("model", "normalizer", "pre_tokenizer", "decoder")}
-    return folder.class_or_type_name, json.dumps(definition | changed)
+    return folder.named, json.dumps(definition | changed)
 
 
 def _class_model(family: Family, model: Definition, unknown: str) -> models.Model | None:
@@ -250,7 +250,7 @@ def _make_codec(
     model: models.Model, folder: _Folder, family: Family, characters: bytes = b""
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a model by the rules of a family. `characters`: SentencePiece's character map."""
-    codec, rules = tokenizers.Tokenizer(model), text_rules(family, folder.class_settings, characters)
+    codec, rules = tokenizers.Tokenizer(model), text_rules(family, folder.settings, characters)
     if rules.normalizer is not None:
         codec.normalizer = rules.normalizer
     if rules.pre_tokenizer is not None:
@@ -295,7 +295,7 @@ def _sentencepiece_model(proto: "ModelProto", folder: _Folder, family: Family) -
         return piece_model(proto, byte_fallback=True)
     if proto.trainer_spec.model_type != 1:
         raise TokenizerError(
-            f"{folder.where}: {folder.class_or_type_name or family} makes unigram of its pieces, but the SentencePiece "
+            f"{folder.where}: {folder.named or family} makes unigram of its pieces, but the SentencePiece "
             "model is BPE",
             remedy=f"correct tokenizer_class in {CONFIG_FILE}; a folder that names none is read as SentencePiece "
             "reads it",
@@ -337,7 +337,7 @@ def _with_special_tokens(
         marked: pieces that a SentencePiece model never splits; a configuration may name others instead.
     """
     names: dict[str, str | None] = {**special_names(family).by_role(), **FURTHER_ROLES.get(family, {})}
-    names |= {role: found for role in _ROLES if (found := token_name(folder.class_settings.get(f"{role}_token")))}
+    names |= {role: found for role in _ROLES if (found := token_name(folder.settings.get(f"{role}_token")))}
     special = [name for role in _ROLES if (name := names.get(role))] + [*FURTHER_PIECES.get(family, ())]
     _add_tokens_with_ids(codec, folder, special)
     if folder.declared_family is None and family != "deberta-v2":
@@ -347,7 +347,7 @@ def _with_special_tokens(
         codec.add_tokens(
             [AddedToken(piece, normalized=False) for piece in codec.get_vocab() if piece not in special]
         )
-    extra = folder.class_settings.get("extra_special_tokens") or folder.class_settings.get("additional_special_tokens")
+    extra = folder.settings.get("extra_special_tokens") or folder.settings.get("additional_special_tokens")
     if isinstance(extra, list):
         codec.add_special_tokens([_special_token(name) for entry in extra if (name := token_name(entry))])
     else:

@@ -74,8 +74,10 @@ class TextEncoder:
             self._reason = f" ({reason})"
 
     def encode_placed(self, texts: Sequence[str], place_by_word: bool = False) -> list[PlacedTokens]:
-        """Return the tokens of each text. `by_word`: whether they may have the places of their words."""
-        found = [self._quick.encode(text, place_by_word) if self._quick is not None else None for text in texts]
+        """Return the tokens of each text. `place_by_word`: whether they may have the places of their words."""
+        found = [
+            self._quick.encode(text, place_by_word) if self._quick is not None else None for text in texts
+        ]
         tried = self._count_texts_to_compare(texts) if self._quick is not None else 0
         chosen = [number for number, tokens in enumerate(found) if tokens is None or number < tried]
         placed = self._tokenizer.encode_placed([texts[number] for number in chosen])

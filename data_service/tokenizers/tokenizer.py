@@ -172,7 +172,7 @@ class Tokenizer:
     def encode_placed(self, texts: Sequence[str], place_by_word: bool = False) -> list["PlacedTokens"]:
         """Return the tokens of each text, as `encode_batch` gives them, with their places.
 
-        `by_word` is for `quick.TextEncoder`, which may give the places of words; here they are those of tokens.
+        `place_by_word` is for `quick.TextEncoder`, which may give the places of words; here they are those of tokens.
         """
         with library_errors(self._where, _UNSPLITTABLE_REASON):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)

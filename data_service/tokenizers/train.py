@@ -201,7 +201,9 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files())
+    return Tokenizer(
+        tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files()
+    )
 
 
 def _check_byte_bpe(vocab_size: int, options: TokenizerOptions) -> None:
@@ -251,7 +253,9 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX, cleanup=False)
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files())
+    return Tokenizer(
+        tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files()
+    )
 
 
 def _bert_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:

@@ -191,12 +191,16 @@ def test_batches_of_tokens_by_the_service(spec: StreamSpec, tmp_path: Path) -> N
     with connected(feed, spec) as client:
         ours, theirs = client.token_axis(), reference.token_axis()
         positions = range(0, 900_000, 77_777)
-        assert [ours.sample_at_token(unit) for unit in positions] == [theirs.sample_at_token(unit) for unit in positions]
+        assert [ours.sample_at_unit(unit) for unit in positions] == [
+            theirs.sample_at_unit(unit) for unit in positions
+        ]
         first, second = (ray.get(feed.token_axis.remote(spec.model_dump_json()))[0] for _ in range(2))
         assert first == second, "one object, which ranks of a node share"
         assert kill_one("Feed")
         again = client.token_axis()
-        assert [again.sample_at_token(unit) for unit in positions] == [theirs.sample_at_token(unit) for unit in positions]
+        assert [again.sample_at_unit(unit) for unit in positions] == [
+            theirs.sample_at_unit(unit) for unit in positions
+        ]
     kinds = {entry.key.split("/")[0] for entry in open_store(tmp_path / "cache").list()}
     assert kinds == {"rows", "lengths"}
     ray.kill(feed)

@@ -58,7 +58,7 @@ class CommitEvaluation:
         self._thread.start()
 
     def finish(self, stop_requested: threading.Event, patience_s: float = END_S) -> None:
-        """Wait until the last commit is evaluated, for at most the given seconds, or until a stop is `asked` for."""
+        """Wait until the last commit is evaluated, for at most the given seconds, or until a stop is requested."""
         self._last.set()
         deadline = time.monotonic() + patience_s
         self._thread.join(1.0)

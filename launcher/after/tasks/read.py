@@ -44,7 +44,9 @@ _LOG = logging.getLogger("launcher.after.tasks")
 def read_sentences(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> Sentences:
     """Return the examples of `files` in their order, without those whose label is one of `skip_labels`. Raises
     TaskError if a file is missing, a row cannot be used, or a label is not one of the task's."""
-    names = {"first": "first", "label": "label"} | {role: str(at) for role, at in task.fields.given_fields().items()}
+    names = {"first": "first", "label": "label"} | {
+        role: str(at) for role, at in task.fields.given_fields().items()
+    }
     first, second, labels = list[str](), list[str](), list[float]()
     for file in files:
         for row, label in _labelled(task, file, folder, names["label"]):

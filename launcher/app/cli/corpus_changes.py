@@ -109,7 +109,9 @@ def merge(
     from launcher.runtime.run.request_stop import whoami
 
     with work("comparing documents", unit="blocks") as now:
-        report = merge_corpora(corpora, out, removed_by=whoami(), removed_at=int(time.time()), report=now.advance)
+        report = merge_corpora(
+            corpora, out, removed_by=whoami(), removed_at=int(time.time()), report=now.advance
+        )
     if as_json:
         print_json([vars(report)])
     else:

@@ -42,7 +42,9 @@ def show(
         place = f"{document.shard}, block {document.block}, document {document.document}"
         gone = "" if document.removal is None else f", removed (removal {document.removal})"
         typer.echo(visible(f"== {place}: {document.tokens:,} tokens{gone}"))
-        names = [f"{name}: " for name in document.pairs.text_names] if document.pairs is not None else repeat("")
+        names = (
+            [f"{name}: " for name in document.pairs.text_names] if document.pairs is not None else repeat("")
+        )
         for name, sentence in zip(names, document.sentences, strict=False):
             line = sentence.removeprefix("\r").removeprefix("\n")  # without the end of the line before
             typer.echo(visible(name + line.rstrip("\n")))

@@ -13,7 +13,7 @@ from launcher.app.cli.options import RunArgument, require_assignments, require_r
 from launcher.app.cli.recipe import SetOption
 
 if TYPE_CHECKING:
-    from launcher.app.schedulers.job import ClusterJob
+    from launcher.app.schedulers.job import Launch
 
 _HELP = """
 Train a run on a cluster: Slurm, Kubernetes, AWS Batch or plain Ray.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, NonNegativeInt
 
 from data_service.processes import temporary_root
-from launcher.app.schedulers.job import ClusterJob, Printable, Size, Word, require_object_storage, run_command
-from launcher.app.schedulers.job import render_template as fill
+from launcher.app.schedulers.job import Launch, Printable, Size, Word, require_object_storage, run_command
+from launcher.app.schedulers.job import render as fill
 from launcher.errors import LaunchError
 from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 
@@ -31,12 +31,12 @@ class BucketPrefix:
     writes: bool
 
     @property
-    def object_arn(self) -> str:
+    def objects(self) -> str:
         """The bucket and the pattern of its objects' keys, as an ARN ends."""
         return f"{self.bucket}/{self.prefix}/*" if self.prefix else f"{self.bucket}/*"
 
 
-class BatchJob(ClusterJob):
+class BatchJob(Launch):
     """A stack, and a job in it.
 
     Attributes:
@@ -60,7 +60,7 @@ class BatchJob(ClusterJob):
     attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] = MAX_ATTEMPTS
 
     @property
-    def bucket_prefixes(self) -> list[BucketPrefix]:
+    def places(self) -> list[BucketPrefix]:
         """The S3 locations that the job's role is granted: the run's, and every other one once."""
         others = dict.fromkeys(uri for uri in self.reads if uri.startswith("s3://"))
         return [_bucket_prefix(self.run, writes=True), *(_bucket_prefix(uri, writes=False) for uri in others)]

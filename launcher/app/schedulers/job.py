@@ -67,7 +67,7 @@ def template_folder() -> Path:
     return Path(sysconfig.get_path("data")) / "share" / "maskfleet" / "infra"
 
 
-def render_template(name: str, **values: object) -> str:
+def render(name: str, **values: object) -> str:
     """Render the template infra/`name`.
 
     Filters: `shell` quotes a word for a shell, `yaml` quotes any value for YAML, `pod` also escapes `$(X)`, which
@@ -99,7 +99,7 @@ def _printable(text: str) -> str:
     return text
 
 
-def matches_pattern(pattern: str, takes: str) -> AfterValidator:
+def matches(pattern: str, takes: str) -> AfterValidator:
     """Return a check that `text` matches `pattern`; its message says in words what a value may be."""
 
     def check(text: str) -> str:
@@ -112,10 +112,10 @@ def matches_pattern(pattern: str, takes: str) -> AfterValidator:
 
 Printable = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 Word = Annotated[  # needs no quoting anywhere
-    str, matches_pattern(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "letters, digits and ._:/@=,+- after the first")
+    str, matches(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "letters, digits and ._:/@=,+- after the first")
 ]
 Variable = Annotated[
-    str, matches_pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
+    str, matches(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
 ]
 
 
@@ -191,7 +191,7 @@ class TrainingJob(JobSettings):
         return ["maskfleet", "train", self.run, *sets, "--nodes", str(self.nodes)]
 
 
-class ClusterJob(TrainingJob):
+class Launch(TrainingJob):
     """A job that trains on a cluster of its own.
 
     Attributes:
@@ -202,7 +202,7 @@ class ClusterJob(TrainingJob):
     """
 
     name: Annotated[
-        str, matches_pattern(_JOB_NAME, "up to 40 small letters, digits and inner hyphens, a letter first")
+        str, matches(_JOB_NAME, "up to 40 small letters, digits and inner hyphens, a letter first")
     ]
     gpus: NonNegativeInt
     cpus: PositiveInt

@@ -5,15 +5,15 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from launcher.app.schedulers.job import ClusterJob, Size, Word, require_object_storage, run_command
-from launcher.app.schedulers.job import render_template as fill
+from launcher.app.schedulers.job import Launch, Size, Word, require_object_storage, run_command
+from launcher.app.schedulers.job import render as fill
 from launcher.exit_codes import SAVE_SECONDS
 
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
 
 
-class KubeRayJob(ClusterJob):
+class KubeRayJob(Launch):
     """A RayJob of `nodes` worker pods and a head.
 
     Attributes:
@@ -37,7 +37,7 @@ class KubeRayJob(ClusterJob):
     head_memory: Size = Size(16 << 30)
 
     @property
-    def driver_variables(self) -> list[tuple[str, str]]:
+    def driver(self) -> list[tuple[str, str]]:
         """Variables of the head's container, which infra/ray_job reads. KubeRay itself waits for all pods."""
         return [
             ("MASKFLEET_RUN", self.run),

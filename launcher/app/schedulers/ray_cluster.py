@@ -12,14 +12,14 @@ from typing import Annotated
 from pydantic import Field
 
 from data_service.processes import temporary_root
-from launcher.app.schedulers.job import ClusterJob, Size, TrainingJob, Word, require_object_storage, run_command
-from launcher.app.schedulers.job import render_template as fill
+from launcher.app.schedulers.job import Launch, Size, TrainingJob, Word, require_object_storage, run_command
+from launcher.app.schedulers.job import render as fill
 from launcher.exit_codes import SAVE_SECONDS
 
 _DASHBOARD = "http://127.0.0.1:8265"
 
 
-class RayCluster(ClusterJob):
+class RayCluster(Launch):
     """A cluster of `nodes` machines on AWS, including the head.
 
     Attributes:

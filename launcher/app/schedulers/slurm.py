@@ -9,15 +9,15 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from launcher.app.schedulers.job import ClusterJob, Printable, Word, matches_pattern, run_command
-from launcher.app.schedulers.job import render_template as fill
+from launcher.app.schedulers.job import Launch, Printable, Word, matches, run_command
+from launcher.app.schedulers.job import render as fill
 from launcher.errors import LaunchError
 from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 
-LogPath = Annotated[str, matches_pattern(r"[A-Za-z0-9._:/@=,+%-]+", "letters, digits and ._:/@=,+%-")]
+LogPath = Annotated[str, matches(r"[A-Za-z0-9._:/@=,+%-]+", "letters, digits and ._:/@=,+%-")]
 Time = Annotated[
     str,
-    matches_pattern(
+    matches(
         r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}",
         "minutes, HH:MM:SS, D-HH or D-HH:MM:SS, as 24:00:00 and 2-12",
     ),
@@ -55,7 +55,7 @@ def _check_directive(text: str) -> str:
 
 SbatchDirective = Annotated[
     str,
-    matches_pattern(
+    matches(
         r"--[a-z][a-z0-9-]*(=[A-Za-z0-9._:/@=,+*%&|!()\[\]-]+)?",
         "a long option of sbatch, as --exclusive or --gres=shard:2, without spaces and quotes",
     ),
@@ -65,7 +65,7 @@ NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Folders that are local to each machine."""
 
 
-class SlurmJob(ClusterJob):
+class SlurmJob(Launch):
     """A job for `sbatch`.
 
     Attributes:
@@ -91,7 +91,7 @@ class SlurmJob(ClusterJob):
     setup: tuple[Printable, ...] = ()
 
     @property
-    def placement_options(self) -> list[tuple[str, str]]:
+    def placement(self) -> list[tuple[str, str]]:
         """The options, as (option, value), that choose the nodes and the account to charge."""
         options = {
             "partition": self.partition,

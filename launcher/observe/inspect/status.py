@@ -1,5 +1,4 @@
-"""`maskfleet runs status`: the state of a run, as data and as text. Only the run's store is read, so it works wherever
-the run's URI can be read."""
+"""`maskfleet runs status`: the state of a run, as data and as text. Only the run's store is read."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,12 @@ from checkpoints.ownership import Presence, read_presence
 from data_service.errors import UserError
 from data_service.printable import one_line
 from data_service.store.base import Store
-from launcher.observe.inspect.report.figures import Interruption, find_interruptions, compute_figures, metric_medians
+from launcher.observe.inspect.report.figures import (
+    Interruption,
+    compute_figures,
+    find_interruptions,
+    metric_medians,
+)
 from launcher.output import human_count, human_duration
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.log import token_loss
@@ -126,8 +130,7 @@ def status(run: "Run | Outline", now: float, *, brief: bool = False) -> RunStatu
 
 
 def status_from_history(run: "Run | Outline", history: History, now: float, *, brief: bool) -> RunStatus:
-    """Return the status of a run whose history was read already, at least that of its newest steps. Raises
-    StoreError."""
+    """Return the status of a run whose history was read, at least that of its newest steps. Raises StoreError."""
     found = read_presence(run.store, now)
     manifest, problem = _newest(run.store)
     steps = history.steps
@@ -233,8 +236,7 @@ def _term_losses(steps: StepHistory) -> dict[str, float]:
 
 
 def _mean(steps: StepHistory, name: str) -> float | None:
-    """Return the running mean of a field over the newest steps that were not skipped; None if none of them has a
-    number."""
+    """Return the running mean of a field over the newest steps not skipped; None if none has a number."""
     values, mean = steps.column(name)[-_RATE_STEPS:], None
     skipped = steps.column("skipped")[-_RATE_STEPS:] > 0
     for value in values[np.isfinite(values) & ~skipped].tolist():

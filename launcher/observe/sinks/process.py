@@ -31,8 +31,10 @@ Note = Callable[[str], None]
 
 
 class SinkProcess:
-    """Keeps the process of a request's sinks alive until `end`. `note` shows a line to the operator; it is called at
-    most once for each sink."""
+    """Keeps the process of a request's sinks alive until `end_process`.
+
+    `note` shows a line to the operator; it is called at most once for each sink.
+    """
 
     def __init__(self, request: PublishRequest, note: Note, restart_s: float = _RESTART_S) -> None:
         self._request, self._note, self._restart_s = request, note, restart_s

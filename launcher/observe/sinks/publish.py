@@ -195,7 +195,9 @@ def main() -> int:
         report(name, None)
 
     threading.Thread(target=_end_after_driver, args=(ending,), name="driver", daemon=True).start()
-    threads = [threading.Thread(target=serve_sink, args=(name,), name=name, daemon=True) for name in request.sinks]
+    threads = [
+        threading.Thread(target=serve_sink, args=(name,), name=name, daemon=True) for name in request.sinks
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -297,7 +297,8 @@ def estimate_figures(e: Estimate) -> dict[str, object]:
         ],
         "microbatch": list(e.recipe.phase_microbatches),
         "largest_microbatch": {
-            str(stage): fit.rows if (fit := e.largest_microbatch(stage)) is not None else None for stage in STAGES
+            str(stage): fit.rows if (fit := e.largest_microbatch(stage)) is not None else None
+            for stage in STAGES
         },
         "data": asdict(e.data),
         "shuffle": None if e.radius is None else asdict(e.radius),

@@ -116,7 +116,7 @@ def _warmup_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds:
 
 
 def network_bytes(parameters: int, ranks: int, recipe: Recipe, microbatches_per_step: int) -> float:
-    """Return the bytes that each rank sends in a step of `rounds` microbatches, with ring collectives.
+    """Return the bytes that each rank sends in a step of `microbatches_per_step` microbatches, with ring collectives.
 
     Gradients travel in `reduce_dtype`. Stages 0 and 1 reduce them to all ranks once a step, stage 2 after each
     microbatch; stage 3 reduces them to their owners after each microbatch. Updated weights are then gathered in the

@@ -118,7 +118,10 @@ class SpikeGuard:
                 began=began,
                 reached=reached,
                 cause=cause,
-                skips=(*self.lost.spans, *map(astuple, self.positions.joined_ranges(verdict.to.step, reached))),
+                skips=(
+                    *self.lost.spans,
+                    *map(astuple, self.positions.joined_ranges(verdict.to.step, reached)),
+                ),
             )
             self._record(rewind)
         if verdict.stop is not None:

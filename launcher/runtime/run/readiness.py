@@ -195,7 +195,7 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
     spec = stream_spec(run, tokenizer, number)
     stream = Stream(_without_batch_options(spec))
     if phase.batch.sequences is None:
-        return phase.batch.tokens or 0, stream.token_axis().token_of_sample(1, 0)
+        return phase.batch.tokens or 0, stream.token_axis().unit_of_sample(1, 0)
     if spec.one_source is not None and stream.samples_per_epoch >= spec.one_source:
         Stream(spec)  # raises PlanError, with the name of a source too small for a batch
     if spec.lanes is None:

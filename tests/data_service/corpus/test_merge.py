@@ -236,7 +236,9 @@ def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
             listed = [document for block in read(part, split) for document in block]
             texts += [listed[number] for number in sorted(removed(part, split))]
     assert len(find_unapplied_removals(merged)) == 5
-    remove_documents(merged, find_removed_in_parts(merged), removed_by="y", removed_at=3, reason="as in the parts")
+    remove_documents(
+        merged, find_removed_in_parts(merged), removed_by="y", removed_at=3, reason="as in the parts"
+    )
     assert len(find_unapplied_removals(merged)) == 0
     found = [
         [document for block in read(merged, split) for document in block][number]
@@ -277,18 +279,28 @@ def test_a_complete_merge_is_known(tmp_path: Path) -> None:
     one = write_corpus(tmp_path / "one", [random_block(1, 300)], [random_block(2, 200)])
     two = write_corpus(tmp_path / "two", [random_block(1, 300)], [random_block(4, 200)])
     remove_documents(
-        open_corpus(one), documents_by_number(open_corpus(one), ["1"]), removed_by="y", removed_at=2, reason="later"
+        open_corpus(one),
+        documents_by_number(open_corpus(one), ["1"]),
+        removed_by="y",
+        removed_at=2,
+        reason="later",
     )
     report = merge([one, two], tmp_path / "out")
     assert report.copies
     assert report.removed == 1
     merged = open_corpus(str(tmp_path / "out"))
-    remove_documents(merged, documents_by_number(merged, ["2"]), removed_by="y", removed_at=3, reason="later still")
+    remove_documents(
+        merged, documents_by_number(merged, ["2"]), removed_by="y", removed_at=3, reason="later still"
+    )
     merged.store.put(CONFIGURATION_KEY, b"{}")
     assert merge([one, two], tmp_path / "out") == report
     assert merged.store.size(CONFIGURATION_KEY) is None
     remove_documents(
-        open_corpus(two), documents_by_number(open_corpus(two), ["0"]), removed_by="y", removed_at=4, reason="since"
+        open_corpus(two),
+        documents_by_number(open_corpus(two), ["0"]),
+        removed_by="y",
+        removed_at=4,
+        reason="since",
     )
     with pytest.raises(CorpusError):  # the merged corpus does not know of it
         merge([one, two], tmp_path / "out")

@@ -231,7 +231,9 @@ def test_text_that_was_not_prepared_with_a_corpus_can_be_added_to_it(tmp_path: P
         assert not rules_exclude_overlap(old, new)
         assert not rules_exclude_overlap(new, old)
     merged_at = str(tmp_path / "merged")
-    merge_corpora([str(tmp_path / "old"), str(tmp_path / "new-plain")], merged_at, removed_by="me", removed_at=1)
+    merge_corpora(
+        [str(tmp_path / "old"), str(tmp_path / "new-plain")], merged_at, removed_by="me", removed_at=1
+    )
     merged = load_manifest(open_store(merged_at))
     assert merged.rule.below == old.rule.below
     assert merged.rule.clusters not in ("", old.rule.clusters)

@@ -183,8 +183,8 @@ def test_other_keys_give_other_masks() -> None:
 
 
 def test_copies_are_used_in_turn() -> None:
-    assert [MlmMasking(copies=4).mask_epoch(epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
-    assert [MlmMasking().mask_epoch(epoch) for epoch in range(3)] == [0, 1, 2]
+    assert [MlmMasking(copies=4).draw_epoch(epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [MlmMasking().draw_epoch(epoch) for epoch in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

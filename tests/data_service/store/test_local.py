@@ -105,9 +105,9 @@ def test_leftovers_are_invisible_and_removed_when_old(store: LocalStore) -> None
     alone.write_bytes(b"half")
     os.utime(alone, (0, 0))
     os.utime(left)
-    assert store.remove_leftovers("", before="data/absent") == 0
+    assert store.remove_leftovers("", older_than_key="data/absent") == 0
     assert [entry.key for entry in store.list()] == ["data/a"]
-    assert store.remove_leftovers("", before="data/a") == 1
+    assert store.remove_leftovers("", older_than_key="data/a") == 1
     assert left.exists()
     assert os.listdir(store.root) == ["data"]
 

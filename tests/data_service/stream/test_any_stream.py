@@ -62,8 +62,8 @@ def test_every_sample_is_found_with_its_text_and_its_place_among_tokens(
         np.testing.assert_array_equal(text, text_of(stream.read(epoch, sample, sample + 1)))
         assert not np.isin(text, NEVER_MASKED).any()
     lengths = np.diff(stream.read(epoch, 0, count).offsets)
-    tokens = axis.token_of_sample(epoch, 0) + np.append(0, np.cumsum(lengths))
-    assert [axis.token_of_sample(epoch, sample) for sample in range(count + 1)] == tokens.tolist()
-    assert axis.token_of_sample(epoch + 1, 0) == tokens[-1]
+    tokens = axis.unit_of_sample(epoch, 0) + np.append(0, np.cumsum(lengths))
+    assert [axis.unit_of_sample(epoch, sample) for sample in range(count + 1)] == tokens.tolist()
+    assert axis.unit_of_sample(epoch + 1, 0) == tokens[-1]
     for unit, found in ((tokens[sample], sample), (tokens[sample] - 1 + (sample == 0), sample)):
-        assert axis.sample_at_token(int(unit)) == (epoch, found)
+        assert axis.sample_at_unit(int(unit)) == (epoch, found)

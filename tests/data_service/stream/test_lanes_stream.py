@@ -101,15 +101,15 @@ def test_lanes_and_permuted_prediction_go_together() -> None:
 def test_lane_order_is_a_permutation_in_which_lanes_go_on(pairs: int, steps: int, directions: int) -> None:
     lanes = pairs * directions
     order = LaneOrder(lanes * steps, lanes, directions)
-    rows = order.at_many(np.arange(lanes * steps)).reshape(steps, lanes)
+    rows = order.items_at(np.arange(lanes * steps)).reshape(steps, lanes)
     assert sorted(rows.ravel().tolist()) == list(range(lanes * steps))
     for lane in range(lanes):
         direction = lane % directions
         assert (rows[:, lane] % directions == direction).all()
         assert (np.diff(rows[:, lane] // directions) == (-1 if direction else 1)).all()
-    assert rows[-1, -1] == order.at(lanes * steps - 1)
+    assert rows[-1, -1] == order.item_at(lanes * steps - 1)
     with pytest.raises(IndexError):
-        order.at(lanes * steps)
+        order.item_at(lanes * steps)
 
 
 @given(

@@ -66,5 +66,7 @@ def test_neighbours_are_scattered() -> None:
 
 
 def test_other_names_give_unrelated_orders() -> None:
-    first, second = (Permutation.from_name(5000, "epoch", epoch).items_at(np.arange(5000)) for epoch in (0, 1))
+    first, second = (
+        Permutation.from_name(5000, "epoch", epoch).items_at(np.arange(5000)) for epoch in (0, 1)
+    )
     assert (first == second).sum() < 10

@@ -68,10 +68,10 @@ class UnevenAxis:
 
     lengths: tuple[int, ...]
 
-    def unit(self, epoch: int, sample: int) -> int:
+    def unit_of_sample(self, epoch: int, sample: int) -> int:
         return epoch * sum(self.lengths) + sum(self.lengths[:sample])
 
-    def locate(self, unit: int) -> tuple[int, int]:
+    def sample_at_unit(self, unit: int) -> tuple[int, int]:
         epoch, rest = divmod(unit, sum(self.lengths))
         for sample in range(len(self.lengths)):
             if sum(self.lengths[:sample]) >= rest:
@@ -175,7 +175,7 @@ def test_token_batches_take_every_sample_once(lengths: list[int], batch: int, st
     positions = Positions([PhaseBatches(steps, batch, len(lengths), axis)])
     found = [samples(positions.ranges(step)) for step in range(steps)]
     laid_end_to_end = [sample for taken in found for sample in taken]
-    epoch, sample = axis.locate(steps * batch)
+    epoch, sample = axis.sample_at_unit(steps * batch)
     assert laid_end_to_end == [divmod(i, len(lengths)) for i in range(epoch * len(lengths) + sample)]
     for step, taken in enumerate(found):  # the error never adds up
         tokens = sum(lengths[sample] for _, sample in taken)

@@ -227,10 +227,10 @@ def test_an_axis_of_tokens_begins_where_the_stage_does(given: tuple[MadeUp, list
     corpora, stages = given
     for plan, stage in zip(plans_of(corpora, stages), stages, strict=True):
         axis = TokenAxis(plan, corpora.counts(stage.length), corpora.measured(stage.length))
-        assert axis.token_of_sample(0, 0) == 0
-        assert axis.sample_at_token(0) == (0, 0)
+        assert axis.unit_of_sample(0, 0) == 0
+        assert axis.sample_at_unit(0) == (0, 0)
         taken = [tokens_of(texts) for texts in corpora.text_of(plan, rows_of_epoch(plan, 0))]
-        assert axis.token_of_sample(1, 0) == sum(taken)
+        assert axis.unit_of_sample(1, 0) == sum(taken)
         if stage.in_tokens:
             assert stage.units <= sum(taken) < stage.units + len(taken) * stage.length
 

@@ -25,18 +25,18 @@ FORMER_BLOCK = 1 << 20
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 9))
 def test_a_spread_order_holds_every_thing_once(size: int, stretches: int, seed: int) -> None:
     order = SpreadOrder(size, stretches, ("test", seed))
-    everything = order.at_many(np.arange(size))
+    everything = order.items_at(np.arange(size))
     assert sorted(everything.tolist()) == list(range(size))
-    assert [order.at(position) for position in range(0, size, 7)] == everything[::7].tolist()
+    assert [order.item_at(position) for position in range(0, size, 7)] == everything[::7].tolist()
     with pytest.raises(IndexError):
-        order.at(size)
+        order.item_at(size)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(17, 5000), st.integers(0, 9))
 def test_what_follows_is_never_in_the_same_stretch_or_the_next(size: int, seed: int) -> None:
     """Of 16: a batch as long as a stretch may lie across two."""
-    things = SpreadOrder(size, 16, ("test", seed)).at_many(np.arange(size))
+    things = SpreadOrder(size, 16, ("test", seed)).items_at(np.arange(size))
     begins = np.append(True, np.diff(things % 16) != 0)
     assert begins.sum() == 16
     stretch = np.empty(size, dtype=np.int64)
@@ -46,7 +46,7 @@ def test_what_follows_is_never_in_the_same_stretch_or_the_next(size: int, seed: 
 
 
 def test_orders_differ_by_name_and_are_not_regular() -> None:
-    first, second = (SpreadOrder(16_000, 16, ("test", n)).at_many(np.arange(16_000)) for n in (0, 1))
+    first, second = (SpreadOrder(16_000, 16, ("test", n)).items_at(np.arange(16_000)) for n in (0, 1))
     assert (first == second).mean() < 0.01
     assert Counter(np.diff(first[:1000]).tolist()).most_common(1)[0][1] < 20
 

@@ -43,11 +43,11 @@ def test_units_are_the_tokens_before_a_sample(
     axis, count = stream.token_axis(), stream.samples_per_epoch
     lengths = [int(n) for epoch in range(4) for n in np.diff(stream.read(epoch, 0, count).offsets)]
     before = [0, *accumulate(lengths)]
-    assert [axis.token_of_sample(*divmod(sample, count)) for sample in range(4 * count)] == before[:-1]
-    assert axis.token_of_sample(3, count) == before[-1] == axis.token_of_sample(4, 0)
+    assert [axis.unit_of_sample(*divmod(sample, count)) for sample in range(4 * count)] == before[:-1]
+    assert axis.unit_of_sample(3, count) == before[-1] == axis.unit_of_sample(4, 0)
     for unit in range(0, before[-1], 23):
         expected = next(sample for sample, start in enumerate(before) if start >= unit)
-        assert axis.sample_at_token(unit) == divmod(expected, count)
+        assert axis.sample_at_unit(unit) == divmod(expected, count)
 
 
 @pytest.mark.long
@@ -67,10 +67,10 @@ def test_blocks_of_no_row_and_rows_of_any_length(rows: list[int], seed: int, len
     axis, first = TokenAxis(plan, counts, (lengths,)), np.cumsum([0, *rows])
     before = 0
     for sample in range(sum(rows)):
-        assert axis.token_of_sample(1, sample) - axis.token_of_sample(1, 0) == before
+        assert axis.unit_of_sample(1, sample) - axis.unit_of_sample(1, 0) == before
         origin = plan.origin(1, sample)
         before += int(lengths[first[origin.block] + origin.row])
-    assert axis.token_of_sample(2, 0) - axis.token_of_sample(1, 0) == before == int(lengths.sum())
+    assert axis.unit_of_sample(2, 0) - axis.unit_of_sample(1, 0) == before == int(lengths.sum())
 
 
 @pytest.mark.long
@@ -78,13 +78,13 @@ def test_threads_share_a_stream_and_its_axis(uris: list[str]) -> None:
     """A rank reads steps ahead on several threads, which share what is remembered: a run of hours died of that."""
     stream = stream_of(uris, (None, None))
     axis, alone = stream.token_axis(), stream_of(uris, (None, None))
-    far, draw = axis.token_of_sample(900, 0), random.Random(1)
-    expected = {unit: alone.token_axis().sample_at_token(unit) for unit in draw.choices(range(far), k=40)}
+    far, draw = axis.unit_of_sample(900, 0), random.Random(1)
+    expected = {unit: alone.token_axis().sample_at_unit(unit) for unit in draw.choices(range(far), k=40)}
     rows = {place: alone.read(*place, place[1] + 1).tokens for place in expected.values()}
 
     def ask(number: int) -> None:
         for unit in random.Random(number).choices(list(expected), k=60):
-            assert axis.sample_at_token(unit) == expected[unit]
+            assert axis.sample_at_unit(unit) == expected[unit]
             epoch, sample = expected[unit]
             np.testing.assert_array_equal(stream.read(epoch, sample, sample + 1).tokens, rows[epoch, sample])
 

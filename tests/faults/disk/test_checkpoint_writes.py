@@ -57,7 +57,7 @@ def test_dying_at_any_file_system_change_of_a_run(tmp_path: Path) -> None:
         assert_holds(store, good.manifest, random_state(good.manifest.step))
         resumed_from.append(good.manifest.step)
         go_on(store, 30)
-        store.remove_leftovers("", before=None)
+        store.remove_leftovers("", older_than_key=None)
         newest = newest_good(store, Alone())
         assert newest is not None
         assert_holds(store, newest.manifest, random_state(30))

@@ -26,7 +26,7 @@ def test_dying_anywhere_in_a_write(tmp_path: Path, operation: str) -> None:
         assert found in ([{key: OLD}, {key: NEW}] if operation == "put" else [{}, {key: NEW}])
         store.put(key, NEW)
         assert store.get(key) == NEW
-        store.remove_leftovers("", before=None)
+        store.remove_leftovers("", older_than_key=None)
         assert [path.name for path in (store.root / "folder").iterdir()] == ["key"]
     assert crashes >= 6
     assert store.get("folder/key") == NEW

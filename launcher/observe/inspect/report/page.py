@@ -11,9 +11,21 @@ from launcher.observe.inspect.report import tables
 from launcher.observe.inspect.report.chart import draw
 from launcher.observe.inspect.report.curves import charts
 from launcher.observe.inspect.report.evaluations import evaluations_html
-from launcher.observe.inspect.report.figures import Figures, Interruption, find_interruptions, metric_mean, compute_figures
+from launcher.observe.inspect.report.figures import (
+    Figures,
+    Interruption,
+    compute_figures,
+    find_interruptions,
+    metric_mean,
+)
 from launcher.observe.inspect.report.style import badge, header, html_page, table, text, tiles
-from launcher.observe.inspect.report.task_table import TableRow, column_names, table_cells, searched_note, stored_rows
+from launcher.observe.inspect.report.task_table import (
+    TableRow,
+    column_names,
+    searched_note,
+    stored_rows,
+    table_cells,
+)
 from launcher.observe.inspect.status import RunStatus, status_facts, status_from_history
 from launcher.output import human_count, human_duration, write_file
 from launcher.runtime.run.evaluations import Evaluated, evaluated
@@ -67,7 +79,7 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
 
 
 def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head_html: str = "") -> str:
-    """Return the page's HTML from the run's store. `head`: as for `style.html_page`. Raises StoreError."""
+    """Return the page's HTML from the run's store. `head_html`: as for `style.html_page`. Raises StoreError."""
     history = read_history(run.store)
     subject = ReportSubject(
         name=run.name,

@@ -49,8 +49,11 @@ def table(
     bad_rows: Sequence[bool] = (),
     is_scrollable: bool = False,
 ) -> str:
-    """Return an HTML table. Columns from `first_number` on are right-aligned if they hold only numbers. `bad`: for each
-    row, whether it is highlighted as a problem. `scrolled`: give a long table a height of its own."""
+    """Return an HTML table. Columns from `first_number_column` on are right-aligned if they hold only numbers.
+
+    `bad_rows`: for each row, whether it is highlighted as a problem. `is_scrollable`: give a long table a height of its
+    own.
+    """
     body = list(rows)
     numeric = {
         index

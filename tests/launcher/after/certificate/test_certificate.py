@@ -135,7 +135,9 @@ def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path
     assert second is not None, found.problems
     assert second.chain[: len(first.chain)] == first.chain
     assert all(second.newest_digests[mark.manifest] for mark in list_committed(open_store(run)))
-    assert [what for what, digests in second.newest_digests.items() if "manifest.json" in what and not digests]
+    assert [
+        what for what, digests in second.newest_digests.items() if "manifest.json" in what and not digests
+    ]
     again, found = certify(run)
     assert again == second
     assert not found.notes

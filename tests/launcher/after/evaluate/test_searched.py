@@ -22,7 +22,7 @@ from launcher.after.export.model_card import DATA_CARDS
 from launcher.after.finetune.pretrained import folder_digest
 from launcher.after.tasks.summary import texts_of_task
 from launcher.after.tasks.task import load_task
-from launcher.observe.inspect.report.task_table import TableRow, column_names, table_cells, searched_note
+from launcher.observe.inspect.report.task_table import TableRow, column_names, searched_note, table_cells
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import open_run
@@ -117,6 +117,11 @@ def test_all_sources_count(folder: Path, inputs: Path, tmp_path: Path) -> None:
     row = row_of(uri, folder)
     known = row_of(str(folder / "run"), folder)
     assert row.searched == {"dev": False, "test": False}
-    assert len(table_cells([row])[0]) == len(column_names([row])) == len(column_names([])) < len(column_names([known]))
+    assert (
+        len(table_cells([row])[0])
+        == len(column_names([row]))
+        == len(column_names([]))
+        < len(column_names([known]))
+    )
     assert [searched_note([row]), searched_note([known])].count(None) == 1
     assert table_cells([row, known])[0][-2] == "no"

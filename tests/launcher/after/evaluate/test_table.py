@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_service.store.open import open_store
 from launcher.after.evaluate.cells import Cell, CellFigures, Result, find_results, table
 from launcher.observe.inspect.report.page import ReportSubject, render
-from launcher.observe.inspect.report.task_table import average_rows, table_cells, store_rows, stored_rows
+from launcher.observe.inspect.report.task_table import average_rows, store_rows, stored_rows, table_cells
 from launcher.runtime.run.history import read_history
 
 LRS, SEEDS = (1e-5, 2e-5, 5e-5), range(4)

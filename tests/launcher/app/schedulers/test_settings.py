@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.app.schedulers import job as templates
-from launcher.app.schedulers.job import ClusterJob, TrainingJob, job_name, require_object_storage, run_command
+from launcher.app.schedulers.job import Launch, TrainingJob, job_name, require_object_storage, run_command
 from launcher.errors import LaunchError
 
 ROOT = Path(__file__).parents[4]
@@ -31,14 +31,14 @@ ROOT = Path(__file__).parents[4]
 def test_a_bad_value_is_named(cpus: dict[str, object], field: str, value: object) -> None:
     option = {"run": "RUN", "gpus": "--gpus-per-node", "environment": "--env", "assignments": "--set"}
     with pytest.raises(LaunchError) as refused:
-        ClusterJob.from_options(**{**cpus, field: value})
+        Launch.from_options(**{**cpus, field: value})
     assert option.get(field, f"--{field}") in refused.value.problem
     assert option.get(field, f"--{field}") in refused.value.remedy
 
 
 def test_every_bad_value_is_named(cpus: dict[str, object]) -> None:
     with pytest.raises(LaunchError, match=r"--nodes.*--cpus-per-node"):
-        ClusterJob.from_options(**{**cpus, "nodes": 0, "cpus": 0})
+        Launch.from_options(**{**cpus, "nodes": 0, "cpus": 0})
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_every_bad_value_is_named(cpus: dict[str, object]) -> None:
 )
 def test_a_name_from_the_uri(cpus: dict[str, object], run: str, name: str) -> None:
     assert job_name(run) == name
-    ClusterJob.from_options(**{**cpus, "name": job_name(run)})
+    Launch.from_options(**{**cpus, "name": job_name(run)})
 
 
 @pytest.mark.parametrize(

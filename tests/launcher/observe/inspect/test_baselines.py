@@ -12,9 +12,9 @@ from data_service.types import Block
 from launcher.observe.inspect.baselines import (
     BigramCounts,
     HeldoutTargets,
-    load_or_compute_baselines,
     compute_baselines,
     find_targets,
+    load_or_compute_baselines,
 )
 from launcher.observe.inspect.kept_baselines import BASELINES_KEY
 from launcher.runtime.run.record import open_run

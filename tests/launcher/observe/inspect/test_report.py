@@ -13,7 +13,7 @@ import pytest
 from launcher.observe.inspect.report.chart import Chart, Level, Series, buckets, draw
 from launcher.observe.inspect.report.curves import charts
 from launcher.observe.inspect.report.evaluations import evaluations_html
-from launcher.observe.inspect.report.figures import find_interruptions, compute_figures
+from launcher.observe.inspect.report.figures import compute_figures, find_interruptions
 from launcher.observe.inspect.report.page import ReportSubject, draw_page, render
 from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import (

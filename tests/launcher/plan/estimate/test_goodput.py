@@ -4,7 +4,13 @@ import random
 
 import pytest
 
-from launcher.plan.estimate.estimate import CheckpointTimes, best_interval, daly_interval_s, goodput, young_interval_s
+from launcher.plan.estimate.estimate import (
+    CheckpointTimes,
+    best_interval,
+    daly_interval_s,
+    goodput,
+    young_interval_s,
+)
 
 HOUR = 3600.0
 

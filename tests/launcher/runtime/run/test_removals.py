@@ -39,7 +39,9 @@ def folder(inputs: Path, tmp_path: Path) -> Path:
 def remove(folder: Path, *names: str) -> str:
     """Remove documents; the state of the corpus after it."""
     corpus = open_corpus(str(folder / "corpus"))
-    remove_documents(corpus, documents_by_number(corpus, names), removed_by="x", removed_at=1, reason="asked for")
+    remove_documents(
+        corpus, documents_by_number(corpus, names), removed_by="x", removed_at=1, reason="asked for"
+    )
     return load_removals(corpus.store, corpus.manifest).digest
 
 
