@@ -164,7 +164,7 @@ class ScanTask(SplitTask):
     stage: ClassVar[str] = "scan"
 
     @property
-    def sources(self) -> tuple[str, ...]:
+    def source_keys(self) -> tuple[str, ...]:
         """See `BuildTask`. If bad records are to be refused, the receipt of a scan that skipped some does not count."""
         refused = self.options.on_bad_records == "error"
         return (self.source,) if refused else (self.source, self.source + _SKIPPED_SUFFIX)

@@ -210,7 +210,7 @@ class TaskReceipt(BaseModel):
     """The receipt of a finished task.
 
     Attributes:
-        source: hash of the data that the task read. The receipt counts only if it is one of `BuildTask.sources`.
+        source: hash of the data that the task read. The receipt counts only if it is one of `BuildTask.source_keys`.
         files: sizes in bytes of the objects that the task wrote, by key.
     """
 

@@ -60,7 +60,7 @@ class ComparingTask(BuildTask):
     kind: str
 
     @property
-    def receipt(self) -> str:
+    def receipt_key(self) -> str:
         return self.layout.receipt_key(f"{self.stage}-{self.kind}", self.index)
 
 

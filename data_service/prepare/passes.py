@@ -128,7 +128,7 @@ class LaterTask(BuildTask):
     named: str
 
     @property
-    def receipt(self) -> str:
+    def receipt_key(self) -> str:
         return self.layout.receipt_key(f"pass-{self.run.number}", self.index)
 
     @property

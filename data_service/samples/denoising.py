@@ -56,7 +56,7 @@ class Denoising(RowMasking):
     permute_sentences: bool = True
 
     @property
-    def level(self) -> Level | None:
+    def unit_level(self) -> Level | None:
         return None if self.unit == "token" else "word"
 
     @property

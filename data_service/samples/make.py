@@ -58,9 +58,9 @@ def cut_block(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> CutR
         case Translations():
             return translation_rows(block, spec.length)
         case TextPairs() as texts:
-            return pair_rows(block, texts.texts, spec.length)
+            return pair_rows(block, texts.texts_per_row, spec.length)
         case RepeatedSentences() as repeated:
-            return repeated_sentence_rows(block, repeated.shortest, repeated.texts, spec.length)
+            return repeated_sentence_rows(block, repeated.shortest, repeated.texts_per_row, spec.length)
         case _ as never:
             assert_never(never)
 

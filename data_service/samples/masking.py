@@ -224,7 +224,7 @@ class MlmMasking(FixedRateMasking):
             raise ValueError(f"span_p applies only to unit span; leave it out with unit {self.unit}")
         if self.ngram_weights is not None and (self.unit != "ngram" or self.longest is not None):
             raise ValueError("ngram_weights need unit ngram, and cannot be combined with longest")
-        if self.replace.word_shares and self.level is None:
+        if self.replace.word_shares and self.unit_level is None:
             named = " and ".join(self.replace.word_shares)
             raise ValueError(f"{named} words replace whole words; choose another unit than {self.unit}")
         if self.count == "drawn" and self.unit != "token":
@@ -238,7 +238,7 @@ class MlmMasking(FixedRateMasking):
         return {name: value for name, value in serialize(self).items() if name != "ngram_weights" or given}
 
     @property
-    def level(self) -> Level | None:
+    def unit_level(self) -> Level | None:
         """Level of the block's units that are masked whole; None for single tokens."""
         match self.unit:
             case "token":

@@ -59,7 +59,7 @@ class RandomlyCutRows(RowInput):
     copies: PositiveInt = 10
 
     @property
-    def structures(self) -> int:
+    def cut_count(self) -> int:
         return self.copies
 
     def with_single_cut(self) -> Self:
@@ -76,7 +76,7 @@ class _RandomPairs(RandomlyCutRows):
     random: Share = 0.5
 
     @property
-    def repeats(self) -> float:
+    def mean_token_uses(self) -> float:
         # Random second segments, about half a row each, are read in addition to the corpus.
         return 1 / (1 - self.random / 2)
 

@@ -32,7 +32,7 @@ class TextPairs(RowInput):
     negatives: NonNegativeInt = 0
 
     @property
-    def texts(self) -> int:
+    def texts_per_row(self) -> int:
         return 2 + self.negatives
 
 
@@ -48,11 +48,11 @@ class RepeatedSentences(RowInput):
     shortest: PositiveInt = 8
 
     @property
-    def repeats(self) -> float:
+    def mean_token_uses(self) -> float:
         return 2.0
 
     @property
-    def texts(self) -> int:
+    def texts_per_row(self) -> int:
         return 2
 
 

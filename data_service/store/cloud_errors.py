@@ -149,7 +149,7 @@ def _refusal_error(failure: CloudFailure, status: int, uri: str, had_valid_crede
     ):
         return StoreUnavailable.at(uri, reason)
     if status == 404:
-        return KeyMissing.for_key(uri)
+        return KeyMissing.at(uri)
     if status == 403:
         return AccessDenied.at(uri, reason)
     return StoreError(

@@ -62,7 +62,7 @@ class KeyMissing(StoreError):
     """An object that does not exist."""
 
     @classmethod
-    def for_key(cls, uri: str) -> "KeyMissing":
+    def at(cls, uri: str) -> "KeyMissing":
         return cls(
             f"{uri} does not exist", remedy="check the URI; list the folder above it to see what is there"
         )

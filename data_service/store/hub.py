@@ -206,7 +206,7 @@ class HubStore:
         if isinstance(error, errors.GatedRepoError) or status == 403:
             return AccessDenied(f"no permission for {name}: {reason}", remedy=_TOKEN_REMEDY)
         if isinstance(error, errors.EntryNotFoundError):
-            return KeyMissing.for_key(name)
+            return KeyMissing.at(name)
         if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError) or status == 401:
             return StoreError(
                 f"{name}: the Hub has no such data set or revision, or it is not public",

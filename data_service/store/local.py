@@ -208,7 +208,7 @@ def _store_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
         if error.errno in _FULL_ERRNOS:
             raise OutOfSpace.at(str(path), reason) from error
         if error.errno in _ABSENT_ERRNOS and not writing:
-            raise KeyMissing.for_key(str(path)) from error
+            raise KeyMissing.at(str(path)) from error
         if error.errno in (*_ABSENT_ERRNOS, errno.ENAMETOOLONG):
             raise BadUri.at(str(path), f"cannot be written as a file ({reason})") from error
         raise StoreUnavailable.at(str(path), reason) from error

@@ -105,7 +105,7 @@ def _refusal_error(error: ClientError, uri: str, had_valid_credentials: bool) ->
     ):
         return StoreUnavailable.at(uri, reason)
     if status == 404:
-        return KeyMissing.for_key(uri)
+        return KeyMissing.at(uri)
     if status in (401, 403):
         return AccessDenied.at(uri, reason)
     return StoreError(

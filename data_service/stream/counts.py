@@ -6,7 +6,7 @@ batches are measured in tokens, the length of every row is kept in the same way.
 
 A pass over a large corpus takes hours, so its results are stored piece by piece, and it continues after a restart.
 
-A corpus that is cut in K ways (`Input.structures`) has K entries for each block, block after block.
+A corpus that is cut in K ways (`RowInput.cut_count`) has K entries for each block, block after block.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 iteration.
 
 Every source is an endless line of rows: its blocks, cut at one length, in a new random order in each reading. A corpus
-that is cut in K ways (`Input.structures`) is read in one way after another, with other rows each time; K readings are
+that is cut in K ways (`RowInput.cut_count`) is read in one way after another, with other rows each time; K readings are
 one round of its line. The order of blocks does not depend on the length, so a place in the line can be found again
 when rows are cut at another length.
 

@@ -50,7 +50,7 @@ class WandbRun(Sink):
         for row in rows:
             self._run.log({"step": row.step, **row.figures})
 
-    def tell(self, summary: EventSummary) -> None:
+    def publish_events(self, summary: EventSummary) -> None:
         self._run.tags = sorted(summary.counts)[:_MAX_TAGS]
         self._run.notes = summary.text
 

@@ -59,7 +59,7 @@ class EventPoster(Sink):
             reraise=True,
         )
 
-    def tell(self, summary: EventSummary) -> None:
+    def publish_events(self, summary: EventSummary) -> None:
         for event in summary.new:
             if event["attempt"] > self._request.attempts or event["time"] >= self._request.began:
                 try:

@@ -169,7 +169,7 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
     return RowFacts(
         packing=rows.packing,
         label="order" if isinstance(rows, OrderedPairs) else label,
-        texts=rows.texts if isinstance(rows, TextPairs | RepeatedSentences) else 0,
+        texts=rows.texts_per_row if isinstance(rows, TextPairs | RepeatedSentences) else 0,
         repeats=isinstance(rows, RepeatedSentences),
         lanes=isinstance(rows, Lanes),
         reuse=rows.reuse if isinstance(rows, Lanes) else 0,

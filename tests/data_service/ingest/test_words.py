@@ -257,7 +257,7 @@ def test_stored_words_are_masked_whole(
     masking = MlmMasking.model_validate({"unit": unit, "replace": Replacement(mask=1, random=0, keep=0)})
     rows = OrderedPairs(packing="ordered_pair") if packing == "ordered_pair" else {"packing": packing}
     spec = stream_of(folder, manifest, masking=masking, input=rows)
-    touched, whole = chosen_units(folder, spec, masking.level or "word")
+    touched, whole = chosen_units(folder, spec, masking.unit_level or "word")
     assert touched > 10
     assert whole == touched
 

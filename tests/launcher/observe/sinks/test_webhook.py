@@ -46,7 +46,7 @@ def post(
     poster = EventPoster(
         request(store, monkeypatch, url), str, notes.append, timeout_s=timeout_s, max_wait_s=0.01
     )
-    poster.tell(EventSummary([{"kind": kind, "time": 9e9, "attempt": 0} for kind in kinds]))
+    poster.publish_events(EventSummary([{"kind": kind, "time": 9e9, "attempt": 0} for kind in kinds]))
     return notes
 
 
@@ -181,7 +181,7 @@ def test_no_message_shows_any_part_of_an_address(
     notes: list[str] = []
     try:
         poster = EventPoster(malformed, str, notes.append, max_wait_s=0.0)
-        poster.tell(EventSummary([{"kind": "stop", "time": 9e9, "attempt": 0}]))
+        poster.publish_events(EventSummary([{"kind": "stop", "time": 9e9, "attempt": 0}]))
     except UnusableSink as error:
         notes = [_whole(error)]
     assert len(notes) == 1
