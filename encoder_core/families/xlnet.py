@@ -81,7 +81,7 @@ class XlnetConfig(EncoderConfig):
 
     @property
     def norm_before_decoder(self) -> bool:
-        """Never: the decoder reads the query stream (`heads/prediction.py`, PermutationHead)."""
+        """Never: the decoder reads the query stream (`objectives/modules/permuted.py`)."""
         return False
 
     def encoder_weights(self) -> int:
