@@ -46,7 +46,7 @@ def save(attempt: Attempt, step: int, now: float, begun_at: Saver | None = None)
     saver = begun_at or Saver(attempt.store, attempt, Alone(), clock=lambda: now)
     tensors = {kind: torch.zeros(4) for kind in ("master", "exp_avg", "exp_avg_sq")}
     saver.begin(step, [Fragment("w", 0, tensors)], {"w": (4,)}, {"step": step, "tokens": 1000 * step})
-    saver.wait()
+    saver.wait_for_all(lambda sent: None)
     saver.commit()
     return saver
 
