@@ -253,11 +253,6 @@ class Saver:
         """Return whether a save is under way and this rank's part of it has ended, with or without an error."""
         return self._pending is not None and self._pending.upload.done()
 
-    def wait(self) -> None:
-        """Wait until this rank's part of the save under way, if any, has ended."""
-        if self._pending is not None:
-            self._pending.upload.exception()
-
     def wait_for_all(self, progress: Callable[[int], None]) -> None:
         """Wait until the upload of the save under way has ended on every rank. All ranks call this.
 

@@ -1,4 +1,4 @@
-"""Identities of processes, locks between processes, and temporary folders that are removed after their process ended.
+"""Identities of processes, and temporary folders that are removed after their process ended.
 
 No wall clock is read, because it may be set while a run is alive. If a process is killed, its temporary folder remains;
 the next of our processes that needs a temporary folder removes it.
@@ -103,24 +103,6 @@ _TEMPORARY_PREFIX = "maskfleet-temporary-"
 _FOLDER_VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
 _TEST_FILE_BYTES = 4096  # bytes of a test file: on a full disk an empty file can still be written
 _OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link there
-
-
-@contextmanager
-def hold_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock on `path` during the block, so that no other process of this machine has it.
-
-    `path` is a folder or a file; a missing file is created. The kernel releases the lock if this process is killed.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and `wait` is False.
-        OSError: `path` cannot be opened.
-    """
-    kind = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    lock = _lock(path, kind, wait=wait)
-    try:
-        yield
-    finally:
-        os.close(lock)
 
 
 def _lock(path: Path, flags: int, *, wait: bool) -> int:

@@ -23,11 +23,11 @@ def key_in_part(part: int, key: str) -> str:
     return f"parts/{part}/{key}"
 
 
-def with_parts(store: Store, manifest: CorpusManifest, opener: Callable[[str], Store] = open_store) -> Store:
+def with_parts(store: Store, manifest: CorpusManifest) -> Store:
     """Return the store from which the corpus at the root of `store` is read. Raises StoreError: a part's URI is bad."""
     if not manifest.parts:
         return store
-    return PartsStore(store, [opener(part.uri) for part in manifest.parts])
+    return PartsStore(store, [open_store(part.uri) for part in manifest.parts])
 
 
 class PartsStore:

@@ -1,6 +1,6 @@
 """The corpora of a stream, opened at the URIs that the spec names, and checks that they fit the spec."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
 
@@ -23,8 +23,6 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.types import Block, Level
 
-OpenStore = Callable[[str], Store]
-
 
 class Corpora:
     """A reader of the blocks of a spec's sources. Threads may share it.
@@ -34,12 +32,12 @@ class Corpora:
         StoreError: a store cannot be read.
     """
 
-    def __init__(self, spec: StreamSpec, opener: OpenStore = open_store) -> None:
+    def __init__(self, spec: StreamSpec) -> None:
         self.spec = spec
-        roots = [opener(source.uri) for source in spec.sources]
+        roots = [open_store(source.uri) for source in spec.sources]
         manifests = [load_manifest(store) for store in roots]
         opened = zip(roots, manifests, strict=True)
-        self._stores = [with_parts(store, manifest, opener) for store, manifest in opened]
+        self._stores = [with_parts(store, manifest) for store, manifest in opened]
         for source, manifest in zip(spec.sources, manifests, strict=True):
             _check_source(spec, source, manifest)
         self.tables = tuple(_split_table(spec, manifest) for manifest in manifests)

@@ -23,11 +23,10 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
-from data_service.store.open import open_store
 from data_service.stream.counts import count_rows, measure_rows
 from data_service.stream.exposure import SampleFinder, TokenRange
 from data_service.stream.plan import BlockRows, EpochLayout, Window
-from data_service.stream.sources import Corpora, OpenStore
+from data_service.stream.sources import Corpora
 from data_service.stream.stages import make_plan
 from data_service.stream.token_axis import TokenAxis
 from data_service.types import Block, Tokens
@@ -212,7 +211,6 @@ class Stream:
 
     Args:
         spec: samples to compute.
-        opener: function that opens the store at a URI.
         cache: store that keeps row counts between runs; None to count again.
         windows: number of windows to keep in memory.
 
@@ -222,11 +220,9 @@ class Stream:
         StoreError: a store cannot be read.
     """
 
-    def __init__(
-        self, spec: StreamSpec, opener: OpenStore = open_store, cache: Store | None = None, windows: int = 2
-    ) -> None:
+    def __init__(self, spec: StreamSpec, cache: Store | None = None, windows: int = 2) -> None:
         self.spec = spec
-        self._corpora = Corpora(spec, opener)
+        self._corpora = Corpora(spec)
         self._cache = cache
         self._counts = count_rows(self._corpora, cache)
         self.plan = make_plan(self._corpora, self._counts, cache)

@@ -215,16 +215,6 @@ class Tokenizer:
         """Return the piece of one id, such as "Ġthe" or "##ing"."""
         return self.pieces[token_id]
 
-    def piece_id(self, piece: str) -> int:
-        """Return the id of a piece, such as XLNet's "<eod>". Raises TokenizerError: the vocabulary lacks the piece."""
-        found = self._codec.token_to_id(piece)
-        if found is None:
-            raise TokenizerError(
-                f"no piece {piece!r} in this {self.kind} vocabulary of {self.vocab_size}",
-                remedy="train the tokenizer with the special tokens of the model family (option `specials`)",
-            )
-        return int(found)
-
     def save_files(self) -> dict[str, bytes]:
         """Return the contents of the files that `transformers.AutoTokenizer` and `load_tokenizer` read, by name."""
         return dict(self._files)

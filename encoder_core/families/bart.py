@@ -20,7 +20,6 @@ from encoder_core.layers.sizes import Initializer, layer_weights, linear_weights
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from torch import nn
 
-    from encoder_core.layers.attention import Attend
     from encoder_core.layers.decoder import Decoder
 
 
@@ -38,12 +37,7 @@ class BartConfig(EncoderConfig):
     layer_norm_eps: float = 1e-5
     initializer: Initializer = "normal"
 
-    def decoder(
-        self,
-        word: "nn.Embedding",
-        *,
-        attend: "Attend | None" = None,
-    ) -> "Decoder":
+    def decoder(self, word: "nn.Embedding") -> "Decoder":
         from encoder_core.layers.cross_attention import CrossAttention, DecoderLayer
         from encoder_core.layers.decoder import Decoder
 
@@ -56,7 +50,7 @@ class BartConfig(EncoderConfig):
                 eps=self.layer_norm_eps,
                 dropout=self.dropout,
             )
-            for layer in encoder_layers(self, self.layers, lambda: attend)
+            for layer in encoder_layers(self, self.layers)
         ]
         return Decoder(self.input_embeddings(word), layers)
 

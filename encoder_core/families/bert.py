@@ -29,7 +29,6 @@ from encoder_core.families.interchange import (
 )
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
-    from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import EncoderLayer
 
 
@@ -62,12 +61,12 @@ class BertConfig(WithGenerator):
     def has_pair_class(self) -> bool:
         return self.token_types > 0
 
-    def encoder_layers(self, attend: "Attend | None") -> "list[EncoderLayer]":
+    def encoder_layers(self) -> "list[EncoderLayer]":
         """Build the layers. Relative positions are parameters, so each layer has a kernel of its own."""
         from encoder_core.layers.relative_key import RelativeKeyAttention
 
         if self.position == "absolute":
-            return encoder_layers(self, self.layers, lambda: attend)
+            return encoder_layers(self, self.layers)
         both_sides, width = self.position == "relative_key_query", self.hidden // self.heads
         return encoder_layers(
             self, self.layers, lambda: RelativeKeyAttention(self.max_length, width, both_sides=both_sides)

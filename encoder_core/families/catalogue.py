@@ -27,7 +27,6 @@ from encoder_core.families.xlnet import XlnetConfig
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.any_encoder import AnyEncoder
-    from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings
 
 ModelConfig = Annotated[
@@ -65,19 +64,15 @@ def uses_mask_decoder(config: ModelConfig) -> bool:
     return isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced"
 
 
-def build_encoder(
-    config: ModelConfig, *, embeddings: "Embeddings | None" = None, attend: "Attend | None" = None
-) -> "AnyEncoder":
+def build_encoder(config: ModelConfig, *, embeddings: "Embeddings | None" = None) -> "AnyEncoder":
     """Build the family's encoder; its weights are not yet initialised.
 
-    Args:
-        embeddings: embeddings to share with another network of the family, or None; XLNet and BART share none.
-        attend: kernel of plain attention; disentangled and two-stream attention have their own.
+    `embeddings`: embeddings to share with another network of the family, or None; XLNet and BART share none.
 
     Raises:
         ModelError: the size of the vocabulary is unknown.
     """
-    return config.encoder(embeddings=embeddings, attend=attend)
+    return config.encoder(embeddings=embeddings)
 
 
 @dataclass(frozen=True)

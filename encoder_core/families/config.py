@@ -118,17 +118,11 @@ class EncoderConfig(BaseModel, ABC):
             )
         return self.model_copy(update={"vocab": self.vocab or vocab, "pad_id": pad_id})
 
-    def encoder(
-        self,
-        *,
-        embeddings: "Embeddings | None" = None,
-        attend: "Attend | None" = None,
-    ) -> "AnyEncoder":
+    def encoder(self, *, embeddings: "Embeddings | None" = None) -> "AnyEncoder":
         """Build the encoder; its weights are not yet initialised.
 
         Args:
             embeddings: embeddings to share with another network; None: its own.
-            attend: kernel of plain attention; None: `automatic`.
 
         Raises:
             ModelError: the size of the vocabulary is unknown.
@@ -139,7 +133,7 @@ class EncoderConfig(BaseModel, ABC):
 
         return Encoder(
             embeddings or self.input_embeddings(),
-            self.encoder_layers(attend),
+            self.encoder_layers(),
             schedule=[depth * self.distinct_layers // self.layers for depth in range(self.layers)],
             projection=nn.Linear(self.embedding_width, self.hidden) if self.projects_embeddings else None,
             final_norm=self.final_norm(),
@@ -163,20 +157,17 @@ class EncoderConfig(BaseModel, ABC):
             word=word,
         )
 
-    def encoder_layers(self, attend: "Attend | None") -> "Sequence[EncoderLayer | PreNormLayer]":
+    def encoder_layers(self) -> "Sequence[EncoderLayer | PreNormLayer]":
         """Build the layers, `distinct_layers` of them."""
-        return encoder_layers(self, self.distinct_layers, lambda: attend)
+        return encoder_layers(self, self.distinct_layers)
 
     def final_norm(self) -> "nn.Module | None":
         """Build the norm behind the last layer; None: the layers end with one themselves."""
         return None
 
-    def decoder(self, word: "nn.Embedding", *, attend: "Attend | None" = None) -> "Decoder":
-        """Build the decoder that reads the encoder's states; its weights are not yet initialised.
-
-        Args:
-            word: the encoder's table of words.
-            attend: kernel of attention to earlier tokens; None: `automatic`.
+    def decoder(self, word: "nn.Embedding") -> "Decoder":
+        """Build the decoder that reads the encoder's states; its weights are not yet initialised. `word`: the encoder's
+        table of words.
 
         Raises:
             ModelError: the family has no decoder, or the size of the vocabulary is unknown.
@@ -381,7 +372,7 @@ class WithGenerator(EncoderConfig):
 
 
 def encoder_layers(
-    config: EncoderConfig, count: int, kernel: "Callable[[], Attend | None]"
+    config: EncoderConfig, count: int, kernel: "Callable[[], Attend] | None" = None
 ) -> "list[EncoderLayer]":
     """Return `count` post-LayerNorm layers of the model's shape, each with its own `kernel()`; None: `automatic`."""
     from encoder_core.layers.attention import SelfAttention, automatic
@@ -389,7 +380,9 @@ def encoder_layers(
 
     return [
         EncoderLayer(
-            SelfAttention(config.hidden, config.heads, config.attention_dropout, kernel() or automatic),
+            SelfAttention(
+                config.hidden, config.heads, config.attention_dropout, kernel() if kernel else automatic
+            ),
             FeedForward(config.hidden, config.feed_forward, config.activation),
             config.hidden,
             eps=config.layer_norm_eps,

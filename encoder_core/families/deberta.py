@@ -38,7 +38,6 @@ from encoder_core.families.interchange import (
 from encoder_core.layers.sizes import SmallForm, linear_weights, norm_weights
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
-    from encoder_core.layers.attention import Attend
     from encoder_core.layers.deberta_attention import RelativePositions
     from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder, DisentangledLayer
     from encoder_core.layers.encoder import Embeddings
@@ -65,10 +64,7 @@ class Disentangled(WithGenerator):
     def position_rows(self) -> int:
         return 0
 
-    def encoder(
-        self, *, embeddings: "Embeddings | None" = None, attend: "Attend | None" = None
-    ) -> "DisentangledEncoder":
-        """Build the encoder. `attend` is not used: disentangled attention has its own kernels."""
+    def encoder(self, *, embeddings: "Embeddings | None" = None) -> "DisentangledEncoder":
         from encoder_core.layers.deberta_encoder import DisentangledEncoder
 
         config = cast(Deberta, self)

@@ -10,7 +10,6 @@ from encoder_core.families.config import WithGenerator
 from encoder_core.families.config_json import unsupported
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
-    from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import PreNormLayer
     from encoder_core.layers.residual import LayerNorm, RMSNorm
 
@@ -70,14 +69,14 @@ class PreNormConfig(WithGenerator):
         layers = self.layers * (attention + 3 * self.hidden * self.feed_forward)
         return self.embedding_weights() + layers + norms * self.hidden
 
-    def encoder_layers(self, attend: "Attend | None") -> "list[PreNormLayer]":
-        return [_layer(self, layer, attend) for layer in range(self.layers)]
+    def encoder_layers(self) -> "list[PreNormLayer]":
+        return [_layer(self, layer) for layer in range(self.layers)]
 
     def final_norm(self) -> "LayerNorm | RMSNorm":
         return _norm(self)
 
 
-def _layer(config: PreNormConfig, layer: int, attend: "Attend | None") -> "PreNormLayer":
+def _layer(config: PreNormConfig, layer: int) -> "PreNormLayer":
     from encoder_core.layers.attention import SelfAttention, automatic
     from encoder_core.layers.encoder import GatedFeedForward, PreNormLayer
 
@@ -85,7 +84,7 @@ def _layer(config: PreNormConfig, layer: int, attend: "Attend | None") -> "PreNo
         config.hidden,
         config.heads,
         config.attention_dropout,
-        attend or automatic,
+        automatic,
         bias=config.biases,
         fused=config.fused,
         key_value_heads=config.key_value_head_count,

@@ -24,7 +24,6 @@ from encoder_core.families.interchange import (
 from encoder_core.layers.sizes import Recurrence, SmallForm, feed_forward_weights, norm_weights
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
-    from encoder_core.layers.attention import Attend
     from encoder_core.layers.encoder import Embeddings
     from encoder_core.layers.xlnet_encoder import TwoStreamEncoder, TwoStreamLayer
 
@@ -63,9 +62,7 @@ class XlnetConfig(EncoderConfig):
             )
         return self
 
-    def encoder(
-        self, *, embeddings: "Embeddings | None" = None, attend: "Attend | None" = None
-    ) -> "TwoStreamEncoder":
+    def encoder(self, *, embeddings: "Embeddings | None" = None) -> "TwoStreamEncoder":
         from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 
         return TwoStreamEncoder(
@@ -81,7 +78,7 @@ class XlnetConfig(EncoderConfig):
 
     @property
     def norm_before_decoder(self) -> bool:
-        """Never: the decoder reads the query stream (`heads/prediction.py`, PermutationHead)."""
+        """Never: the decoder reads the query stream (`objectives/modules/permuted.py`)."""
         return False
 
     def encoder_weights(self) -> int:

@@ -25,7 +25,7 @@ class MaskedLanguageModelHead(nn.Module):
     in the backward pass on every rank.
 
     Args:
-        bare: whether the head is a decoder alone, as in decoder-only models and XLM.
+        bare: whether the head is a decoder alone, as in decoder-only models, XLM and XLNet.
         inner: width between two Linears, each followed by the activation, in place of Linear and LayerNorm (UltraBERT).
         tied: whether the decoder's weights are the word embeddings.
         bias: whether Linear and LayerNorm have biases.
@@ -75,16 +75,17 @@ class MaskedLanguageModelHead(nn.Module):
     def forward(
         self,
         hidden_TH: Float[Tensor, "tokens hidden"],
-        positions_M: Int[Tensor, " targets"],
+        positions_M: Int[Tensor, " targets"] | None,
         ids_M: Int[Tensor, " targets"],
         temperature: float | None = None,
         keys_M: Int[Tensor, " targets"] | None = None,
         weights_M: Float[Tensor, " targets"] | None = None,
     ) -> CrossEntropySums:
         """Return the sums over the targets, of losses times `weights_M`; with a temperature also an id drawn for each
-        by its key (see `linear_cross_entropy`).
+        by its key (see `linear_cross_entropy`). `positions_M` None: every state is one of a target.
         """
-        features_ME = self.features(hidden_TH.index_select(0, positions_M))
+        hidden_MH = hidden_TH if positions_M is None else hidden_TH.index_select(0, positions_M)
+        features_ME = self.features(hidden_MH)
         return linear_cross_entropy(
             features_ME,
             self.decoder.weight,
@@ -94,26 +95,6 @@ class MaskedLanguageModelHead(nn.Module):
             keys=keys_M,
             weights=weights_M,
         )
-
-
-class PermutationHead(nn.Module):
-    """A decoder tied to the word embeddings, with a bias of its own. It also runs on zero rows."""
-
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self.decoder = nn.Linear(embedding.embedding_dim, embedding.num_embeddings)
-        self.decoder.weight = embedding.weight
-
-    def logits(self, query_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets vocab"]:
-        """Return scores of all ids; training never holds all of them at once."""
-        logits_MV: Tensor = self.decoder(query_MH)
-        return logits_MV
-
-    def forward(
-        self, query_MH: Float[Tensor, "targets hidden"], ids_M: Int[Tensor, " targets"]
-    ) -> CrossEntropySums:
-        """Return the sums over the targets of the cross-entropy and of correct predictions."""
-        return linear_cross_entropy(query_MH, self.decoder.weight, self.decoder.bias, ids_M)
 
 
 class EnhancedMaskDecoder(nn.Module):

@@ -82,7 +82,7 @@ class Condenser(HeadTerm):
         from torch import nn
 
         self._early = config.early_layer(shared.model.layers)
-        self._layers = nn.ModuleList(encoder_layers(shared.model, config.layers, lambda: None))
+        self._layers = nn.ModuleList(encoder_layers(shared.model, config.layers))
         self.head = shared.head()
         super().__init__(config, {"head": self.head, "condenser": self._layers})
 

@@ -52,7 +52,7 @@ class PlmConfig(DefaultWeightTerm, ModuleConfig):
         Raises:
             ModelError: the family has no two-stream attention, or the size of the vocabulary is unknown.
         """
-        from encoder_core.heads.prediction import PermutationHead
+        from encoder_core.heads.prediction import MaskedLanguageModelHead
         from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
         from encoder_core.objectives.modules.permuted import PermutedLanguageModel
 
@@ -62,7 +62,10 @@ class PlmConfig(DefaultWeightTerm, ModuleConfig):
                 f"{model.family} does not predict permuted tokens",
                 remedy=f"use a model of family {family_names_where(lambda family: family.permutes)}",
             )
-        head = PermutationHead(encoder.embeddings.word)
+        word = encoder.embeddings.word
+        head = MaskedLanguageModelHead(
+            model.hidden, word, activation=model.head_activation, eps=model.layer_norm_eps, bare=True
+        )
         return PermutedLanguageModel(encoder, head, last_weight(self.weight))
 
     def weights(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:

@@ -26,7 +26,6 @@ def parameter_groups(
     weight_decay: float,
     *,
     decayed: Decayed = "no_bias_norm",
-    layer_decay: float = 1.0,
     update_groups: UpdateGroups | None = None,
     matrices: bool = False,
     rates: Mapping[str, float] = _UNSCALED,
@@ -38,9 +37,6 @@ def parameter_groups(
 
     Args:
         decayed: the parameters that decay.
-        layer_decay: factor from the learning rate of a layer to that of the layer below. Heads have factor 1, the top
-            layer has `layer_decay`, and parameters below the first layer have the smallest (ELECTRA's and XLNet's
-            fine-tuning).
         update_groups: parameters by update; None: one update for all.
         matrices: whether hidden matrices have groups of their own (Muon's), one for each way in which several are
             joined in a parameter.
@@ -50,18 +46,14 @@ def parameter_groups(
     plain = _norms_and_biases(model)
     undecayed = _undecayed_ids(model, decayed, plain)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    depth = 1 + max((_layer(name) for name, _ in trained), default=-1)
     apart = {id(its.weight): its for its in hidden_matrices(model).values()} if matrices else {}
     order = list(update_groups or (WHOLE,))
     group_of = {id(p): name for name, params in (update_groups or {}).items() for p in params}
-    groups: dict[tuple[str, bool, bool, bool, Joined | None, float, float], list[nn.Parameter]] = defaultdict(
-        list
-    )
+    groups: dict[tuple[str, bool, bool, bool, Joined | None, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in trained:
-        scale = layer_decay ** _below_heads(name, depth)
         joined = apart[id(p)].joined if id(p) in apart else None
         marks = id(p) in undecayed, id(p) in plain, id(p) in apart, joined
-        groups[group_of.get(id(p), WHOLE), *marks, scale, rates.get(name, 1.0)].append(p)
+        groups[group_of.get(id(p), WHOLE), *marks, rates.get(name, 1.0)].append(p)
     return [
         {
             "params": params,
@@ -69,10 +61,10 @@ def parameter_groups(
             TRUST_RATIO: not is_plain,
             MATRICES: is_matrix,
             JOINED: joined,
-            LR_SCALE: scale * rate,
+            LR_SCALE: rate,
             UPDATE_GROUP: update_group,
         }
-        for (update_group, is_undecayed, is_plain, is_matrix, joined, scale, rate), params in sorted(
+        for (update_group, is_undecayed, is_plain, is_matrix, joined, rate), params in sorted(
             groups.items(), key=lambda group: order.index(group[0][0])
         )
     ]
@@ -135,17 +127,9 @@ def _norms_and_biases(model: nn.Module) -> set[int]:
 
 
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_ENCODER_NAME = re.compile(r"(?:^|\.)(?:encoder|embeddings)\.")
 
 
 def _layer(name: str) -> int:
     """Return the index of the layer that a parameter belongs to, by its name; -1 if it is in no layer."""
     found = _LAYER_NUMBER.search(name)
     return int(found[1]) if found else -1
-
-
-def _below_heads(name: str, depth: int) -> int:
-    """Return the distance from the heads: 0 for a head, 1 for the top layer, depth + 1 for the embeddings."""
-    if _LAYER_NUMBER.search(name) or _ENCODER_NAME.search(name):
-        return depth - _layer(name)
-    return 0

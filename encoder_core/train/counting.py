@@ -45,11 +45,6 @@ class PassCost:
     first_pass: int
     bytes: tuple[PassBytes, ...]
 
-    @property
-    def fullest(self) -> PassBytes:
-        """The memory of the group with the highest peak."""
-        return max(self.bytes, key=lambda group: group.peak)
-
 
 def count(build: Callable[[], ObjectiveModule], batch: Batch, dtype: torch.dtype, device: Device) -> PassCost:
     """Count the passes of the module that `build` returns, in training and in precision `dtype`, on a device of this

@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 Report = dict[str, Any]
@@ -66,29 +65,24 @@ class _Child:
 
 
 def follow(
-    target: str,
-    request: Mapping[str, Any],
-    deadline: Deadline,
-    tick: Callable[[], None],
-    environment: Mapping[str, str] = MappingProxyType({}),
+    target: str, request: Mapping[str, Any], deadline: Deadline, tick: Callable[[], None]
 ) -> Generator[Report]:
     """Yield the reports of `target` ("module:function"), which is called as `function(request, line)` with its `Line`.
 
     `request` and reports are JSON. `tick` is called about twice a second. The process waits after each report until
-    it is taken. `environment` is added to this process's. When the iterator ends or is closed, nothing of the process
-    is left, and its memory is free.
+    it is taken. When the iterator ends or is closed, nothing of the process is left, and its memory is free.
 
     Raises:
         TrialEnded: the process ended before it had finished, or exceeded the deadline.
     """
-    child = _start(target, request, environment)
+    child = _start(target, request)
     try:
         yield from _reports(child, deadline, tick)
     finally:
         _end(child)
 
 
-def _start(target: str, request: Mapping[str, Any], environment: Mapping[str, str]) -> _Child:
+def _start(target: str, request: Mapping[str, Any]) -> _Child:
     (orders_in, orders), (reports, reports_out), (output, output_in) = os.pipe(), os.pipe(), os.pipe()
     inherited = (orders_in, reports_out)
     try:
@@ -99,11 +93,7 @@ def _start(target: str, request: Mapping[str, Any], environment: Mapping[str, st
             stderr=output_in,
             pass_fds=inherited,
             start_new_session=True,
-            env={
-                **os.environ,
-                **environment,
-                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            },
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         )
     except BaseException:
         for end in (orders, reports, output):

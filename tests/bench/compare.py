@@ -214,7 +214,7 @@ def train(recipe: Recipe, place: Path) -> Run:
         maskfleet("init", str(file), str(place))
     trained = open_run(str(place))
     marks = list_committed(trained.store)
-    if not marks or marks[0].step < trained.total_steps:
+    if not marks or marks[0].step < trained.recipe.total_steps:
         maskfleet("train", str(place))
     return trained
 
@@ -230,7 +230,7 @@ def measure(trained: Run, first: Run) -> Found:
         figures |= {f"common {key}": value for key, value in fill_masks(trained, rows).items()}
     fields = [{**identity(one.recipe), "seed": None} for one in (first, trained)]
     return Found(
-        tokens=tokens_before(trained.recipe, trained.total_steps),
+        tokens=tokens_before(trained.recipe, trained.recipe.total_steps),
         changed=sorted(changed(*fields)),
         figures=figures,
     )
@@ -239,7 +239,7 @@ def measure(trained: Run, first: Run) -> Found:
 def fill_masks(trained: Run, spec: StreamSpec) -> Mapping[str, float]:
     """Return `mlm_loss` in nats per masked token, and `mlm_accuracy`, of the run's encoder and language-model head on
     the rows of `spec`; empty if it has no such head (a discriminator)."""
-    recipe, tokenizer = recipe_after(trained.recipe, trained.total_steps), trained.tokenizer()
+    recipe, tokenizer = recipe_after(trained.recipe, trained.recipe.total_steps), trained.tokenizer()
     mlm = recipe.objective.mlm
     if mlm is None or recipe.objective.rtd is not None or recipe.model.max_length < spec.length:
         return {}

@@ -125,7 +125,7 @@ def test_what_is_saved_is_what_was_there_when_it_began(store: LocalStore, attemp
     assert saver.pending_step == 10
     assert not saver.ready()
     gate.set()
-    saver.wait()
+    saver.wait_for_all(lambda sent: None)
     assert saver.ready()
     assert isinstance(saver.commit(), CommittedSave)
     assert saver.pending_step is None

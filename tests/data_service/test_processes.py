@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_service.processes import hold_lock, temporary_folder
+from data_service.processes import temporary_folder
 
 PROGRAM = """
 import time
@@ -70,31 +70,3 @@ def test_of_many_processes_those_of_the_killed_go_with_the_next(temporary: Path,
         for process in processes:
             process.kill()
             process.wait()
-
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from data_service.processes import hold_lock
-with hold_lock(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(1000)
-"""
-
-
-@pytest.mark.parametrize("name", ["folder", "file"])
-def test_a_lock_is_of_one_until_it_lets_go_or_is_killed(temporary: Path, name: str) -> None:
-    place = temporary / name
-    if name == "folder":
-        place.mkdir()
-    with hold_lock(place), pytest.raises(BlockingIOError), hold_lock(place, wait=False):
-        pass
-    with subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(BlockingIOError), hold_lock(place, wait=False):
-            pass
-        holder.kill()
-        with hold_lock(place):
-            pass
-    assert place.exists()

@@ -15,7 +15,8 @@ from launcher.observe.inspect.report.events import ROUTINE_EVENT_KINDS
 from launcher.runtime.cluster.display import GAUGE_DESCRIPTIONS
 from launcher.runtime.recipe.identity import kind_of
 from launcher.runtime.recipe.load import load
-from launcher.runtime.run.metrics import HELD_OUT, STEP, UNSHOWN_FIELDS
+from launcher.runtime.run.metrics import HELD_OUT, STEP
+from tests.support.checks.figures import UNSHOWN_FIELDS
 from tests.support.checks.guide import GUIDE, ROOT, schema
 
 PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")

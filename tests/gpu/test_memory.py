@@ -11,6 +11,7 @@ import torch
 
 from encoder_core.train.engine import Engine
 from encoder_core.train.rehearsal import Rehearsal, is_out_of_memory
+from encoder_core.train.zero_memory import total
 from launcher.runtime.capacity.devices import usable
 from launcher.runtime.capacity.memory_fit import RankMemory, rows_that_fit
 from tests.gpu.machine import GPU, RECIPES, Figure
@@ -46,7 +47,8 @@ def test_the_peak_of_two_steps_is_what_was_estimated(name: str, figure: Figure) 
     room = usable(torch.cuda.get_device_properties(0).total_memory) if GPU else 4 << 30
     rows = min(_MAX_ROWS, rows_that_fit(bill, room)[-1])
     two = phase.model_copy(update={"batch": phase.batch.model_copy(update={"sequences": 2 * rows})})
-    expected = bill.with_rows(two, rows)
+    added = bill.microbatches(two, rows).parts(rows * recipe.input.texts)
+    expected = bill.kept(two) + total(added)
     if GPU:
         torch.cuda.reset_peak_memory_stats()
     else:

@@ -11,7 +11,7 @@ from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig, interchange
 from encoder_core.families.interchange import Heads
-from encoder_core.layers.attention import Attend, automatic
+from encoder_core.layers.attention import Attend, SelfAttention, automatic
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.multitask import multitask_model
 from encoder_core.objectives.modules.network import masked_language_model
@@ -48,9 +48,12 @@ PAIRS: dict[str, PairConfig] = {"bert": NspConfig(), "albert": SopConfig()}
 
 def our_model(config: ModelConfig, heads: Heads, dtype: torch.dtype, attend: Attend = automatic) -> Any:
     if heads == "mlm":
-        model: nn.Module = masked_language_model(config, attend=attend)
+        model: nn.Module = masked_language_model(config)
     else:
-        model = multitask_model(config, [MlmConfig(), PAIRS[config.family]], attend=attend)
+        model = multitask_model(config, [MlmConfig(), PAIRS[config.family]])
+    for part in model.modules():
+        if isinstance(part, SelfAttention):
+            part.attend = attend
     return random_weights(model).to(dtype).eval()
 
 

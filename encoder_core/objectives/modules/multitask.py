@@ -12,7 +12,6 @@ from encoder_core.families.catalogue import ModelConfig, build_encoder, uses_mas
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.any_encoder import AnyEncoder
-from encoder_core.layers.attention import Attend
 from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule, Term
 from encoder_core.objectives.modules.states import States
 from encoder_core.objectives.term import HeadConfig, HeadTerm, Shared, TermSums
@@ -98,15 +97,13 @@ class MultitaskModel(ObjectiveModule):
         return LossSums(terms, metrics), drawn
 
 
-def multitask_model(
-    config: ModelConfig, terms: Sequence[HeadConfig], *, attend: Attend | None = None
-) -> MultitaskModel:
+def multitask_model(config: ModelConfig, terms: Sequence[HeadConfig]) -> MultitaskModel:
     """Build encoder and heads of any family on the default device; weights not yet initialised (`initialise`).
 
     Raises:
         ModelError: the size of the vocabulary is unknown.
     """
-    encoder = build_encoder(config, attend=attend)
+    encoder = build_encoder(config)
     word = encoder.embeddings.word
     shared = Shared(config, word, cache(lambda: tied_head(config, word)))
     return MultitaskModel(encoder, [term.build(shared) for term in terms], mask_decoder(config))

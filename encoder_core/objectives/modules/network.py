@@ -7,7 +7,6 @@ from torch import nn
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig, family_names_where
 from encoder_core.families.interchange import Heads
-from encoder_core.layers.attention import Attend
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.denoise import DenoiseConfig
 from encoder_core.objectives.mlm import MlmConfig
@@ -17,9 +16,9 @@ from encoder_core.objectives.plm import PlmConfig
 from encoder_core.objectives.sentence_pairs import NspConfig
 
 
-def masked_language_model(config: ModelConfig, *, attend: Attend | None = None) -> MultitaskModel:
+def masked_language_model(config: ModelConfig) -> MultitaskModel:
     """Build a network of any family with masked tokens alone; see `multitask_model`."""
-    return multitask_model(config, [MlmConfig()], attend=attend)
+    return multitask_model(config, [MlmConfig()])
 
 
 def network(config: ModelConfig, heads: Heads) -> nn.Module:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
-from encoder_core.heads.prediction import PermutationHead
+from encoder_core.heads.prediction import MaskedLanguageModelHead
 from encoder_core.layers.xlnet_encoder import Memory, Streams, TwoStreamEncoder
 from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule, Term
 
@@ -17,7 +17,7 @@ class PermutedLanguageModel(ObjectiveModule):
     Terms: "plm".
     """
 
-    def __init__(self, encoder: TwoStreamEncoder, head: PermutationHead, weight: float) -> None:
+    def __init__(self, encoder: TwoStreamEncoder, head: MaskedLanguageModelHead, weight: float) -> None:
         super().__init__()
         self.encoder = encoder
         self.head = head
@@ -34,7 +34,7 @@ class PermutedLanguageModel(ObjectiveModule):
         is made.
         """
         streams = self.encoder.streams(batch, memory)
-        sums = self.head(_query_states(streams), batch.target_ids)
+        sums = self.head(_query_states(streams), None, batch.target_ids)
         term = Term("plm", sums.loss_sum, batch.target_ids.numel(), self.weight)
         return LossSums((term,), {"plm_correct": sums.correct}, memory=streams.memory)
 

@@ -68,8 +68,9 @@ class Run:
         import time
 
         from launcher.observe.inspect.status import status
+        from launcher.runtime.run.outline import open_outline
 
-        return status(self._opened, time.time())
+        return status(open_outline(self.uri, self._opened.store), time.time())
 
     def checkpoints(self) -> list[CheckpointRow]:
         """Return the run's checkpoints, the newest first."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -27,15 +27,17 @@ group = typer.Typer(no_args_is_help=True, help=_HELP)
 ImageOption = Annotated[
     str, typer.Option("--image", help="The container image, built from infra/Dockerfile.")
 ]
-InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Instance type of every node.")]
+InstanceTypeOption = Annotated[
+    str, typer.Option("--instance-type", help="Instance type of every node, a head too.")
+]
 DiskOption = Annotated[str, typer.Option("--disk", help="Size of each machine's disk.")]
-P = ParamSpec("P")
 L = TypeVar("L", bound="Launch")
+AnyOptions = TypeVar("AnyOptions", bound="JobOptions")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The arguments and options that the commands for jobs share."""
+    """The arguments and options that the commands for jobs share, named as the fields of the jobs' settings."""
 
     run: RunArgument
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that train.")]
@@ -58,7 +60,7 @@ class JobOptions:
         str | None,
         typer.Option("--name", help="Name of the job and of its resources. Default: from the URI."),
     ] = None
-    env: Annotated[
+    environment: Annotated[
         list[str] | None,
         typer.Option(
             "--env", metavar="NAME", help="A variable that the job gets. The name only, never a value."
@@ -70,9 +72,8 @@ class JobOptions:
     ] = None
     submit: Annotated[bool, typer.Option("--submit", help="Submit it to the scheduler.")] = False
 
-    def job(self, kind: "type[L]", **own: object) -> "L":
-        """Return the job that these options and a scheduler's `own` describe. The options are checked before the run
-        is opened.
+    def job(self, kind: "type[L]") -> "L":
+        """Return the job that these options describe. They are checked before the run is opened.
 
         Raises:
             LaunchError: an option's value is invalid.
@@ -80,18 +81,12 @@ class JobOptions:
         """
         from launcher.app.schedulers.job import job_name
 
-        job = kind.from_options(
-            run=_absolute(self.run),
-            name=self.name or job_name(self.run),
-            nodes=self.nodes,
-            gpus=self.gpus,
-            cpus=self.cpus,
-            memory=self.memory,
-            shared_memory=self.shared_memory,
-            environment=tuple(self.env or ()),
-            assignments=tuple(self.assignments or ()),
-            **own,
-        )
+        given = {"name": job_name(self.run)} | {
+            name: value
+            for name, value in vars(self).items()
+            if value is not None and name not in ("out", "submit")
+        }
+        job = kind.from_options(**given | {"run": _absolute(self.run)})
         return kind.from_options(**dict(job) | {"run": _uri(self.run, self.assignments)})
 
     def deliver(self, text: str, submit: Callable[[], str]) -> None:
@@ -109,23 +104,20 @@ class JobOptions:
             typer.echo(submit())
 
 
-def with_job_options(command: Callable[Concatenate[JobOptions, P], None]) -> Callable[..., None]:
-    """Give `command` the fields of `JobOptions` as parameters of its own.
+def with_job_options(command: Callable[[AnyOptions], None]) -> Callable[..., None]:
+    """Give `command` the fields of its `options` as parameters of its own.
 
     Typer has no groups of options, but it reads a function's signature. Required options come first, in the help too.
     """
-    own = list(signature(command).parameters.values())[1:]
-    shared = list(signature(JobOptions).parameters.values())
-    both = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in (*shared, *own)]
-    both.sort(key=lambda one: one.default is not Parameter.empty)
+    kind = command.__annotations__["options"]
+    fields = sorted(signature(kind).parameters.values(), key=lambda one: one.default is not Parameter.empty)
 
     @wraps(command)
-    def call_with_options(*args: P.args, **values: P.kwargs) -> None:
-        options = JobOptions(**{one.name: values.pop(one.name) for one in shared})  # type: ignore[arg-type]
-        command(options, *args, **values)
+    def call_with_options(**values: Any) -> None:
+        command(kind(**values))
 
-    call_with_options.__signature__ = Signature(both)  # type: ignore[attr-defined]
-    call_with_options.__annotations__ = {one.name: one.annotation for one in both}
+    call_with_options.__signature__ = Signature(fields)  # type: ignore[attr-defined]
+    call_with_options.__annotations__ = {one.name: one.annotation for one in fields}
     return call_with_options
 
 
@@ -133,91 +125,86 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="launch", rich_help_panel="Train")
 
 
-@group.command()
-@with_job_options
-def slurm(
-    options: JobOptions,
-    time: Annotated[
-        str | None, typer.Option("--time", help="Limit of one start, as Slurm spells it.")
-    ] = None,
-    partition: Annotated[str | None, typer.Option("--partition", help="Slurm's partition.")] = None,
-    account: Annotated[
-        str | None, typer.Option("--account", help="Slurm's account, which is charged.")
-    ] = None,
-    qos: Annotated[str | None, typer.Option("--qos", help="Slurm's quality of service.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions(JobOptions):
+    """Options of `launch slurm` alone."""
+
+    time: Annotated[str | None, typer.Option("--time", help="Limit of one start, as Slurm spells it.")] = None
+    partition: Annotated[str | None, typer.Option("--partition", help="Slurm's partition.")] = None
+    account: Annotated[str | None, typer.Option("--account", help="Slurm's account, which is charged.")] = (
+        None
+    )
+    qos: Annotated[str | None, typer.Option("--qos", help="Slurm's quality of service.")] = None
     constraint: Annotated[
         str | None, typer.Option("--constraint", help="Features that nodes must have, as Slurm names them.")
-    ] = None,
-    log: Annotated[str, typer.Option("--log", help="In Slurm's own pattern.")] = "%x-%j.log",
-    bin_folder: Annotated[
-        Path | None,
-        typer.Option("--bin", help="Folder of the maskfleet command on every node. Default: this one's."),
-    ] = None,
+    ] = None
+    log: Annotated[str, typer.Option("--log", help="In Slurm's own pattern.")] = "%x-%j.log"
+    bin: Annotated[
+        str | None,
+        typer.Option(
+            "--bin",
+            metavar="FOLDER",
+            help="Folder of the maskfleet command on every node. Default: this one's.",
+        ),
+    ] = None
     sbatch: Annotated[
         list[str] | None,
         typer.Option("--sbatch", metavar="OPTION", help="A further option of sbatch: --sbatch=--exclusive."),
-    ] = None,
+    ] = None
     container: Annotated[
         str | None,
         typer.Option(
             "--container", metavar="IMAGE", help="Run inside it, by Apptainer: a .sif file, or docker://NAME."
         ),
-    ] = None,
+    ] = None
     setup: Annotated[
         list[str] | None,
         typer.Option(
             "--setup", metavar="LINE", help="Shell that comes first: --setup 'module load cuda'. No secrets."
         ),
-    ] = None,
-) -> None:
+    ] = None
+
+
+@group.command()
+@with_job_options
+def slurm(options: SlurmOptions) -> None:
     """Render a batch script that starts Ray on the job's nodes, saves before preemption, and requeues itself.
 
     Example: `maskfleet launch slurm s3://bucket/runs/base --nodes 4 --gpus-per-node 8 --cpus-per-node 64
     --memory 900GiB`
     """
-    import sys
-
     from launcher.app.schedulers import slurm as backend
 
-    job = options.job(
-        backend.SlurmJob,
-        bin=str(bin_folder or Path(sys.executable).parent),
-        log=log,
-        time=time,
-        partition=partition,
-        account=account,
-        qos=qos,
-        constraint=constraint,
-        sbatch=tuple(sbatch or ()),
-        container=container,
-        setup=tuple(setup or ()),
-    )
-    job = backend.require_shared_folder(job)
+    job = backend.require_shared_folder(options.job(backend.SlurmJob))
     options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubeRayOptions(JobOptions):
+    """Options of `launch kuberay` alone."""
+
+    image: ImageOption
+    namespace: Annotated[str, typer.Option("--namespace", help="Kubernetes' namespace of the job.")] = (
+        "default"
+    )
+    service_account: Annotated[
+        str, typer.Option("--service-account", help="Whose rights the pods have, in S3 too.")
+    ] = "default"
+    secret: Annotated[str, typer.Option("--secret", help="Holds the values of --env, a key a variable.")] = (
+        "maskfleet"
+    )
+    retries: Annotated[int, typer.Option("--retries", min=0, help="New clusters at most.")] = 1000
+    node_selector: Annotated[
+        list[str] | None, typer.Option("--node-selector", metavar="LABEL=VALUE", help="Machines that train.")
+    ] = None
+    head_selector: Annotated[
+        list[str] | None, typer.Option("--head-selector", metavar="LABEL=VALUE", help="The head's machine.")
+    ] = None
 
 
 @group.command()
 @with_job_options
-def kuberay(
-    options: JobOptions,
-    image: ImageOption,
-    namespace: Annotated[
-        str, typer.Option("--namespace", help="Kubernetes' namespace of the job.")
-    ] = "default",
-    service_account: Annotated[
-        str, typer.Option("--service-account", help="Whose rights the pods have, in S3 too.")
-    ] = "default",
-    secret: Annotated[
-        str, typer.Option("--secret", help="Holds the values of --env, a key a variable.")
-    ] = "maskfleet",
-    retries: Annotated[int, typer.Option("--retries", min=0, help="New clusters at most.")] = 1000,
-    node_selector: Annotated[
-        list[str] | None, typer.Option("--node-selector", metavar="LABEL=VALUE", help="Machines that train.")
-    ] = None,
-    head_selector: Annotated[
-        list[str] | None, typer.Option("--head-selector", metavar="LABEL=VALUE", help="The head's machine.")
-    ] = None,
-) -> None:
+def kuberay(options: KubeRayOptions) -> None:
     """Render a RayJob for the KubeRay operator (1.5.1 or newer), which makes a new cluster for every retry.
 
     Example: `maskfleet launch kuberay s3://bucket/runs/base --image registry/maskfleet:1 --nodes 4 --gpus-per-node 8
@@ -225,35 +212,28 @@ def kuberay(
     """
     from launcher.app.schedulers import kuberay as backend
 
-    job = options.job(
-        backend.KubeRayJob,
-        image=image,
-        namespace=namespace,
-        service_account=service_account,
-        secret=secret,
-        retries=retries,
-        node_selector=_labels(node_selector),
-        head_selector=_labels(head_selector),
-    )
+    job = options.job(backend.KubeRayJob)
     options.deliver(backend.render(job), lambda: f"created {backend.submit(job)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(JobOptions):
+    """Options of `launch aws-batch` alone."""
+
+    image: ImageOption
+    instance_type: InstanceTypeOption
+    vpc: Annotated[str, typer.Option("--vpc", help="The VPC of the machines.")]
+    subnet: Annotated[str, typer.Option("--subnet", help="Private, with a way to S3: one availability zone.")]
+    efa: Annotated[int, typer.Option("--efa", min=0, help="Elastic Fabric Adapters of each machine.")] = 0
+    disk: DiskOption = "200GiB"
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, max=10, help="Starts at most; AWS allows 10.")
+    ] = 10
 
 
 @group.command("aws-batch")
 @with_job_options
-def aws_batch(
-    options: JobOptions,
-    image: ImageOption,
-    instance_type: InstanceTypeOption,
-    vpc: Annotated[str, typer.Option("--vpc", help="The VPC of the machines.")],
-    subnet: Annotated[
-        str, typer.Option("--subnet", help="Private, with a way to S3: one availability zone.")
-    ],
-    efa: Annotated[int, typer.Option("--efa", min=0, help="Elastic Fabric Adapters of each machine.")] = 0,
-    disk: DiskOption = "200GiB",
-    attempts: Annotated[
-        int, typer.Option("--attempts", min=1, max=10, help="Starts at most; AWS allows 10.")
-    ] = 10,
-) -> None:
+def aws_batch(options: BatchOptions) -> None:
     """Render a CloudFormation stack with roles, network rules, queue and a multi-node parallel job definition.
 
     --env NAME is read from the parameter /maskfleet/JOB/NAME of Systems Manager.
@@ -264,16 +244,7 @@ def aws_batch(
     """
     from launcher.app.schedulers import aws_batch as backend
 
-    job = options.job(
-        backend.BatchJob,
-        image=image,
-        instance_type=instance_type,
-        vpc=vpc,
-        subnet=subnet,
-        efa=efa,
-        disk=disk,
-        attempts=attempts,
-    )
+    job = options.job(backend.BatchJob)
     from launcher.runtime.run.record import open_run
 
     recipe = open_run(options.run).recipe
@@ -283,23 +254,25 @@ def aws_batch(
     options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 
-@group.command()
-@with_job_options
-def ray(
-    options: JobOptions,
-    image: ImageOption,
-    region: Annotated[str, typer.Option("--region", help="AWS region.")],
-    instance_type: Annotated[
-        str, typer.Option("--instance-type", help="Instance type of every node, the head too.")
-    ],
-    ami: Annotated[str | None, typer.Option("--ami", help="Default: Ray's choice for the region.")] = None,
-    ssh_user: Annotated[str, typer.Option("--ssh-user", help="Login user of the machine image.")] = "ubuntu",
+@dataclass(frozen=True, kw_only=True)
+class RayOptions(JobOptions):
+    """Options of `launch ray` alone."""
+
+    image: ImageOption
+    region: Annotated[str, typer.Option("--region", help="AWS region.")]
+    instance_type: InstanceTypeOption
+    ami: Annotated[str | None, typer.Option("--ami", help="Default: Ray's choice for the region.")] = None
+    ssh_user: Annotated[str, typer.Option("--ssh-user", help="Login user of the machine image.")] = "ubuntu"
     profile: Annotated[
         str | None, typer.Option("--worker-profile", help="ARN of the workers' instance profile.")
-    ] = None,
-    spot: Annotated[bool, typer.Option("--spot", help="Workers on spot instances.")] = False,
-    disk: DiskOption = "200GiB",
-) -> None:
+    ] = None
+    spot: Annotated[bool, typer.Option("--spot", help="Workers on spot instances.")] = False
+    disk: DiskOption = "200GiB"
+
+
+@group.command()
+@with_job_options
+def ray(options: RayOptions) -> None:
     """Render a Ray cluster on AWS for `ray up`. --submit starts it and submits the job. Nothing restarts the job.
 
     Example: `maskfleet launch ray s3://bucket/runs/base --image registry/maskfleet:1 --region us-east-1
@@ -307,17 +280,7 @@ def ray(
     """
     from launcher.app.schedulers import ray_cluster as backend
 
-    job = options.job(
-        backend.RayCluster,
-        image=image,
-        region=region,
-        instance_type=instance_type,
-        ami=ami,
-        ssh_user=ssh_user,
-        profile=profile,
-        spot=spot,
-        disk=disk,
-    )
+    job = options.job(backend.RayCluster)
     options.deliver(backend.render(job), lambda: backend.submit(job))
 
 
@@ -370,8 +333,3 @@ def _uri(run: str, assignments: list[str] | None) -> str:
     opened = open_run(run)
     reload(opened.recipe, tuple(assignments or ()))
     return opened.store.uri
-
-
-def _labels(pairs: list[str] | None) -> dict[str, str]:
-    """Return LABEL=VALUE words as a mapping. A word without `=` gets an empty value, which the settings refuse."""
-    return {label: value for label, _, value in (pair.partition("=") for pair in pairs or ())}

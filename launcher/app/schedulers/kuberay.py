@@ -3,7 +3,7 @@
 from importlib.metadata import version
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
 from launcher.app.schedulers.job import Launch, Size, Word, require_object_storage, run_command
 from launcher.app.schedulers.job import render as fill
@@ -11,6 +11,16 @@ from launcher.exit_codes import SAVE_SECONDS
 
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
+
+
+def _parse_labels(told: object) -> object:
+    """Return LABEL=VALUE words as a mapping. A word without `=` gets an empty value, which the settings refuse."""
+    if isinstance(told, list):
+        return {label: value for label, _, value in (word.partition("=") for word in told)}
+    return told
+
+
+Labels = Annotated[dict[Label, Label], BeforeValidator(_parse_labels)]
 
 
 class KubeRayJob(Launch):
@@ -31,8 +41,8 @@ class KubeRayJob(Launch):
     service_account: ObjectName = "default"
     secret: ObjectName = "maskfleet"
     retries: NonNegativeInt = 1000
-    node_selector: dict[Label, Label] = Field(default_factory=dict)
-    head_selector: dict[Label, Label] = Field(default_factory=dict)
+    node_selector: Labels = Field(default_factory=dict)
+    head_selector: Labels = Field(default_factory=dict)
     head_cpus: PositiveInt = 4
     head_memory: Size = Size(16 << 30)
 

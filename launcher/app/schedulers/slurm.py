@@ -4,10 +4,11 @@ Maskfleet comes from an environment that every node sees at the same path, as is
 Apptainer image.
 """
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from launcher.app.schedulers.job import Launch, Printable, Word, matches, run_command
 from launcher.app.schedulers.job import render as fill
@@ -69,7 +70,7 @@ class SlurmJob(Launch):
     """A job for `sbatch`.
 
     Attributes:
-        bin: folder of the `maskfleet` command on every node.
+        bin: folder of the `maskfleet` command on every node; by default that of this Python.
         log: file for the job's output, in Slurm's file name pattern.
         time: time limit of one start, in Slurm's format; None: the cluster's default.
         partition, account, qos, constraint: options of `sbatch`.
@@ -79,7 +80,7 @@ class SlurmJob(Launch):
             variables.
     """
 
-    bin: Printable
+    bin: Printable = Field(default_factory=lambda: str(Path(sys.executable).parent))
     log: LogPath = "%x-%j.log"
     time: Time | None = None
     partition: Word | None = None

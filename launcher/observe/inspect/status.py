@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from rich.markup import escape
@@ -28,9 +28,6 @@ from launcher.runtime.run.log import token_loss
 from launcher.runtime.run.metrics import STEP, losses_text, running_mean, term_losses
 from launcher.runtime.run.outline import ForkOrigin, Outline, open_outline, runs_at
 from launcher.runtime.run.step_table import Record
-
-if TYPE_CHECKING:
-    from launcher.runtime.run.record import Run
 
 State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
 _RATE_STEPS = 100  # number of newest steps whose median is the present rate
@@ -119,7 +116,7 @@ class UnreadableRun:
     problem: str
 
 
-def status(run: "Run | Outline", now: float, *, brief: bool = False) -> RunStatus:
+def status(run: Outline, now: float, *, brief: bool = False) -> RunStatus:
     """Return the status of a run. Raises StoreError if the store cannot be read.
 
     `brief`: read only the newest metrics, which is quick even for a run of weeks, and leave out interruptions.
@@ -129,7 +126,7 @@ def status(run: "Run | Outline", now: float, *, brief: bool = False) -> RunStatu
     )
 
 
-def status_from_history(run: "Run | Outline", history: History, now: float, *, brief: bool) -> RunStatus:
+def status_from_history(run: Outline, history: History, now: float, *, brief: bool) -> RunStatus:
     """Return the status of a run whose history was read, at least that of its newest steps. Raises StoreError."""
     found = read_presence(run.store, now)
     manifest, problem = _newest(run.store)
@@ -180,7 +177,7 @@ def status_from_history(run: "Run | Outline", history: History, now: float, *, b
 
 
 def _state(
-    run: "Run | Outline", found: Presence | None, events: Sequence[Record], step: int
+    run: Outline, found: Presence | None, events: Sequence[Record], step: int
 ) -> tuple[State, str | None]:
     """Return the state, and the recorded reason if the run has ended."""
     if found is None:

@@ -100,11 +100,6 @@ class RankMemory:
         parts = fixed_memory(self.recipe, self.parameters, self.ranks, zero, rows=rows, bucket=bucket)
         return memory.total(parts)
 
-    def with_rows(self, phase: RecipePhase, rows: int) -> int:
-        """Return the largest number of bytes that are filled with microbatches of `rows` examples."""
-        added = self.microbatches(phase, rows).parts(rows * self.recipe.input.texts_per_row)
-        return self.kept(phase) + memory.total(added)
-
     def microbatches(self, phase: RecipePhase, most: int) -> MicrobatchMemory:
         """Return what microbatches of up to `most` examples add."""
         shape = microbatch_shape(self.recipe, phase)

@@ -159,18 +159,6 @@ HELD_OUT = (
 LOSS = "loss"
 BEFORE = "before_"
 """The prefix of an evaluation's figures on the text of `evaluation.before`."""
-UNSHOWN_FIELDS = (
-    "step",
-    "tokens",
-    "targets",
-    "skipped",
-    "data_wait",
-    "copy_seconds",
-    "copy_bytes",
-    "samples",
-    "digest",
-)
-"""The fields of a step's record that are not shown as figures."""
 
 
 _SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM_FIGURES))

@@ -78,19 +78,6 @@ class Run:
     wanted: CorpusStates | None = None
 
     @property
-    def name(self) -> str:
-        return self.recipe.name
-
-    @property
-    def total_steps(self) -> int:
-        return self.recipe.total_steps
-
-    @property
-    def flush_seconds(self) -> float:
-        """Largest age of records, in seconds, before they are written to the store."""
-        return self.recipe.logging.flush_seconds
-
-    @property
     def history(self) -> RemovalHistory:
         """The states of the corpora that each step reads."""
         return RemovalHistory(self.record.inputs.removals, self.left_out)
@@ -99,11 +86,6 @@ class Run:
     def removals(self) -> CorpusStates:
         """The states of the corpora that streams of this run read."""
         return self.history.newest if self.wanted is None else self.wanted
-
-    @property
-    def origins(self) -> tuple[ForkOrigin, ...]:
-        """The checkpoints from which the run was forked, the oldest first."""
-        return self.record.origins
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer of the run's record, from the run's own copy. Raises as

@@ -220,7 +220,7 @@ def test_added_tokens_keep_their_ids(published: Folder, family: str, form: str, 
     _same(tmp_path, ["a zünder flieger text", "zünderflieger", "plain"])
     ours = load_tokenizer(str(tmp_path))
     assert size in ours.encode("a zünder text")
-    assert ours.special.mask == (size - 1 if known else ours.piece_id("[MASK]"))
+    assert ours.special.mask == (size - 1 if known else ours.pieces.index("[MASK]"))
 
 
 def test_added_tokens_with_other_ids_are_refused(published: Folder) -> None:

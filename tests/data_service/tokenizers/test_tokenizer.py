@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_service.errors import TokenizerError
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 
@@ -91,11 +90,6 @@ def test_truncation_in_a_file_does_not_cut_documents(
     cut = from_files({"tokenizer.json": json.dumps(definition).encode()})
     assert len(cut.encode(documents[0])) == len(trained("byte_bpe").encode(documents[0])) > 5
     assert cut.hash == trained("byte_bpe").hash
-
-
-def test_a_missing_piece_is_named(trained: Callable[[Kind], Tokenizer]) -> None:
-    with pytest.raises(TokenizerError, match="<eod>"):
-        trained("unigram").piece_id("<eod>")
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -73,7 +73,7 @@ def test_special_tokens_and_only_they_are_words_by_role(tokenizer: Tokenizer) ->
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_only_bytes_that_must_be_han_begin_a_word(trained: Callable[[Kind], Tokenizer], kind: Kind) -> None:
     tokenizer = trained(kind)
-    begins = {i for i in range(256) if tokenizer.word_starts[tokenizer.piece_id(f"<0x{i:02X}>")]}
+    begins = {i for i in range(256) if tokenizer.word_starts[tokenizer.pieces.index(f"<0x{i:02X}>")]}
     assert begins == set(range(0xE4, 0xEA))
 
 

@@ -27,10 +27,8 @@ def _by_name(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, dict[s
 
 
 def test_every_parameter_is_in_exactly_one_group(model: MultitaskModel) -> None:
-    for decay in (1.0, 0.8):
-        groups = parameter_groups(model, 0.01, layer_decay=decay)
-        placed = [id(p) for group in groups for p in group["params"]]
-        assert sorted(placed) == sorted(id(p) for p in model.parameters())
+    placed = [id(p) for group in parameter_groups(model, 0.01) for p in group["params"]]
+    assert sorted(placed) == sorted(id(p) for p in model.parameters())
 
 
 def test_layer_norms_and_biases_neither_decay_nor_scale(model: MultitaskModel) -> None:
@@ -61,15 +59,6 @@ def test_xlnet_decays_the_biases_of_attention_and_no_other_bias() -> None:
         assert (name in decaying) == (not plain or name.endswith(attention)), name
     others = _by_name(xlnet, parameter_groups(xlnet, 0.01))
     assert not any(group["weight_decay"] for name, group in others.items() if name.endswith(attention))
-
-
-def test_layers_learn_more_slowly_the_deeper_they_lie(model: MultitaskModel) -> None:
-    groups = _by_name(model, parameter_groups(model, 0.01, layer_decay=0.5))
-    scale = {name: group["lr_scale"] for name, group in groups.items()}
-    assert {scale[name] for name in scale if name.startswith("head.")} == {1.0}
-    for layer, expected in ((2, 0.5), (1, 0.25), (0, 0.125)):
-        assert {scale[name] for name in scale if f"layers.{layer}." in name} == {expected}
-    assert {scale[name] for name in scale if "embeddings" in name} == {0.0625}
 
 
 def test_turns_keep_their_order_and_share_no_group(model: MultitaskModel) -> None:

@@ -3,6 +3,18 @@
 import re
 from collections import Counter
 
+UNSHOWN_FIELDS = (
+    "step",
+    "tokens",
+    "targets",
+    "skipped",
+    "data_wait",
+    "copy_seconds",
+    "copy_bytes",
+    "samples",
+    "digest",
+)
+"""The fields of a step's record that no display shows."""
 _NUMBER = r"(-?[\d,.]+(?:e[+-]?\d+)?|nan|inf)"
 _RANGES = {
     rf"step {_NUMBER}/": (0, 1e9),

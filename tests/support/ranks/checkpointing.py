@@ -200,7 +200,7 @@ def one_rank_leaves(rank: int, world: int, uri: str) -> str:
     peers = GlooPeers(dist.new_group(backend="gloo", timeout=timedelta(seconds=20)))
     saver = Saver(store, Attempt(store, 1), peers)
     saver.begin(10, cut_each(random_state(10), world, rank), SHAPES, {})
-    saver.wait()
+    saver.wait_for_all(lambda sent: None)
     if rank == world - 1:
         return "left"
     try:

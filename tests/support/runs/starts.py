@@ -134,7 +134,7 @@ def trained(setting: Setting, uri: str, config: ModelConfig, objective: RecipeOb
         {name: tuple(value.shape) for name, value in values.items()},
         {},
     )
-    saver.wait()
+    saver.wait_for_all(lambda sent: None)
     saver.commit()
     saver.close()
     return values

@@ -51,7 +51,7 @@ class Attempt:
         self.journal.flush()
         tensors = {kind: torch.zeros(4) for kind in ("master", "exp_avg", "exp_avg_sq")}
         self.saver.begin(self.step, [Fragment("w", 0, tensors)], {"w": (4,)}, {"step": self.step})
-        self.saver.wait()
+        self.saver.wait_for_all(lambda sent: None)
         self.saver.commit()
         return CheckpointName(self.attempt.number, self.step)
 
@@ -174,7 +174,7 @@ class Committing:
             shapes[name] = tuple(parameter.shape)
             fragments.append(Fragment(name, 0, dict.fromkeys(KINDS, moved.flatten())))
         self._saver.begin(step, fragments, shapes, {"step": step})
-        self._saver.wait()
+        self._saver.wait_for_all(lambda sent: None)
         self._saver.commit()
         return CheckpointName(self.attempt.number, step)
 

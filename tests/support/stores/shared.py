@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from data_service.processes import hold_lock
-
 Start = Callable[[Path], tuple[dict[str, str], list[int]]]
 """Starts a server in a new folder; returns what its users need, and its processes in the order in which to end them."""
 
@@ -26,7 +24,7 @@ def shared(folder: Path, name: str, start: Start) -> Iterator[dict[str, str]]:
     stops it."""
     said = folder / f"{name}.json"
     with (folder / f"{name}.users").open("a") as users:
-        with hold_lock(folder / f"{name}.lock"):
+        with _locked(folder / f"{name}.lock"):
             if not said.exists():
                 place = tempfile.mkdtemp(prefix=f"{name}-")  # sockets' paths must be short
                 server, daemons = start(Path(place))
@@ -36,13 +34,20 @@ def shared(folder: Path, name: str, start: Start) -> Iterator[dict[str, str]]:
         try:
             yield server
         finally:
-            with hold_lock(folder / f"{name}.lock"):
+            with _locked(folder / f"{name}.lock"):
                 fcntl.flock(users, fcntl.LOCK_UN)
                 with suppress(BlockingIOError):
                     fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if another one still uses it
                     stop(daemons)
                     said.unlink()
                     shutil.rmtree(place)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def stop(daemons: list[int]) -> None:

@@ -1,6 +1,6 @@
 """The charts of a report: losses, accuracies, learning rate, gradient norm, throughput and data wait by step."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,7 +21,10 @@ def charts(history: History, gaps: Sequence[Interruption], baselines: Mapping[st
     """Yield the charts of a run. `baselines` are levels in the charts of token losses; events are marks. Raises
     StoreError."""
     steps = history.steps
-    chart = partial(_chart, steps.numbers, marks=_marks(gaps, history.events))
+    start, end = (float(steps.numbers[0]), float(steps.numbers[-1]) + 1) if len(steps) else (0.0, 1.0)
+    chart = partial(Chart, x_start=start, x_end=end, marks=_marks(gaps, history.events))
+    if end > _MIN_ABBREVIATED_STEPS:
+        chart = partial(chart, x_format=human_count)
     levels = tuple(Level(name, value) for name, value in baselines.items())
     losses = _names(steps.fields, TERM_LOSS)
     curves = partial(_term_curves, history)
@@ -38,33 +41,6 @@ def charts(history: History, gaps: Sequence[Interruption], baselines: Mapping[st
     for metric in shown_on("curve"):
         trained = _series(metric.title.lower(), steps.numbers, metric_values(metric, steps), metric.tone)
         yield chart(metric.title, metric.unit, (trained,), zero=True, format=metric.spell)
-
-
-def _chart(
-    numbers: Floats,
-    title: str,
-    unit: str,
-    series: tuple[Series, ...],
-    *,
-    levels: tuple[Level, ...] = (),
-    marks: tuple[ChartMark, ...] = (),
-    zero: bool = False,
-    format: Callable[[float], str] = lambda value: f"{value:.3g}",
-) -> Chart:
-    """Return a chart whose x axis covers all steps."""
-    start, end = (float(numbers[0]), float(numbers[-1]) + 1) if len(numbers) else (0.0, 1.0)
-    return Chart(
-        title,
-        unit,
-        series,
-        x_end=end,
-        levels=levels,
-        marks=marks,
-        x_start=start,
-        zero=zero,
-        format=format,
-        x_format=human_count if end > _MIN_ABBREVIATED_STEPS else lambda value: f"{value:,.0f}",
-    )
 
 
 def _term_curves(history: History, name: str) -> tuple[Series, ...]:

@@ -13,6 +13,7 @@ from data_service.service.ray_internals import start_ray
 from launcher.after.diagnose.evaluators import CommitEvaluation, evaluate_commits, is_evaluation_pending
 from launcher.observe.inspect.status import describe, status
 from launcher.runtime.run.evaluations import evaluated
+from launcher.runtime.run.outline import open_outline
 from launcher.runtime.run.record import open_run
 from tests.support.runs.observer import title
 from tests.support.runs.small_runs import events, new_run, operate
@@ -76,7 +77,7 @@ def test_the_newest_comes_next_and_what_fails_is_told_once(
     assert [event["steps"] for event in events(uri, "evaluation_skipped")] == [[6]]
     assert [event["step"] for event in events(uri, "evaluation_failed")] == [3]
     assert sum("train.tsv" in note for note in notes) == 1
-    found = status(open_run(uri), time.time())
+    found = status(open_outline(uri), time.time())
     assert "train.tsv" in str(found.evaluation_problem)
     assert any("train.tsv" in line for line in describe(found, time.time()))
 

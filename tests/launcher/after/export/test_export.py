@@ -132,7 +132,7 @@ def test_a_checkpoint_becomes_what_transformers_loads(
     fragments = [Fragment(name, 0, {MASTER: p.detach().flatten()}) for name, p in model.named_parameters()]
     saver = Saver(run.store, claim(run.store), Alone())
     saver.begin(5, fragments, {name: tuple(p.shape) for name, p in model.named_parameters()}, {})
-    saver.wait()
+    saver.wait_for_all(lambda sent: None)
     saver.commit()
     saver.close()
 

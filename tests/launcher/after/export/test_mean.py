@@ -132,7 +132,7 @@ def test_the_average_that_a_run_keeps(fresh_run: str, tmp_path: Path) -> None:
         shapes,
         {},
     )
-    saver.wait()
+    saver.wait_for_all(lambda sent: None)
     saver.commit()
     saver.close()
     journal = RunLog(run.store, 1, 1000.0, lambda line: None)

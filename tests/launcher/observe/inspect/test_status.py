@@ -19,7 +19,7 @@ from launcher.errors import RunError
 from launcher.observe.inspect.report.figures import Interruption
 from launcher.observe.inspect.status import RunStatus, UnreadableRun, describe, read_statuses, status
 from launcher.runtime.run.log import RunLog, evaluation_record, operator_event
-from launcher.runtime.run.outline import runs_at
+from launcher.runtime.run.outline import open_outline, runs_at
 from launcher.runtime.run.record import open_run
 from tests.support.runs.small_runs import new_run
 from tests.support.stores.faulty import silent_for
@@ -46,7 +46,7 @@ def save(attempt: Attempt, step: int, now: float, begun_at: Saver | None = None)
     saver = begun_at or Saver(attempt.store, attempt, Alone(), clock=lambda: now)
     tensors = {kind: torch.zeros(4) for kind in ("master", "exp_avg", "exp_avg_sq")}
     saver.begin(step, [Fragment("w", 0, tensors)], {"w": (4,)}, {"step": step, "tokens": 1000 * step})
-    saver.wait()
+    saver.wait_for_all(lambda sent: None)
     saver.commit()
     return saver
 
@@ -58,7 +58,7 @@ def run(fresh_run: str) -> str:
 
 
 def said(uri: str, now: float) -> tuple[RunStatus, str]:
-    found = status(open_run(uri), now)
+    found = status(open_outline(uri), now)
     return found, "\n".join(describe(found, now))
 
 
@@ -225,7 +225,7 @@ def test_the_brief_status_reads_the_newest_segments_only(run: str) -> None:
         assert journal.flush(WAIT_S)
     saver = save(attempt, 6, NOW)
     save(attempt, 13, NOW, saver)
-    whole, brief = status(open_run(run), NOW + 1), status(open_run(run), NOW + 1, brief=True)
+    whole, brief = status(open_outline(run), NOW + 1), status(open_outline(run), NOW + 1, brief=True)
     assert (brief.step, brief.evaluated) == (whole.step, whole.evaluated) == (14, 14)
     assert brief.loss == pytest.approx(whole.loss, rel=0.05), "a mean over the steps that were read"
     assert (whole.step_seconds, brief.step_seconds) == (1.0, 2.0), "the newest 16 segments hold 8 steps"

@@ -59,7 +59,7 @@ class Writer:
     def commit(self) -> CheckpointName:
         tensors = {kind: torch.zeros(4) for kind in ("master", "exp_avg", "exp_avg_sq")}
         self.saver.begin(self.step, [Fragment("w", 0, tensors)], {"w": (4,)}, {"step": self.step})
-        self.saver.wait()
+        self.saver.wait_for_all(lambda sent: None)
         self.saver.commit()
         return CheckpointName(self.attempt.number, self.step)
 

@@ -13,9 +13,9 @@ from launcher.runtime.run.metrics import (
     HELD_OUT,
     STEP,
     THROUGHPUT,
-    UNSHOWN_FIELDS,
     figures,
 )
+from tests.support.checks.figures import UNSHOWN_FIELDS
 
 TERMS = {"mlm_weighted": 300.0, "mlm_loss": 300.0, "mlm_correct": 30.0, "mlm_targets": 150.0}
 
