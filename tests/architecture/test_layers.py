@@ -59,10 +59,10 @@ DRAWN = {
     """,
     "checkpoints": "",
     "tests.support": """
-        faults -> data ranks runs stores
+        faults -> data models ranks runs stores tasks
         tasks -> data models
         runs -> data models
-        ranks -> data models
+        ranks -> models
         models -> data
     """,
 }

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import torch
 from program import BenchError
-from synthetic import BLOCK_TOKENS, SPECIAL, TEXT, VOCABULARY
+from synthetic import BLOCK_TOKENS, SPECIAL, VOCABULARY, block
 from torch.utils.data import DataLoader, Dataset
 
 _BLOCKS = 64  # more rows than are read, as a worker that ends takes its seconds with it
@@ -172,7 +172,7 @@ def _cut_rows(length: int) -> Iterator[np.ndarray]:
     """Yield random text, cut into full rows with their special tokens in place."""
     room = length - 2
     for seed in range(_BLOCKS):
-        text = TEXT.block(seed).tokens
+        text = block(seed).tokens
         for start in range(0, BLOCK_TOKENS - room, room):
             row = text[[0, *range(start, start + room), 0]]
             row[0], row[-1] = SPECIAL.cls, SPECIAL.sep

@@ -21,7 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from encoder_core.kernels.fused_attention import fused_attention
 from encoder_core.kernels.tiling import Tiling, Tilings, choose_tilings, compute_generation
-from tests.gpu.problems import FORMS, Problem, Size, outcome, problem
+from tests.gpu.problems import FORMS, Size, problem
+from tests.support.models.relative_attention import Problem, outcome
 
 ROOT = Path(__file__).parents[2]
 SIZES = {

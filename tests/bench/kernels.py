@@ -250,12 +250,10 @@ def launches(architecture: int, dtype: str, width: int, form: str, cuts: Any = N
 
 
 def _attention(form: str, width: int, dtype: torch.dtype, cuts: Any) -> None:
-    from tests.support.models import relative_attention
-    from tests.support.models.relative_attention import Form, fused, problem
+    from tests.support.models.relative_attention import CPU, DROPOUT, Form, fused, problem
 
-    relative_attention.DEVICE = torch.device("cpu")  # nothing is launched
-    given: dict[str, Any] = {"dropout": True, "width": width, "dtype": dtype} | FORMS[form]
-    fused(problem(LENGTHS, Form(**given)), cuts)
+    given: dict[str, Any] = {"dropout": DROPOUT, "width": width, "dtype": dtype} | FORMS[form]
+    fused(problem(LENGTHS, Form(**given), device=CPU), cuts)  # nothing is launched
 
 
 def _norm(

@@ -1,6 +1,6 @@
-"""The batch of `step.py`: random ids, flat for us and as padded rectangles for transformers."""
+"""The batch of `step.py`: random ids."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, assert_never
 
 import torch
@@ -13,7 +13,6 @@ Lengths = Literal["full", "mixed"]
 
 MASKED = 0.15
 FIRST_ID = 8  # ids below are special tokens, padding among them
-IGNORED = -100
 LONGEST_SPAN = 10
 
 
@@ -58,68 +57,3 @@ def in_random_order(batch: Batch) -> Batch:
     order = torch.zeros_like(batch.tokens)
     order[batch.target_positions] = 1 + torch.randperm(len(batch.target_positions))
     return replace(batch, order=order)
-
-
-@dataclass(frozen=True)
-class Rectangle:
-    """The batch as transformers takes it, [R, L] each; `at` gives the rectangle's place of each flat token."""
-
-    tokens: Tensor
-    mask: Tensor
-    segments: Tensor
-    labels: Tensor
-    at: Tensor
-
-    @classmethod
-    def of(cls, batch: Batch, pad_id: int) -> "Rectangle":
-        row = torch.arange(batch.rows).repeat_interleave(batch.cu_seqlens.diff())
-        at = row * batch.max_length + batch.positions
-        labels = torch.full_like(batch.tokens, IGNORED)
-        labels[batch.target_positions] = batch.target_ids
-
-        def lay(x: Tensor, fill: int) -> Tensor:
-            flat = torch.full((batch.rows * batch.max_length,), fill)
-            return flat.index_copy(0, at, x).view(batch.rows, batch.max_length)
-
-        segments = torch.zeros_like(batch.tokens) if batch.segments is None else batch.segments
-        return cls(
-            lay(batch.tokens, pad_id),
-            lay(torch.ones_like(batch.tokens), 0),
-            lay(segments, 0),
-            lay(labels, IGNORED),
-            at,
-        )
-
-
-@dataclass(frozen=True)
-class Permuted:
-    """What transformers' XLNet takes beside the rectangle.
-
-    Attributes:
-        hidden: [R, L, L] fp32, 1 where a token may not see another.
-        mapping: [R, most targets of a row, L] fp32, one-hot.
-        labels: [R, most targets of a row].
-    """
-
-    hidden: Tensor
-    mapping: Tensor
-    labels: Tensor
-
-    @classmethod
-    def of(cls, batch: Batch) -> "Permuted":
-        """A target does not see its own token, and everything else sees what comes no later."""
-        assert batch.order is not None
-        rows = list(zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True))
-        own = [(batch.target_positions >= a) & (batch.target_positions < b) for a, b in rows]
-        most = max(int(chosen.sum()) for chosen in own)
-        hidden = torch.zeros(batch.rows, batch.max_length, batch.max_length)
-        mapping = torch.zeros(batch.rows, most, batch.max_length)
-        labels = torch.full((batch.rows, most), IGNORED)
-        for row, ((start, stop), chosen) in enumerate(zip(rows, own, strict=True)):
-            order, at = batch.order[start:stop], batch.target_positions[chosen] - start
-            sees = order.clone()
-            sees[at] -= 1
-            hidden[row, : stop - start, : stop - start] = (order[None, :] > sees[:, None]).float()
-            mapping[row, torch.arange(len(at)), at] = 1.0
-            labels[row, : len(at)] = batch.target_ids[chosen]
-        return cls(hidden, mapping, labels)

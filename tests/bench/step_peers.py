@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from program import BenchError
-from step_batch import Permuted, Rectangle, in_random_order
+from step_batch import in_random_order
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
@@ -27,6 +27,7 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.term import last_weight
+from tests.support.models.parity import copy_into, pad, parameters_of, permuted_inputs
 
 
 class Pair(ABC):
@@ -43,9 +44,9 @@ class Pair(ABC):
 
     def __init__(self, batch: Batch, pad_id: int) -> None:
         self.batch = batch
-        self.rectangle = Rectangle.of(batch, pad_id)
-        self.inputs = {"input_ids": self.rectangle.tokens, "attention_mask": self.rectangle.mask}
-        self.at = self.rectangle.at[batch.target_positions]
+        self.rectangle = pad(batch, pad_id)
+        self.inputs = {"input_ids": self.rectangle.input_ids, "attention_mask": self.rectangle.attention_mask}
+        self.at = self.rectangle.attention_mask.flatten().nonzero().flatten()[batch.target_positions]
 
     def our_loss(self) -> Tensor:
         """The whole objective, each term normalised by its targets."""
@@ -76,7 +77,7 @@ class MaskedPair(Pair):
         segments = batch.segments if "token_types" in type(config).model_fields else None
         super().__init__(replace(batch, segments=segments, pair_labels=None), config.pad_id)
         if segments is not None:
-            self.inputs["token_type_ids"] = self.rectangle.segments
+            self.inputs["token_type_ids"] = self.rectangle.token_type_ids
         if span_boundary:
             self.ours = multitask_model(config, [MlmConfig(), SboConfig()])
             self.note = "the peer has no span-boundary term: BertForMaskedLM"
@@ -112,7 +113,7 @@ class PairsPair(Pair):
 
     def __init__(self, config: ModelConfig, batch: Batch) -> None:
         super().__init__(batch, config.pad_id)
-        self.inputs["token_type_ids"] = self.rectangle.segments
+        self.inputs["token_type_ids"] = self.rectangle.token_type_ids
         self.family = config.family
         pairs = NspConfig() if self.family == "bert" else SopConfig()
         self.ours = multitask_model(config, [MlmConfig(), pairs])
@@ -147,21 +148,17 @@ class ReplacedPair(Pair):
 
     def __init__(self, config: ElectraConfig, batch: Batch) -> None:
         super().__init__(replace(batch, pair_labels=None), config.pad_id)
-        self.inputs["token_type_ids"] = self.rectangle.segments
+        self.inputs["token_type_ids"] = self.rectangle.token_type_ids
         self.settings = ReplacedTokenConfig()
         self.ours = ours = self.settings.build(config)
         initialise(ours)
         self.generator = peer(config.generator, "mlm", ours.generator)
-        parameters = dict(ours.named_parameters())
-        self.discriminator = _build(interchange(config, "rtd"))
         table = interchange(config, "rtd")
-        _load(
-            self.discriminator,
-            {
-                theirs: parameters[stored_name("discriminator", name)]
-                for name, theirs in table.table.names(table.layers).items()
-            },
-        )
+        self.discriminator = _build(table)
+        names = table.table.names(table.layers)
+        parameters = parameters_of(ours)
+        state = {theirs: parameters[stored_name("discriminator", name)] for name, theirs in names.items()}
+        _load(self.discriminator, state)
         self.discriminator.electra.embeddings = self.generator.electra.embeddings
         self.theirs = nn.ModuleList([self.generator, self.discriminator])
 
@@ -194,9 +191,9 @@ class ReplacedPair(Pair):
         return loss + last_weight(self.settings.weight) * self._detection(drawn)
 
     def _detection(self, drawn: Tensor) -> Tensor:
-        tokens = self.rectangle.tokens.flatten().index_copy(0, self.at, drawn)
+        tokens = self.rectangle.input_ids.flatten().index_copy(0, self.at, drawn)
         replaced = torch.zeros_like(tokens).index_copy(0, self.at, (drawn != self.batch.target_ids).long())
-        shape = self.rectangle.tokens.shape
+        shape = self.rectangle.input_ids.shape
         inputs = self.inputs | {"input_ids": tokens.view(shape)}
         loss: Tensor = self.discriminator(**inputs, labels=replaced.view(shape)).loss
         return loss
@@ -211,19 +208,10 @@ class PermutedPair(Pair):
         super().__init__(in_random_order(replace(batch, pair_labels=None)), config.pad_id)
         self.ours = PlmConfig().build(config)
         initialise(self.ours)
-        fields = hf_xlnet.to_json(config)
-        their = Interchange(hf_xlnet.ARCHITECTURE, hf_xlnet.TABLE, fields, config.layers)
+        their = Interchange(hf_xlnet.ARCHITECTURE, hf_xlnet.TABLE, hf_xlnet.to_json(config), config.layers)
         self.theirs = _build(their)
-        parameters = dict(self.ours.named_parameters())
-        _load(self.theirs, {theirs: parameters[o] for o, theirs in their.table.names(their.layers).items()})
-        permuted = Permuted.of(self.batch)
-        self.inputs |= {
-            "attention_mask": self.rectangle.mask.float(),
-            "token_type_ids": self.rectangle.segments,
-            "perm_mask": permuted.hidden,
-            "target_mapping": permuted.mapping,
-            "labels": permuted.labels,
-        }
+        copy_into(self.theirs, self.ours, their)
+        self.inputs = permuted_inputs(self.batch, torch.float32, config.pad_id).arguments
 
     def their_loss(self) -> Tensor:
         loss: Tensor = self.theirs(**self.inputs, use_mems=False).loss
@@ -237,7 +225,7 @@ def peer(config: ModelConfig, heads: Heads, ours: nn.Module) -> Any:
     """transformers' class with our weights; what it has beyond them is as on export."""
     their = interchange(config, heads)
     model = _build(their)
-    parameters = dict(ours.named_parameters())
+    parameters = parameters_of(ours)
     state = {theirs: parameters[name] for name, theirs in their.table.names(their.layers).items()}
     own = model.state_dict()
     _load(model, state | {fold.theirs: torch.zeros_like(own[fold.theirs]) for fold in their.table.folds})
@@ -262,5 +250,5 @@ def _build(their: Interchange) -> Any:
 
 
 def _load(model: Any, state: dict[str, Tensor]) -> None:
-    outcome = model.load_state_dict({name: value.detach() for name, value in state.items()}, strict=False)
+    outcome = model.load_state_dict(state, strict=False)
     assert not outcome.unexpected_keys

@@ -72,7 +72,7 @@ def run_tests(*arguments: str, **variables: str) -> "subprocess.CompletedProcess
 
 # Kernels that are off by 1 %, in place of the right ones.
 BAD_KERNELS = """
-import tests.gpu.problems as problems, tests.gpu.test_other_kernels as others
+import tests.support.models.relative_attention as problems, tests.gpu.test_other_kernels as others
 attention, norm, gradient = problems.fused_attention, others.residual_norm, others.to_gradient
 def to_gradient(logits, ids, sums, *, biased):
     by_bias = gradient(logits, ids, sums, biased=biased)

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.kernels.fused_attention import Layout
 from encoder_core.layers.attention import Attend, automatic
 from encoder_core.layers.dropout import drop_threshold, dropout, inverse_rate
 from encoder_core.layers.kernel_choice import force_kernel, record_requests
@@ -20,19 +18,9 @@ from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.tiny import tiny
 from tests.gpu.machine import DEVICE, DTYPES, GPU, MAX_BIAS, MAX_ERROR, RECIPES, Figure, seconds_of
-from tests.gpu.problems import (
-    FORMS,
-    Form,
-    Problem,
-    Size,
-    error,
-    formula,
-    kept_by_formula,
-    kernels,
-    outcome,
-    problem,
-)
+from tests.gpu.problems import FORMS, Size, error, kernels, problem
 from tests.support.models.plain_attention import reference
+from tests.support.models.relative_attention import Form, Problem, converted, formula, keep_mask, outcome
 
 _LENGTHS = (0, 1, 33, 130) if GPU else (0, 1, 33)
 _LONG_ROW = 8192
@@ -52,7 +40,7 @@ _FAR_BYTES = 70e9  # memory that gradients of tensors beyond that need
 
 
 def _by_formula(given: Problem, dtype: torch.dtype, *, cancels: bool = True) -> dict[str, Tensor]:
-    exact = given.to(dtype)
+    exact = converted(given, dtype, DEVICE)
     return outcome(formula(exact, cancels=cancels), exact)
 
 
@@ -137,11 +125,8 @@ def test_masks_of_attention_are_the_cpus(rate: float) -> None:
         inputs = {"q": zero, "k": zero, "v": values}
         seen.append(kernels(replace(given, inputs=inputs))[:, :, : len(here)])
     kept = (torch.cat(seen, -1) > 0).movedim(1, 0).cpu()
-    fields: dict[str, Any] = {
-        name: x.cpu() if isinstance(x, Tensor) else x for name, x in vars(given.layout).items()
-    }
-    layout = Layout(**fields)
-    assert torch.equal(kept, kept_by_formula(layout, torch.arange(length), length, heads))
+    layout = converted(given, torch.float32).layout
+    assert torch.equal(kept, keep_mask(layout, torch.arange(length), length, heads))
 
 
 def test_rows_far_into_memory_have_the_same_bits() -> None:

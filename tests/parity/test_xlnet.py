@@ -1,7 +1,6 @@
 """XLNet against transformers: one stream and two, with memory, segments, padding and reversed rows."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +23,7 @@ from tests.support.models.parity import (
     copy_into,
     make_batch,
     pad,
+    permuted_inputs,
     random_weights,
 )
 
@@ -81,52 +81,6 @@ def permuted(lengths: list[int], *, segments: bool = True, seed: int = 0) -> Bat
     return replace(batch, order=order, target_positions=at, target_ids=ids)
 
 
-@dataclass(frozen=True)
-class Theirs:
-    """A batch as transformers takes it: rectangles, and which of its [R, most targets] predictions are real."""
-
-    arguments: dict[str, Tensor]
-    real: Tensor
-    flat: Callable[[Tensor], Tensor]
-
-
-def their_inputs(batch: Batch, dtype: torch.dtype) -> Theirs:
-    rectangle = pad(batch, 5)
-    lengths, longest = batch.cu_seqlens.diff().tolist(), batch.max_length
-    orders = torch.zeros(batch.rows, longest, dtype=torch.int64)
-    counts = [((batch.target_positions >= a) & (batch.target_positions < a + n)).sum().item()
-              for a, n in zip(batch.cu_seqlens.tolist(), lengths, strict=False)]  # fmt: skip
-    mapping = torch.zeros(batch.rows, max(counts), longest, dtype=dtype)
-    labels = torch.full((batch.rows, max(counts)), -100)
-    real = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
-    hidden = torch.zeros(batch.rows, longest, longest, dtype=dtype)
-    done = 0
-    for row, (start, length, count) in enumerate(
-        zip(batch.cu_seqlens.tolist(), lengths, counts, strict=False)
-    ):
-        assert batch.order is not None
-        orders[row, :length] = batch.order[start : start + length]
-        own = batch.target_positions[done : done + count] - start
-        mapping[row, torch.arange(count), own] = 1
-        labels[row, :count] = batch.target_ids[done : done + count]
-        is_target = torch.zeros(longest, dtype=torch.bool)
-        is_target[own] = True
-        # As data_utils.py has it: a target may see lower orders, anything else its own order too.
-        limit = torch.where(is_target, orders[row], orders[row] + 1)
-        hidden[row] = (limit[:, None] <= orders[row][None, :]).to(dtype)
-        done += count
-    arguments = {
-        "input_ids": rectangle.input_ids,
-        "attention_mask": rectangle.attention_mask.to(dtype),
-        "perm_mask": hidden,
-        "target_mapping": mapping,
-        "labels": labels,
-    }
-    if batch.segments is not None:
-        arguments["token_type_ids"] = rectangle.token_type_ids
-    return Theirs(arguments, real, rectangle.flat)
-
-
 def check_two_streams(
     ours: PermutedLanguageModel,
     theirs: XLNetLMHeadModel,
@@ -135,7 +89,7 @@ def check_two_streams(
     memory: Memory | None = None,
     their_memory: list[Tensor] | None = None,
 ) -> tuple[Memory, list[Tensor]]:
-    inputs = their_inputs(batch, dtype)
+    inputs = permuted_inputs(batch, dtype, 5)
     expected = theirs(
         **inputs.arguments, mems=their_memory, use_mems=memory is not None, output_hidden_states=True
     )
@@ -198,7 +152,7 @@ def test_same_gradients(dtype: torch.dtype) -> None:
     ours, theirs = models(dtype)
     batch = permuted(FULL)
     memory = ours(permuted(FULL, seed=1), ()).memory
-    inputs = their_inputs(batch, dtype)
+    inputs = permuted_inputs(batch, dtype, 5)
     theirs(**inputs.arguments, mems=[m.transpose(0, 1) for m in memory], use_mems=True).loss.backward()
     term = ours(batch, memory).terms[0]
     (term.loss_sum / term.targets).backward()

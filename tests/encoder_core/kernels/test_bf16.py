@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from encoder_core.kernels.fused_attention import Terms
 from encoder_core.kernels.tiling import Tiling, Tilings
 from tests.support.checks.gpu import interpreted
 from tests.support.models.relative_attention import (
@@ -137,9 +136,8 @@ def test_products_are_those_of_rounded_operands_in_fp32() -> None:
 def in_bf16(given: Problem) -> dict[str, Tensor]:
     """The formula as flash attention rounds: inputs, probabilities and results in bf16, products and sums in fp32."""
     half = converted(given, torch.bfloat16)
-    q, k, v = half.q.float(), half.k.float(), half.v.float()
-    terms = Terms(**{name: None if x is None else x.float() for name, x in vars(half.terms).items()})
-    context = formula(Problem(q, k, v, terms, half.layout), rounded=True)
+    wide = Problem({name: x.float() for name, x in half.inputs.items()}, half.layout)
+    context = formula(wide, rounded=True)
     return outcome(context.bfloat16(), half)
 
 
@@ -152,12 +150,7 @@ def in_bf16(given: Problem) -> dict[str, Tensor]:
 )
 def test_errors_are_those_of_bf16(name: str, scale: float, rate: float) -> None:
     lengths = [0, 1, 33] if (name, scale, rate) in SHORT else LENGTHS
-    given = problem(lengths, replace(FORMS[name], dtype=torch.bfloat16, dropout=rate > 0.0))
-    layout = replace(given.layout, scale=scale)
-    if rate:
-        dropped = round(rate * 2**16)
-        layout = replace(layout, threshold=dropped, inverse=2**16 / (2**16 - dropped))
-    given = replace(given, layout=layout)
+    given = problem(lengths, replace(FORMS[name], dtype=torch.bfloat16, dropout=rate), scale=scale)
     exact, found, half = expected(given), fused(given, CUTS), in_bf16(given)
     for part, value in exact.items():
         size = float(value.norm())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.kernels.tiling import Tiling, Tilings
-from tests.support.models.relative_attention import Form, assert_same, expected, fused, problem
+from tests.support.models.relative_attention import DROPOUT, Form, assert_same, expected, fused, problem
 
 TOLERANCE = {
     torch.float64: 1e-12,
@@ -19,21 +19,21 @@ TOLERANCE = {
     torch.float16: 1e-2,
 }  # the interpreter multiplies no bf16
 FORMS = {
-    "plain": Form(heads=1, width=5, dropout=True),
-    "window": Form(heads=1, window=7, dropout=True),
-    "disentangled": Form(heads=3, width=24, table_a=True, table_b=True, dropout=True),
+    "plain": Form(heads=1, width=5, dropout=DROPOUT),
+    "window": Form(heads=1, window=7, dropout=DROPOUT),
+    "disentangled": Form(heads=3, width=24, table_a=True, table_b=True, dropout=DROPOUT),
     "with_positions": Form(heads=1, table_a=True, table_b=True, table_c=True),
-    "few_queries": Form(heads=1, table_a=True, table_b=True, few=True, dropout=True),
-    "causal": Form(heads=1, table_a=True, table_b=True, table_c=True, causal=True, dropout=True),
+    "few_queries": Form(heads=1, table_a=True, table_b=True, few=True, dropout=DROPOUT),
+    "causal": Form(heads=1, table_a=True, table_b=True, table_c=True, causal=True, dropout=DROPOUT),
     "causal_window": Form(heads=1, window=7, causal=True),
     "causal_memory": Form(heads=1, table_a=True, few=True, carried=6, causal=True),
-    "relative_keys": Form(heads=1, table_a=True, dropout=True),
-    "across": Form(heads=2, width=5, across=True, dropout=True),
+    "relative_keys": Form(heads=1, table_a=True, dropout=DROPOUT),
+    "across": Form(heads=2, width=5, across=True, dropout=DROPOUT),
     "permuted": Form(
-        heads=1, table_a=True, own_r=True, segments=True, order=True, signs=True, carried=6, dropout=True
+        heads=1, table_a=True, own_r=True, segments=True, order=True, signs=True, carried=6, dropout=DROPOUT
     ),
     "permuted_queries": Form(
-        heads=1, table_a=True, own_r=True, segments=True, order=True, few=True, carried=8, dropout=True
+        heads=1, table_a=True, own_r=True, segments=True, order=True, few=True, carried=8, dropout=DROPOUT
     ),
 }
 LENGTHS = {"mixed": [1, 0, 20], "none": []}
@@ -89,7 +89,7 @@ forms = st.builds(
     order=st.booleans(),
     signs=st.booleans(),
     few=st.booleans(),
-    dropout=st.booleans(),
+    dropout=st.sampled_from([0.0, DROPOUT]),
     causal=st.booleans(),
     carried=st.sampled_from([0, 0, 1, 4, 23]),
     dtype=st.sampled_from(list(TOLERANCE)),
@@ -105,7 +105,7 @@ ONE_TOKEN = Form(
     own_r=True,
     segments=True,
     signs=True,
-    dropout=True,
+    dropout=DROPOUT,
     carried=4,
     dtype=torch.float16,
 )

@@ -20,12 +20,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from encoder_core.kernels import fused_attention as attention
 from encoder_core.kernels.forward import forward_kernel
 from encoder_core.kernels.tiling import Tiling, Tilings, make_tile
-from tests.support.models.relative_attention import Form, Problem, problem
+from tests.support.models.relative_attention import DROPOUT, Form, Problem, problem
 
 HEADS, WIDTH, LENGTH, CUTS = 4, 2, 9, Tilings(*[Tiling(16, 4, 1)] * 3)
 START = 2**32 // HEADS + 7  # a place of a query and head wraps to a small positive one, which is in the hole
 FORMS = {
-    "tables": Form(HEADS, WIDTH, table_a=True, table_b=True, table_c=True, dropout=True, dtype=torch.float32),
+    "tables": Form(
+        HEADS, WIDTH, table_a=True, table_b=True, table_c=True, dropout=DROPOUT, dtype=torch.float32
+    ),
     "queries": Form(
         HEADS,
         WIDTH,
@@ -35,7 +37,7 @@ FORMS = {
         order=True,
         few=True,
         carried=3,
-        dropout=True,
+        dropout=DROPOUT,
         dtype=torch.float32,
     ),
 }
@@ -69,19 +71,13 @@ def test_a_row_behind_2_to_the_32_vectors_gives_the_same_bits(form: Form, far: M
 
 def moved(given: Problem, far: Move) -> Problem:
     """All that belongs to tokens stands START rows further on."""
-    layout, terms = given.layout, given.terms
-
-    def each(of: object, *names: str) -> dict[str, Any]:
-        return {name: far(getattr(of, name).detach()) for name in names if getattr(of, name) is not None}
-
-    changed = each(layout, "segments_q", "segments_k", "ranks_q", "ranks_k", "draws")
+    layout = given.layout
+    names = ("segments_q", "segments_k", "ranks_q", "ranks_k", "draws")
+    changed: dict[str, Any] = {name: far(x) for name in names if (x := getattr(layout, name)) is not None}
     if layout.slots is not None:
         changed["slots"] = far(torch.where(layout.slots < 0, layout.slots, layout.slots + START))
-    return Problem(
-        **each(given, "q", "k", "v"),
-        terms=replace(terms, **each(terms, "r", "segment_scores")),
-        layout=replace(layout, cu_seqlens=layout.cu_seqlens + START, **changed),
-    )
+    inputs = {n: x if n.startswith("table") else far(x.detach()) for n, x in given.inputs.items()}
+    return Problem(inputs, replace(layout, cu_seqlens=layout.cu_seqlens + START, **changed))
 
 
 def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
@@ -89,12 +85,12 @@ def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
 
     `fused_attention` itself would take memory for all tokens before, so its launches are called one by one.
     """
-    terms, layout = given.terms, given.layout
-    relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
-    tensors = [None if one is None else one.detach() for one in (given.q, given.k, given.v, *relative)]
+    inputs, layout = given.inputs, given.layout
+    names = ("q", "k", "v", "r", "table_a", "table_b", "table_c", "segment_scores")
+    tensors = [inputs[name].detach() if name in inputs else None for name in names]
     x = attention._kernel_inputs(tensors, layout)
     before = int(layout.cu_seqlens[0])
-    queries, keys = len(given.q) - before, len(given.k) - before
+    queries, keys = len(inputs["q"]) - before, len(inputs["k"]) - before
 
     def zeros(count: int, *last: int) -> Tensor:
         return place(torch.zeros(count, HEADS, *last))
@@ -103,10 +99,9 @@ def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
     forward_kernel[(1, HEADS)](x, context, log_sums, 1, make_tile(x, CUTS.forward.size))
     grad = place(torch.linspace(-1, 2, queries * HEADS * WIDTH).view(queries, HEADS, WIDTH))
     by: list[Tensor | None] = [zeros(queries, WIDTH), zeros(keys, WIDTH), zeros(keys, WIDTH)]
-    by += [None if terms.r is None else zeros(queries, WIDTH), None, None, None]
-    by += [None if terms.segment_scores is None else zeros(queries, 2)]
+    by += [zeros(queries, WIDTH) if "r" in inputs else None, None, None, None]
+    by += [zeros(queries, 2) if "segment_scores" in inputs else None]
     attention._run_queries((x, grad, log_sums, deltas), context, by, layout, CUTS.queries)
     attention._run_keys((x, grad, log_sums, deltas), by, layout, CUTS.keys)
-    names = ("q", "k", "v", "r", "table_a", "table_b", "table_c", "segment_scores")
     found = {name: tensor for name, tensor in zip(names, by, strict=True) if tensor is not None}
     return {"context": context, "log_sums": log_sums, **found}

@@ -1,7 +1,10 @@
 """Small corpora of random text: written as real shards, or as numbers alone for plans over them."""
 
+from collections.abc import Iterable
 from dataclasses import fields, replace
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import numpy as np
 from data_service.corpus.manifest import TOKENIZER_FOLDER, BlockTable, CorpusManifest, PairTexts, block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
+from data_service.corpus.written import WrittenShard
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.base import Store
@@ -22,10 +26,12 @@ SPECIAL = SpecialIds(cls=0, sep=2, pad=1, mask=4, unk=3)
 NEVER_MASKED = (0, 1, 2, 3, 4)
 
 
-def random_block(seed: int, tokens: int, *, sentence: float = 12.0, document: float = 6.0) -> Block:
+def random_block(
+    seed: int, tokens: int, *, sentence: float = 12.0, document: float = 6.0, vocabulary: int = VOCABULARY
+) -> Block:
     """A block of ordinary tokens; `sentence` and `document` are mean lengths, in tokens and in sentences."""
     rng = np.random.default_rng(seed)
-    text = rng.integers(len(NEVER_MASKED), VOCABULARY, tokens).astype(np.uint16)
+    text = rng.integers(len(NEVER_MASKED), vocabulary, tokens).astype(np.uint16)
     sentences = _boundaries(rng, tokens, sentence)
     return Block(text, sentences, _boundaries(rng, len(sentences) - 1, document))
 
@@ -51,21 +57,54 @@ def write_corpus(
     folder: Path, blocks: list[Block], heldout: list[Block] | None = None, negatives: int | None = None
 ) -> str:
     """Write a corpus of one shard a split, of pairs with so many negatives or of text; its URI."""
-    store = open_store(folder)
+    write_into(open_store(folder), blocks, heldout or [], negatives)
+    return str(folder)
+
+
+def write_into(
+    store: Store,
+    blocks: Iterable[Block],
+    heldout: Iterable[Block],
+    negatives: int | None = None,
+    *,
+    vocabulary: int = VOCABULARY,
+    shard_blocks: int | None = None,
+) -> CorpusManifest:
+    """Write a corpus, without a tokenizer, at the store's root: shards of `shard_blocks`, by default one a split."""
     tables, sizes, digests = {}, {}, {}
-    for split, content in (("train", blocks), ("heldout", heldout or [])):
-        key = f"{split}/000000.tar"
-        table, size, digest = _write_shard(store, folder / "shard.tmp", key, content)
-        tables[split] = table
-        sizes[key], digests[key] = size, digest
-    unigram = np.bincount(np.concatenate([block.tokens for block in blocks]), minlength=VOCABULARY)
+    unigram = np.zeros(vocabulary, np.int64)
+    for split, content in (("train", blocks), ("heldout", heldout)):
+        rows, block_digests, shards = [], [], list[str]()
+        rest = iter(content)
+        while (chunk := list(islice(rest, shard_blocks))) or not shards:
+            key = f"{split}/{len(shards):06d}.tar"
+            written = _write_shard(store, key, chunk)
+            rows += [
+                (len(shards), b.offset, b.length, b.tokens, b.sentences, b.documents) for b in written.blocks
+            ]
+            block_digests += [b.digest for b in written.blocks]
+            sizes[key], digests[key] = written.size, written.digest
+            shards.append(key)
+            if split == "train":
+                unigram += sum(np.bincount(block.tokens, minlength=vocabulary) for block in chunk)
+        tables[split] = block_table(rows, block_digests, shards)
     manifest = CorpusManifest(
-        "0" * 64, VOCABULARY, 0.1, tables["train"], tables["heldout"], unigram, sizes, digests, {}, {}
+        "0" * 64, vocabulary, 0.1, tables["train"], tables["heldout"], unigram, sizes, digests, {}, {}
     )
     if negatives is not None:
         manifest = replace(manifest, pairs=PairTexts(negatives))
     save_manifest(store, manifest)
-    return str(folder)
+    return manifest
+
+
+def _write_shard(store: Store, key: str, blocks: list[Block]) -> WrittenShard:
+    with TemporaryDirectory() as folder:
+        writer = ShardWriter(Path(folder) / "shard.tar", Path(key).stem)
+        for block in blocks:
+            writer.write(block)
+        written = writer.finish()
+        store.put_file(key, Path(folder) / "shard.tar")
+    return written
 
 
 def write_vocabulary(uri: str, pieces: list[str] | None = None) -> None:
@@ -106,18 +145,6 @@ def _boundaries(rng: np.random.Generator, end: int, mean: float) -> np.ndarray:
     lengths = rng.geometric(1 / mean, size=end)
     cuts = np.cumsum(lengths)
     return np.concatenate([[0], cuts[cuts < end], [end]]).astype(np.int64)
-
-
-def _write_shard(store: Store, path: Path, key: str, blocks: list[Block]) -> tuple[BlockTable, int, str]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writer = ShardWriter(path, "000000")
-    for block in blocks:
-        writer.write(block)
-    written = writer.finish()
-    store.put_file(key, path)
-    path.unlink()
-    rows = [(0, b.offset, b.length, b.tokens, b.sentences, b.documents) for b in written.blocks]
-    return block_table(rows, [b.digest for b in written.blocks], [key]), written.size, written.digest
 
 
 def table_of(rows: list[int]) -> BlockTable:

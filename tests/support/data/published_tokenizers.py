@@ -7,6 +7,7 @@ XLNet take out of text as symbols of their own, and DeBERTa's model without a [M
 
 import io
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,13 @@ _SYMBOLS = ["(", ")", '"', "-", ".", "–", "£", "€"]  # noqa: RUF001
 
 def published_folder(family: str, texts: list[str], folder: Path, size: int = 1200) -> Path:
     """Write the folder of one of `FAMILIES`."""
-    folder.mkdir()
-    for name, content in _files(family, texts, size).items():
+    return write_folder(folder, _files(family, texts, size))
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes | object]) -> Path:
+    """Write bytes as they are, everything else as JSON."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return folder
 
@@ -85,31 +91,33 @@ def _byte_bpe(texts: list[str], size: int, style: str) -> Files:
 
 def _albert(texts: list[str], size: int) -> bytes:
     ids = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1}
-    return _sentencepiece(
+    return train_sentencepiece(
         texts, size, control_symbols=["[CLS]", "[SEP]", "[MASK]"], user_defined_symbols=_SYMBOLS, **ids
     )
 
 
 def _xlnet(texts: list[str], size: int) -> bytes:
     controls = ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"]
-    return _sentencepiece(texts, size, control_symbols=controls, user_defined_symbols=["<eop>", *_SYMBOLS])
+    return train_sentencepiece(
+        texts, size, control_symbols=controls, user_defined_symbols=["<eop>", *_SYMBOLS]
+    )
 
 
 def _deberta_v2(texts: list[str], size: int) -> bytes:
     ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3}
     pieces = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
-    return _sentencepiece(texts, size, **ids, **pieces)
+    return train_sentencepiece(texts, size, **ids, **pieces)
 
 
-def _sentencepiece(texts: list[str], size: int, **settings: Any) -> bytes:
+def train_sentencepiece(texts: Sequence[str], size: int, **settings: Any) -> bytes:
+    """A SentencePiece model. By default its special pieces are those of SentencePiece and fairseq."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([line for text in texts for line in text.splitlines() if line.strip()]),
         model_writer=model,
         vocab_size=size,
-        character_coverage=0.9995,
         num_threads=1,
         minloglevel=2,
-        **settings,
+        **{"character_coverage": 0.9995} | settings,
     )
     return model.getvalue()

@@ -5,7 +5,6 @@ same, saved by transformers with a `tokenizer.json` and the class's name; the ot
 class of transformers makes anew. Vocabularies are learnt from text of all sorts.
 """
 
-import io
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -14,13 +13,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.support.data.all_sorts import documents_of_all_sorts
-from tests.support.data.published_tokenizers import FAMILIES, published_folder
+from tests.support.data.published_tokenizers import (
+    FAMILIES,
+    published_folder,
+    train_sentencepiece,
+    write_folder,
+)
 
 Settings = Mapping[str, object]
 
@@ -58,13 +61,6 @@ def _texts() -> tuple[str, ...]:
     return tuple(documents_of_all_sorts(400, seed=7))
 
 
-def _write(folder: Path, files: Mapping[str, bytes | object]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    return folder
-
-
 @cache
 def _vocabulary(family: str, name: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +82,7 @@ def _wordpiece(name: str, folder: Path) -> Path:
         pieces = _vocabulary("bert-uncased", "vocab.txt").decode().split("\n")[:-1]
         pieces = [str(settings.get(_role(piece), piece)) for piece in pieces]
     config = {"tokenizer_class": named, **settings}
-    return _write(
+    return write_folder(
         folder / name, {"vocab.txt": ("\n".join(pieces) + "\n").encode(), "tokenizer_config.json": config}
     )
 
@@ -98,24 +94,12 @@ def _role(piece: str) -> str:
 def _byte_bpe(name: str, folder: Path) -> Path:
     files = {file: _vocabulary("roberta", file) for file in ("vocab.json", "merges.txt")}
     config = {"tokenizer_class": _BYTE_BPE[name], **_ROBERTA, "add_prefix_space": name == "led"}
-    return _write(folder / name, {**files, "tokenizer_config.json": config})
+    return write_folder(folder / name, {**files, "tokenizer_config.json": config})
 
 
 @cache
 def _spm(**settings: Any) -> bytes:
-    """A SentencePiece model. By default its special pieces are those of SentencePiece and fairseq."""
-    model = io.BytesIO()
-    lines = [line for text in _texts() for line in text.splitlines() if line.strip()]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        vocab_size=_SIZE,
-        character_coverage=0.995,
-        num_threads=1,
-        minloglevel=2,
-        **settings,
-    )
-    return model.getvalue()
+    return train_sentencepiece(_texts(), _SIZE, character_coverage=0.995, **settings)
 
 
 _ENDS_FIRST = {"pad_id": 0, "eos_id": 1}
@@ -168,7 +152,7 @@ _SENTENCEPIECE: Mapping[str, tuple[str, str, Settings, Settings]] = {
 def _sentencepiece(name: str, folder: Path) -> Path:
     named, file, trained, settings = _SENTENCEPIECE[name]
     config = {"tokenizer_class": named, **settings}
-    return _write(folder / name, {file: _spm(**trained), "tokenizer_config.json": config})
+    return write_folder(folder / name, {file: _spm(**trained), "tokenizer_config.json": config})
 
 
 def _saved(make: Callable[[Path], Path], folder: Path) -> Path:

@@ -1,5 +1,6 @@
 """Commands of every kind, each with what it gives if nobody strikes it; and strikes, drawn from a seed."""
 
+import json
 import os
 import random
 import shutil
@@ -14,15 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from safetensors import SafetensorError, safe_open
 
 from data_service.store.open import open_store
 from launcher.exit_codes import FINISHED, MISTAKE, REPEAT
 from tests.support.data.made_up import write_text
+from tests.support.models.exports import FAMILIES, export
 from tests.support.runs import small_runs
+from tests.support.runs.observer import MARK, Processes
+from tests.support.tasks.small_tasks import scored, task_files, write_rows
 
 COMMANDS = {
     "train": 4, "build": 4, "prepare": 3, "append": 2, "merge": 1, "tokenizer": 1, "export": 1, "stats": 1, "show": 1,
-    "train on S3": 2, "build on S3": 2, "append on S3": 1,
+    "train on S3": 2, "build on S3": 2, "append on S3": 1, "finetune": 2, "embed": 2, "evaluate": 2,
 }  # fmt: skip
 """Name -> how often it is drawn. Those on S3 write their output there."""
 REFUSING = {"tokenizer", "export"}
@@ -37,8 +42,9 @@ NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-
 PLACES = {"full TMPDIR": "tmp", "full /dev/shm": "/dev/shm", "full disk": "out", "full HOME": "home"}
 """Name -> where a file system of 64 KB is mounted."""
 STUCK_S, REPEATS, STOPPED_S = 400.0, 8, 2.0
+LEFT_S = 30.0  # for everything to end after a command that completed
 ON_S3 = " on S3"
-_MARK = "MASKFLEET_STRIKES"
+MOST_STRIKES = 4
 _STEPS = 40
 _ERRORS = "\n--- standard error:\n"
 _ROUND = 'set -e; mount -t tmpfs -o size=64k t {}; shift 0; exec "$@"'
@@ -46,13 +52,15 @@ _ROUND = 'set -e; mount -t tmpfs -o size=64k t {}; shift 0; exec "$@"'
 
 @dataclass(frozen=True)
 class Strike:
-    """`at`: the moment, as a share of the time that the command takes; `pick`: which of its processes."""
+    """`at`: the moment, as a share of the time that the command takes; `pick`: which of its processes; `times`: how
+    often in a row, if the command does not end well before."""
 
     command: str
     signal: str = ""
     at: float = 0.0
     pick: float = 0.0
     environment: str = ""
+    times: int = 1
 
     @property
     def what(self) -> str:
@@ -73,7 +81,8 @@ def draw(rng: random.Random) -> Strike:
     command = rng.choices([*COMMANDS], [*COMMANDS.values()])[0]
     if rng.random() < 0.35:
         return Strike(command, environment=rng.choice([*LIMITS, *PLACES]))
-    return Strike(command, rng.choice(SIGNALS), rng.uniform(0, 1.0), rng.random())
+    times = rng.choice((1, 1, 2, MOST_STRIKES))
+    return Strike(command, rng.choice(SIGNALS), rng.uniform(0, 1.0), rng.random(), times=times)
 
 
 class Bench:
@@ -90,6 +99,7 @@ class Bench:
         self.starts = self.compared = 0
         self._bucket = bucket
         self._folder, self._short = folder, Path(tempfile.mkdtemp(prefix="st-", dir="/tmp"))
+        self._processes = Processes(f"{MARK}={self._short.name}")
         self._calm: dict[str, tuple[dict[str, bytes], float]] = {}
         for name in ("tmp", "home"):
             (self._short / name).mkdir()
@@ -114,6 +124,15 @@ class Bench:
         self._new_run(f"{folder}/trained")
         code, said = self._run(["train", str(folder / "trained")])
         assert code == FINISHED, said
+        export(FAMILIES["bert"], folder / "bert")
+        task_files(str(folder), train=600)
+        pairs = {
+            "files": [write_rows(folder / "pairs.jsonl", scored(400))],
+            "texts": ["a", "b"],
+            "label": "score",
+        }
+        settings = {"train": pairs | {"scores": [0, 5]}, "loss": {"kind": "cosent"}, "epochs": 3, "every": 20}
+        (folder / "embed.yaml").write_text(json.dumps(settings | {"lr": 2e-3, "max_length": 16}))
 
     def until(self, seconds: float) -> Iterator[int]:
         """Numbers from 0, until so many seconds are over."""
@@ -128,10 +147,15 @@ class Bench:
         calm, seconds = self._undisturbed(strike.command)
         out = self._fresh(strike.command)
         arguments = self._arguments(strike.command, out)
-        code, said, allowed = self._struck(strike, arguments, seconds)
-        outcome = Outcome(self._judge(code, said, allowed))
-        if outcome.end.startswith("wrong"):
-            outcome.problems.append(f"{outcome.end}: {said[-1500:]}")
+        outcome = Outcome("")
+        for _ in range(strike.times):
+            code, said, allowed = self._struck(strike, arguments, seconds)
+            outcome.end = self._judge(code, said, allowed)
+            if outcome.end.startswith("wrong"):
+                outcome.problems.append(f"{outcome.end}: {said[-1500:]}")
+            outcome.problems += _half_written(out)
+            if code == FINISHED:
+                break
         for _ in range(REPEATS):
             code, said = self._run(arguments)
             if code == FINISHED or (code == MISTAKE and strike.command in REFUSING):
@@ -187,6 +211,14 @@ class Bench:
                 return ["tokenizer", "train", str(folder / "part0.jsonl"), *kind, "--out", out]
             case "export":
                 return ["checkpoints", "export", trained, "--out", out]
+            case "finetune":
+                settings = ["--set", "epochs=3", "--set", "lr=1e-3"]
+                return ["finetune", str(folder / "bert"), str(folder / "word.yaml"), "--out", out, *settings]
+            case "embed":
+                return ["embed", "train", str(folder / "bert"), str(folder / "embed.yaml"), "--out", out]
+            case "evaluate":
+                grid = ["--set", "epochs=1", "--set", "lr=[1e-3,3e-3]", "--set", "batch=8", "--seeds", "2"]
+                return ["evaluate", trained, str(folder / "word.yaml"), "--results", out, *grid]
             case "stats":
                 return ["corpus", "stats", str(folder / "corpus"), "--json"]
             case _:
@@ -215,16 +247,21 @@ class Bench:
             skipped.add("removals")  # say when they were made, which the manifest's digest holds
         store = open_store(out)
         keys = [entry.key for entry in store.list() if skipped.isdisjoint(entry.key.split("/"))]
+        if name in ("finetune", "embed"):
+            keys = [key for key in keys if key.endswith(".safetensors")]
+        if name == "evaluate":
+            cells = {key: json.loads(store.get(key)) for key in keys if key.startswith("cells/")}
+            return {key: json.dumps(cell["measured"]).encode() for key, cell in cells.items()}
         return {key: store.get(key) for key in keys}
 
     def _start(self, arguments: list[str], prefix: list[str]) -> "subprocess.Popen[str]":
         self.starts += 1
         environment = os.environ | {
-            _MARK: self._short.name, "TMPDIR": str(self._short / "tmp"), "HOME": str(self._short / "home"),
+            MARK: self._short.name, "TMPDIR": str(self._short / "tmp"), "HOME": str(self._short / "home"),
             "OMP_NUM_THREADS": "1", "COLUMNS": "300",
         }  # fmt: skip
         with (self._short / "said").open("w") as said, (self._short / "errors").open("w") as errors:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [*prefix, sys.executable, "-m", "maskfleet", *arguments],
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -233,6 +270,8 @@ class Bench:
                 start_new_session=True,
                 text=True,
             )
+        self._processes.commands.append(process.pid)
+        return process
 
     def _run(self, arguments: list[str]) -> tuple[int, str]:
         return self._ended(self._start(arguments, []))
@@ -241,9 +280,7 @@ class Bench:
         try:
             code = process.wait(STUCK_S)
         except subprocess.TimeoutExpired:
-            for one in self._alive():
-                with suppress(psutil.Error):
-                    one.kill()
+            self._processes.kill()
             code = process.wait()
             return 999, f"stuck for {STUCK_S:g} s (then {code})"
         return code, _ERRORS.join(
@@ -258,7 +295,7 @@ class Bench:
         with suppress(subprocess.TimeoutExpired):
             process.wait(strike.at * seconds)
         allowed: set[int] = set()
-        alive = [one for one in self._alive() if _named(one)]
+        alive = self._processes.alive()
         if process.poll() is None and alive:
             target = alive[int(strike.pick * len(alive))]
             number = signal.Signals[f"SIG{strike.signal}"]
@@ -288,29 +325,24 @@ class Bench:
             return str(code)
         return "its signal" if code in allowed else f"wrong {code}"
 
-    def _alive(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                if (
-                    process.environ().get(_MARK) == self._short.name
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    found.append(process)
-        return sorted(found, key=lambda one: one.pid)
-
     def _left(self, out: str) -> list[str]:
         """What outlives the command that completed."""
         remains = list(Path(out).rglob(".tmp-*"))
         remains += [
-            *(self._short / "tmp").glob("maskfleet-temporary-*"),
+            *(self._short / "tmp").glob("maskfleet-*"),
             *(self._short / "tmp/ray").glob("session_2*"),
         ]
         problems = [f"left: {path}" for path in remains]
-        return problems + [f"alive: {' '.join(one.cmdline())[:100]}" for one in self._alive() if _named(one)]
+        return problems + [f"alive: {one}" for one in self._processes.await_end(LEFT_S)]
 
 
-def _named(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.cmdline())
-    return False
+def _half_written(out: str) -> list[str]:
+    """Weights that do not load in a folder that a loader takes for a model: config.json is written last."""
+    broken = []
+    for path in Path(out).rglob("*.safetensors") if (Path(out) / "config.json").is_file() else ():
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as error:
+            broken.append(f"half-written: {path}: {error}")
+    return broken

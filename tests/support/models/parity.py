@@ -1,5 +1,6 @@
 """What equality with transformers needs: rows flat and padded, weights across by the key tables, the tolerances."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -117,6 +118,53 @@ def pad(batch: Batch, pad_id: int) -> Padded:
         rectangle(segments, 0),
         rectangle(labels, -100),
     )
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """A batch as transformers' XLNet takes it: rectangles, and which of its [R, most targets] predictions are real."""
+
+    arguments: dict[str, Tensor]
+    real: Tensor
+    flat: Callable[[Tensor], Tensor]
+
+
+def permuted_inputs(batch: Batch, dtype: torch.dtype, pad_id: int) -> Permuted:
+    """A target does not see its own token, and everything else sees what comes no later."""
+    rectangle = pad(batch, pad_id)
+    lengths, longest = batch.cu_seqlens.diff().tolist(), batch.max_length
+    orders = torch.zeros(batch.rows, longest, dtype=torch.int64)
+    counts = [((batch.target_positions >= a) & (batch.target_positions < a + n)).sum().item()
+              for a, n in zip(batch.cu_seqlens.tolist(), lengths, strict=False)]  # fmt: skip
+    mapping = torch.zeros(batch.rows, max(counts), longest, dtype=dtype)
+    labels = torch.full((batch.rows, max(counts)), -100)
+    real = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+    hidden = torch.zeros(batch.rows, longest, longest, dtype=dtype)
+    done = 0
+    for row, (start, length, count) in enumerate(
+        zip(batch.cu_seqlens.tolist(), lengths, counts, strict=False)
+    ):
+        assert batch.order is not None
+        orders[row, :length] = batch.order[start : start + length]
+        own = batch.target_positions[done : done + count] - start
+        mapping[row, torch.arange(count), own] = 1
+        labels[row, :count] = batch.target_ids[done : done + count]
+        is_target = torch.zeros(longest, dtype=torch.bool)
+        is_target[own] = True
+        # As data_utils.py has it: a target may see lower orders, anything else its own order too.
+        limit = torch.where(is_target, orders[row], orders[row] + 1)
+        hidden[row] = (limit[:, None] <= orders[row][None, :]).to(dtype)
+        done += count
+    arguments = {
+        "input_ids": rectangle.input_ids,
+        "attention_mask": rectangle.attention_mask.to(dtype),
+        "perm_mask": hidden,
+        "target_mapping": mapping,
+        "labels": labels,
+    }
+    if batch.segments is not None:
+        arguments["token_type_ids"] = rectangle.token_type_ids
+    return Permuted(arguments, real, rectangle.flat)
 
 
 def rows_of(lengths: list[int]) -> Rows:

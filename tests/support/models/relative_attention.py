@@ -1,11 +1,12 @@
 """The fused attention's formula written out, one row after the other, and random problems for it.
 
 Needs Triton: a test skips before it imports this where there is none. The kernels are interpreted on a CPU, or compiled
-for a GPU (`tests/support/checks/gpu.py`), and tensors are where they run.
+for a GPU (`tests/support/checks/gpu.py`), and tensors are where they run. `tests/gpu` has the same problems, in full
+size. Shapes: as in `encoder_core/kernels/operands.py`.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -16,27 +17,25 @@ from torch import Tensor
 
 from encoder_core.kernels.fused_attention import Layout, Terms, fused_attention
 from encoder_core.kernels.tiling import Tilings
+from encoder_core.layers.dropout import drop_threshold, inverse_rate
 from encoder_core.random_draws import head_keys, numbers16
 
-RATE_DROPPED = 20_000  # of 65,536
-DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET", "1") == "1" else "cuda")
+DROPOUT = 20_000 / 65_536
+CPU = torch.device("cpu")
+DEVICE = CPU if os.environ.get("TRITON_INTERPRET", "1") == "1" else torch.device("cuda")
+_FEW = 0.2  # share of the tokens that are queries, where not all are
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What `fused_attention` is given."""
+    """What `fused_attention` is given. `inputs`: every tensor that has a gradient, by name; `layout`: the rest."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    terms: Terms
+    inputs: dict[str, Tensor]
     layout: Layout
 
     @property
-    def inputs(self) -> dict[str, Tensor]:
-        """All that has a gradient."""
-        found = {"q": self.q, "k": self.k, "v": self.v, **vars(self.terms)}
-        return {name: tensor for name, tensor in found.items() if tensor is not None}
+    def terms(self) -> Terms:
+        return Terms(**{name: x for name, x in self.inputs.items() if name not in ("q", "k", "v")})
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Form:
     order: bool = False
     signs: bool = False
     few: bool = False
-    dropout: bool = False
+    dropout: float = 0.0
     carried: int = 0
     window: int | None = None
     causal: bool = False
@@ -61,83 +60,70 @@ class Form:
     dtype: torch.dtype = field(default=torch.float64)
 
 
-def problem(lengths: list[int], form: Form, seed: int = 0) -> Problem:
-    """Random tensors for rows of these lengths."""
+def problem(
+    lengths: Sequence[int], form: Form, seed: int = 0, *, scale: float = 0.4, device: torch.device = DEVICE
+) -> Problem:
+    """Random tensors for rows of these lengths; the same numbers on any device. `scale` multiplies scores."""
     draws = np.random.default_rng(seed)
     tokens, longest = sum(lengths), max(lengths, default=0)
     others = draws.integers(0, 2 * longest + 1, size=len(lengths)).tolist() if form.across else []
     keys = sum(others) if form.across else tokens + len(lengths) * form.carried
-    at = _queries(draws, tokens, form)
+    at = np.flatnonzero(draws.random(tokens) < _FEW) if form.few else np.arange(tokens)
     distances = max(1, 2 * (longest + form.carried) - 1)
 
-    def normal(*shape: int) -> Tensor:
-        return torch.from_numpy(draws.standard_normal(shape)).to(DEVICE, form.dtype).requires_grad_()
+    def vectors(count: int, *last: int) -> Tensor:
+        drawn = torch.from_numpy(draws.standard_normal((count, form.heads, *last)))
+        return drawn.to(device, form.dtype).requires_grad_()
 
-    def vectors(wanted: bool, count: int, *last: int) -> Tensor | None:
-        return normal(count, form.heads, *last) if wanted else None
+    def whole(count: int, below: int) -> Tensor:
+        return torch.from_numpy(draws.integers(below, size=count)).to(device)
 
-    def whole(wanted: bool, count: int, below: int) -> Tensor | None:
-        return torch.from_numpy(draws.integers(below, size=count)).to(DEVICE) if wanted else None
-
-    terms = Terms(
-        r=vectors(form.own_r, len(at), form.width),
-        table_a=vectors(form.table_a, distances, form.width),
-        table_b=vectors(form.table_b, distances, form.width),
-        table_c=vectors(form.table_c, distances),
-        segment_scores=vectors(form.segments, len(at), 2),
-    )
+    shapes = {
+        "r": (len(at), form.width) if form.own_r else None,
+        "table_a": (distances, form.width) if form.table_a else None,
+        "table_b": (distances, form.width) if form.table_b else None,
+        "table_c": (distances,) if form.table_c else None,
+        "segment_scores": (len(at), 2) if form.segments else None,
+    }
+    terms = {name: vectors(*shape) for name, shape in shapes.items() if shape is not None}
     layout = Layout(
-        cu_seqlens=torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int(),
+        cu_seqlens=torch.tensor([0, *lengths], device=device).cumsum(0).int(),
         longest=longest,
-        scale=0.4,
-        segments_q=whole(form.segments, len(at), 2),
-        segments_k=whole(form.segments, keys, 2),
-        ranks_q=whole(form.order, len(at), 9),
-        ranks_k=whole(form.order, keys, 9),
-        slots=_slots(at, tokens) if form.few else None,
-        signs=_signs(draws, lengths) if form.signs else None,
+        scale=scale,
+        segments_q=whole(len(at), 2) if form.segments else None,
+        segments_k=whole(keys, 2) if form.segments else None,
+        ranks_q=whole(len(at), 9) if form.order else None,
+        ranks_k=whole(keys, 9) if form.order else None,
+        slots=_slots(at, tokens).to(device) if form.few else None,
+        signs=(1 - 2 * whole(len(lengths), 2)).int() if form.signs else None,
         carried=form.carried,
         center=longest + form.carried - 1,
         window=form.window,
         causal=form.causal,
-        cu_seqlens_k=torch.tensor([0, *others], device=DEVICE).cumsum(0).int() if form.across else None,
+        cu_seqlens_k=torch.tensor([0, *others], device=device).cumsum(0).int() if form.across else None,
         longest_k=max(others, default=0) if form.across else None,
     )
-    if form.dropout:
-        layout = replace(
-            layout,
-            draws=torch.from_numpy(draws.integers(-(2**63), 2**63 - 1, size=len(at))).to(DEVICE),
-            threshold=RATE_DROPPED,
-            inverse=2**16 / (2**16 - RATE_DROPPED),
-        )
-    q, k, v = (normal(count, form.heads, form.width) for count in (len(at), keys, keys))
-    return Problem(q, k, v, terms, layout)
-
-
-def _queries(draws: np.random.Generator, tokens: int, form: Form) -> np.ndarray:
-    """Which tokens are queries."""
-    every = np.arange(tokens)
-    return every[draws.random(tokens) < 0.2] if form.few else every
+    if threshold := drop_threshold(form.dropout):
+        drawn = torch.from_numpy(draws.integers(-(2**63), 2**63 - 1, size=len(at))).to(device)
+        layout = replace(layout, draws=drawn, threshold=threshold, inverse=inverse_rate(threshold))
+    own = {name: vectors(count, form.width) for name, count in (("q", len(at)), ("k", keys), ("v", keys))}
+    return Problem(own | terms, layout)
 
 
 def _slots(at: np.ndarray, tokens: int) -> Tensor:
     slots = torch.full((tokens,), -1, dtype=torch.int32)
     slots[torch.from_numpy(at)] = torch.arange(len(at), dtype=torch.int32)
-    return slots.to(DEVICE)
-
-
-def _signs(draws: np.random.Generator, lengths: list[int]) -> Tensor:
-    return torch.from_numpy(1 - 2 * draws.integers(2, size=len(lengths))).int().to(DEVICE)
+    return slots
 
 
 def formula(given: Problem, *, rounded: bool = False, cancels: bool = True) -> Tensor:
     """The context [M, N, D], from every score. `rounded`: to bf16 where flash attention rounds. Without `cancels` the
     gradients lack the part of a softmax's that cancels the other where one probability is nearly 1.
     """
-    context = 0.0 * given.q
+    context, v = 0.0 * given.inputs["q"], given.inputs["v"]
     for row, (start, stop) in enumerate(pairwise(given.layout.cu_seqlens.tolist())):
-        positions = torch.arange(stop - start)
-        queries = torch.arange(start, stop)
+        positions = torch.arange(stop - start, device=v.device)
+        queries = positions + start
         if given.layout.slots is not None:
             queries = given.layout.slots[start:stop].long()
             positions, queries = positions[queries >= 0], queries[queries >= 0]
@@ -145,9 +131,9 @@ def formula(given: Problem, *, rounded: bool = False, cancels: bool = True) -> T
             scores, keys = _scores(given, row, queries, positions)
             kept = _kept(given, queries, keys)
             if rounded:
-                mixed = _Flash.apply(scores, given.v[keys], kept)
+                mixed = _Flash.apply(scores, v[keys], kept)
             else:
-                mixed = torch.einsum("nqk,knd->qnd", _softmax(scores, cancels) * kept, given.v[keys])
+                mixed = torch.einsum("nqk,knd->qnd", _softmax(scores, cancels) * kept, v[keys])
             context = context.index_copy(0, queries, mixed)
     return context
 
@@ -186,12 +172,18 @@ def _softmax(scores: Tensor, cancels: bool = True) -> Tensor:
 
 def _kept(given: Problem, queries: Tensor, keys: Tensor) -> Tensor:
     """What dropout multiplies the weights by, [N, Q, K] or 1."""
-    layout = given.layout
+    q, layout = given.inputs["q"], given.layout
     if layout.draws is None:
-        return torch.ones((), dtype=given.q.dtype)
-    places = head_keys(layout.draws[queries], range(given.q.shape[1])).t()
-    numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(len(keys)))
-    return (numbers >= layout.threshold - 2**15).to(given.q.dtype) * layout.inverse
+        return torch.ones((), dtype=q.dtype, device=q.device)
+    return keep_mask(layout, queries, len(keys), q.shape[1]).to(q.dtype) * layout.inverse
+
+
+def keep_mask(layout: Layout, queries: Tensor, keys: int, heads: int) -> Tensor:
+    """Return [N, Q, K] bool, true where dropout keeps the probability, by plain operations."""
+    assert layout.draws is not None
+    places = head_keys(layout.draws[queries], range(heads)).t()
+    numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(keys))
+    return numbers >= layout.threshold - 2**15
 
 
 def _scores(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +193,8 @@ def _scores(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tup
     keys = torch.arange(start + row * layout.carried, stop + (row + 1) * layout.carried)
     if layout.cu_seqlens_k is not None:
         keys = torch.arange(*layout.cu_seqlens_k[row : row + 2].tolist())
-    apart = positions[:, None] - (torch.arange(len(keys)) - layout.carried)
+    keys = keys.to(queries.device)
+    apart = positions[:, None] - (torch.arange(len(keys), device=keys.device) - layout.carried)
     scores = torch.stack(list(_terms(given, row, queries, keys, apart))).sum(0) * layout.scale
     seen = torch.ones_like(apart, dtype=torch.bool)
     if layout.window is not None:
@@ -214,19 +207,23 @@ def _scores(given: Problem, row: int, queries: Tensor, positions: Tensor) -> tup
 
 
 def _terms(given: Problem, row: int, queries: Tensor, keys: Tensor, apart: Tensor) -> Iterator[Tensor]:
-    """The score's, [N, Q, K] each."""
+    """The score's, [N, Q, K] each.
+
+    Products with tables are computed for all distances and then looked up, because a table's rows for each pair of
+    tokens of a long row would not fit into memory.
+    """
     terms, layout = given.terms, given.layout
     sign = 1 if layout.signs is None else layout.signs[row]
-    place = sign * apart + layout.center
-    q, k = given.q[queries], given.k[keys]
+    q, k = given.inputs["q"][queries], given.inputs["k"][keys]
+    place = (sign * apart + layout.center)[None].expand(q.shape[1], -1, -1)
     yield torch.einsum("qnd,knd->nqk", q, k)
     if terms.table_a is not None:
         r = q if terms.r is None else terms.r[queries]
-        yield torch.einsum("qnd,qknd->nqk", r, terms.table_a[place])
+        yield torch.einsum("qnd,end->nqe", r, terms.table_a).gather(2, place)
     if terms.table_b is not None:
-        yield torch.einsum("knd,qknd->nqk", k, terms.table_b[place])
+        yield torch.einsum("knd,end->nek", k, terms.table_b).gather(1, place)
     if terms.table_c is not None:
-        yield terms.table_c[place].movedim(-1, 0)
+        yield terms.table_c.t()[:, None].expand(-1, len(queries), -1).gather(2, place)
     if terms.segment_scores is not None and layout.segments_q is not None and layout.segments_k is not None:
         apart = layout.segments_q[queries][:, None] != layout.segments_k[keys]
         same, other = terms.segment_scores[queries].movedim(0, -1).unbind(1)
@@ -235,18 +232,23 @@ def _terms(given: Problem, row: int, queries: Tensor, keys: Tensor, apart: Tenso
 
 def outcome(context: Tensor, given: Problem) -> dict[str, Tensor]:
     """The context, and the gradients of a weighted sum of it."""
-    weights = torch.linspace(-1, 2, max(1, context.numel()), dtype=context.dtype, device=context.device)[
-        : context.numel()
-    ]
+    weights = torch.linspace(-1, 2, max(1, context.numel()), device=context.device, dtype=torch.float64)
+    sums = (context * weights[: context.numel()].view_as(context).to(context.dtype)).sum()
+    gradients = torch.autograd.grad(
+        sums, list(given.inputs.values()), allow_unused=True, materialize_grads=True
+    )
+    return {"context": context.detach(), **dict(zip(given.inputs, gradients, strict=True))}
+
+
+def kernels(given: Problem, cuts: Tilings | None = None) -> Tensor:
+    """The context as the fused kernels compute it."""
     inputs = given.inputs
-    sums = (context * weights.view_as(context)).sum()
-    gradients = torch.autograd.grad(sums, list(inputs.values()), allow_unused=True, materialize_grads=True)
-    return {"context": context, **dict(zip(inputs, gradients, strict=True))}
+    return fused_attention(inputs["q"], inputs["k"], inputs["v"], given.terms, given.layout, cuts)
 
 
 def fused(given: Problem, cuts: Tilings | None = None) -> dict[str, Tensor]:
     """What the kernels make of it."""
-    return outcome(fused_attention(given.q, given.k, given.v, given.terms, given.layout, cuts), given)
+    return outcome(kernels(given, cuts), given)
 
 
 def expected(given: Problem, *, cancels: bool = True) -> dict[str, Tensor]:
@@ -255,20 +257,13 @@ def expected(given: Problem, *, cancels: bool = True) -> dict[str, Tensor]:
     return outcome(formula(wide, cancels=cancels), wide)
 
 
-def converted(given: Problem, dtype: torch.dtype) -> Problem:
-    """The same numbers, on the CPU."""
-
-    def moved(x: Tensor | None) -> Tensor | None:
-        return None if x is None else x.detach().cpu().to(dtype).requires_grad_()
-
-    q, k, v = (moved(x) for x in (given.q, given.k, given.v))
-    assert q is not None
-    assert k is not None
-    assert v is not None
+def converted(given: Problem, dtype: torch.dtype, device: torch.device = CPU) -> Problem:
+    """The same numbers, as leaves of a graph of their own."""
+    inputs = {name: x.detach().to(device, dtype).requires_grad_() for name, x in given.inputs.items()}
     layout: dict[str, Any] = {
-        n: x.cpu() if isinstance(x, Tensor) else x for n, x in vars(given.layout).items()
+        name: x.to(device) if isinstance(x, Tensor) else x for name, x in vars(given.layout).items()
     }
-    return Problem(q, k, v, Terms(**{n: moved(x) for n, x in vars(given.terms).items()}), Layout(**layout))
+    return Problem(inputs, Layout(**layout))
 
 
 def assert_same(

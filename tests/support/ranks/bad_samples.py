@@ -11,15 +11,25 @@ import torch
 
 from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import StreamSpec
+from data_service.stream.stream import StepStart, Stream
 from encoder_core.batch import Batch
 from encoder_core.objectives.modules.losses import LossSums
 from launcher.runtime.rank.build import build_model
-from tests.support.data.synthetic_rows import InProcess
 
 _MARK = 11  # an id that the made-up text never has
 
 Places = Sequence[tuple[int, int]]
 """Samples (start, stop)."""
+
+
+class InProcess(Stream):
+    """A stream that this process computes. It has nothing to prefetch or to close."""
+
+    def prefetch(self, ranges: object, steps: StepStart | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def poisoned(wrong: Places, deadly: Places) -> Callable[[StreamSpec], InProcess]:
