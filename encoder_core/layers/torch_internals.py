@@ -25,6 +25,10 @@ PRIVATE = (
     "ops.aten._scaled_dot_product_efficient_attention_backward",
     "_subclasses.fake_tensor",
     "_foreach_copy_",
+    "_foreach_mul_",
+    "_foreach_add",
+    "_foreach_norm",
+    "_fused_adamw_",
 )
 COMPILER_NAMES = (
     "_dynamo.mark_dynamic",
@@ -91,6 +95,29 @@ def add_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: flo
 def copy_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
     """Copy others[i] to tensors[i], with few kernels."""
     resolve(PRIVATE[10])(tensors, others)
+
+
+def multiply_each(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
+    """Multiply tensors[i] by factors[i], in place, with few kernels."""
+    resolve(PRIVATE[11])(tensors, factors)
+
+
+def sum_of_each(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float) -> list[Tensor]:
+    """Return tensors[i] + factor * others[i], with few kernels."""
+    return list(resolve(PRIVATE[12])(tensors, others, alpha=factor))
+
+
+def norm_of_each(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the Frobenius norm of each tensor, with few kernels."""
+    return list(resolve(PRIVATE[13])(tensors))
+
+
+def fused_adamw(*operands: Any, **settings: Any) -> None:
+    """Update tensors by torch's kernel of AdamW. It reads the number of the update, so tensors may share one.
+
+    `operands`: lists of tensors, gradients and both moments, an empty list, and the number of each tensor's update.
+    """
+    resolve(PRIVATE[14])(*operands, **settings, amsgrad=False, maximize=False)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

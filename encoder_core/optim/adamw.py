@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 from torch.optim.optimizer import Optimizer
 
 from encoder_core.layers.gpu_attention import has_triton
 from encoder_core.layers.kernel_choice import pick
-from encoder_core.layers.torch_internals import add_to_each
+from encoder_core.layers.torch_internals import add_to_each, fused_adamw
 from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.shards import ShardedOptimizer
 from encoder_core.optim.updates import group_defaults, tensors_to_update, update_count
@@ -56,36 +55,34 @@ class AdamW(Optimizer):
         Raises:
             TrainingError: the update's number was not set.
         """
-        for group in self.param_groups:
-            params = tensors_to_update(group)
-            if params:
-                update_adamw(self.state, group, params)
+        update_adamw(self.state, self.param_groups)
 
 
-def update_adamw(
-    state: MutableMapping[Tensor, dict[str, Tensor]], group: dict[str, Any], params: list[Tensor]
-) -> None:
-    """Update some tensors of a group and their moments in place, with the settings of `AdamW`."""
-    # Infinity turns bias correction off: the kernel divides by 1 - beta^(count + 1), which is then 1.
-    count = update_count(group) - 1.0 if group["bias_correction"] else math.inf
-    states = [moments(state, p) for p in params]
-    beta1, beta2 = group["betas"]
-    adamw(
-        params,
-        [p.grad for p in params if p.grad is not None],
-        [own["exp_avg"] for own in states],
-        [own["exp_avg_sq"] for own in states],
-        [],
-        list(torch.full((len(params),), count, device=params[0].device).unbind()),
-        fused=True,
-        amsgrad=False,
-        beta1=beta1,
-        beta2=beta2,
-        lr=group["lr"],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        maximize=False,
-    )
+def update_adamw(state: MutableMapping[Tensor, dict[str, Tensor]], groups: Iterable[dict[str, Any]]) -> None:
+    """Apply one update to the tensors of groups of `AdamW`, and to their moments, in place."""
+    count: Tensor | None = None
+    for group in groups:
+        if not (params := tensors_to_update(group)):
+            continue
+        # Infinity turns bias correction off: the kernel divides by 1 - beta^count, which is then 1.
+        number = update_count(group) if group["bias_correction"] else math.inf
+        # All groups are at the same update.
+        count = torch.full((), number, device=params[0].device) if count is None else count
+        states = [moments(state, p) for p in params]
+        beta1, beta2 = group["betas"]
+        fused_adamw(
+            params,
+            [p.grad for p in params],
+            [own["exp_avg"] for own in states],
+            [own["exp_avg_sq"] for own in states],
+            [],
+            [count] * len(params),
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+        )
 
 
 def decayed_direction(

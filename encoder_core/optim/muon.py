@@ -16,6 +16,7 @@ at stage 3, the work is distributed evenly.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
@@ -28,7 +29,13 @@ from torch import Tensor
 
 from encoder_core.errors import TrainingError
 from encoder_core.layers.parameters import Joined
-from encoder_core.layers.torch_internals import copy_to_each
+from encoder_core.layers.torch_internals import (
+    add_to_each,
+    copy_to_each,
+    multiply_each,
+    norm_of_each,
+    sum_of_each,
+)
 from encoder_core.optim.adamw import update_adamw
 from encoder_core.optim.settings import MuonConfig
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
@@ -52,20 +59,6 @@ def working_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def orthogonalise(matrices: Float[Tensor, "matrices rows columns"]) -> Float[Tensor, "matrices rows columns"]:
-    """Return approximately U V^T of each matrix, contiguous and in the same dtype. `matrices` are not changed.
-
-    All of them together take the launches that one takes.
-    """
-    transposed = matrices.shape[1] > matrices.shape[2]
-    wide = matrices.mT if transposed else matrices  # the smaller Gram matrices
-    x: Tensor = wide / (torch.linalg.vector_norm(wide, dim=(1, 2), keepdim=True) + _NORM_EPSILON)
-    for _ in range(STEPS):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC), x, beta=_LINEAR)
-    return x.mT.contiguous() if transposed else x
-
-
 def rms_scale(rows: int, columns: int) -> float:
     """Return 0.2 sqrt(max(rows, columns)), which gives an orthogonal update the usual root mean square of AdamW's.
 
@@ -86,22 +79,79 @@ def matrix_shapes(shape: Sequence[int], joined: Joined | None) -> list[tuple[int
 
 
 def orthogonalise_each(momenta: Iterable[tuple[Float[Tensor, "rows columns"], Joined | None]]) -> None:
-    """Replace momenta by what Muon applies, orthogonalised and scaled; those of one shape together.
+    """Replace momenta by what Muon applies, orthogonalised and scaled; those with equal shorter sides together.
 
     Each matrix in a joined one is treated by itself: singular vectors of the whole would mix its parts.
     """
-    parts: dict[torch.Size, list[Tensor]] = {}
+    alike: dict[int, list[Tensor]] = {}
     for whole, joined in momenta:
         for part in (joined or Joined((len(whole),))).views(whole):
-            parts.setdefault(part.shape, []).append(part)
-    for shape, its in parts.items():
-        found = orthogonalise(torch.stack(its).flatten(1, 2))
-        found.mul_(rms_scale(*found.shape[1:]))
-        copy_to_each(its, found.view(-1, *shape).unbind())
+            alike.setdefault(min(_sides(part.shape)), []).append(part)
+    for parts in alike.values():
+        parts.sort(key=lambda part: (max(_sides(part.shape)), part.shape))
+        stacks = _newton_schulz(_normalised(parts))
+        multiply_each(stacks, [rms_scale(*x.shape[1:]) for x in stacks])
+        copy_to_each(parts, _as_they_lie(stacks, parts))
+
+
+def _sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the rows and columns of the matrix in a part of this shape, [times, rows, columns]."""
+    return shape[0] * shape[1], shape[2]
+
+
+def _normalised(parts: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[Tensor, "_ short _"]]:
+    """Return a stack for each longer side: matrices divided by their norms, all wide, in the order of `parts`.
+
+    Laid end to end along their longer sides, matrices of all sides are one tensor, so it takes one launch to copy and
+    one to divide. Norms are of matrices as the parameters have them: a sum in another order would be rounded otherwise.
+    """
+    lengths = [max(_sides(part.shape)) for part in parts]
+    upright = [
+        part if len(part) * part.shape[1] == long else part.flatten(0, 1).mT[None]
+        for part, long in zip(parts, lengths, strict=True)
+    ]
+    tall = torch.cat([piece for its in upright for piece in its])
+    copies = zip(upright, torch.split(tall, lengths), strict=True)
+    norms = norm_of_each([copy if len(its) > 1 else its for its, copy in copies])
+    rows = [norm.expand(length, 1) for norm, length in zip(norms, lengths, strict=True)]
+    tall /= torch.cat(rows).add_(_NORM_EPSILON)
+    counts, short = Counter(lengths), tall.shape[1]
+    ranges = torch.split(tall, [long * count for long, count in counts.items()])
+    stacks = [its.view(-1, long, short) for long, its in zip(counts, ranges, strict=True)]
+    return [x.mT if x.shape[1] > short else x for x in stacks]
+
+
+def _newton_schulz(stacks: Sequence[Float[Tensor, "_ short _"]]) -> Sequence[Float[Tensor, "_ short _"]]:
+    """Return approximately U V^T of each matrix in stacks, contiguous."""
+    for _ in range(STEPS):
+        stacks = [
+            torch.baddbmm(x, its, x, beta=_LINEAR) for x, its in zip(stacks, _factors(stacks), strict=True)
+        ]
+    return stacks
+
+
+def _factors(stacks: Sequence[Float[Tensor, "_ short _"]]) -> Sequence[Float[Tensor, "_ short short"]]:
+    """Return the polynomial of each matrix's Gram matrix. They are equally large, so one launch does it for all."""
+    counts, short = [len(x) for x in stacks], stacks[0].shape[1]
+    gram = stacks[0].new_empty(sum(counts), short, short)
+    for x, its in zip(stacks, torch.split(gram, counts), strict=True):
+        torch.bmm(x, x.mT, out=its)
+    return torch.split(torch.baddbmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC), counts)
+
+
+def _as_they_lie(stacks: Sequence[Float[Tensor, "_ short _"]], parts: Sequence[Tensor]) -> list[Tensor]:
+    """Return the matrices of stacks in the order of `parts`, with their shapes."""
+    shapes, found = Counter(part.shape for part in parts), list[Tensor]()
+    for x in stacks:
+        its = [shape for shape in shapes if max(_sides(shape)) == x.shape[2]]
+        for shape, same in zip(its, torch.split(x, [shapes[shape] for shape in its]), strict=True):
+            rows, columns = _sides(shape)
+            found += (same.mT.contiguous() if rows > columns else same).view(-1, *shape).unbind()
+    return found
 
 
 def flops(shape: tuple[int, int]) -> int:
-    """Return the floating-point operations of `orthogonalise` for one matrix."""
+    """Return the floating-point operations of the iteration for one matrix."""
     rows, columns = shape
     short, long = min(rows, columns), max(rows, columns)
     return STEPS * (4 * short * short * long + 2 * short**3)
@@ -295,13 +345,14 @@ class Muon(ShardedOptimizer):
             if params and group[MATRICES]:
                 update_count(group)
                 matrices |= dict.fromkeys(params, group)
-            elif params:
-                update_adamw(self.state, group, params)
-        self._update_matrices(matrices)
+        update_adamw(self.state, [group for group in self.param_groups if not group[MATRICES]])
+        if matrices:
+            self._update_matrices(matrices)
 
     def _update_matrices(self, groups: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Update tensors, given with the group of each. All are orthogonalised together, whatever their groups."""
-        directions = {p: self._direction(group, p) for p, group in groups.items()}
+        """Update tensors, given with the group of each. All are orthogonalised together, whatever their groups,
+        and each step of the formula is one launch for all."""
+        directions = dict(zip(groups, self._directions(groups), strict=True))
         ranges = {s.parameter: s.of(directions[p]) for p in groups for s in self._ranges(p)}
         joined = {s.parameter: group[JOINED] for p, group in groups.items() for s in self._ranges(p)}
         work = {
@@ -314,17 +365,26 @@ class Muon(ShardedOptimizer):
                 for number, flat in wholes.items()
             )
             self._exchange.scatter(matrices, wholes, ranges)
-        for p, group in groups.items():
-            p.mul_(1 - group["lr"] * group["weight_decay"]).add_(directions[p], alpha=-group["lr"])
+        for rate in {group["lr"] for group in groups.values()}:
+            its = [p for p, group in groups.items() if group["lr"] == rate]
+            add_to_each(its, [directions[p] for p in its], -rate)
 
-    def _direction(self, group: dict[str, Any], p: Tensor) -> Tensor:
-        """Update the momentum of `p`, and return G + mu B of its shape, as input of Newton-Schulz.
+    def _directions(self, groups: Mapping[Tensor, dict[str, Any]]) -> list[Tensor]:
+        """Let the weights decay, update momenta, and return G + mu B of each tensor, as input of Newton-Schulz.
 
         It is rounded before it is sent; the published code rounds the same numbers after gathering them.
         """
-        assert p.grad is not None  # `tensors_to_update` keeps only tensors with a gradient
-        if MOMENTUM not in self.state[p]:
-            self.state[p][MOMENTUM] = torch.zeros_like(p)
-        momentum = self.state[p][MOMENTUM].mul_(group["momentum"]).add_(p.grad)
-        direction = torch.empty_like(p, dtype=working_dtype(p.device))
-        return torch.add(p.grad, momentum, alpha=group["momentum"], out=direction)
+        params, mu = list(groups), self.defaults[MOMENTUM]
+        gradients = [p.grad for p in params if p.grad is not None]
+        for p in params:
+            if MOMENTUM not in self.state[p]:
+                self.state[p][MOMENTUM] = torch.zeros_like(p)
+        momenta = [self.state[p][MOMENTUM] for p in params]
+        kept = [1 - group["lr"] * group["weight_decay"] for group in groups.values()]
+        multiply_each([*params, *momenta], kept + [mu] * len(momenta))
+        add_to_each(momenta, gradients, 1.0)
+        dtype = working_dtype(params[0].device)
+        if all(p.dtype == dtype for p in params):
+            return sum_of_each(gradients, momenta, mu)
+        pairs = zip(gradients, momenta, strict=True)
+        return [torch.add(g, m, alpha=mu, out=torch.empty_like(m, dtype=dtype)) for g, m in pairs]

@@ -154,9 +154,10 @@ def test_work_is_dealt_out_evenly_where_all_hold_alike(world: int, costs: list[i
 
 
 def _flat_muon(layers: int) -> Muon:
-    """Updates ModernBERT's matrices, which lie end to end as in ZeRO's flat tensors: one for each way to join them."""
-    model = masked_language_model(ModernBertConfig(**SMALL | {"layers": layers}))
-    groups = [group for group in parameter_groups(model, 0.1, matrices=True) if group["matrices"]]
+    """Updates ModernBERT, whose parameters lie end to end as in ZeRO's flat tensors: AdamW's in two, and matrices in
+    one for each way to join them."""
+    sizes = SMALL | {"layers": layers, "feed_forward": 24}
+    groups = parameter_groups(masked_language_model(ModernBertConfig(**sizes)), 0.1, matrices=True)
     shapes = [tuple(p.shape) for group in groups for p in group["params"]]
     segments, number = dict[Tensor, list[ShardSegment]](), 0
     for group in groups:
@@ -181,7 +182,8 @@ def alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("alone")
-def test_any_number_of_layers_is_updated_by_as_many_operations() -> None:
+def test_any_number_of_layers_is_updated_by_40_operations_at_most() -> None:
+    """ModernBERT base's: 22 layers, and sides of which one is all matrices' and the other one of two."""
     counts = []
     for layers in (1, 22):
         optimizer = _flat_muon(layers)
@@ -190,4 +192,5 @@ def test_any_number_of_layers_is_updated_by_as_many_operations() -> None:
             with Dispatched() as found:
                 optimizer.step()
         counts.append(found.count)
-    assert counts[0] == counts[1] <= 80, found.kernels
+    fills = 1  # a single number, which is not counted on a CPU
+    assert counts[0] == counts[1] <= 40 - fills, found.kernels

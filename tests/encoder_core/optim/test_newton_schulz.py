@@ -14,7 +14,9 @@ SIZES = st.integers(1, 20)
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    return muon.orthogonalise(matrix[None])[0]
+    found = matrix.clone()
+    muon.orthogonalise_each([(found, None)])
+    return found / rms_scale(*found.shape)
 
 
 def _matrix(rows: int, columns: int, seed: int) -> Tensor:
@@ -43,9 +45,7 @@ def test_directions_stay_and_all_become_about_as_long(
 @given(SIZES, SIZES, st.integers(0, 9))
 def test_the_transpose_becomes_the_transpose(rows: int, columns: int, seed: int) -> None:
     matrix = _matrix(rows, columns, seed)
-    before = matrix.clone()
     torch.testing.assert_close(orthogonalise(matrix.T), orthogonalise(matrix).T, rtol=0, atol=1e-9)
-    assert torch.equal(matrix, before)
 
 
 def test_zeros_stay_zeros() -> None:
