@@ -47,7 +47,7 @@ def test_the_peak_of_two_steps_is_what_was_estimated(name: str, figure: Figure) 
     room = usable(torch.cuda.get_device_properties(0).total_memory) if GPU else 4 << 30
     rows = min(_MAX_ROWS, rows_that_fit(bill, room)[-1])
     two = phase.model_copy(update={"batch": phase.batch.model_copy(update={"sequences": 2 * rows})})
-    added = bill.microbatches(two, rows).parts(rows * recipe.input.texts)
+    added = bill.microbatches(two, rows).parts(rows * recipe.input.texts_per_row)
     expected = bill.kept(two) + total(added)
     if GPU:
         torch.cuda.reset_peak_memory_stats()

@@ -19,7 +19,9 @@ DEVICES: tuple[Device, ...] = get_args(Device)
 
 
 def filled(bill: RankMemory, phase: RecipePhase, rows: int) -> int:
-    return bill.kept(phase) + total(bill.microbatches(phase, rows).parts(rows * bill.recipe.input.texts))
+    return bill.kept(phase) + total(
+        bill.microbatches(phase, rows).parts(rows * bill.recipe.input.texts_per_row)
+    )
 
 
 @pytest.mark.default_cases(1)
