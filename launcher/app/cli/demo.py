@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.app.cli.options import EncodingOption, validate_options
+from launcher.app.cli.options import EncodingOption, local_path, validate_options
 from launcher.progress import work
 
 
@@ -18,9 +18,9 @@ def demo(
         str | None,
         typer.Argument(help="Your text: a file, folder or glob. Default: Python's docs."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for everything that is made.")] = Path(
-        "maskfleet-demo"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", callback=local_path, help="Folder for everything that is made.")
+    ] = Path("maskfleet-demo"),
     encoding: EncodingOption = "utf-8",
 ) -> None:
     """Make a pretrained and exported DeBERTa from text in minutes: this is what `infra/quickstart` runs.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from launcher.app.cli.options import RunArgument, require_assignments, require_run
+from launcher.app.cli.options import RunArgument, local_path, require_assignments, require_run
 from launcher.app.cli.recipe import SetOption
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ class JobOptions:
     ] = None
     assignments: SetOption = None
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write it to this file. Default: standard output.")
+        Path | None,
+        typer.Option("--out", callback=local_path, help="Write it to this file. Default: standard output."),
     ] = None
     submit: Annotated[bool, typer.Option("--submit", help="Submit it to the scheduler.")] = False
 

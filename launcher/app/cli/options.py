@@ -4,6 +4,7 @@ These checks run before anything is read from a network, and before imports that
 of this again, and more.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 M = TypeVar("M", bound="BaseModel")
+_URI_SCHEME_RE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path keeps one of a URI's two slashes
 
 
 BadBytes = Literal["error", "replace"]
@@ -189,6 +191,21 @@ def require_new_run(uri: str) -> None:
     from launcher.runtime.run.outline import open_unused_store
 
     open_unused_store(uri)
+
+
+def local_path(path: Path | None) -> Path | None:
+    """Return the value of an option that names a place on this machine. It is not shown if it is a URI: that may hold
+    a key.
+
+    Raises:
+        OptionError: it is a URI.
+    """
+    if path is not None and (scheme := _URI_SCHEME_RE.match(str(path))):
+        raise OptionError(
+            f"--out is a URI ({scheme[0]}), but the result is written on this machine alone",
+            remedy="give a local path, and copy the result from there",
+        )
+    return path
 
 
 def require_model(source: str) -> None:

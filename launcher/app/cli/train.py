@@ -9,6 +9,7 @@ from data_service.printable import mask_secrets, shell_word
 from launcher.app.cli.options import (
     CorpusTokenizerOption,
     RunArgument,
+    local_path,
     require_assignments,
     require_corpora,
     require_new_run,
@@ -180,7 +181,9 @@ def show(
 
 def report(
     run: RunArgument,
-    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", callback=local_path, help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
     baselines: Annotated[
         bool, typer.Option(help="Compute the unigram and bigram loss of the held-out targets, once.")
     ] = True,
