@@ -28,7 +28,7 @@ from data_service.processes import temporary_root
 from data_service.store.base import Store, read_verified
 from data_service.store.errors import KeyMissing, OutOfSpace, Truncated
 
-_REQUESTS_AT_ONCE = 8  # requests at once: object stores answer one in tens of milliseconds
+_CONCURRENT_REQUESTS = 8  # an object store takes tens of milliseconds to answer each
 
 
 def read_chunk(store: Store, file: RankFile, index: int) -> bytes:
@@ -128,7 +128,7 @@ def _damaged_chunks(store: Store, file: RankFile, report: ReportBytes) -> list[s
             report(min(file.chunk, file.size - index * file.chunk))
         return None
 
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
         return [problem for problem in pool.map(check, range(len(file.hashes))) if problem is not None]
 
 

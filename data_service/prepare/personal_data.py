@@ -22,7 +22,9 @@ _EMAIL = re.compile(
     r"(?<![A-Za-z0-9_.+%-])([A-Za-z0-9_.+%-][A-Za-z0-9!$%'*+^_`{|}~.-]{0,63})@"
     rf"(?:{_DOMAIN_LABEL}\.)+(?:xn--[A-Za-z0-9-]{{1,58}}[A-Za-z0-9]|[A-Za-z]{{2,63}})(?!-?[A-Za-z0-9_]|\.[A-Za-z0-9])"
 )
-_PUNCTUATION_BEFORE_EMAIL = re.compile(r"(?:.*\.\.)?[-.+%]*")  # punctuation of the sentence before an address
+_PUNCTUATION_BEFORE_EMAIL = re.compile(
+    r"(?:.*\.\.)?[-.+%]*"
+)  # marks before an address that belong to the sentence, not to the address
 _IP = re.compile(
     r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
     r"|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:.]*+(?![A-Za-z0-9_]))"  # all public IPv6 addresses are in 2000::/3

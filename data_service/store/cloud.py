@@ -107,11 +107,11 @@ class CloudStore(BucketStore[CloudClient]):
             patience = RetryLimit(self.patience_s)
 
     def folders(self) -> Iterator[str]:
-        def ask(client: CloudClient) -> list[str]:
+        def list_prefixes(client: CloudClient) -> list[str]:
             found = obstore.list_with_delimiter(client.requests, prefix=self.prefix or None)
             return [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
 
-        yield from sorted(self._call(self.prefix, ask), key=lambda name: f"{name}/")
+        yield from sorted(self._call(self.prefix, list_prefixes), key=lambda name: f"{name}/")
 
     def delete(self, key: str) -> None:
         name = self._name(key)
@@ -139,12 +139,12 @@ class CloudStore(BucketStore[CloudClient]):
         """
         name = self._name(key)
 
-        def ask(client: CloudClient) -> float | None:
+        def object_age_s(client: CloudClient) -> float | None:
             now = client.time()
             stored = head(client, name)
             return None if stored is None else max(0.0, now - float(stored["last_modified"].timestamp()))
 
-        return self._call(name, ask)
+        return self._call(name, object_age_s)
 
     def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         """Return 0: obstore does not list unfinished uploads.

@@ -157,7 +157,7 @@ class S3Store(BucketStore["S3Client"]):
         our signature.
         """
 
-        def ask(client: "S3Client") -> float | None:
+        def server_time_s(client: "S3Client") -> float | None:
             try:
                 answer = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
                 return _server_time(answer)
@@ -167,20 +167,20 @@ class S3Store(BucketStore["S3Client"]):
                     raise
                 return date
 
-        return self._call(self.prefix, ask)
+        return self._call(self.prefix, server_time_s)
 
     def age(self, key: str) -> float | None:
         """Return the age from one answer, which holds both the time of the object and the server's time."""
         name = self._name(key)
 
-        def ask(client: "S3Client") -> float | None:
+        def object_age_s(client: "S3Client") -> float | None:
             stored = head(client, self.bucket, name)
             if stored is None:
                 return None
             now = _server_time(stored)
             return max(0.0, (time.time() if now is None else now) - stored["LastModified"].timestamp())
 
-        return self._call(name, ask)
+        return self._call(name, object_age_s)
 
     def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         """Abort unfinished multipart uploads (at most 1,000 a call), whose parts are stored and billed until then."""

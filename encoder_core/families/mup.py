@@ -38,8 +38,8 @@ def mup_base(model: _Model) -> _Model:
         ) from error
     if base.projects_embeddings != model.projects_embeddings:
         raise ModelError(
-            f"embeddings of width {model.embedding_width} are projected at width {max(model.hidden, mup.hidden)}, but "
-            f"not at {min(model.hidden, mup.hidden)}, so the model and its base differ in more than width",
+            f"only one of the model (hidden {model.hidden}) and its muP base (hidden {mup.hidden}) projects the embeddings "
+            f"of width {model.embedding_width}: they differ in more than their widths",
             remedy=f"choose a base, model.mup.hidden, that is not {model.embedding_width} wide",
         )
     return base

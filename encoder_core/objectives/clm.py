@@ -88,7 +88,7 @@ class NextTokens(HeadTerm):
     def connect(self, others: Mapping[str, HeadTerm]) -> None:
         self._alone = others.keys() == {self.name}
 
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         """Return the number of targets.
 
         Raises:

@@ -86,7 +86,7 @@ class Condenser(HeadTerm):
         self.head = shared.head()
         super().__init__(config, {"head": self.head, "condenser": self._layers})
 
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         return batch.target_ids.numel()
 
     def sums(self, states: "States", batch: "Batch") -> TermSums:
@@ -99,4 +99,4 @@ class Condenser(HeadTerm):
         for layer in self._layers:
             state_TH = layer(state_TH, rows)
         found = self.head(state_TH, batch.target_positions, batch.target_ids)
-        return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct})
+        return TermSums(found.loss_sum, self.target_count(batch), {"correct": found.correct})

@@ -10,8 +10,8 @@ from encoder_core.families.catalogue import ModelConfig, build_encoder
 from encoder_core.layers.sizes import linear_weights
 from encoder_core.objectives.term import (
     AroundConfig,
-    DefaultWeightTerm,
     HeadConfig,
+    OmittedWeightTerm,
     Refusal,
     RowFacts,
     Setting,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # torch is imported only where modules are built: reading a r
     from encoder_core.objectives.modules.text_vectors import ContrastiveModel
 
 
-class ContrastiveConfig(DefaultWeightTerm, AroundConfig):
+class ContrastiveConfig(OmittedWeightTerm, AroundConfig):
     """How a text's vector is computed, and how vectors are compared.
 
     Attributes:

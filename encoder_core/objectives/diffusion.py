@@ -57,7 +57,7 @@ class DiffusedTokens(HeadTerm):
         self.head = shared.head()
         super().__init__(config, {"head": self.head})
 
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         counts = batch.on_host.maskable
         return 0 if counts is None else int(counts.sum())
 
@@ -72,7 +72,7 @@ class DiffusedTokens(HeadTerm):
             "filled": found.correct,
             "hidden": torch.full_like(found.correct, len(at_M)),
         }
-        return TermSums(found.loss_sum, self.targets(batch), metrics)
+        return TermSums(found.loss_sum, self.target_count(batch), metrics)
 
 
 def _target_weights(batch: "Batch") -> 'Float[Tensor, " targets"]':

@@ -244,7 +244,7 @@ class Distillation(HeadTerm):
         assert isinstance(masked, MaskedTokens)
         self._head = masked.head
 
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         return self._student_batch(batch).target_ids.numel()
 
     def sums(self, states: "States", batch: "Batch") -> TermSums:
@@ -294,7 +294,7 @@ class StateDistillation(HeadTerm):
         assert isinstance(distillation, Distillation)
         self.distillation = distillation
 
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         return batch.loss_tokens
 
 
@@ -338,4 +338,4 @@ class LayerDistillation(StateDistillation):
             projected_TH = own_TH if self._projection is None else self._projection(own_TH)
             squares = F.mse_loss(projected_TH.to(wide), teacher_TH.to(wide), reduction="sum")
             loss_sum = loss_sum + squares / teacher_TH.shape[1]
-        return TermSums(loss_sum, self.targets(batch))
+        return TermSums(loss_sum, self.target_count(batch))

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from encoder_core.objectives.term import (
-    DefaultWeightTerm,
     HeadConfig,
     HeadTerm,
+    OmittedWeightTerm,
     Refusal,
     Setting,
     Shared,
@@ -49,7 +49,7 @@ class TokenPrediction(HeadConfig):
             )
 
 
-class MlmConfig(DefaultWeightTerm, TokenPrediction):
+class MlmConfig(OmittedWeightTerm, TokenPrediction):
     """Masked language modelling (BERT, section 3.1). Which tokens are masked is a setting of the data service."""
 
     name = "mlm"
@@ -68,7 +68,7 @@ class MaskedTokens(HeadTerm):
         self.head = shared.head()
         super().__init__(config, {"head": self.head})
 
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         return 0 if batch.causal else batch.target_ids.numel()
 
     def sums(self, states: "States", batch: "Batch") -> TermSums:
@@ -80,7 +80,7 @@ class MaskedTokens(HeadTerm):
         at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
         keys_M = None if states.temperature is None else batch.keys.index_select(0, batch.target_positions)
         found = self.head(hidden_MH, at_M, batch.target_ids, states.temperature, keys_M)
-        return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct}, found.sampled)
+        return TermSums(found.loss_sum, self.target_count(batch), {"correct": found.correct}, found.sampled)
 
     def _empty_sums(self, states: "States", batch: "Batch") -> TermSums:
         found = self.head(states.all_states[:0], batch.target_positions[:0], batch.target_ids[:0])

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig, build_encoder, family_names_where
 from encoder_core.objectives.term import (
-    DefaultWeightTerm,
     HeadConfig,
     ModuleConfig,
+    OmittedWeightTerm,
     Refusal,
     Setting,
     family_refusal,
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # torch is imported only where modules are built: reading a r
     from encoder_core.objectives.modules.permuted import PermutedLanguageModel
 
 
-class PlmConfig(DefaultWeightTerm, ModuleConfig):
+class PlmConfig(OmittedWeightTerm, ModuleConfig):
     """Permuted language modelling. The prediction order is a setting of the data service."""
 
     name = "plm"

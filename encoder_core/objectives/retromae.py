@@ -71,7 +71,7 @@ class Reconstruction(HeadTerm):
         super().__init__(config, {"head": self.head, "shallow_decoder": self.decoder})
         self._word, self._rate = shared.word, config.rate
 
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         return _predicted_positions(batch).numel()
 
     def sums(self, states: "States", batch: "Batch") -> TermSums:

@@ -84,7 +84,7 @@ class SentencePair(HeadTerm):
         self.head = PairHead(shared.model.hidden)
         super().__init__(config, {"pair_head": self.head})
 
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         if batch.pair_labels is None:
             return 0
         return batch.pair_labels.numel() if batch.pair_rows is None else batch.pair_rows.numel()
@@ -95,4 +95,4 @@ class SentencePair(HeadTerm):
         if batch.pair_labels is not None and batch.pair_rows is not None:
             labels_R, first_R = labels_R[batch.pair_rows], first_R[batch.pair_rows]
         found = self.head(states.at(first_R, most=1), labels_R)
-        return TermSums(found.loss_sum, self.targets(batch), {"correct": found.correct})
+        return TermSums(found.loss_sum, self.target_count(batch), {"correct": found.correct})

@@ -55,7 +55,7 @@ class SpanBoundary(HeadTerm):
         self.head = SpanBoundaryHead(model.hidden, shared.word, activation=activation, eps=eps)
         super().__init__(config, {"boundary_head": self.head})
 
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         return boundary_targets(batch).ids.numel()
 
     def sums(self, states: "States", batch: "Batch") -> TermSums:

@@ -190,7 +190,7 @@ class TermConfig(BaseModel, ABC):
         return self
 
 
-class DefaultWeightTerm(TermConfig):
+class OmittedWeightTerm(TermConfig):
     """A term whose first version had no weight. A weight of 1 is not written, so that recipes, fingerprints and the
     keys of evaluations stay the same.
 
@@ -299,7 +299,7 @@ class HeadTerm(ABC):
         return
 
     @abstractmethod
-    def targets(self, batch: "Batch") -> int:
+    def target_count(self, batch: "Batch") -> int:
         """Return how many summands the term has for this batch; known before the forward pass."""
 
     @abstractmethod

@@ -13,6 +13,7 @@ from data_service.errors import InputError
 from data_service.ingest import ray_pool
 from data_service.ingest.build import build_corpus
 from data_service.ingest.pool import Progress
+from data_service.ingest.streamed import PieceReader
 from data_service.store.open import open_store
 from tests.support.data.raw_text import (
     DOCUMENTS,
@@ -65,7 +66,7 @@ def big_alone(big: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("victim", [ray_pool._run_single_threaded.__name__, ray_pool.PieceReader.__name__])
+@pytest.mark.parametrize("victim", [ray_pool._run_single_threaded.__name__, PieceReader.__name__])
 def test_pieces_of_a_big_file_come_out_the_same_when_its_reader_or_a_worker_dies(
     tmp_path: Path, big: Path, big_alone: dict[str, bytes], victim: str
 ) -> None:

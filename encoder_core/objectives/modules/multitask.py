@@ -44,7 +44,7 @@ class MultitaskModel(ObjectiveModule):
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """Return how many summands each term has for this batch; known before the forward pass."""
-        return {term.name: term.targets(batch) for term in self.terms}
+        return {term.name: term.target_count(batch) for term in self.terms}
 
     def forward(self, batch: Batch) -> LossSums:
         """Return the sums of all terms; their metrics begin with the term's name."""

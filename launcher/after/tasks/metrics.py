@@ -25,7 +25,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = frozenset(string.punctuation)
 _CMRC_PUNCTUATION = frozenset("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001 - the official script's
 _CHINESE = re.compile(r"([\u4e00-\u9fa5])")
-# NLTK's words: a period ends one only at the end of a text, a comma only before what is no digit.
+# As NLTK splits words: off go a period at the end of the text, and a comma unless a digit follows.
 _WORDS = re.compile(
     r"""\.{2,}|[;@#$%&?!()\[\]{}<>"]|,(?!\d)|(?:[^\s;@#$%&?!()\[\]{}<>",.]|,(?=\d)|\.(?!\.|[\])}>"'\s]*$))+|\."""
 )

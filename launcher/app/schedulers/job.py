@@ -95,7 +95,7 @@ _JOB_NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 
 def _printable(text: str) -> str:
     if found := control_characters(text):
-        raise ValueError(f"it has control characters: {', '.join(found)}")
+        raise ValueError(f"the value has control characters: {', '.join(found)}")
     return text
 
 

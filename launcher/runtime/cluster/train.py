@@ -186,7 +186,7 @@ def supervise(
         EnvironmentUnusable: as `temporary_root`.
         RunError: if the run cannot continue; the message says why.
     """
-    startup = Startup.from_command(supervisor_process())
+    startup = Startup.since_process_start(supervisor_process())
     startup.done("command")
     temporary_root()  # Ray needs a temporary folder: check before the run is claimed
     wait_for_cluster(stopping, display.note)

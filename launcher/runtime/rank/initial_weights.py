@@ -221,7 +221,8 @@ def _check_fit(expected: Shapes, source: InitialSource, where: str) -> None:
     if wrong:
         raise RunError(
             f"start: {where} has parameters of another shape: {'; '.join(wrong)}",
-            remedy="set `model` in the recipe to the values of that model, and model.vocab to its number of rows",
+            remedy="set `model` in the recipe to the values of that model, and model.vocab to the number of rows "
+            "of its word embeddings",
         )
 
 

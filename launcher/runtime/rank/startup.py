@@ -40,7 +40,7 @@ class Startup:
         self.over = False
 
     @classmethod
-    def from_command(cls, pid: int) -> "Startup":
+    def since_process_start(cls, pid: int) -> "Startup":
         """Return the driver's clock, whose first part begins at the start of the command's process `pid`."""
         return cls(since=time.monotonic() - age_s(pid))
 
