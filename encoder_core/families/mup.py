@@ -38,8 +38,8 @@ def mup_base(model: _Model) -> _Model:
         ) from error
     if base.projects_embeddings != model.projects_embeddings:
         raise ModelError(
-            f"only one of the model (hidden {model.hidden}) and its muP base (hidden {mup.hidden}) projects the embeddings "
-            f"of width {model.embedding_width}: they differ in more than their widths",
+            f"only one of the model (hidden {model.hidden}) and its muP base (hidden {mup.hidden}) projects the "
+            f"embeddings of width {model.embedding_width}: they differ in more than their widths",
             remedy=f"choose a base, model.mup.hidden, that is not {model.embedding_width} wide",
         )
     return base
