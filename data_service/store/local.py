@@ -291,8 +291,15 @@ def _link(temporary: Path, target: Path) -> None:
         os.link(temporary, target)
     except FileExistsError:
         # NFS repeats a request whose answer was lost, and the repetition finds our own link.
-        if os.stat(temporary).st_nlink != 2:
+        with suppress(FileNotFoundError):
+            if os.stat(temporary).st_nlink == 2:
+                return
+        raise
+    except FileNotFoundError:
+        # Who was quicker may have swept our file as left over: it is older than the object.
+        if not target.exists():
             raise
+        raise FileExistsError(errno.EEXIST, "it was written meanwhile", str(target)) from None
     except OSError as error:
         if error.errno not in _NO_LINK_ERRNOS:
             raise

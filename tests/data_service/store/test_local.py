@@ -112,6 +112,24 @@ def test_leftovers_are_invisible_and_removed_when_old(store: LocalStore) -> None
     assert os.listdir(store.root) == ["data"]
 
 
+def test_of_many_writers_one_wins_though_the_winner_sweeps(store: LocalStore) -> None:
+    """What the others have written is older than the object, as leftovers are."""
+
+    def claim(key: str, together: threading.Barrier) -> bool:
+        together.wait()
+        won = store.put_if_absent(key, b"x" * 1000)
+        if won:
+            store.remove_leftovers("", older_than_key=key)
+        return won
+
+    writers = 8
+    with ThreadPoolExecutor(writers) as pool:
+        for number in range(100):
+            key, together = f"records/{number}", threading.Barrier(writers)
+            found = list(pool.map(claim, [key] * writers, [together] * writers))
+            assert sorted(found) == [False] * (writers - 1) + [True]
+
+
 def test_a_link_whose_answer_was_lost_counts_as_ours(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
