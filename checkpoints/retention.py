@@ -178,9 +178,8 @@ def delete_orphans(store: Store, attempt: Attempt) -> int:
     attempt.ensure_current()
     for folder in over:
         list(parallel_map(store.delete, folder.sizes))
-    store.remove_leftovers(
-        "", older_than_key=attempt.key
-    )  # writes begun before our claim are other attempts'
+    # Writes that began before our claim are other attempts'.
+    store.remove_leftovers("", older_than_key=attempt.key)
     return sum(len(folder.sizes) for folder in over)
 
 

@@ -258,11 +258,6 @@ class PairTexts:
     negatives: int
 
     @property
-    def text_count(self) -> int:
-        """Number of texts in an example."""
-        return 2 + self.negatives
-
-    @property
     def text_names(self) -> tuple[str, ...]:
         """Name of each text of an example, in order."""
         return ("query", "positive", *(f"negative {number + 1}" for number in range(self.negatives)))

@@ -39,7 +39,7 @@ class Provenance(NamedTuple):
     date: str | None = None
 
     @property
-    def describe(self) -> str:
+    def description(self) -> str:
         """What is known, for people: `id 17, licence MIT`."""
         known = zip(PROVENANCE_FIELDS, self, strict=True)
         return ", ".join(f"{name} {value}" for name, value in known if value is not None)

@@ -166,7 +166,7 @@ class FoundDocument:
         """Return number, place and what is known, as `corpus find` prints them."""
         at = self.origin
         place = f"{at.shard}, block {at.block}, document {at.document}, tokens {at.start} to {at.start + at.tokens}"
-        return f"{self.split} {self.number}: {place}: {at.provenance.describe}"
+        return f"{self.split} {self.number}: {place}: {at.provenance.description}"
 
 
 def find_documents(corpus: Corpus, **wanted: str) -> Iterator[FoundDocument]:

@@ -66,7 +66,7 @@ def update_adamw(state: MutableMapping[Tensor, dict[str, Tensor]], groups: Itera
             continue
         # Infinity turns bias correction off: the kernel divides by 1 - beta^count, which is then 1.
         number = update_count(group) if group["bias_correction"] else math.inf
-        # All groups are at the same update.
+        # All groups are at the same update (`set_update`), so one number serves their launches.
         count = torch.full((), number, device=params[0].device) if count is None else count
         states = [moments(state, p) for p in params]
         beta1, beta2 = group["betas"]

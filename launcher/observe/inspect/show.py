@@ -146,7 +146,7 @@ def render_lines(shown: Shown) -> Iterator[str]:
     )
     for document in shown.documents:
         gone = ", removed" if document.start in shown.left_out else ""
-        yield f"document {document.document}: {escape(visible(document.provenance.describe))}{gone}"
+        yield f"document {document.document}: {escape(visible(document.provenance.description))}{gone}"
     samples = shown.samples
     if samples.holes is not None and len(samples.holes):
         yield f"nothing is learned at {len(samples.holes)} tokens: they stand in place of removed documents"

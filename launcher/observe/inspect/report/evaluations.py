@@ -40,11 +40,11 @@ def on_lineage(found: Iterable[Evaluated], events: Sequence[Record]) -> list[Eva
     repeated those steps."""
     begins = [event for event in events if event["kind"] in ("start", "resume")]
 
-    def is_not_superseded(evaluation: Evaluated) -> bool:
+    def is_current(evaluation: Evaluated) -> bool:
         later = (int(event["step"]) for event in begins if event["attempt"] > evaluation.commit.attempt)
         return all(evaluation.commit.step <= step for step in later)
 
-    current = sorted(filter(is_not_superseded, found), key=lambda one: (one.commit.step, one.commit.attempt))
+    current = sorted(filter(is_current, found), key=lambda one: (one.commit.step, one.commit.attempt))
     return list({one.commit.step: one for one in current}.values())
 
 
