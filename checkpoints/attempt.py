@@ -72,7 +72,7 @@ class Owner(StrictRecord):
             host=socket.gethostname(),
             processes=processes.process_namespace_name(),
             pid=pid,
-            started=processes.start_ticks(pid),
+            started=processes.process_start_ticks(pid),
             claimed=now,
         )
 
@@ -86,7 +86,7 @@ class Owner(StrictRecord):
 
     def is_running(self) -> bool:
         """Return whether the process exists on this machine: same pid and same start, because pids are reused."""
-        return self.started > 0 and processes.start_ticks(self.pid) == self.started
+        return self.started > 0 and processes.process_start_ticks(self.pid) == self.started
 
 
 class _TimeRecord(BaseModel):
@@ -127,7 +127,7 @@ class Attempt:
         """
         if self.store.size(_attempt_key(self.number + 1)) is None:
             return None
-        newest = Attempt(self.store, newest_attempt(self.store)).owner()
+        newest = Attempt(self.store, newest_attempt_number(self.store)).owner()
         return None if newest.same_process(owner) else newest
 
     def claim_for(self, owner: Owner) -> bool:
@@ -249,17 +249,18 @@ def try_claim(
     owner: Owner,
     *,
     clock: Callable[[], float] = time.time,
-    dead: UncertainAttempt | None = None,
+    presumed_dead: UncertainAttempt | None = None,
 ) -> Attempt | UncertainAttempt:
     """Claim the next attempt as `claim` does, but return `UncertainAttempt` if it is not known whether the newest
     attempt is alive.
 
-    `dead`: an attempt that the caller considers dead. It counts as dead unless it has sent another heartbeat since.
+    `presumed_dead`: an attempt that the caller considers dead. It counts as dead unless it has sent another
+    heartbeat since.
     """
     while True:
-        newest = newest_attempt(store)
+        newest = newest_attempt_number(store)
         unsure = _uncertain_attempt(Attempt(store, newest), owner) if newest else None
-        if unsure is not None and (dead is None or dead.liveness_mark != unsure.liveness_mark):
+        if unsure is not None and (presumed_dead is None or presumed_dead.liveness_mark != unsure.liveness_mark):
             return unsure
         attempt = Attempt(store, newest + 1)
         if attempt.claim_for(owner.model_copy(update={"claimed": clock()})):
@@ -268,7 +269,7 @@ def try_claim(
 
 def end_newest_attempt(store: Store, owner: Owner, now: float) -> None:
     """Record that the newest attempt has ended if it is `owner`'s, so that the next start need not wait for a lease."""
-    newest = newest_attempt(store)
+    newest = newest_attempt_number(store)
     if newest and Attempt(store, newest).owner().same_process(owner):
         Attempt(store, newest).record_end(now)
 
@@ -280,14 +281,12 @@ class Heartbeat:
     this attempt dead and claims the run; then `ensure_current` raises Superseded.
     """
 
-    def __init__(
-        self, attempt: Attempt, *, lease_s: float = LEASE_S, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, attempt: Attempt, *, lease_s: float = LEASE_S, clock: Callable[[], float] = time.time) -> None:
         self._attempt = attempt
         self._interval = lease_s / 4
         self._clock = clock
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="attempt heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._write_until_stopped, name="attempt heartbeat", daemon=True)
 
     def __enter__(self) -> "Heartbeat":
         self._thread.start()
@@ -298,7 +297,7 @@ class Heartbeat:
         self._stop.set()
         self._thread.join(_FINAL_HEARTBEAT_WAIT_S)
 
-    def _run(self) -> None:
+    def _write_until_stopped(self) -> None:
         for count in itertools.count():
             try:
                 self._attempt.write_heartbeat(self._clock(), count)
@@ -318,9 +317,7 @@ def _uncertain_attempt(attempt: Attempt, claimant: Owner) -> UncertainAttempt | 
         return None
     if owner.is_on_this_machine():
         if owner.is_running():
-            raise RunIsActive(
-                _owner_text(attempt, owner), remedy=f"stop it first (kill {owner.pid}) or let it finish"
-            )
+            raise RunIsActive(_owner_text(attempt, owner), remedy=f"stop it first (kill {owner.pid}) or let it finish")
         return None
     heartbeat, silence = attempt.heartbeat(), attempt.silence_s()
     return UncertainAttempt(attempt, owner, silence, heartbeat) if silence < LEASE_S else None
@@ -331,14 +328,14 @@ def _owner_text(attempt: Attempt, owner: Owner) -> str:
     return f"attempt {attempt.number} of {attempt.store.uri} is running: {where}"
 
 
-def newest_attempt(store: Store) -> int:
+def newest_attempt_number(store: Store) -> int:
     """Return the number of the newest attempt of the run; 0 if the run was never started."""
     keys = [entry.key.removeprefix(_FOLDER).removesuffix(".json") for entry in store.list(_FOLDER)]
     return max((int(key) for key in keys if key.isdecimal()), default=0)
 
 
-def _attempt_key(number: int, what: str = "") -> str:
-    return f"{_FOLDER}{number:06d}{what}.json"
+def _attempt_key(number: int, suffix: str = "") -> str:
+    return f"{_FOLDER}{number:06d}{suffix}.json"
 
 
 def _date_text(seconds: float) -> str:

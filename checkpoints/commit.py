@@ -59,8 +59,8 @@ class FailedSave:
     transient: bool = False
 
 
-Outcome = CommittedSave | FailedSave
-OUTCOME_TYPE: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+SaveOutcome = CommittedSave | FailedSave
+SAVE_OUTCOME_TYPE: TypeAdapter[SaveOutcome] = TypeAdapter(SaveOutcome)
 
 
 class RankReceipt(StrictRecord):
@@ -75,7 +75,7 @@ class RankReceipt(StrictRecord):
 
 @dataclass(frozen=True)
 class Commit:
-    """Everything from which rank 0 decides and writes the manifest.
+    """The data from which rank 0 decides whether to commit, and writes the manifest.
 
     Attributes:
         past: lineage of the checkpoint that the attempt resumed from, at step `begun_at`.
@@ -93,7 +93,7 @@ class Commit:
     memory: dict[str, tuple[int, ...]]
     state: dict[str, JsonValue]
 
-    def decide(self, answers: Sequence[JsonValue], now: float) -> Outcome:
+    def decide_outcome(self, answers: Sequence[JsonValue], now: float) -> SaveOutcome:
         """Return the outcome that follows from the ranks' answers (each a `RankReceipt` or an error).
 
         Only rank 0 calls this. If nothing is wrong, the manifest is written. `now`: time of the commit (seconds since
@@ -104,9 +104,9 @@ class Commit:
             reason = "; ".join(str(answer["error"]) for answer in errors)
             return FailedSave(self.step, reason, transient=all(answer["transient"] for answer in errors))
         receipts = [RankReceipt.model_validate(answer) for answer in answers]
-        manifest = self._manifest(receipts, now)
+        manifest = self._build_manifest(receipts, now)
         try:
-            wrong = _incompleteness(manifest, receipts) or self._publish(manifest)
+            wrong = _incompleteness_text(manifest, receipts) or self._publish(manifest)
         except (StoreError, DamagedCheckpoint) as error:
             reason = f"rank 0, writing the manifest: {error.problem}"
             return FailedSave(self.step, reason, transient=isinstance(error, TRANSIENT_ERRORS))
@@ -120,11 +120,9 @@ class Commit:
             background_s=max(receipt.background_s for receipt in receipts),
         )
 
-    def _manifest(self, receipts: list[RankReceipt], now: float) -> CheckpointManifest:
+    def _build_manifest(self, receipts: list[RankReceipt], now: float) -> CheckpointManifest:
         pieces = [
-            piece.model_copy(update={"file": rank})
-            for rank, receipt in enumerate(receipts)
-            for piece in receipt.pieces
+            piece.model_copy(update={"file": rank}) for rank, receipt in enumerate(receipts) for piece in receipt.pieces
         ]
         apart = self.memory.keys() | self.own_kinds.keys()
         parameters = (piece for piece in pieces if piece.name not in apart)
@@ -149,7 +147,7 @@ class Commit:
     def _publish(self, manifest: CheckpointManifest) -> str | None:
         """Write the manifest, which commits the checkpoint. Return None, or the reason if another manifest is there."""
         self.attempt.ensure_current()
-        key = manifest.name.manifest
+        key = manifest.name.manifest_key
         if self.store.put_if_absent(key, encode_manifest(manifest)):
             return None
         there = decode_manifest(self.store.get(key), f"{self.store.uri}/{key}")
@@ -158,7 +156,7 @@ class Commit:
         return f"{self.store.uri}/{key} exists already, and differs"
 
 
-def _incompleteness(manifest: CheckpointManifest, receipts: list[RankReceipt]) -> str | None:
+def _incompleteness_text(manifest: CheckpointManifest, receipts: list[RankReceipt]) -> str | None:
     steps = sorted({receipt.step for receipt in receipts})
     if steps != [manifest.step]:
         return f"the ranks saved different steps: {steps}"

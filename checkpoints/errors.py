@@ -21,11 +21,11 @@ class NewerFormat(CheckpointError):
 
 
 class NoGoodCheckpoint(CheckpointError):
-    """A run of whose checkpoints none can be loaded."""
+    """A run that has checkpoints, none of which can be loaded."""
 
 
 class RunIsActive(CheckpointError):
-    """A run of which another attempt is alive, or may be."""
+    """A run that another attempt is training, or may be training."""
 
 
 class Superseded(CheckpointError):

@@ -35,7 +35,7 @@ class Peers(Protocol):
 
 
 @dataclass(frozen=True)
-class Alone:
+class SingleRank:
     """A job of one rank."""
 
     rank: int = 0
@@ -51,10 +51,10 @@ class Alone:
         return value
 
 
-def gather_as(peers: Peers, kind: TypeAdapter[T], value: T) -> list[T]:
-    """Return every rank's value, all of one `kind`, in rank order."""
-    answers = peers.all_gather(kind.dump_python(value, mode="json"))
-    return [kind.validate_python(answer) for answer in answers]
+def gather_as(peers: Peers, adapter: TypeAdapter[T], value: T) -> list[T]:
+    """Return every rank's value, all of one `adapter`, in rank order."""
+    answers = peers.all_gather(adapter.dump_python(value, mode="json"))
+    return [adapter.validate_python(answer) for answer in answers]
 
 
 def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonValue]:
@@ -66,10 +66,11 @@ def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonVal
     return [_unwrap(rank, answer) for rank, answer in enumerate(peers.all_gather(_try_call(work)))]
 
 
-def broadcast_or_raise(peers: Peers, work: Callable[[], T], kind: TypeAdapter[T]) -> T:
-    """Call `work` on rank 0; return its result, which is of this `kind`, on all ranks. Raises as `gather_or_raise`."""
-    mine = _try_call(lambda: kind.dump_python(work(), mode="json")) if peers.rank == 0 else None
-    return kind.validate_python(_unwrap(0, peers.broadcast(mine)))
+def broadcast_or_raise(peers: Peers, work: Callable[[], T], adapter: TypeAdapter[T]) -> T:
+    """Call `work` on rank 0; return its result, which is of this `adapter`, on all ranks. Raises as
+    `gather_or_raise`."""
+    mine = _try_call(lambda: adapter.dump_python(work(), mode="json")) if peers.rank == 0 else None
+    return adapter.validate_python(_unwrap(0, peers.broadcast(mine)))
 
 
 def _try_call(work: Callable[[], JsonValue]) -> JsonValue:

@@ -15,7 +15,7 @@ import psutil
 
 @dataclass(frozen=True)
 class _CgroupFiles:
-    """Where a control group tells its figures.
+    """The files in which a control group reports its memory.
 
     Attributes:
         controller: name of the hierarchy in /proc/self/cgroup.
@@ -38,28 +38,28 @@ _CGROUP_V1 = _CgroupFiles(
 _CGROUP_V2 = _CgroupFiles("", "memory.max", "memory.current", ("active_file", "inactive_file"))
 
 
-def available_memory(process: Path = Path("/proc/self")) -> tuple[int, int]:
+def available_memory(proc_folder: Path = Path("/proc/self")) -> tuple[int, int]:
     """Return the bytes of memory that processes here can still get, and the total: of the machine, or of the tightest
-    limit. `process`: the folder in /proc of a process of this machine."""
+    limit. `proc_folder`: the folder in /proc of a process of this machine."""
     machine = psutil.virtual_memory()
     available, total = int(machine.available), int(machine.total)
-    for limit, left in _limits(process):
+    for limit, left in _cgroup_limits(proc_folder):
         available, total = min(available, left), min(total, limit)
     return max(0, available), total
 
 
-def _limits(process: Path) -> Iterator[tuple[int, int]]:
-    for folder, files in _cgroup_folders(process):
+def _cgroup_limits(proc_folder: Path) -> Iterator[tuple[int, int]]:
+    for folder, files in _cgroup_folders(proc_folder):
         limit, used = _read_number(folder / files.limit), _read_number(folder / files.used)
         if limit is not None and used is not None:
             yield limit, limit - used + _page_cache_bytes(folder, files)
 
 
-def _cgroup_folders(process: Path) -> Iterator[tuple[Path, _CgroupFiles]]:
+def _cgroup_folders(proc_folder: Path) -> Iterator[tuple[Path, _CgroupFiles]]:
     """Yield the folders of the process's control groups and of those above them. A container may see its own group as
     the root, under a path that does not exist there. There are none if the kernel does not tell."""
     try:
-        cgroups, mounts = (process / "cgroup").read_text(), (process / "mounts").read_text()
+        cgroups, mounts = (proc_folder / "cgroup").read_text(), (proc_folder / "mounts").read_text()
     except OSError:
         return
     paths = dict(line.split(":", 2)[1:] for line in cgroups.splitlines())

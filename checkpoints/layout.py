@@ -19,9 +19,9 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import Field, FiniteFloat, JsonValue, ValidationError
 
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
-from data_service.formats import NEWER_REMEDY, StrictRecord, is_newer, newer_version_message
+from data_service.formats import NEWER_REMEDY, StrictRecord, is_from_newer_version, newer_version_message
 from data_service.store.base import digest
-from encoder_core.train.settings import MEMORY
+from encoder_core.train.settings import MEMORY_KIND
 
 CHECKPOINTS_FOLDER = "checkpoints/"
 CHUNK_BYTES = 4 << 20
@@ -47,10 +47,10 @@ class CheckpointName:
         return f"{CHECKPOINTS_FOLDER}step-{self.step:08d}-a{self.attempt:06d}/"
 
     @property
-    def manifest(self) -> str:
+    def manifest_key(self) -> str:
         return f"{self.folder}manifest.json"
 
-    def file(self, rank: int) -> str:
+    def file_key(self, rank: int) -> str:
         return f"{self.folder}rank-{rank:05d}.safetensors"
 
     @classmethod
@@ -144,7 +144,7 @@ class CheckpointManifest(StrictRecord):
         return CheckpointName(self.attempt, self.step)
 
     @property
-    def in_memory(self) -> bool:
+    def is_in_memory(self) -> bool:
         """Whether the state is in the memory of the ranks' nodes, and in no file (`checkpoints.memory`)."""
         return not self.files
 
@@ -153,18 +153,18 @@ class CheckpointManifest(StrictRecord):
         return sum(file.size for file in self.files)
 
     @cached_property
-    def tensors(self) -> dict[str, tuple[int, ...]]:
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all stored tensors, parameters and memory, by name."""
         return {**self.shapes, **self.memory}
 
-    def kinds_of(self, name: str) -> tuple[str, ...]:
+    def state_kinds_of(self, name: str) -> tuple[str, ...]:
         """Return the kinds of state that are stored for the tensor `name`."""
-        return (MEMORY,) if name in self.memory else self.own_kinds.get(name, self.kinds)
+        return (MEMORY_KIND,) if name in self.memory else self.own_kinds.get(name, self.kinds)
 
     @cached_property
     def pieces_by_name(self) -> dict[str, list[StoredRange]]:
         """The pieces of each tensor, by its name, sorted by `start`."""
-        found: dict[str, list[StoredRange]] = {name: [] for name in self.tensors}
+        found: dict[str, list[StoredRange]] = {name: [] for name in self.tensor_shapes}
         for piece in self.pieces:
             found[piece.name].append(piece)
         for pieces in found.values():
@@ -186,25 +186,23 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
     """
     manifest = decode_record(CheckpointManifest, "manifest", data, where, remedy=_MANIFEST_REMEDY)
     if wrong := find_problems(manifest):
-        raise DamagedCheckpoint(
-            f"{where} cannot be read: {summarize_problems(wrong)}", remedy=_MANIFEST_REMEDY
-        )
+        raise DamagedCheckpoint(f"{where} cannot be read: {summarize_problems(wrong)}", remedy=_MANIFEST_REMEDY)
     return manifest
 
 
-def decode_record(kind: type[R], what: str, data: bytes, where: str, *, remedy: str) -> R:
-    """Return the record of this `kind` from which `add_digest` made `data`, the bytes of the object at `where`.
+def decode_record(record_class: type[R], record_name: str, data: bytes, where: str, *, remedy: str) -> R:
+    """Return the record of this `record_class` from which `add_digest` made `data`, the bytes of the object at `where`.
 
     Raises:
         NewerFormat: a newer version of Maskfleet wrote the record.
         DamagedCheckpoint: the bytes do not match their digest, or are no such record. It has this `remedy`.
     """
-    body, reason = strip_digest(what, data), "it does not match its own digest"
+    body, reason = strip_digest(record_name, data), "it does not match its own digest"
     if body is not None:
         try:
-            return kind.model_validate_json(body)
+            return record_class.model_validate_json(body)
         except ValidationError as error:
-            if is_newer(body, known=1, error=error):
+            if is_from_newer_version(body, known=1, error=error):
                 raise NewerFormat(newer_version_message(where), remedy=NEWER_REMEDY) from error
             reason = first_validation_error(error)
     raise DamagedCheckpoint(f"{where} cannot be read: {reason}", remedy=remedy)
@@ -222,15 +220,15 @@ def summarize_problems(wrong: Sequence[str]) -> str:
     return f"{'; '.join(wrong[:_LISTED_PROBLEMS])}{more}"
 
 
-def add_digest(what: str, body: bytes) -> bytes:
-    """Return `body` (JSON) as a JSON object that holds its digest and, under the name `what`, `body` itself."""
-    return b'{"digest":"' + digest(body).encode() + b'","' + what.encode() + b'":' + body + b"}"
+def add_digest(record_name: str, body: bytes) -> bytes:
+    """Return `body` (JSON) as a JSON object that holds its digest and, under the name `record_name`, `body` itself."""
+    return b'{"digest":"' + digest(body).encode() + b'","' + record_name.encode() + b'":' + body + b"}"
 
 
-def strip_digest(what: str, data: bytes) -> bytes | None:
+def strip_digest(record_name: str, data: bytes) -> bytes | None:
     """Return the `body` that `add_digest` was given; None if the bytes do not match their digest."""
-    body = data[len(add_digest(what, b"")) - 1 : -1]
-    return body if data == add_digest(what, body) else None
+    body = data[len(add_digest(record_name, b"")) - 1 : -1]
+    return body if data == add_digest(record_name, body) else None
 
 
 def element_count(shape: tuple[int, ...]) -> int:
@@ -245,7 +243,7 @@ def find_problems(manifest: CheckpointManifest) -> list[str]:
     """
     found = [*_history_problems(manifest), *_name_problems(manifest)]
     for rank, file in enumerate(manifest.files):
-        found += _file_problems(file, manifest.name.file(rank))
+        found += _file_problems(file, manifest.name.file_key(rank))
     return [*found, *_piece_problems(manifest), *_coverage_problems(manifest)]
 
 
@@ -275,7 +273,7 @@ def _name_problems(manifest: CheckpointManifest) -> Iterator[str]:
             yield f"a kind of state is named twice: {', '.join(kinds)}"
     for name in sorted(manifest.own_kinds.keys() - manifest.shapes.keys()):
         yield f"{name!r} is listed in own_kinds, but is not a parameter"
-    for name, shape in manifest.tensors.items():
+    for name, shape in manifest.tensor_shapes.items():
         if prod(size or 1 for size in shape) >= _COUNT_BOUND:
             yield f"{name} has the shape {list(shape)}, which is too large"
 
@@ -310,18 +308,18 @@ def _piece_problems(manifest: CheckpointManifest) -> Iterator[str]:
 
 
 def _coverage_problems(manifest: CheckpointManifest) -> Iterator[str]:
-    by_name: dict[str, list[StoredRange]] = {name: [] for name in manifest.tensors}
+    by_name: dict[str, list[StoredRange]] = {name: [] for name in manifest.tensor_shapes}
     for piece in manifest.pieces:
         if piece.name not in by_name:
             yield f"a piece is stored for {piece.name!r}, but {piece.name!r} is no parameter"
             continue
         by_name[piece.name].append(piece)
-        kinds = manifest.kinds_of(piece.name)
+        kinds = manifest.state_kinds_of(piece.name)
         if set(piece.offsets) != set(kinds):
             whose = "it should have" if piece.name in manifest.own_kinds else "others have"
             yield f"{piece.name} has {sorted(piece.offsets)}, {whose} {sorted(kinds)} as kinds of state"
     for name, pieces in by_name.items():
-        size = element_count(manifest.tensors[name])
+        size = element_count(manifest.tensor_shapes[name])
         yield from _gaps(name, size, sorted(pieces, key=lambda piece: piece.start))
 
 

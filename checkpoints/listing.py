@@ -89,16 +89,13 @@ def read_rewinds(store: Store) -> list[Rewind]:
     """
     keys = sorted(entry.key for entry in store.list(_REWIND_PREFIX))
     return [
-        decode_record(Rewind, _RECORD_KIND, store.get(key), f"{store.uri}/{key}", remedy=_REWIND_REMEDY)
-        for key in keys
+        decode_record(Rewind, _RECORD_KIND, store.get(key), f"{store.uri}/{key}", remedy=_REWIND_REMEDY) for key in keys
     ]
 
 
 def is_abandoned(name: CheckpointName, rewinds: Sequence[Rewind]) -> bool:
     """Return whether a rewind has abandoned this checkpoint: the run returned to an earlier one."""
-    return any(
-        name.attempt <= rewind.attempt and (rewind.to is None or name > rewind.to) for rewind in rewinds
-    )
+    return any(name.attempt <= rewind.attempt and (rewind.to is None or name > rewind.to) for rewind in rewinds)
 
 
 def skipped_ranges(manifest: CheckpointManifest | None, rewinds: Sequence[Rewind]) -> tuple[SampleSpan, ...]:
@@ -132,8 +129,8 @@ class CheckpointFolder:
     sizes: dict[str, int]
 
     @property
-    def committed(self) -> bool:
-        return self.name.manifest in self.sizes
+    def is_committed(self) -> bool:
+        return self.name.manifest_key in self.sizes
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,7 @@ def list_folders(store: Store) -> list[CheckpointFolder]:
 def list_committed(store: Store) -> list[CheckpointName]:
     """Return the checkpoints that have a manifest, newest first, without those that a rewind abandoned."""
     rewinds = read_rewinds(store)
-    names = [folder.name for folder in list_folders(store) if folder.committed]
+    names = [folder.name for folder in list_folders(store) if folder.is_committed]
     return [name for name in names if not is_abandoned(name, rewinds)]
 
 
@@ -182,9 +179,9 @@ def read_manifest(store: Store, name: CheckpointName) -> CheckpointManifest:
         DamagedCheckpoint: the manifest is missing, damaged, or that of another checkpoint.
         NewerFormat: a newer version of Maskfleet wrote it.
     """
-    where = f"{store.uri}/{name.manifest}"
+    where = f"{store.uri}/{name.manifest_key}"
     try:
-        manifest = decode_manifest(store.get(name.manifest), where)
+        manifest = decode_manifest(store.get(name.manifest_key), where)
     except KeyMissing as error:
         raise DamagedCheckpoint(f"{where} is missing", remedy="use another checkpoint") from error
     if manifest.name != name:
@@ -202,7 +199,7 @@ def checkpoint_rows(store: Store) -> list[CheckpointRow]:
     rewinds = read_rewinds(store)
     lineage: tuple[LineageSegment, ...] | None = None
     for folder in list_folders(store):
-        if not folder.committed:
+        if not folder.is_committed:
             continue
         name, size = folder.name, sum(folder.sizes.values())
         row = CheckpointRow(name.step, name.attempt, size)
@@ -215,9 +212,7 @@ def checkpoint_rows(store: Store) -> list[CheckpointRow]:
         if not abandoned:
             lineage = lineage or manifest.lineage
             abandoned = not is_on_lineage(lineage, name)
-        found.append(
-            replace(row, created=manifest.created, world_size=manifest.world_size, abandoned=abandoned)
-        )
+        found.append(replace(row, created=manifest.created, world_size=manifest.world_size, abandoned=abandoned))
     return found
 
 

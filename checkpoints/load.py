@@ -22,7 +22,7 @@ _CACHED_CHUNKS = 16  # chunks (64 MiB): a chunk read for a small parameter also 
 _READ_THREADS = 8
 
 
-def ensure_kinds(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[str]], uri: str) -> None:
+def ensure_same_optimizer(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[str]], uri: str) -> None:
     """Raise CheckpointError if the checkpoint's optimizer state is that of another optimizer than the run uses.
 
     For example, AdamW's moments cannot initialise Muon's momentum. An average of the weights is not the optimizer's: a
@@ -44,13 +44,13 @@ def ensure_kinds(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[
         more = f" (and for {len(others)} more parameters)" if others else ""
         raise CheckpointError(
             f"the checkpoint of step {manifest.step} was saved with another optimizer: for {name}{more} it holds "
-            f"{', '.join(manifest.kinds_of(name))}, but the recipe's optimizer needs {', '.join(wanted)}",
+            f"{', '.join(manifest.state_kinds_of(name))}, but the recipe's optimizer needs {', '.join(wanted)}",
             remedy="set the optimizer back to what it was; or begin a new run from these weights, without the "
             f"optimizer's state: --set start={uri}",
         )
 
 
-class Reader:
+class CheckpointReader:
     """A reader of ranges of a checkpoint's tensors, which verifies all that it reads. Use it in `with`, or call
     `close`."""
 
@@ -61,7 +61,7 @@ class Reader:
         self._cache: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __enter__(self) -> "Reader":
+    def __enter__(self) -> "CheckpointReader":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -84,7 +84,7 @@ class Reader:
             DamagedCheckpoint: stored bytes do not match their hashes.
             StoreError: the store does not answer.
         """
-        size, kinds = element_count(self._shape(name)), self.manifest.kinds_of(name)
+        size, kinds = element_count(self._shape(name)), self.manifest.state_kinds_of(name)
         if not 0 <= start <= stop <= size or kind not in kinds:
             where = f"the checkpoint of step {self.manifest.step} in {self._store.uri}"
             held = f"elements 0 to {size} of {', '.join(kinds)}"
@@ -94,12 +94,12 @@ class Reader:
             )
         result = torch.empty(stop - start, dtype=torch.float32)
         target = result.numpy().data.cast("B")
-        parts = list(self._parts(name, kind, start, stop))
-        list(self._pool.map(lambda part: self._copy(part, target), parts))
+        parts = list(self._chunk_slices(name, kind, start, stop))
+        list(self._pool.map(lambda part: self._copy_slice(part, target), parts))
         return result
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        shape = self.manifest.tensors.get(name)
+        shape = self.manifest.tensor_shapes.get(name)
         if shape is None:
             raise CheckpointError(
                 f"{self._store.uri} at step {self.manifest.step} has no parameter {name!r}",
@@ -107,7 +107,7 @@ class Reader:
             )
         return shape
 
-    def _parts(self, name: str, kind: str, start: int, stop: int) -> Iterator["_ChunkSlice"]:
+    def _chunk_slices(self, name: str, kind: str, start: int, stop: int) -> Iterator["_ChunkSlice"]:
         """Yield the range in parts, cut where pieces and chunks end."""
         pieces = self.manifest.pieces_by_name[name]
         first = bisect_right(pieces, start, key=lambda piece: piece.start) - 1
@@ -115,10 +115,10 @@ class Reader:
             if piece.start >= stop:
                 return
             begin, end = max(start, piece.start), min(stop, piece.stop)
-            yield from self._chunks(piece, kind, begin, end, (begin - start) * F32_BYTES)
+            yield from self._piece_chunk_slices(piece, kind, begin, end, (begin - start) * F32_BYTES)
 
-    def _chunks(
-        self, piece: StoredRange, kind: str, begin: int, end: int, to: int
+    def _piece_chunk_slices(
+        self, piece: StoredRange, kind: str, begin: int, end: int, target_offset: int
     ) -> Iterator["_ChunkSlice"]:
         chunk = self.manifest.files[piece.file].chunk
         position = piece.offsets[kind] + (begin - piece.start) * F32_BYTES
@@ -126,14 +126,14 @@ class Reader:
         while left:
             index, inside = divmod(position, chunk)
             length = min(left, chunk - inside)
-            yield _ChunkSlice(piece.file, index, inside, length, to)
-            position, to, left = position + length, to + length, left - length
+            yield _ChunkSlice(piece.file, index, inside, length, target_offset)
+            position, target_offset, left = position + length, target_offset + length, left - length
 
-    def _copy(self, part: "_ChunkSlice", target: memoryview) -> None:
-        data = self._chunk(part.file, part.chunk)
+    def _copy_slice(self, part: "_ChunkSlice", target: memoryview) -> None:
+        data = self._cached_chunk(part.file, part.chunk)
         target[part.to : part.to + part.length] = data[part.inside : part.inside + part.length]
 
-    def _chunk(self, file: int, index: int) -> bytes:
+    def _cached_chunk(self, file: int, index: int) -> bytes:
         with self._lock:
             if (file, index) in self._cache:
                 self._cache.move_to_end((file, index))
@@ -167,7 +167,7 @@ class MeanReader:
     the mean of the parameter that is read, memory holds one range, and what each reader keeps.
     """
 
-    def __init__(self, readers: Sequence[Reader]) -> None:
+    def __init__(self, readers: Sequence[CheckpointReader]) -> None:
         self._readers = readers
 
     def read_full(self, name: str) -> Float32[Tensor, "..."]:

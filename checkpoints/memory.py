@@ -40,12 +40,12 @@ class Keeper(Protocol):
     shares: bool
     ranks: int
 
-    def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
+    def note_completed_set(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         """Note that the rank has completed its set number `count`, from 1, in one of these slots of this process. All
         slots are named each time, because a restarted keeper knows none."""
         ...
 
-    def drop(self) -> None:
+    def drop_all_sets(self) -> None:
         """Have all keepers drop all sets, since there is no memory for them: no rank writes another one."""
         ...
 
@@ -71,16 +71,16 @@ class MemoryWriter:
         self.failure: str | None = None
 
     @property
-    def copy_refused(self) -> bool:
+    def is_copy_refused(self) -> bool:
         """Whether the node that is to have copies of the sets had no memory for the newest."""
-        return any(slot.copy_refused for slot in self._slots)
+        return any(slot.is_copy_refused for slot in self._slots)
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the next set can be written: another node has a copy of the newest, if one is to have it. A keeper
         that takes longer than `_KEEPER_TIMEOUT_S` seconds has died; if not, it notices that its copy is torn."""
         now = time.monotonic()
-        if any(slot.sets_dropped for slot in self._slots):
+        if any(slot.are_sets_dropped for slot in self._slots):
             self.failure = "another rank's machine has no memory for copies of the state"
             self.close()
         if not any(slot.awaits_copy for slot in self._slots):
@@ -107,17 +107,17 @@ class MemoryWriter:
         )
         description = record.model_dump_json().encode()
         try:
-            slot = self._slot_for(body, len(description))
+            slot = self._next_slot(body, len(description))
         except OSError as error:
             self.failure = error.strerror or str(error)
             self.close()
-            self._keeper.drop()
+            self._keeper.drop_all_sets()
             return None
         slot.begin_set()
         _copy_fragments(held, slot, body)
-        slot.complete_set(step, body, description, alone=self._keeper.shares)
+        slot.complete_set(step, body, description, needs_copy=self._keeper.shares)
         self._count += 1
-        self._keeper.completed(self._rank, self._count, self._slots)
+        self._keeper.note_completed_set(self._rank, self._count, self._slots)
         return body
 
     def close(self) -> None:
@@ -126,15 +126,15 @@ class MemoryWriter:
             slot.close()
         self._slots = []
 
-    def _slot_for(self, body: int, description: int) -> Slot:
+    def _next_slot(self, body_bytes: int, description_bytes: int) -> Slot:
         """Return the slot for the next set. Both slots are replaced if they are too small: longer rows of a later phase
         enlarge XLNet's cache, and more step records may wait for the store. Memory that the ranks of this node need
         for a save stays free."""
-        if not self._slots or not self._slots[0].fits(body, description):
+        if not self._slots or not self._slots[0].fits(body_bytes, description_bytes):
             self.close()
-            self._count, left = 0, self._keeper.ranks * body
+            self._count, left = 0, self._keeper.ranks * body_bytes
             for _ in range(2):
-                self._slots.append(Slot.create(body, 2 * description, left=left))
+                self._slots.append(Slot.create(body_bytes, 2 * description_bytes, free_bytes=left))
         return self._slots[self._count % 2]
 
 
@@ -148,16 +148,14 @@ def _plan_body(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRa
             offsets[kind], end = end, end + length * F32_BYTES
         if length:
             stop = fragment.start + length
-            pieces.append(
-                StoredRange(name=fragment.name, start=fragment.start, stop=stop, file=rank, offsets=offsets)
-            )
+            pieces.append(StoredRange(name=fragment.name, start=fragment.start, stop=stop, file=rank, offsets=offsets))
     return tuple(pieces), end
 
 
-def _copy_fragments(fragments: Sequence[Fragment], slot: Slot, body: int) -> None:
+def _copy_fragments(fragments: Sequence[Fragment], slot: Slot, body_bytes: int) -> None:
     """Copy the tensors to a slot's body. On a GPU, training waits for its copies."""
     target: Float32[Tensor, " elements"]
-    target = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEADER_BYTES, count=body // F32_BYTES)
+    target = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEADER_BYTES, count=body_bytes // F32_BYTES)
     end, on_gpu = 0, False
     for fragment in fragments:
         for tensor in fragment.tensors.values():
@@ -220,7 +218,7 @@ def manifest_from_sets(sets: Sequence[SlotDescription]) -> CheckpointManifest:
 
 
 class MemoryReader:
-    """A reader of ranges of a checkpoint in memory, as `checkpoints.load.Reader` is one of a commit.
+    """A reader of ranges of a checkpoint in memory, as `checkpoints.load.CheckpointReader` is one of a commit.
 
     Args:
         parts: functions that read the set of each rank.

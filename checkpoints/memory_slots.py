@@ -34,7 +34,7 @@ HEADER_BYTES = 64
 _SEAL_AT, _BODY_BYTES_AT, _TEXT_BYTES_AT, _COPY_STATE_AT, _DIGEST_AT = 0, 8, 16, 24, 32
 _SPARE_BYTES = 1 << 16  # bytes that a description may grow from one set to the next
 _RESERVATION_STEP_BYTES = 64 << 20  # bytes that are reserved at a time
-FREE_SHARE = 0.1
+FREE_MEMORY_SHARE = 0.1
 """Share of the memory that copies leave to all else. The kernel does not refuse memory: it kills a process, most likely
 a rank. Ray does so when 5 % are left."""
 _COPY_AWAITED, _COPY_REFUSED, _SETS_DROPPED = 1, 2, 3  # values of the number at `_COPY_STATE_AT`
@@ -96,25 +96,25 @@ class Slot:
         self._close = finalize(self, os.close, descriptor)  # closes the file even if nobody closes the slot
 
     @classmethod
-    def create(cls, body: int, description: int, *, left: int = 0) -> "Slot":
+    def create(cls, body_bytes: int, description_bytes: int, *, free_bytes: int = 0) -> "Slot":
         """Return a new slot for so many bytes. The memory is reserved at once, so that no later write fails. Raises
-        OSError if less than a tenth of the memory (`FREE_SHARE`), and `left` bytes, would remain."""
+        OSError if less than a tenth of the memory (`FREE_MEMORY_SHARE`), and `free_bytes` bytes, would remain."""
         descriptor = os.memfd_create("maskfleet-state", os.MFD_CLOEXEC)
         try:
-            _reserve(descriptor, HEADER_BYTES + body + description + _SPARE_BYTES, left)
+            _reserve_memory(descriptor, HEADER_BYTES + body_bytes + description_bytes + _SPARE_BYTES, free_bytes)
             return cls(descriptor)
         except OSError:
             os.close(descriptor)
             raise
 
     @classmethod
-    def open_of_process(cls, pid: int, descriptor: int) -> "Slot":
+    def open_from_process(cls, pid: int, descriptor: int) -> "Slot":
         """Return the slot that another process of this user and node has open as `descriptor`. Raises OSError if the
         process has ended."""
         return cls(os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC))
 
-    def fits(self, body: int, description: int) -> bool:
-        return HEADER_BYTES + body + description <= self.size
+    def fits(self, body_bytes: int, description_bytes: int) -> bool:
+        return HEADER_BYTES + body_bytes + description_bytes <= self.size
 
     def map_and_close(self) -> memoryview:
         """Return all bytes of the file, and close the file. It stays mapped as long as the view lives."""
@@ -142,37 +142,37 @@ class Slot:
         """Whether another node is to have a copy of the set, and has none yet."""
         return self._read_number(_COPY_STATE_AT) == _COPY_AWAITED
 
-    def mark_awaits_copy(self, alone: bool) -> None:
-        self._write_number(_COPY_STATE_AT, _COPY_AWAITED if alone else 0)
+    def mark_copy_awaited(self, needs_copy: bool) -> None:
+        self._write_number(_COPY_STATE_AT, _COPY_AWAITED if needs_copy else 0)
 
     @property
-    def copy_refused(self) -> bool:
+    def is_copy_refused(self) -> bool:
         """Whether the node that is to have a copy of the set has no memory for it."""
         return self._read_number(_COPY_STATE_AT) == _COPY_REFUSED
 
-    def mark_refused(self) -> None:
+    def mark_copy_refused(self) -> None:
         self._write_number(_COPY_STATE_AT, _COPY_REFUSED)
 
     @property
-    def sets_dropped(self) -> bool:
+    def are_sets_dropped(self) -> bool:
         """Whether the keepers have dropped all sets, because some machine has no memory for them."""
         return self._read_number(_COPY_STATE_AT) == _SETS_DROPPED
 
-    def mark_dropped(self) -> None:
+    def mark_sets_dropped(self) -> None:
         self._write_number(_COPY_STATE_AT, _SETS_DROPPED)
 
     def begin_set(self) -> None:
         """Begin to write a set: from here on the slot holds none."""
         self._write_number(_SEAL_AT, 0)
 
-    def complete_set(self, step: int, body: int, description: bytes, *, alone: bool = False) -> None:
-        """Complete the set of `step`, whose `body` bytes have been written. `alone`: whether another node is to have a
-        copy of it."""
-        self.data[HEADER_BYTES + body : HEADER_BYTES + body + len(description)] = description
-        self._write_number(_BODY_BYTES_AT, body)
+    def complete_set(self, step: int, body_bytes: int, description: bytes, *, needs_copy: bool = False) -> None:
+        """Complete the set of `step`, whose `body_bytes` bytes have been written. `needs_copy`: whether another node
+        is to have a copy of it."""
+        self.data[HEADER_BYTES + body_bytes : HEADER_BYTES + body_bytes + len(description)] = description
+        self._write_number(_BODY_BYTES_AT, body_bytes)
         self._write_number(_TEXT_BYTES_AT, len(description))
         self.data[_DIGEST_AT:HEADER_BYTES] = hashlib.sha256(description).digest()
-        self.mark_awaits_copy(alone)
+        self.mark_copy_awaited(needs_copy)
         self._write_number(_SEAL_AT, step + 1)
 
     def complete_copied_set(self, seal: int) -> None:
@@ -194,28 +194,29 @@ class Slot:
         return found if found.step + 1 == before else None
 
     @property
-    def set_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """The bytes of the file that the set takes."""
         return HEADER_BYTES + self._read_number(_BODY_BYTES_AT) + self._read_number(_TEXT_BYTES_AT)
 
-    def _read_number(self, at: int) -> int:
-        number: int = struct.unpack_from("<Q", self.data, at)[0]
+    def _read_number(self, offset: int) -> int:
+        number: int = struct.unpack_from("<Q", self.data, offset)[0]
         return number
 
-    def _write_number(self, at: int, number: int) -> None:
+    def _write_number(self, offset: int, number: int) -> None:
         # On a closed slot this raises ValueError, as reading does; `pack_into` would raise TypeError.
-        self.data[at : at + 8] = struct.pack("<Q", number)
+        self.data[offset : offset + 8] = struct.pack("<Q", number)
 
 
-def _reserve(descriptor: int, size: int, left: int) -> None:
+def _reserve_memory(descriptor: int, size: int, free_bytes: int) -> None:
     """Reserve a file's memory part by part, so that ranks that do so at the same time see what the others take."""
     for start in range(0, size, _RESERVATION_STEP_BYTES):
         part = min(_RESERVATION_STEP_BYTES, size - start)
         available, total = available_memory()
-        if available - part < FREE_SHARE * total + left:
+        if available - part < FREE_MEMORY_SHARE * total + free_bytes:
             raise OSError(
                 errno.ENOMEM,
                 f"a copy of the state takes {size:,} bytes, of which {start:,} are reserved; {available:,} of {total:,}"
-                f" bytes of memory are left, of which copies leave {FREE_SHARE:.0%} and {left:,} bytes for saves",
+                f" bytes of memory are left, of which copies leave {FREE_MEMORY_SHARE:.0%} and {free_bytes:,} bytes "
+                "for saves",
             )
         os.posix_fallocate(descriptor, start, part)

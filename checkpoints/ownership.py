@@ -16,7 +16,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from checkpoints.attempt import LEASE_S, Attempt, Owner, UncertainAttempt, newest_attempt, try_claim
+from checkpoints.attempt import LEASE_S, Attempt, Owner, UncertainAttempt, newest_attempt_number, try_claim
 from data_service.formats import StrictRecord
 from data_service.printable import shell_word
 from data_service.store.base import Store
@@ -28,7 +28,7 @@ _POLL_S = 2.0
 
 
 @dataclass(frozen=True)
-class Presence:
+class AttemptStatus:
     """The state of a run's newest attempt. Times are in seconds since 1970.
 
     Attributes:
@@ -47,21 +47,21 @@ class Presence:
     state: Literal["running", "ended", "dead"]
 
 
-def read_presence(store: Store, now: float) -> Presence | None:
+def read_attempt_status(store: Store, now: float) -> AttemptStatus | None:
     """Return the state of the newest attempt; None if the run was never started.
 
     `now`: our time in seconds since 1970. It only converts ages into times.
     """
-    number = newest_attempt(store)
+    number = newest_attempt_number(store)
     if not number:
         return None
     attempt = Attempt(store, number)
     owner, ended, silence = attempt.owner(), attempt.end_time(), attempt.silence_s()
     heard = now - silence
     if ended is not None:
-        return Presence(number, owner, heard, ended, "ended")
+        return AttemptStatus(number, owner, heard, ended, "ended")
     alive = owner.is_running() if owner.is_on_this_machine() else silence < LEASE_S
-    return Presence(number, owner, heard, None, "running" if alive else "dead")
+    return AttemptStatus(number, owner, heard, None, "running" if alive else "dead")
 
 
 class StopRequest(StrictRecord):
@@ -85,8 +85,8 @@ def request_stop(store: Store, request: StopRequest) -> None:
     store.put(_STOP_KEY, request.model_dump_json().encode())
 
 
-def find_stop_request(store: Store, first: int) -> StopRequest | None:
-    """Return the request that applies to a command whose first attempt is `first`; None if there is none.
+def find_stop_request(store: Store, first_attempt: int) -> StopRequest | None:
+    """Return the request that applies to a command whose first attempt is `first_attempt`; None if there is none.
 
     A request that cannot be read is ignored with a warning, because it is not known which attempt it names.
     """
@@ -97,14 +97,14 @@ def find_stop_request(store: Store, first: int) -> StopRequest | None:
     except ValidationError:
         _log.warning("the request to stop in %s/%s cannot be read: make it again", store.uri, _STOP_KEY)
         return None
-    return request if request.attempt >= first else None
+    return request if request.attempt >= first_attempt else None
 
 
 def await_claim(
     store: Store,
     owner: Owner,
     stopped: threading.Event,
-    note: Callable[[str], None],
+    notify: Callable[[str], None],
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> Attempt | None:
@@ -118,7 +118,7 @@ def await_claim(
         store: the run's store.
         owner: process that claims the attempt.
         stopped: event that ends the waiting.
-        note: function that is called once if we have to wait, with a sentence for the operator that says how long.
+        notify: function that is called once if we have to wait, with a sentence for the operator that says how long.
         clock: seconds from any origin, increasing. It is never compared with another machine's clock.
 
     Returns:
@@ -133,12 +133,12 @@ def await_claim(
     since = clock()
     while not stopped.is_set():
         looked_long = seen is not None and clock() - since >= LEASE_S
-        found = try_claim(store, owner, dead=seen if looked_long else None)
+        found = try_claim(store, owner, presumed_dead=seen if looked_long else None)
         if isinstance(found, Attempt):
             return found
         if seen is None:
             seen = found
-            note(_waiting_text(found))
+            notify(_waiting_text(found))
         if found.liveness_mark != seen.liveness_mark:
             raise found.active_error(
                 f"it is alive: stop it first (maskfleet runs stop {shell_word(store.uri)}) or let it finish"

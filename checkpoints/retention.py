@@ -4,8 +4,8 @@ A deletion removes the manifest first, then the data. If it is interrupted, the 
 next sweep deletes its files.
 
 Stored bytes may decay without a change of size. So every deletion leaves, among the newest checkpoints that are kept,
-at least one whose bytes this attempt has read and verified: the one that it resumed from, or else one that `tidy`
-reads back. One checkpoint in `keep_last` is read back, by one rank, while training continues.
+at least one whose bytes this attempt has read and verified: the one that it resumed from, or else one that
+`delete_expired` reads back. One checkpoint in `keep_last` is read back, by one rank, while training continues.
 """
 
 import logging
@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from checkpoints.attempt import Attempt
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment
-from checkpoints.listing import (
-    CheckpointFolder,
-    is_abandoned,
-    is_on_lineage,
-    list_folders,
-    read_manifest,
-    read_rewinds,
-)
+from checkpoints.listing import CheckpointFolder, is_abandoned, is_on_lineage, list_folders, read_manifest, read_rewinds
 from checkpoints.verify import verify
 from data_service.store.base import Store, parallel_map
 
@@ -32,8 +25,8 @@ _NOTHING_DELETED = "no checkpoint is deleted, because the newest one cannot be r
 
 
 @dataclass(frozen=True)
-class TidyReport:
-    """The result of `tidy`.
+class DeletionReport:
+    """The result of `delete_expired`.
 
     Attributes:
         deleted: checkpoints that were deleted.
@@ -78,7 +71,7 @@ def expired_checkpoints(
     return sorted(set(names) - kept)
 
 
-def tidy(
+def delete_expired(
     store: Store,
     attempt: Attempt,
     *,
@@ -86,7 +79,7 @@ def tidy(
     keep_every: int | None,
     latest_rewind_step: int | None = None,
     proven: frozenset[CheckpointName] = frozenset(),
-) -> TidyReport:
+) -> DeletionReport:
     """Delete expired checkpoints, then `delete_orphans`. One rank calls this, after a commit.
 
     Nothing is deleted unless the newest checkpoint has all its files and one of the newest `keep_last` has been
@@ -104,11 +97,11 @@ def tidy(
         StoreError: the store does not answer; a later call continues the deletion.
     """
     found, rewinds = list_folders(store), read_rewinds(store)
-    names = [folder.name for folder in found if folder.committed]
+    names = [folder.name for folder in found if folder.is_committed]
     counting = [name for name in names if not is_abandoned(name, rewinds)]
     newest = _read_newest_manifest(store, counting[0]) if counting else None
     if newest is None:
-        return TidyReport((), 0, proven)
+        return DeletionReport((), 0, proven)
     gone = expired_checkpoints(
         names,
         newest.lineage,
@@ -120,14 +113,14 @@ def tidy(
     proven = proven.intersection(names)
     if gone and proven.isdisjoint(_fallback_checkpoints(counting, gone, keep_last)):
         if not _is_good(store, newest, full=True):
-            return TidyReport((), 0, proven)
+            return DeletionReport((), 0, proven)
         proven |= {newest.name}
     for folder in reversed(found):
         if folder.name in gone:
             attempt.ensure_current()
-            store.delete(folder.name.manifest)
+            store.delete(folder.name.manifest_key)
             list(parallel_map(store.delete, folder.sizes))
-    return TidyReport(tuple(gone), delete_orphans(store, attempt), proven.difference(gone))
+    return DeletionReport(tuple(gone), delete_orphans(store, attempt), proven.difference(gone))
 
 
 def _read_newest_manifest(store: Store, name: CheckpointName) -> CheckpointManifest | None:
@@ -159,10 +152,10 @@ def _is_good(store: Store, manifest: CheckpointManifest, *, full: bool) -> bool:
 
 
 def _fallback_checkpoints(
-    names: Sequence[CheckpointName], gone: Sequence[CheckpointName], keep_last: int
+    names: Sequence[CheckpointName], expired: Sequence[CheckpointName], keep_last: int
 ) -> list[CheckpointName]:
     """Return those of `names`, newest first, from which the run would continue if newer ones were damaged."""
-    return [name for name in names if name not in gone][: max(keep_last, 1)]
+    return [name for name in names if name not in expired][: max(keep_last, 1)]
 
 
 def delete_orphans(store: Store, attempt: Attempt) -> int:
@@ -172,9 +165,9 @@ def delete_orphans(store: Store, attempt: Attempt) -> int:
     Files of steps after this attempt's newest commit are kept, because this attempt may still be writing them.
     """
     found = list_folders(store)
-    own = [folder.name.step for folder in found if folder.committed and folder.name.attempt == attempt.number]
+    own = [folder.name.step for folder in found if folder.is_committed and folder.name.attempt == attempt.number]
     reached = max(own, default=-1)
-    over = [folder for folder in found if not folder.committed and _is_orphan(folder, attempt, reached)]
+    over = [folder for folder in found if not folder.is_committed and _is_orphan(folder, attempt, reached)]
     attempt.ensure_current()
     for folder in over:
         list(parallel_map(store.delete, folder.sizes))
@@ -183,6 +176,6 @@ def delete_orphans(store: Store, attempt: Attempt) -> int:
     return sum(len(folder.sizes) for folder in over)
 
 
-def _is_orphan(folder: CheckpointFolder, attempt: Attempt, reached: int) -> bool:
+def _is_orphan(folder: CheckpointFolder, attempt: Attempt, last_committed_step: int) -> bool:
     writer = folder.name.attempt
-    return writer < attempt.number or (writer == attempt.number and folder.name.step < reached)
+    return writer < attempt.number or (writer == attempt.number and folder.name.step < last_committed_step)

@@ -29,17 +29,10 @@ from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
 from checkpoints.attempt import Attempt
-from checkpoints.commit import OUTCOME_TYPE, Commit, CommittedSave, Outcome, RankReceipt
+from checkpoints.commit import SAVE_OUTCOME_TYPE, Commit, CommittedSave, RankReceipt, SaveOutcome
 from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers, broadcast_or_raise, gather_as
-from checkpoints.layout import (
-    CHUNK_BYTES,
-    F32_BYTES,
-    CheckpointManifest,
-    CheckpointName,
-    RankFile,
-    StoredRange,
-)
+from checkpoints.layout import CHUNK_BYTES, F32_BYTES, CheckpointManifest, CheckpointName, RankFile, StoredRange
 from data_service.store.base import Store, chunk_digests
 from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 from encoder_core.train.zero_state import Fragment
@@ -63,16 +56,15 @@ class Snapshot:
     def buffers(self) -> list[memoryview]:
         return [memoryview(self.header), self.body.numpy().data]
 
-    def describe(self, key: str) -> RankFile:
+    def hash_to_rank_file(self, key: str) -> RankFile:
         """Hash the snapshot; return the description of the file `key` that holds it. Takes seconds for gigabytes."""
         size = len(self.header) + self.body.numel()
-        return RankFile(
-            key=key, size=size, chunk=CHUNK_BYTES, hashes=chunk_digests(self.buffers, CHUNK_BYTES)
-        )
+        return RankFile(key=key, size=size, chunk=CHUNK_BYTES, hashes=chunk_digests(self.buffers, CHUNK_BYTES))
 
 
-def take_snapshot(fragments: Iterable[Fragment], reuse: UInt8[Tensor, " bytes"] | None = None) -> Snapshot:
-    """Copy the fragments into the layout of one file. `reuse`: the body of an earlier snapshot, used again if it fits.
+def take_snapshot(fragments: Iterable[Fragment], reusable_body: UInt8[Tensor, " bytes"] | None = None) -> Snapshot:
+    """Copy the fragments into the layout of one file. `reusable_body`: the body of an earlier snapshot, used again
+    if it fits.
 
     Raises:
         CheckpointError: the tensors of a fragment are not one-dimensional float32 tensors of the same length.
@@ -82,12 +74,12 @@ def take_snapshot(fragments: Iterable[Fragment], reuse: UInt8[Tensor, " bytes"] 
     header, starts = _file_header(tensors)
     size = sum(tensor.numel() for _, _, tensor in tensors) * F32_BYTES
     pinned = any(tensor.is_cuda for _, _, tensor in tensors)
-    fits = reuse is not None and reuse.numel() == size
-    body = reuse if reuse is not None and fits else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    fits = reusable_body is not None and reusable_body.numel() == size
+    body = (
+        reusable_body if reusable_body is not None and fits else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    )
     for (_, _, tensor), start in zip(tensors, starts, strict=True):
-        body[start : start + tensor.numel() * F32_BYTES].view(torch.float32).copy_(
-            tensor.detach(), non_blocking=pinned
-        )
+        body[start : start + tensor.numel() * F32_BYTES].view(torch.float32).copy_(tensor.detach(), non_blocking=pinned)
     if pinned:
         torch.cuda.synchronize()
     return Snapshot(header, body, _stored_ranges(tensors, starts, len(header)))
@@ -120,13 +112,13 @@ def _file_header(tensors: list[tuple[Fragment, str, Tensor]]) -> tuple[bytes, li
 
 
 def _stored_ranges(
-    tensors: list[tuple[Fragment, str, Tensor]], starts: list[int], shift: int
+    tensors: list[tuple[Fragment, str, Tensor]], starts: list[int], header_bytes: int
 ) -> tuple[StoredRange, ...]:
     offsets: dict[tuple[str, int], dict[str, int]] = {}
     stops: dict[tuple[str, int], int] = {}
     for (fragment, kind, tensor), start in zip(tensors, starts, strict=True):
         where = (fragment.name, fragment.start)
-        offsets.setdefault(where, {})[kind] = shift + start
+        offsets.setdefault(where, {})[kind] = header_bytes + start
         stops[where] = fragment.start + tensor.numel()
     return tuple(
         StoredRange(name=name, start=start, stop=stops[name, start], file=0, offsets=found)
@@ -137,7 +129,7 @@ def _stored_ranges(
 _log = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 1.0
-_ANSWER_TYPE = TypeAdapter(tuple[bool, int])
+_UPLOAD_STATE_TYPE = TypeAdapter(tuple[bool, int])
 
 
 @dataclass(frozen=True)
@@ -175,7 +167,7 @@ class Saver:
         self._clock = clock
         self._past = resumed.lineage if resumed else ()
         self._begun_at = resumed.step if resumed else 0
-        self._last = resumed.step if resumed is not None and not resumed.in_memory else stored
+        self._last = resumed.step if resumed is not None and not resumed.is_in_memory else stored
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: _PendingSave | None = None
         self._memory: Snapshot | None = None
@@ -262,7 +254,7 @@ class Saver:
         while True:
             self._wait_for_upload()
             mine = (self._pending is None or self.ready(), self.sent_bytes)
-            ready, sent = zip(*gather_as(self._peers, _ANSWER_TYPE, mine), strict=True)
+            ready, sent = zip(*gather_as(self._peers, _UPLOAD_STATE_TYPE, mine), strict=True)
             progress(sum(sent))
             if all(ready):
                 return
@@ -271,7 +263,7 @@ class Saver:
         if self._pending is not None:
             wait([self._pending.upload], timeout=_PROGRESS_INTERVAL_S)
 
-    def commit(self) -> Outcome:
+    def commit(self) -> SaveOutcome:
         """Finish the save under way. All ranks call this; it waits for ranks that are not ready.
 
         Raises:
@@ -281,9 +273,9 @@ class Saver:
         if self._pending is None:
             raise CheckpointError("no save is under way", remedy="call `begin` before `commit`")
         pending, self._pending = self._pending, None
-        answers = self._peers.gather_to_first(self._answer(pending.upload))
+        answers = self._peers.gather_to_first(self._receipt_or_error(pending.upload))
         outcome = broadcast_or_raise(
-            self._peers, lambda: pending.commit.decide(answers, self._clock()), OUTCOME_TYPE
+            self._peers, lambda: pending.commit.decide_outcome(answers, self._clock()), SAVE_OUTCOME_TYPE
         )
         if isinstance(outcome, CommittedSave):
             self._last = outcome.step
@@ -295,17 +287,15 @@ class Saver:
 
     def _upload(self, step: int, snapshot: Snapshot, blocked_s: float) -> RankReceipt:
         started = time.perf_counter()
-        file = snapshot.describe(CheckpointName(self._attempt.number, step).file(self._peers.rank))
+        file = snapshot.hash_to_rank_file(CheckpointName(self._attempt.number, step).file_key(self._peers.rank))
         self._store.put_buffers(file.key, snapshot.buffers, self._note_sent)
         seconds = time.perf_counter() - started
-        return RankReceipt(
-            step=step, file=file, pieces=snapshot.pieces, blocked_s=blocked_s, background_s=seconds
-        )
+        return RankReceipt(step=step, file=file, pieces=snapshot.pieces, blocked_s=blocked_s, background_s=seconds)
 
     def _note_sent(self, count: int) -> None:
         self._sent = count
 
-    def _answer(self, upload: "Future[RankReceipt]") -> JsonValue:
+    def _receipt_or_error(self, upload: "Future[RankReceipt]") -> JsonValue:
         error = upload.exception()
         if error is None:
             return upload.result().model_dump(mode="json")

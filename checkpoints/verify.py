@@ -41,9 +41,7 @@ def read_chunk(store: Store, file: RankFile, index: int) -> bytes:
     length = min(file.chunk, file.size - start)
     where = f"{store.uri}/{file.key}"
     remedy = "an earlier checkpoint is used instead; `maskfleet checkpoints verify` lists all damage"
-    wrong = DamagedCheckpoint(
-        f"{where} does not match its hash in bytes {start} to {start + length}", remedy=remedy
-    )
+    wrong = DamagedCheckpoint(f"{where} does not match its hash in bytes {start} to {start + length}", remedy=remedy)
     try:
         return read_verified(
             store, file.key, start=start, length=length, expected=file.hashes[index], error_on_mismatch=wrong
@@ -64,11 +62,14 @@ ReportBytes = Callable[[int], None]
 """A function that is called, from several threads, with the number of bytes that were just read."""
 
 
-def _ignore(read: int) -> None: ...
+def _ignore_progress(read_bytes: int) -> None: ...
 
 
 def verify_all(
-    store: Store, *, full: bool = True, begin: Callable[[int, int], ReportBytes] = lambda step, size: _ignore
+    store: Store,
+    *,
+    full: bool = True,
+    begin: Callable[[int, int], ReportBytes] = lambda step, size: _ignore_progress,
 ) -> Iterator[Verification]:
     """Verify every checkpoint of the run in `store`, newest first; yield the result of each.
 
@@ -89,7 +90,7 @@ def verify_all(
 
 
 def verify(
-    store: Store, manifest: CheckpointManifest, *, full: bool = True, report: ReportBytes = _ignore
+    store: Store, manifest: CheckpointManifest, *, full: bool = True, report: ReportBytes = _ignore_progress
 ) -> list[str]:
     """Return the problems of a checkpoint; empty for a good one. Unless `full`, only the files' sizes are checked."""
     wrong = find_problems(manifest)
@@ -102,7 +103,7 @@ def verify_files(
     files: Sequence[RankFile],
     *,
     full: bool,
-    report: ReportBytes = _ignore,
+    report: ReportBytes = _ignore_progress,
 ) -> list[str]:
     """Return the problems of some of the checkpoint's files. Each problem names its file."""
     sizes = {entry.key: entry.size for entry in store.list(manifest.name.folder)}
@@ -119,7 +120,7 @@ def verify_files(
 
 
 def _damaged_chunks(store: Store, file: RankFile, report: ReportBytes) -> list[str]:
-    def check(index: int) -> str | None:
+    def check_chunk(index: int) -> str | None:
         try:
             read_chunk(store, file, index)
         except DamagedCheckpoint as error:
@@ -129,16 +130,14 @@ def _damaged_chunks(store: Store, file: RankFile, report: ReportBytes) -> list[s
         return None
 
     with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
-        return [problem for problem in pool.map(check, range(len(file.hashes))) if problem is not None]
+        return [problem for problem in pool.map(check_chunk, range(len(file.hashes))) if problem is not None]
 
 
 COPIED_ATTEMPT = 0  # attempt number of a copied checkpoint: below every attempt of the run
 _FILES_AT_ONCE = 4  # files copied at the same time; each needs its size in the temporary folder
 
 
-def copy_checkpoint(
-    source: Store, manifest: CheckpointManifest, target: Store, now: float
-) -> CheckpointManifest:
+def copy_checkpoint(source: Store, manifest: CheckpointManifest, target: Store, now: float) -> CheckpointManifest:
     """Copy a checkpoint of the run in `source` into the run in `target`, as its first one; return the new manifest.
 
     The copy belongs to attempt `COPIED_ATTEMPT`. As in any save, the manifest is written last, so an interrupted copy
@@ -157,32 +156,28 @@ def copy_checkpoint(
         StoreError: a store does not answer.
     """
     name = CheckpointName(COPIED_ATTEMPT, manifest.step)
-    files = tuple(
-        file.model_copy(update={"key": name.file(rank)}) for rank, file in enumerate(manifest.files)
-    )
+    files = tuple(file.model_copy(update={"key": name.file_key(rank)}) for rank, file in enumerate(manifest.files))
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         list(pool.map(lambda file, to: _copy_file(source, file, target, to), manifest.files, files))
     lineage = (LineageSegment(attempt=COPIED_ATTEMPT, start=0, stop=manifest.step),)
-    copied = manifest.model_copy(
-        update={"attempt": COPIED_ATTEMPT, "files": files, "lineage": lineage, "created": now}
-    )
+    copied = manifest.model_copy(update={"attempt": COPIED_ATTEMPT, "files": files, "lineage": lineage, "created": now})
     wrong = verify(target, copied)
     if wrong:
         raise DamagedCheckpoint(
             f"the copy in {target.uri} does not match what was written: {'; '.join(wrong)}",
             remedy="copy it again",
         )
-    if target.put_if_absent(name.manifest, encode_manifest(copied)):
+    if target.put_if_absent(name.manifest_key, encode_manifest(copied)):
         return copied
     if read_manifest(target, name).model_copy(update={"created": now}) != copied:
         raise CheckpointError(
-            f"{target.uri}/{name.manifest} exists already and is another checkpoint",
+            f"{target.uri}/{name.manifest_key} exists already and is another checkpoint",
             remedy="copy to another place",
         )
     return copied
 
 
-def _copy_file(source: Store, file: RankFile, target: Store, to: RankFile) -> None:
+def _copy_file(source: Store, file: RankFile, target: Store, target_file: RankFile) -> None:
     """Copy one file by way of a local one, because it may be larger than this machine's memory."""
     with tempfile.NamedTemporaryFile(prefix="maskfleet-copy-", dir=temporary_root()) as local:
         for index in range(len(file.hashes)):
@@ -191,8 +186,8 @@ def _copy_file(source: Store, file: RankFile, target: Store, to: RankFile) -> No
                 local.write(chunk)
                 local.flush()
             except OSError as error:
-                raise OutOfSpace.at(local.name, error.strerror or str(error)) from error
-        target.put_file(to.key, Path(local.name))
+                raise OutOfSpace.for_uri(local.name, error.strerror or str(error)) from error
+        target.put_file(target_file.key, Path(local.name))
 
 
 _NAMES_TYPE = TypeAdapter(list[CheckpointName])
@@ -213,7 +208,7 @@ class GoodCheckpoint:
     passed_over: tuple[str, ...]
 
 
-def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpoint | None:
+def find_newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpoint | None:
     """Return the newest checkpoint without damage; None if the run has no checkpoint.
 
     This is a collective: all ranks call it and get the same answer. Every rank verifies its share of the files: their
@@ -244,13 +239,13 @@ def newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpo
 def _read_manifest_once(store: Store, name: CheckpointName, peers: Peers) -> CheckpointManifest | str:
     """Read the manifest on rank 0; return it, or what is wrong with it, on all ranks."""
 
-    def read() -> CheckpointManifest | str:
+    def read_manifest_or_problem() -> CheckpointManifest | str:
         try:
             return read_manifest(store, name)
         except DamagedCheckpoint as error:
             return error.problem
 
-    return broadcast_or_raise(peers, read, _MANIFEST_TYPE)
+    return broadcast_or_raise(peers, read_manifest_or_problem, _MANIFEST_TYPE)
 
 
 def _verify_on_all_ranks(store: Store, manifest: CheckpointManifest, peers: Peers, full: bool) -> list[str]:

@@ -12,7 +12,7 @@ class CharacterClasses:
     """A class, as a small number, of each code point.
 
     Attributes:
-        table: [CODE_POINTS] uint8. Classes of ASCII characters are fixed once a text was classified.
+        table: [CODE_POINT_COUNT] uint8. Classes of ASCII characters are fixed once a text was classified.
     """
 
     def __init__(self, filling: int = 0) -> None:

@@ -83,9 +83,7 @@ def library_changed(library: str, what: str) -> LibraryChanged:
 
     try:
         seen = version(library)
-        tested = [
-            r for r in requires("maskfleet") or () if re.match(rf"{library}\b(?!-)", r) and ";" not in r
-        ]
+        tested = [r for r in requires("maskfleet") or () if re.match(rf"{library}\b(?!-)", r) and ";" not in r]
     except PackageNotFoundError:
         seen, tested = "of an unknown version", []
     return LibraryChanged(

@@ -44,7 +44,7 @@ def has_newer_format(content: object, known: int = 1) -> bool:
     return isinstance(number, int) and number > known
 
 
-def is_newer(data: bytes, known: int, error: ValidationError | None = None) -> bool:
+def is_from_newer_version(data: bytes, known: int, error: ValidationError | None = None) -> bool:
     """Return whether a newer version of Maskfleet wrote the intact JSON `data`.
 
     It did if `format` is above `known`, or if the only fault in `error`, which parsing it raised, is unknown fields.

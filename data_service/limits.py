@@ -10,7 +10,7 @@ _RAY_OPEN_FILES = 1024  # open files that one of Ray's processes needs
 _RAY_THREADS = 512  # threads that Ray's processes and two ranks need
 _COMMAND_THREADS = 32  # threads that a command needs besides Rust libraries' one for each core
 _MAX_COUNTED_THREAD_LIMIT = 4096  # highest limit for which a user's threads are counted, which takes a while
-_ULIMIT_UNIT_BYTES = {"-v": 1024, "-f": 1024}  # bytes in which `ulimit` counts
+_ULIMIT_UNIT_BYTES = {"-v": 1024, "-f": 1024}  # bytes in one unit of the `ulimit` option
 
 
 def check_thread_limit(needed: int | None = None) -> None:

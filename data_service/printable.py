@@ -5,7 +5,7 @@ import re
 import shlex
 import unicodedata
 
-_ALLOWED_CONTROLS = "\n\t"  # control characters that `visible` leaves as they are
+_ALLOWED_CONTROLS = "\n\t"  # control characters that `escape_controls` leaves as they are
 _CONTROL_CATEGORIES = ("Cc", "Cs", "Zl", "Zp")  # controls, surrogates, separators of lines and paragraphs
 # These characters would reorder the text that follows them.
 _DIRECTION_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -27,7 +27,7 @@ def mask_secrets(text: str) -> str:
     return _SECRET_PARAMETER.sub(rf"\1{_SECRET_MASK}", _URL_LOGIN.sub(f"{_SECRET_MASK}@", text))
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Return `text` with control characters replaced by their escapes (`\x1b`, `\u202e`), except line ends and
     tabs."""
     if text.isascii() and text.isprintable():
@@ -37,7 +37,7 @@ def visible(text: str) -> str:
 
 def one_line(text: str) -> str:
     """Return `text` on one line: white space becomes single spaces, control characters become visible."""
-    return visible(" ".join(text.split()))
+    return escape_controls(" ".join(text.split()))
 
 
 def shell_word(path: str) -> str:

@@ -43,7 +43,7 @@ def seconds_since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def start_ticks(pid: int) -> int:
+def process_start_ticks(pid: int) -> int:
     """Return when the process `pid` of this namespace began, in clock ticks since boot.
 
     0 if there is no such process, or if it has ended and waits to be reaped.
@@ -55,15 +55,15 @@ def start_ticks(pid: int) -> int:
     return 0 if fields[0] in "ZX" else int(fields[19])
 
 
-def age_s(pid: int) -> float:
+def process_age_s(pid: int) -> float:
     """Return the seconds since the process `pid` of this namespace began."""
-    return seconds_since_boot() - start_ticks(pid) / os.sysconf("SC_CLK_TCK")
+    return seconds_since_boot() - process_start_ticks(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def command_name() -> str:
     """Return the name of the command that this process belongs to, else that of this process: pid, start, namespace and
     boot."""
-    own = f"{os.getpid()}-{start_ticks(os.getpid())}-{pid_namespace()}-{boot_id()}"
+    own = f"{os.getpid()}-{process_start_ticks(os.getpid())}-{pid_namespace()}-{boot_id()}"
     return os.environ.get(COMMAND_VARIABLE) or own
 
 
@@ -74,7 +74,7 @@ def may_process_exist(name: str) -> bool:
     start, _, place = rest.partition("-")
     if not pid.isdecimal() or not start.isdecimal() or place != f"{pid_namespace()}-{boot_id()}":
         return True
-    return start_ticks(int(pid)) == int(start)
+    return process_start_ticks(int(pid)) == int(start)
 
 
 def _ray_folder() -> Path:

@@ -82,7 +82,7 @@ class Batch:
         if self.tokens.device == device:
             return self
         corrupted = None if self.corrupted is None else self.corrupted.to(device)
-        return replace(self, host=self, corrupted=corrupted, **_map_tensors(self, lambda x: send(x, device)))
+        return replace(self, host=self, corrupted=corrupted, **_map_tensors(self, lambda x: copy_to_device(x, device)))
 
     @property
     def on_host(self) -> "Batch":
@@ -96,28 +96,28 @@ class Batch:
         return self.cu_seqlens.numel() - 1
 
     @property
-    def loss_tokens(self) -> int:
+    def loss_token_count(self) -> int:
         """Number of tokens at which something may be learned: of a loss over all tokens, the number of summands."""
         return self.tokens.numel() if self.kept is None else self.kept.numel()
 
-    def select_learnable(self, of_T: Tensor) -> Tensor:
-        """Return [K, ...], the values at the tokens at which something may be learned. `of_T`: [T, ...]."""
-        return of_T if self.kept is None else of_T.index_select(0, self.kept)
+    def select_learnable(self, values_T: Tensor) -> Tensor:
+        """Return [K, ...], the values at the tokens at which something may be learned. `values_T`: [T, ...]."""
+        return values_T if self.kept is None else values_T.index_select(0, self.kept)
 
     @property
-    def text(self) -> Int[Tensor, " tokens"]:
+    def unmasked_tokens(self) -> Int[Tensor, " tokens"]:
         """The ids before any token was hidden."""
         return self.tokens.index_copy(0, self.target_positions, self.target_ids)
 
     @property
-    def table_positions(self) -> Int[Tensor, " tokens"]:
+    def absolute_positions(self) -> Int[Tensor, " tokens"]:
         """Positions to look up in a table of absolute positions. Distances between tokens follow from `positions`
         instead.
         """
         return self.positions if self.restarted is None else self.restarted
 
     @cached_property
-    def keys(self) -> Int[Tensor, " tokens"]:
+    def random_keys(self) -> Int[Tensor, " tokens"]:
         """Keys from which each token's random draws are hashed (`random_draws.token_keys`)."""
         numbers = self.numbers
         if numbers is None:
@@ -135,7 +135,7 @@ def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, 
     return {name: change(value) for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def send(x: Tensor, device: torch.device) -> Tensor:
+def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
     """Copy `x` from the host to `device`, or back. To a GPU, the copy goes through pinned memory and may finish after
     this returns; a copy to the host is there when this returns.
 
@@ -190,7 +190,7 @@ def duplicate_rows(batch: Batch) -> Batch:
     numbers_R = torch.arange(batch.rows, device=at_T.device) if batch.numbers is None else batch.numbers
     none = batch.target_ids[:0]
     return Batch(
-        tokens=batch.text[at_T],
+        tokens=batch.unmasked_tokens[at_T],
         cu_seqlens=cu_seqlens,
         max_length=batch.max_length,
         target_positions=none,
@@ -217,7 +217,7 @@ def batch_without_targets(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]
     )
 
 
-def _select_entries(batch: Batch, names: Sequence[str], at: Tensor) -> dict[str, Any]:
-    """Return the entries `at` of the fields of these names, by name."""
+def _select_entries(batch: Batch, names: Sequence[str], indices: Tensor) -> dict[str, Any]:
+    """Return the entries `indices` of the fields of these names, by name."""
     found = {name: getattr(batch, name) for name in names}
-    return {name: None if values is None else values[at] for name, values in found.items()}
+    return {name: None if values is None else values[indices] for name, values in found.items()}

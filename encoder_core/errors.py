@@ -20,10 +20,10 @@ class UserError(Exception):
         return f"{self.problem}\n  remedy: {self.remedy}"
 
     def __reduce__(self) -> tuple[object, ...]:  # makes the error picklable on its way from a Ray worker
-        return (_rebuild, (type(self), self.problem, self.remedy))
+        return (_rebuild_error, (type(self), self.problem, self.remedy))
 
 
-def _rebuild(kind: type[UserError], problem: str, remedy: str) -> UserError:
+def _rebuild_error(kind: type[UserError], problem: str, remedy: str) -> UserError:
     return kind(problem, remedy=remedy)
 
 
@@ -48,9 +48,7 @@ def library_changed(library: str, what: str) -> LibraryChanged:
 
     try:
         seen = version(library)
-        tested = [
-            r for r in requires("maskfleet") or () if re.match(rf"{library}\b(?!-)", r) and ";" not in r
-        ]
+        tested = [r for r in requires("maskfleet") or () if re.match(rf"{library}\b(?!-)", r) and ";" not in r]
     except PackageNotFoundError:
         seen, tested = "of an unknown version", []
     return LibraryChanged(

@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 2 ** 64 divided by the golden ratio, odd
-_HEAD_ODD = -4417276706812531889  # another odd constant: sums of small multiples of both do not collide
+_GOLDEN_RATIO_64 = -7046029254386353131  # 2 ** 64 divided by the golden ratio, odd
+_HEAD_MULTIPLIER = -4417276706812531889  # another odd constant: sums of small multiples of both do not collide
 _MIX_1, _MIX_2 = -4658895280553007687, -7723592293110705685  # splitmix64's multipliers
 _ROW_BITS = 32  # low bits of a key for the place in its row; the high bits hold the row's number
-VALUES = 1 << 16  # how many different values `numbers16` returns
+DRAW_VALUES = 1 << 16  # how many different values `uniform_int16` returns
 
 
 def token_keys(
@@ -28,7 +28,7 @@ def token_keys(
 ) -> Int[Tensor, " tokens"]:
     """Return a key for each token, from its row's number in the step's whole batch and its position in the row."""
     row_T = numbers_R.long().repeat_interleave(lengths_R, output_size=positions_T.numel())
-    return _mix((row_T << _ROW_BITS) + positions_T)
+    return _mix_bits((row_T << _ROW_BITS) + positions_T)
 
 
 def fingerprints(
@@ -38,23 +38,21 @@ def fingerprints(
     others only by chance.
     """
     none_R = tokens_T.new_zeros(lengths_R.numel())
-    row_T = torch.arange(len(none_R), device=tokens_T.device).repeat_interleave(
-        lengths_R, output_size=tokens_T.numel()
-    )
-    return none_R.index_add(0, row_T, _mix((positions_T << _ROW_BITS) + tokens_T)).bitwise_and_((1 << 63) - 1)
+    row_T = torch.arange(len(none_R), device=tokens_T.device).repeat_interleave(lengths_R, output_size=tokens_T.numel())
+    return none_R.index_add(0, row_T, _mix_bits((positions_T << _ROW_BITS) + tokens_T)).bitwise_and_((1 << 63) - 1)
 
 
 def table_keys(first: int, last: int, device: torch.device) -> Int[Tensor, " places"]:
     """Return keys for rows `first` to `last` - 1 of a table that all tokens share. They are the same whichever rows
     are trained.
     """
-    return _mix(torch.arange(first, last, device=device) - (1 << 62))
+    return _mix_bits(torch.arange(first, last, device=device) - (1 << 62))
 
 
 def head_keys(keys: Int[Tensor, "*places"], heads: range) -> Int[Tensor, "*places heads"]:
     """Return a key for each of these heads at each place."""
     at = torch.arange(heads.start, heads.stop, device=keys.device)
-    return keys[..., None] + at * _HEAD_ODD
+    return keys[..., None] + at * _HEAD_MULTIPLIER
 
 
 def draw_key() -> Int[Tensor, ""]:
@@ -64,7 +62,7 @@ def draw_key() -> Int[Tensor, ""]:
     return torch.empty((), dtype=torch.int64, device="cpu").random_(-(2**63), None)
 
 
-def numbers16(
+def uniform_int16(
     keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: range
 ) -> Int[Tensor, "*places columns"]:
     """Return uniform integers from -2 ** 15 to 2 ** 15 - 1, int16: one for each place in each column.
@@ -76,7 +74,7 @@ def numbers16(
     first, last = columns.start // 4, -(-columns.stop // 4)
     counter = _golden_multiples(torch.arange(first, last, device=keys.device))
     # `draw` stays on the host: a copy to the device would make the host wait.
-    hashed = _mix(keys[..., None] + (counter + draw))
+    hashed = _mix_bits(keys[..., None] + (counter + draw))
     if torch.compiler.is_compiling():  # the same numbers; a view of another width could not be fused
         numbers = ((hashed[..., None] << torch.arange(48, -1, -16, device=keys.device)) >> 48).flatten(-2)
     else:
@@ -84,29 +82,27 @@ def numbers16(
     return numbers[..., columns.start - 4 * first : columns.stop - 4 * first]
 
 
-def uniforms(
-    keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: int
-) -> Float[Tensor, "*places columns"]:
+def uniforms(keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: int) -> Float[Tensor, "*places columns"]:
     """Return numbers in [0, 1), float64, multiples of 2 ** -53: one for each place in each column."""
-    counter = torch.arange(columns, device=keys.device) * _GOLDEN
-    hashed = _mix(keys[..., None] + (counter + draw))
+    counter = torch.arange(columns, device=keys.device) * _GOLDEN_RATIO_64
+    hashed = _mix_bits(keys[..., None] + (counter + draw))
     return (hashed >> 11).bitwise_and_((1 << 53) - 1).double() * 2.0**-53
 
 
 def _golden_multiples(x: Tensor) -> Tensor:
-    """Return `x`, small numbers that are not negative, times `_GOLDEN`.
+    """Return `x`, small numbers that are not negative, times `_GOLDEN_RATIO_64`.
 
     Compiled code must not overflow where the compiler can foresee it. C++ leaves that undefined, and gcc 12 then
     computes wrong numbers. And for a GPU inductor multiplies the numbers of `arange` in 32 bits, whatever their dtype:
     it takes products with constants for indices. A shift ends that, and its result has 64 bits.
     """
     if not torch.compiler.is_compiling():
-        return x * _GOLDEN
+        return x * _GOLDEN_RATIO_64
     wide = (x << 32) >> 32
-    return ((wide * (_GOLDEN >> 32)) << 32) + wide * (_GOLDEN & 0xFFFFFFFF)
+    return ((wide * (_GOLDEN_RATIO_64 >> 32)) << 32) + wide * (_GOLDEN_RATIO_64 & 0xFFFFFFFF)
 
 
-def _mix(x: Tensor) -> Tensor:
+def _mix_bits(x: Tensor) -> Tensor:
     """Mix as splitmix64 does: every bit of the result depends on every bit of `x`, which is overwritten."""
     # For meta tensors, `out` would make torch import its compiler.
     shifted = None if torch.compiler.is_compiling() or x.is_meta else torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""The `maskfleet` command as processes: what trains does so in a child, so that no death is the command's own.
+"""The `maskfleet` command as processes: training runs in a child, whose crash cannot kill the command.
 
     maskfleet train RUN        the parent: imports next to nothing, passes signals on, waits, and cleans up
       +- the driver            a session of its own, so that a signal to the command's group reaches the parent only
@@ -6,7 +6,7 @@
 
 Whatever ends the driver (a signal, a crash of Ray inside it, our own mistake), the parent's exit code is one of
 `launcher.exit_codes`, and nothing of the tree is left: the parent is the reaper of all its descendants, and every
-process carries the parent's name in its environment, by which a later start finds what a killed parent has left.
+process has the parent's name in its environment, by which a later start finds what a killed parent left.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from data_service import processes
-from launcher.exit_codes import CODES, FINISHED, MISTAKE, REPEAT
+from launcher.exit_codes import EXIT_CODES, FINISHED, MISTAKE, REPEAT
 from launcher.output import StreamProxy
-from launcher.progress import others_write
+from launcher.progress import clear_before_write
 from launcher.signals import handled_signals
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ def run_supervised(driver_function: Callable[[], None]) -> int:
             _run_as_driver(driver_function, parent)
         return _exit_code(*_wait_for_driver(driver))
     finally:
-        _kill_all(name)
+        _kill_command_processes(name)
         processes.remove_ray_sessions(name)
 
 
-def supervisor_process() -> int:
-    """Return the process that stands for the command: the one that people signal, and whose death ends it."""
+def supervisor_pid() -> int:
+    """Return the pid of the command's parent process, which receives signals and whose death ends the command."""
     return int(processes.command_name().partition("-")[0])
 
 
@@ -108,27 +108,28 @@ def redirect_output(path: Path) -> Iterator[None]:
             os.close(before)
 
 
-def open_terminal_stream(number: int = 1) -> IO[str]:
+def open_terminal_stream(descriptor: int = 1) -> IO[str]:
     """Return a stream to the original standard output (2: error). It works while that is redirected
     (`redirect_output`), and drops the text if the terminal is gone."""
-    stream: IO[str] = _LossyStream(os.fdopen(os.dup(number), "w", buffering=1))  # type: ignore[assignment]
+    stream: IO[str] = _CloseTolerantStream(os.fdopen(os.dup(descriptor), "w", buffering=1))  # type: ignore[assignment]
     return stream
 
 
-def _run_as_driver(work: Callable[[], None], parent: int) -> None:
-    """Run `work` as the driver, and never return. The process ends with its `parent`, since nobody else watches it."""
+def _run_as_driver(driver_function: Callable[[], None], parent_pid: int) -> None:
+    """Run `driver_function` as the driver, and never return. The process ends with its `parent_pid`, since nobody
+    else watches it."""
     code = REPEAT
     try:
         os.setsid()
         _prctl(_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before prctl took effect
+        if os.getppid() != parent_pid:  # the parent died before prctl took effect
             os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*handled_signals(), signal.SIGCHLD})
         # These commands go on after their terminal has closed.
         if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS:
-            sys.stdout, sys.stderr = _LossyStream(sys.stdout), _LossyStream(sys.stderr)
+            sys.stdout, sys.stderr = _CloseTolerantStream(sys.stdout), _CloseTolerantStream(sys.stderr)
         logging.getLogger().addHandler(logging.NullHandler())  # messages for people have their own channel
-        work()
+        driver_function()
         code = FINISHED
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else MISTAKE if end.code else FINISHED
@@ -143,40 +144,38 @@ def _run_as_driver(work: Callable[[], None], parent: int) -> None:
         os._exit(code)  # skips exit handlers; the parent kills the rest
 
 
-def _wait_for_driver(driver: int) -> tuple[int, bool]:
+def _wait_for_driver(driver_pid: int) -> tuple[int, bool]:
     """Pass signals on until the driver has ended. Return its wait status, and whether it was asked to end.
 
     A driver that is saving gets all the time it needs; another gets a short time and is then killed.
     """
     stop_requested, interrupts, idle_since, asking = False, 0, 0.0, handled_signals()
     while True:
-        found, status = os.waitpid(driver, os.WNOHANG)
+        found, status = os.waitpid(driver_pid, os.WNOHANG)
         if found:
             return status, stop_requested
         patience = _SECOND_SIGNAL_TIMEOUT_S if interrupts > 1 else _DRIVER_END_TIMEOUT_S
         if not stop_requested or (_save_flags[0] and interrupts < 2):
             idle_since = time.monotonic()
         elif time.monotonic() - idle_since > patience:
-            os.kill(driver, signal.SIGKILL)
+            os.kill(driver_pid, signal.SIGKILL)
         heard = signal.sigtimedwait({*asking, signal.SIGCHLD}, 0.5)
         if heard is None or heard.si_signo not in asking:  # after SIGCONT the signal number is missing
-            _reap(driver)
+            _reap_orphans(driver_pid)
             continue
         stop_requested = True
         interrupts += heard.si_signo == signal.SIGINT
-        os.kill(driver, heard.si_signo)  # the driver is not reaped yet, so its pid is valid
+        os.kill(driver_pid, heard.si_signo)  # the driver is not reaped yet, so its pid is valid
 
 
-def _exit_code(status: int, stop_requested: bool) -> int:
+def _exit_code(wait_status: int, stop_requested: bool) -> int:
     """Return the command's exit code. Prints what happened if the driver could not."""
-    code = os.waitstatus_to_exitcode(status)
-    if code in CODES:
+    code = os.waitstatus_to_exitcode(wait_status)
+    if code in EXIT_CODES:
         return code
     if not stop_requested:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        checkpoint_note = (
-            "; the run stands at its last checkpoint" if sys.argv[1] in _TRAINING_COMMANDS else ""
-        )
+        checkpoint_note = "; the run stands at its last checkpoint" if sys.argv[1] in _TRAINING_COMMANDS else ""
         _print_error(f"the process that did the work {how}{checkpoint_note}")
     if sys.argv[1] not in _TRAINING_COMMANDS:
         _print_error("the same command goes on: what is stored stays")
@@ -191,22 +190,22 @@ def _print_error(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _reap(driver: int) -> None:
+def _reap_orphans(driver_pid: int) -> None:
     """Reap the dead descendants whose parents had ended before them."""
     dead = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    while (found := os.waitid(os.P_ALL, 0, dead)) is not None and found.si_pid != driver:
+    while (found := os.waitid(os.P_ALL, 0, dead)) is not None and found.si_pid != driver_pid:
         os.waitpid(found.si_pid, 0)
 
 
-def _kill_all(name: str) -> None:
+def _kill_command_processes(command_name: str) -> None:
     import psutil
 
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while time.monotonic() < deadline:
-        named = (process for process, owner in _command_processes() if owner == name)
+        named = (process for process, owner in _command_processes() if owner == command_name)
         left = {*psutil.Process().children(recursive=True), *named}
         for process in left:
-            _kill(process)
+            _kill_process(process)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -215,7 +214,7 @@ def _kill_all(name: str) -> None:
         time.sleep(0.02)  # they are dying, and no event tells when the last one is gone
 
 
-def _kill(process: "psutil.Process") -> None:
+def _kill_process(process: "psutil.Process") -> None:
     import psutil
 
     with suppress(psutil.Error):
@@ -228,28 +227,23 @@ def _end_orphans() -> None:
 
     for process, owner in _command_processes():
         if not processes.may_process_exist(owner):
-            _kill(process)
+            _kill_process(process)
     for process in psutil.process_iter():
         if _is_orphaned_agent(process):
-            _kill(process)
+            _kill_process(process)
     processes.remove_ray_sessions()
 
 
 def _is_orphaned_agent(process: "psutil.Process") -> bool:
-    """Return whether it is one of the two processes that outlive Ray's raylet if that is killed together with its
-    driver, and a command of ours started that Ray. Their titles overwrite their environment, but their log lies
-    beside ours."""
+    """Return whether the process is an agent of Ray that outlived its raylet and driver, and a command of ours
+    started that Ray. An agent's title overwrites its environment, so it is recognised by the folder of its log."""
     import psutil
 
     with suppress(psutil.Error, OSError):
-        if process.uids().real != os.getuid() or process.cmdline()[:1] not in (
-            [name] for name in _RAY_AGENT_NAMES
-        ):
+        if process.uids().real != os.getuid() or process.cmdline()[:1] not in ([name] for name in _RAY_AGENT_NAMES):
             return False
         parent = process.parent()
-        if processes.start_ticks(os.getsid(process.pid)) or (
-            parent is not None and parent.name() == "raylet"
-        ):
+        if processes.process_start_ticks(os.getsid(process.pid)) or (parent is not None and parent.name() == "raylet"):
             return False
         folders = {Path(file.path).parent for file in process.open_files()}
         return any((folder / processes.RAY_SESSION_MARK).exists() for folder in folders)
@@ -270,11 +264,11 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-class _LossyStream(StreamProxy):
+class _CloseTolerantStream(StreamProxy):
     """A stream that drops the text after its terminal was closed or its reader has ended."""
 
     def write(self, text: str) -> int:
-        others_write(text)
+        clear_before_write(text)
         with suppress(OSError, ValueError):
             self._stream.write(text)
         return len(text)

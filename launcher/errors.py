@@ -1,6 +1,6 @@
 """The launcher's own user errors: recipes that cannot work, runs that are not there or have changed.
 
-And packages that are not always there: they are not installed with Maskfleet, and only some commands need them.
+Also the import of optional packages, which are not installed with Maskfleet and only some commands need.
 """
 
 from importlib import import_module

@@ -14,16 +14,16 @@ FINISHED = 0
 MISTAKE = 2  # a user's mistake, or a failure that recurred after restarts
 STOPPED = 3  # the operator stopped the run: schedulers must not start it again
 REPEAT = 75  # any other end: the same command, run again, continues
-CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
+EXIT_CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
 
 SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint
 JOIN_SECONDS = 900  # time limit for all nodes of a job to join its Ray cluster; images may have to be pulled
 
-_RETRYABLE = (*TRANSIENT_ERRORS, OutOfSpace, Superseded, TransientRunError, RayLost)
+_RETRYABLE_ERRORS = (*TRANSIENT_ERRORS, OutOfSpace, Superseded, TransientRunError, RayLost)
 
 
-def code_of(error: BaseException) -> int:
+def exit_code_for(error: BaseException) -> int:
     """Return the exit code of a start that ended by raising `error`: a mistake only where repeating cannot help."""
-    if isinstance(error, DataError | ModelError) and not isinstance(error, _RETRYABLE):
+    if isinstance(error, DataError | ModelError) and not isinstance(error, _RETRYABLE_ERRORS):
         return MISTAKE
     return REPEAT

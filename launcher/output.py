@@ -68,7 +68,7 @@ def write_file(path: Path, text: str) -> None:
             _write_atomically(path.resolve(), text)
     except OSError as error:
         raise OutputError(
-            f"cannot write {path}: {error.strerror or error}", remedy=_remedy(error.errno)
+            f"cannot write {path}: {error.strerror or error}", remedy=_write_error_remedy(error.errno)
         ) from error
 
 
@@ -93,8 +93,8 @@ def _umask() -> int:
     return mask
 
 
-def _remedy(number: int | None) -> str:
-    match number:
+def _write_error_remedy(error_number: int | None) -> str:
+    match error_number:
         case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
             return "free space or raise the quota, or write to another disk"
         case errno.EISDIR:
@@ -140,7 +140,7 @@ def raise_output_errors() -> Iterator[None]:
 
 
 class StreamProxy:
-    """A stream that stands for another one, and does otherwise what a subclass defines."""
+    """A stream that forwards to another one what a subclass does not override."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -150,7 +150,7 @@ class StreamProxy:
 
 
 class _CheckedOutput(StreamProxy):
-    """Standard output whose failures are told as ours: the first one again with everything that is written later."""
+    """Standard output that raises OutputError if it fails, and raises it again at every later write."""
 
     failure: OSError | None = None
 
@@ -175,7 +175,7 @@ class _CheckedOutput(StreamProxy):
             if error.errno == errno.EPIPE:
                 raise
             problem = f"standard output takes no more: {error.strerror or error}"
-            raise OutputError(problem, remedy=_remedy(error.errno)) from error
+            raise OutputError(problem, remedy=_write_error_remedy(error.errno)) from error
 
 
 def _discard_buffer(stream: IO[str]) -> None:

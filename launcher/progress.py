@@ -1,12 +1,12 @@
-"""Signs of life: what a command does, how far it is, and how long it still takes, on standard error.
+"""Progress of a command on standard error: what it does, how far it is, and how long it still takes.
 
     with work("reading train", total=len(rows), unit="rows") as now:
         now.advance()
 
-Code only says what it does. Nothing is shown before a command line asks for it (`shown`); then a thread shows the
-innermost work that has begun and not ended: on a terminal in a line that is rewritten, anywhere else in a new line once
-it has lasted 3 s, and every 10 s from then on, less often after ten minutes. So a call into a library that reports
-nothing has a name and a time, too.
+Code only says what it does. Nothing is shown before a command line asks for it (`show_progress`); then a thread
+shows the innermost work that has begun and not ended: on a terminal in a line that is rewritten, anywhere else in a
+new line once it has lasted 3 s, and every 10 s from then on, less often after ten minutes. So a call into a library
+that reports nothing has a name and a time, too.
 """
 
 import os
@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from data_service.printable import visible
+from data_service.printable import escape_controls
 from launcher.output import StreamProxy, human_bytes, human_count, human_duration
 
-BYTES = "B"
+BYTES_UNIT = "B"
 """A unit that is shown as KiB, MiB, ..."""
-_FIRST_S, _EVERY_S, _SELDOM_S = 3.0, 10.0, 60.0  # lines of a log
-_AGE_DIVISOR = 60  # a line is due after this part of the command's age, within these bounds
-_DRAW_S, _DRAW_FIRST_S = 0.25, 1.0  # a terminal's line
+_FIRST_LINE_S, _LINE_INTERVAL_S, _MAX_LINE_INTERVAL_S = 3.0, 10.0, 60.0  # seconds, for lines of a log
+_AGE_DIVISOR = 60  # a line is due after 1/60 of the command's age, within the bounds above
+_REDRAW_INTERVAL_S, _FIRST_DRAW_S = 0.25, 1.0  # seconds, for a terminal's line
 _DEFAULT_COLUMNS = 80  # width of a terminal that does not say its own
-_MAX_EXACT = 100_000  # counts above this are abbreviated
+_MAX_EXACT_COUNT = 100_000  # counts above this are abbreviated
 
 T = TypeVar("T")
 
@@ -54,56 +54,54 @@ class Work:
             self.total = self.total if total is None else total
             self._done += units
 
-    def at(self, done: float, total: float | None = None) -> None:
+    def set_done(self, done: float, total: float | None = None) -> None:
         """Set how much is done, and the total."""
         with self._lock:
             self.total = self.total if total is None else total
             self._done = done
 
-    def begin(self, name: str, total: float | None = None) -> None:
+    def begin_part(self, name: str, total: float | None = None) -> None:
         """Begin another part of the work, which counts from 0."""
         with self._lock:
             self.name, self.total, self.told = name, total, False
             self._done = self._already = 0.0
             self._began = time.monotonic()
 
-    def begin_at(self, done: float) -> None:
+    def set_already_done(self, done: float) -> None:
         """Set how much an earlier command has done, which does not count for the pace."""
         with self._lock:
             self._done = self._already = done
 
-    def age(self, now: float) -> float:
+    def age_s(self, now: float) -> float:
         return now - self._began
 
     def describe(self, now: float) -> str:
         """Return what is done, how much of how much, and how long it still takes at its pace."""
-        parts = [part for part in (self._amount(), self.note, self._time(now)) if part]
-        return visible(f"{self.name}: {', '.join(parts)}")
+        parts = [part for part in (self._amount_text(), self.note, self._time_text(now)) if part]
+        return escape_controls(f"{self.name}: {', '.join(parts)}")
 
-    def _amount(self) -> str:
+    def _amount_text(self) -> str:
         if not self.unit or (not self._done and self.total is None):
             return ""
-        spell = human_bytes if self.unit == BYTES else _count
+        spell = human_bytes if self.unit == BYTES_UNIT else _count_text
         of = f" of {spell(self.total)}" if self.total is not None else ""
-        return f"{spell(self._done)}{of}{'' if self.unit == BYTES else f' {self.unit}'}"
+        return f"{spell(self._done)}{of}{'' if self.unit == BYTES_UNIT else f' {self.unit}'}"
 
-    def _time(self, now: float) -> str:
+    def _time_text(self, now: float) -> str:
         made, spent = self._done - self._already, now - self._began
         if self.total is not None and made > 0:
             return f"about {human_duration(spent * (max(0.0, self.total - self._done) / made))} left"
         return f"{human_duration(spent)} so far"
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value < _MAX_EXACT else human_count(value)
+def _count_text(value: float) -> str:
+    return f"{value:,.0f}" if value < _MAX_EXACT_COUNT else human_count(value)
 
 
-class _Screen:
-    """Shows the newest work. `descriptor` is standard error's, `columns` a terminal's width, or None."""
+class _ProgressDisplay:
+    """Shows the newest work by `write`. `columns` returns the terminal's width; None if it is no terminal."""
 
-    def __init__(
-        self, write: Callable[[bytes], object], columns: Callable[[], int] | None, now: float
-    ) -> None:
+    def __init__(self, write: Callable[[bytes], object], columns: Callable[[], int] | None, now: float) -> None:
         self._write, self._columns = write, columns
         self._began = self._said = now
         self._drawn = False
@@ -116,19 +114,19 @@ class _Screen:
             if current is None:
                 self.clear()
             elif self._columns is not None:
-                if self._at_line_start and (self._drawn or now - self._said >= _DRAW_FIRST_S):
-                    self._draw(current.describe(now)[: self._columns() - 1])
+                if self._at_line_start and (self._drawn or now - self._said >= _FIRST_DRAW_S):
+                    self._draw_line(current.describe(now)[: self._columns() - 1])
             elif self._is_due(current, now):
                 current.told, self._said = True, now
-                self._put(f"{current.describe(now)}\n".encode())
+                self._write_bytes(f"{current.describe(now)}\n".encode())
 
     def _is_due(self, current: Work, now: float) -> bool:
         silent = now - self._said
-        if not current.told and current.age(now) >= _FIRST_S and silent >= _FIRST_S:
+        if not current.told and current.age_s(now) >= _FIRST_LINE_S and silent >= _FIRST_LINE_S:
             return True
-        return silent >= min(_SELDOM_S, max(_EVERY_S, (now - self._began) / _AGE_DIVISOR))
+        return silent >= min(_MAX_LINE_INTERVAL_S, max(_LINE_INTERVAL_S, (now - self._began) / _AGE_DIVISOR))
 
-    def others_write(self, text: str, now: float) -> None:
+    def clear_before_write(self, text: str, now: float) -> None:
         """Clear the progress line before `text` goes to standard output or error."""
         with self._lock:
             self.clear()
@@ -137,21 +135,21 @@ class _Screen:
 
     def clear(self) -> None:
         if self._drawn:
-            self._put(b"\r\x1b[K")
+            self._write_bytes(b"\r\x1b[K")
             self._drawn = False
 
-    def _draw(self, line: str) -> None:
-        self._put(f"\r{line}\x1b[K".encode())
+    def _draw_line(self, line: str) -> None:
+        self._write_bytes(f"\r{line}\x1b[K".encode())
         self._drawn = True
 
-    def _put(self, data: bytes) -> None:
+    def _write_bytes(self, data: bytes) -> None:
         with suppress(OSError):  # the reader of the pipe has gone
             self._write(data)
 
 
 _works: list[Work] = []  # works in progress, the innermost last
-_screen: _Screen | None = None
-_silenced = 0
+_screen: _ProgressDisplay | None = None
+_silence_depth = 0
 
 
 @contextmanager
@@ -165,7 +163,7 @@ def work(name: str, total: float | None = None, unit: str = "") -> Iterator[Work
         _works.remove(begun)
 
 
-def counted(
+def track_progress(
     items: Iterable[T], name: str, total: float | None, unit: str, size: Callable[[T], float] | None = None
 ) -> Iterator[T]:
     """Yield `items`, and show under `name` how many of them, or how much of their `size`, are done."""
@@ -176,32 +174,32 @@ def counted(
 
 
 @contextmanager
-def shown_elsewhere() -> Iterator[None]:
+def silence_progress() -> Iterator[None]:
     """Show no progress inside the `with` block, because another display does, such as that of training."""
-    global _silenced
-    _silenced += 1
+    global _silence_depth
+    _silence_depth += 1
     try:
         yield
     finally:
-        _silenced -= 1
+        _silence_depth -= 1
 
 
-def others_write(text: str) -> None:
+def clear_before_write(text: str) -> None:
     """Clear the progress line. Call this before other text is written to the screen."""
     if _screen is not None:
-        _screen.others_write(text, time.monotonic())
+        _screen.clear_before_write(text, time.monotonic())
 
 
 @contextmanager
-def shown(name: str) -> Iterator[None]:
-    """While this lasts, people see what this process does; it does `name` where it says nothing else."""
+def show_progress(name: str) -> Iterator[None]:
+    """Show this process's progress inside the `with` block; `name` is shown while no other work has begun."""
     global _screen
     descriptor, ended = os.dup(2), threading.Event()
-    columns = (lambda: _width(descriptor)) if os.isatty(descriptor) else None
-    screen = _screen = _Screen(lambda data: os.write(descriptor, data), columns, time.monotonic())
+    columns = (lambda: _terminal_columns(descriptor)) if os.isatty(descriptor) else None
+    screen = _screen = _ProgressDisplay(lambda data: os.write(descriptor, data), columns, time.monotonic())
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _ObservedStream(sys.stdout), _ObservedStream(sys.stderr)
-    thread = threading.Thread(target=_show, args=(screen, ended), name="progress", daemon=True)
+    thread = threading.Thread(target=_show_until_ended, args=(screen, ended), name="progress", daemon=True)
     try:
         with work(name):
             thread.start()
@@ -215,15 +213,15 @@ def shown(name: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _width(terminal: int) -> int:
+def _terminal_columns(descriptor: int) -> int:
     try:
-        return os.get_terminal_size(terminal).columns or _DEFAULT_COLUMNS
+        return os.get_terminal_size(descriptor).columns or _DEFAULT_COLUMNS
     except OSError:
         return _DEFAULT_COLUMNS
 
 
 def _reset_in_fork() -> None:
-    """A forked process has no thread that shows, and is not the command."""
+    """Show no progress in a forked process, which has no display thread."""
     global _screen
     _screen = None
 
@@ -231,14 +229,14 @@ def _reset_in_fork() -> None:
 os.register_at_fork(after_in_child=_reset_in_fork)
 
 
-def _show(screen: _Screen, ended: threading.Event) -> None:
-    while not ended.wait(_DRAW_S):
-        screen.tick(_works[-1] if _works and not _silenced else None, time.monotonic())
+def _show_until_ended(screen: _ProgressDisplay, ended: threading.Event) -> None:
+    while not ended.wait(_REDRAW_INTERVAL_S):
+        screen.tick(_works[-1] if _works and not _silence_depth else None, time.monotonic())
 
 
 class _ObservedStream(StreamProxy):
-    """Standard output or error: the screen hears what is written."""
+    """Standard output or error that clears the progress line before each write."""
 
     def write(self, text: str) -> int:
-        others_write(text)
+        clear_before_write(text)
         return self._stream.write(text)

@@ -21,10 +21,10 @@ from types import FrameType
 
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DEFAULT_END_MESSAGE = "what is stored is whole, and nothing is half-written"
-# Time limit for Python to hear of a signal: a library's own loop may last for minutes.
+# Time limit for Python to run a signal handler, because a library call may last for minutes.
 _HANDLER_TIMEOUT_S = 2.0
 _CLEANUP_TIMEOUT_S = 30.0  # time limit for temporary files to be removed, and a Ray of its own to end
-_NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
+_SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
 
 
 class _SignalExit(SystemExit):
@@ -32,26 +32,26 @@ class _SignalExit(SystemExit):
 
 
 @dataclass
-class _Answer:
+class _SignalResponse:
     code: int | None = None  # exit code; None: 128 + the signal's number
-    stays: str = DEFAULT_END_MESSAGE
-    asked: int | None = None  # the signal that is being answered
-    lost: bool = False  # whether the exception was raised where Python discards exceptions
+    end_message: str = DEFAULT_END_MESSAGE
+    pending_signal: int | None = None  # the signal that is being answered
+    was_discarded: bool = False  # whether the exception was raised where Python discards exceptions
 
     def print_signal_line(self, number: int) -> int:
         """Print the line about the signal. Return the exit code."""
-        name = _NAMES.get(number) or signal.Signals(number).name
+        name = _SIGNAL_NAMES.get(number) or signal.Signals(number).name
         with suppress(OSError):  # one system call: interrupted code may hold sys.stderr's lock
-            os.write(2, f"ended, as {name} asked: {self.stays}\n".encode())
+            os.write(2, f"ended, as {name} asked: {self.end_message}\n".encode())
         return 128 + number if self.code is None else self.code
 
 
-_signal_answer = _Answer()
+_current_response = _SignalResponse()
 
 
 def handled_signals() -> frozenset[signal.Signals]:
-    """Return the signals that ask for an end: not one that whoever started the command has had ignored, as nohup
-    does."""
+    """Return the signals that ask for an end, except those that were ignored when the command was started, as by
+    nohup."""
     return frozenset(number for number in END_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
 
 
@@ -65,11 +65,11 @@ def restore_default_handlers() -> None:
 @contextmanager
 def signal_response(code: int, end_message: str) -> Iterator[None]:
     """Set, inside the `with` block, the exit code of a command that is asked to end, and its text on what remains."""
-    before = _signal_answer.code, _signal_answer.stays
-    _signal_answer.code, _signal_answer.stays = code, end_message
+    before = _current_response.code, _current_response.end_message
+    _current_response.code, _current_response.end_message = code, end_message
     yield
     # No `finally`: the exception that leaves the block ends the command with its code.
-    _signal_answer.code, _signal_answer.stays = before
+    _current_response.code, _current_response.end_message = before
 
 
 @contextmanager
@@ -81,62 +81,62 @@ def end_on_signal() -> Iterator[None]:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_reset_in_fork)
+    os.register_at_fork(after_in_child=_reset_signals_in_fork)
     sys.unraisablehook = _keep_discarded_signal
     for number in handled_signals():
-        signal.signal(number, _end)
+        signal.signal(number, _raise_signal_exit)
     threading.Thread(target=_exit_if_handler_stuck, args=(reading,), name="signals", daemon=True).start()
     try:
         yield
     except BaseException:
-        if _signal_answer.asked is None:
+        if _current_response.pending_signal is None:
             raise
-        sys.exit(_signal_answer.print_signal_line(_signal_answer.asked))
+        sys.exit(_current_response.print_signal_line(_current_response.pending_signal))
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    if _signal_answer.asked is None:
-        _signal_answer.asked = number
+def _raise_signal_exit(number: int, frame: FrameType | None) -> None:
+    if _current_response.pending_signal is None:
+        _current_response.pending_signal = number
         raise _SignalExit
 
 
 def _keep_discarded_signal(unraisable: "sys.UnraisableHookArgs") -> None:
     """Keep a signal that comes while an object is finalised, which Python would only print."""
     if isinstance(unraisable.exc_value, _SignalExit):
-        _signal_answer.lost = True
+        _current_response.was_discarded = True
     else:
         sys.__unraisablehook__(unraisable)
 
 
-def _exit_if_handler_stuck(reading: int) -> None:
+def _exit_if_handler_stuck(wakeup_fd: int) -> None:
     """End the process after a signal, whatever the main thread does. This runs on a separate thread."""
     while True:
-        number = os.read(reading, 1)[0]
-        if signal.getsignal(number) is _end:
-            _await_exit(number, reading)
+        number = os.read(wakeup_fd, 1)[0]
+        if signal.getsignal(number) is _raise_signal_exit:
+            _await_exit(number, wakeup_fd)
 
 
-def _await_exit(number: int, reading: int) -> None:
+def _await_exit(signal_number: int, wakeup_fd: int) -> None:
     """End the process unless the main thread does in time. Return if the signal was lost, and has been raised again."""
-    waited, interrupts = 0.0, int(number == signal.SIGINT)
+    waited, interrupts = 0.0, int(signal_number == signal.SIGINT)
     while (
-        waited < (_HANDLER_TIMEOUT_S if _signal_answer.asked is None else _CLEANUP_TIMEOUT_S)
+        waited < (_HANDLER_TIMEOUT_S if _current_response.pending_signal is None else _CLEANUP_TIMEOUT_S)
         and interrupts < 2
     ):
-        if _signal_answer.lost:
-            _signal_answer.lost, _signal_answer.asked = False, None
-            signal.raise_signal(number)
+        if _current_response.was_discarded:
+            _current_response.was_discarded, _current_response.pending_signal = False, None
+            signal.raise_signal(signal_number)
             return
-        if select.select([reading], [], [], 0.1)[0]:
-            interrupts += os.read(reading, 1)[0] == signal.SIGINT
+        if select.select([wakeup_fd], [], [], 0.1)[0]:
+            interrupts += os.read(wakeup_fd, 1)[0] == signal.SIGINT
         else:
             waited += 0.1
-    os._exit(_signal_answer.print_signal_line(number))
+    os._exit(_current_response.print_signal_line(signal_number))
 
 
-def _reset_in_fork() -> None:
+def _reset_signals_in_fork() -> None:
     """Reset the handling of signals in a forked process, which is not the command."""
     signal.set_wakeup_fd(-1)
     for number in handled_signals():
-        if signal.getsignal(number) is _end:
+        if signal.getsignal(number) is _raise_signal_exit:
             signal.signal(number, signal.SIG_DFL)

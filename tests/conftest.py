@@ -41,9 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("faults", "random faults (tests/faults/test_anything.py)")
     group.addoption("--seed", type=int, default=1, help="what the faults are drawn from")
     group.addoption("--cycles", type=int, default=200, help="faults of the long form, over all runs")
-    group.addoption(
-        "--outage-scale", type=float, default=10.0, help="by which outages of 1 s to 10 min are shorter"
-    )
+    group.addoption("--outage-scale", type=float, default=10.0, help="by which outages of 1 s to 10 min are shorter")
     group.addoption("--log-faults", type=Path, help="folder for JSON lines of what struck")
     parser.getgroup("general").addoption(
         "--pure",
@@ -101,9 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Importing pure tests has imported nothing foreign."""
     if session.config.getoption("--pure") and (found := FOREIGN & sys.modules.keys()):
-        raise pytest.UsageError(
-            f"with --pure {', '.join(sorted(found))} was imported: by a conftest.py or a plugin?"
-        )
+        raise pytest.UsageError(f"with --pure {', '.join(sorted(found))} was imported: by a conftest.py or a plugin?")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -24,9 +24,9 @@ from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import HfFormat, ModelConfig, hf_format_of
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.modules.detection import Part, is_difference, stored_name
+from encoder_core.objectives.modules.detection import Part, is_embedding_difference, shared_parameter_name
 from encoder_core.objectives.replaced import Sharing
 
 ReadParameter = Callable[[str], Tensor]
@@ -57,7 +57,7 @@ def adapt_tokenizer_files(tokenizer_files: Mapping[str, bytes], config: ModelCon
         fields = json.loads(files[_TOKENIZER_CONFIG]) | {"model_max_length": config.max_length}
         if config.class_token_last:
             fields["padding_side"] = "left"
-        if not config.takes_token_types and (config.segments or 0) < 2:
+        if not config.takes_token_types and (config.segment_count or 0) < 2:
             fields["model_input_names"] = ["input_ids", "attention_mask"]
         files[_TOKENIZER_CONFIG] = (json.dumps(fields, ensure_ascii=False, indent=2) + "\n").encode()
     return files
@@ -77,7 +77,7 @@ def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
     return {field: ids[name] for field, name in found.items() if name in ids}
 
 
-def _special_ids(config: ModelConfig, tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
+def _token_id_fields(config: ModelConfig, tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
     """Return the ids for config.json. A decoder begins with what ends a row, and generation ends with it."""
     ids = special_token_ids(tokenizer_files)
     if config.has_decoder and "eos_token_id" in ids:
@@ -129,23 +129,23 @@ def write_model(
     Raises ModelError: the parameters that were read back differ from those that were written.
     """
     folder.mkdir(exist_ok=True)
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     for name, content in adapt_tokenizer_files(tokenizer_files, config).items():
         (folder / name).write_bytes(content)
     for name, text in notes.items():
         (folder / name).write_text(text, encoding="utf-8")
     _write_weights(folder, read_parameter, their)
-    fields = their.fields | {"dtype": "float32"} | _special_ids(config, tokenizer_files)
+    fields = their.fields | {"dtype": "float32"} | _token_id_fields(config, tokenizer_files)
     (folder / CONFIG).write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     _compare_weights(folder, read_parameter, heads)
 
 
-def _write_weights(folder: Path, read_parameter: ReadParameter, their: Interchange) -> None:
-    def read(name: str) -> Tensor:
+def _write_weights(folder: Path, read_parameter: ReadParameter, hf_format: HfFormat) -> None:
+    def read_fp32(name: str) -> Tensor:
         return read_parameter(name).to(torch.float32).contiguous()
 
-    tensors = their.table.pack(read, their.layers)
-    for fold in their.table.folds:
+    tensors = hf_format.table.pack(read_fp32, hf_format.layers)
+    for fold in hf_format.table.folds:
         tensors[fold.theirs] = torch.zeros_like(read_parameter(fold.ours)[:1])
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
@@ -160,7 +160,7 @@ def _compare_weights(folder: Path, read_parameter: ReadParameter, heads: Heads) 
             )
 
 
-def write_pair(
+def write_network_pair(
     folder: Path,
     read_parameter: ReadParameter,
     config: ModelConfig,
@@ -193,14 +193,14 @@ def write_pair(
 def _part_reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:
     """Return a function that reads the parameters of one network by its own names, as it needs them when used alone."""
 
-    def read(name: str) -> Tensor:
+    def read_network_parameter(name: str) -> Tensor:
         if sharing == "shared":
-            return read_parameter(stored_name(part, name))
-        if part == "discriminator" and is_difference(name):
+            return read_parameter(shared_parameter_name(part, name))
+        if part == "discriminator" and is_embedding_difference(name):
             return read_parameter(f"generator.{name}") + read_parameter(f"discriminator.{name}")
         return read_parameter(f"{part}.{name}")
 
-    return read
+    return read_network_parameter
 
 
 def pair_weights_for(config: ModelConfig, folder: Path, sharing: Sharing = "shared") -> dict[str, Tensor]:
@@ -212,19 +212,19 @@ def pair_weights_for(config: ModelConfig, folder: Path, sharing: Sharing = "shar
     discriminator = weights_for(config, folder / "discriminator", "rtd")
     if sharing == "shared":
         _check_embeddings(generator, discriminator, folder)
-    return join_pair(generator, discriminator, sharing)
+    return join_pair_weights(generator, discriminator, sharing)
 
 
-def join_pair(
+def join_pair_weights(
     generator: Mapping[str, Tensor], discriminator: Mapping[str, Tensor], sharing: Sharing
 ) -> dict[str, Tensor]:
     """Return the parameters of the module that trains a pair, by name, from those of its two networks."""
     if sharing == "shared":
-        return {stored_name("generator", name): tensor for name, tensor in generator.items()} | {
-            stored_name("discriminator", name): tensor for name, tensor in discriminator.items()
+        return {shared_parameter_name("generator", name): tensor for name, tensor in generator.items()} | {
+            shared_parameter_name("discriminator", name): tensor for name, tensor in discriminator.items()
         }
     own = {
-        name: tensor - generator[name] if is_difference(name) else tensor
+        name: tensor - generator[name] if is_embedding_difference(name) else tensor
         for name, tensor in discriminator.items()
     }
     return {f"generator.{name}": tensor for name, tensor in generator.items()} | {

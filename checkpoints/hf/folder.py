@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from checkpoints.errors import ExportError
-from data_service.formats import StrictRecord, is_newer, newer_version_message, parse_json
+from data_service.formats import StrictRecord, is_from_newer_version, newer_version_message, parse_json
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -28,7 +28,7 @@ PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 GENERATOR_CONFIG, GENERATOR_PICKLE = "generator_config.json", "pytorch_model.generator.bin"
 """Names of a generator's files that lie next to its discriminator's, as DeBERTa v3 is published."""
 EXPORT_RECORD = "maskfleet_export.json"
-NETWORKS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
+PAIR_FOLDERS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Names of the folders of two networks that were trained as a pair."""
 _LISTED_FILES = 5  # files that a message lists
 _REMEDY = "export to an empty folder, or delete this one"
@@ -51,8 +51,8 @@ def replaceable_files(out: Store) -> list[str]:
     keys = [entry.key for entry in out.list()]
     if not keys:
         return []
-    written = _recorded_files(out) if EXPORT_RECORD in keys else {}
-    foreign = [key for key in keys if key != EXPORT_RECORD and not _is_unchanged_export(out, key, written)]
+    written = _recorded_digests(out) if EXPORT_RECORD in keys else {}
+    foreign = [key for key in keys if key != EXPORT_RECORD and not _is_unchanged_file(out, key, written)]
     if foreign:
         more = f" and {len(foreign) - _LISTED_FILES:,} more" if len(foreign) > _LISTED_FILES else ""
         raise ExportError(
@@ -63,43 +63,43 @@ def replaceable_files(out: Store) -> list[str]:
     return keys
 
 
-def publish(folder: Path, out: Store, former: list[str]) -> None:
-    """Replace the files `former` in `out`, which `replaceable_files` returned, by the files of `folder`.
+def publish(folder: Path, out: Store, former_keys: list[str]) -> None:
+    """Replace the files `former_keys` in `out`, which `replaceable_files` returned, by the files of `folder`.
 
     If a write fails, the files written so far are removed. Raises StoreError: the store does not answer or is full.
     """
-    _remove(out, former)
+    _remove_export(out, former_keys)
     paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     record = ExportRecord(files={key: file_digest(path) for key, path in sorted(paths.items())})
     try:
         out.put(EXPORT_RECORD, (record.model_dump_json(indent=1) + "\n").encode())
-        for key in sorted(paths, key=_configurations_last):
+        for key in sorted(paths, key=_config_last_order):
             out.put_file(key, paths[key])
         out.remove_leftovers("", older_than_key=EXPORT_RECORD)  # left by an export that was killed
     except BaseException as error:
         try:
-            _remove(out, [*paths, EXPORT_RECORD])
+            _remove_export(out, [*paths, EXPORT_RECORD])
         except StoreError as second:
             error.add_note(f"the files that the failed export had written could not be removed: {second}")
         raise
 
 
-def _remove(out: Store, keys: list[str]) -> None:
+def _remove_export(out: Store, keys: list[str]) -> None:
     """Delete configurations first, so that no loader mistakes the remaining files for a model, and the record last."""
-    for key in sorted(keys, key=lambda key: (key == EXPORT_RECORD, not _configurations_last(key)[0])):
+    for key in sorted(keys, key=lambda key: (key == EXPORT_RECORD, not _config_last_order(key)[0])):
         out.delete(key)
 
 
-def _configurations_last(key: str) -> tuple[bool, str]:
+def _config_last_order(key: str) -> tuple[bool, str]:
     return key.rpartition("/")[2] == CONFIG, key
 
 
-def _recorded_files(out: Store) -> dict[str, str]:
+def _recorded_digests(out: Store) -> dict[str, str]:
     data = out.get(EXPORT_RECORD)
     try:
         return ExportRecord.model_validate_json(data).files
     except ValidationError as error:
-        if is_newer(data, known=1, error=error):
+        if is_from_newer_version(data, known=1, error=error):
             raise ExportError(
                 newer_version_message(f"{out.uri.rstrip('/')}/{EXPORT_RECORD}"), remedy=_REMEDY
             ) from error
@@ -109,11 +109,11 @@ def _recorded_files(out: Store) -> dict[str, str]:
         ) from error
 
 
-def _is_unchanged_export(out: Store, key: str, written: dict[str, str]) -> bool:
-    return key in written and _digest(out, key) == written[key]
+def _is_unchanged_file(out: Store, key: str, recorded_digests: dict[str, str]) -> bool:
+    return key in recorded_digests and _stored_digest(out, key) == recorded_digests[key]
 
 
-def _digest(out: Store, key: str) -> str:
+def _stored_digest(out: Store, key: str) -> str:
     digest, size = hashlib.sha256(), out.size(key) or 0
     for start in range(0, size, _CHUNK_BYTES):
         digest.update(out.get_range(key, start, min(_CHUNK_BYTES, size - start)))
@@ -130,8 +130,8 @@ def pickled_networks(store: Store) -> list[str]:
     """Return the places in `store`, "." or the parts of a pair, of networks whose weights are pickled only. Raises
     StoreError: the store cannot be read."""
     found = []
-    for part in (".", *NETWORKS):
-        network = store if part == "." else store.at(part)
+    for part in (".", *PAIR_FOLDERS):
+        network = store if part == "." else store.with_prefix(part)
         if network.size(CONFIG) is None or any(network.size(name) is not None for name in (WEIGHTS, INDEX)):
             continue
         if any(network.size(name) is not None for name in (PICKLE, PICKLE_INDEX)):
@@ -156,8 +156,8 @@ def local_folder(store: Store) -> Iterator[Path]:
         yield Path(store.root)
         return
     with temporary_folder("start") as name:
-        for part in (".", *NETWORKS):
-            copy_network(store if part == "." else store.at(part), Path(name, part))
+        for part in (".", *PAIR_FOLDERS):
+            copy_network(store if part == "." else store.with_prefix(part), Path(name, part))
         yield name
 
 
@@ -165,14 +165,14 @@ def local_folder(store: Store) -> Iterator[Path]:
 def local_configs(store: Store) -> Iterator[Path]:
     """Yield a temporary local folder with the configurations in `store`, as `local_folder` but without weights."""
     with temporary_folder("start") as name:
-        for part in (".", *NETWORKS):
+        for part in (".", *PAIR_FOLDERS):
             Path(name, part).mkdir(exist_ok=True)
-            copy_file(store if part == "." else store.at(part), CONFIG, Path(name, part))
+            copy_file(store if part == "." else store.with_prefix(part), CONFIG, Path(name, part))
         yield name
 
 
 @contextmanager
-def name_as(folder: Path, where: str) -> Iterator[None]:
+def replace_path_in_errors(folder: Path, where: str) -> Iterator[None]:
     """Let the ModelErrors inside the `with` block name the place `where`, not its copy in `folder`."""
     try:
         yield
@@ -184,7 +184,7 @@ def name_as(folder: Path, where: str) -> Iterator[None]:
 def model_digest(folder: Path) -> str:
     """Return a SHA-256 (hex) over the configurations and weights in `folder` and in the folders of a pair in it."""
     digest = hashlib.sha256()
-    for part in (".", *NETWORKS):
+    for part in (".", *PAIR_FOLDERS):
         for name in _network_files(folder / part):
             path = folder / part / name
             if path.is_file():

@@ -14,15 +14,15 @@ from checkpoints.hf.folder import CONFIG, INDEX, WEIGHTS
 from data_service.formats import parse_json
 from data_service.store.base import Store
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import ModelConfig, interchange
+from encoder_core.families.catalogue import ModelConfig, hf_format_of
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.modules.network import build_network
 
 Shape = tuple[int, ...]
 
 _LENGTH_BYTES = 8  # bytes of the field at the start of the file that holds the header's length
-_MAX_BYTES = 100_000_000  # bytes of the longest header that the safetensors library accepts
+_MAX_HEADER_BYTES = 100_000_000  # bytes of the longest header that the safetensors library accepts
 
 
 class _TensorHeader(BaseModel):
@@ -45,24 +45,18 @@ def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
         StoreError: the store cannot be read.
     """
     stored = stored_shapes(store)
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     matched = their.table.match_encoder(stored, their.layers, store.uri)
     with on_meta():
-        shapes = {
-            name: tuple(parameter.shape) for name, parameter in network(config, heads).named_parameters()
-        }
+        shapes = {name: tuple(parameter.shape) for name, parameter in build_network(config, heads).named_parameters()}
     shapes |= {name: (rows, *shapes[name][1:]) for name, rows in their.table.heights(their.layers).items()}
-    pairs = [
-        (matched[name], stored[matched[name]], shape) for name, shape in shapes.items() if name in matched
-    ]
-    refuse_other_shapes(pairs, store.uri)
+    pairs = [(matched[name], stored[matched[name]], shape) for name, shape in shapes.items() if name in matched]
+    require_equal_shapes(pairs, store.uri)
 
 
-def refuse_other_shapes(tensors: Iterable[tuple[str, Shape, Shape]], where: str) -> None:
+def require_equal_shapes(tensors: Iterable[tuple[str, Shape, Shape]], where: str) -> None:
     """Raise ModelError if the found and the expected shape of a tensor, which follow its name, differ."""
-    wrong = dict.fromkeys(
-        f"{name} is {found}, not {shape}" for name, found, shape in tensors if found != shape
-    )
+    wrong = dict.fromkeys(f"{name} is {found}, not {shape}" for name, found, shape in tensors if found != shape)
     if wrong:
         raise ModelError(
             f"{where}: the weights do not fit its {CONFIG}: {'; '.join(wrong)}",
@@ -72,11 +66,11 @@ def refuse_other_shapes(tensors: Iterable[tuple[str, Shape, Shape]], where: str)
 
 def stored_shapes(store: Store) -> dict[str, Shape]:
     """Return the shape of every parameter in the folder, by its stored name. Raises as `check_weights`."""
-    return {name: shape for shapes in stored_files(store).values() for name, shape in shapes.items()}
+    return {name: shape for shapes in stored_shapes_by_file(store).values() for name, shape in shapes.items()}
 
 
-def stored_files(store: Store) -> dict[str, dict[str, Shape]]:
-    """Return the same by the name of the file that holds each parameter."""
+def stored_shapes_by_file(store: Store) -> dict[str, dict[str, Shape]]:
+    """Return the shape of every parameter, by its file and its stored name. Raises as `check_weights`."""
     if store.size(INDEX) is not None:
         files = sorted(set(_read_index(store).values()))
     elif store.size(WEIGHTS) is not None:
@@ -95,9 +89,7 @@ def _read_index(store: Store) -> Mapping[str, str]:
         content = parse_json(store.get(INDEX))
         return _INDEX_TYPE.validate_python(content.get("weight_map") if isinstance(content, dict) else None)
     except (ValueError, ValidationError) as error:
-        raise ModelError(
-            f"{store.uri}/{INDEX} is not an index of weights", remedy="download the file again"
-        ) from error
+        raise ModelError(f"{store.uri}/{INDEX} is not an index of weights", remedy="download the file again") from error
 
 
 def _read_shapes(store: Store, file: str) -> dict[str, Shape]:
@@ -106,7 +98,7 @@ def _read_shapes(store: Store, file: str) -> dict[str, Shape]:
     if size is None:
         raise ModelError(f"{place} does not exist", remedy="download the missing file into the folder")
     length = int.from_bytes(store.get_range(file, 0, _LENGTH_BYTES), "little") if size > _LENGTH_BYTES else 0
-    if not 0 < length <= min(_MAX_BYTES, size - _LENGTH_BYTES):
+    if not 0 < length <= min(_MAX_HEADER_BYTES, size - _LENGTH_BYTES):
         raise ModelError(
             f"{place} is truncated or is not a safetensors file ({size:,} bytes)",
             remedy="download the file again",
@@ -116,9 +108,7 @@ def _read_shapes(store: Store, file: str) -> dict[str, Shape]:
         header.pop("__metadata__", None)
         entries = _HEADER_TYPE.validate_python(header)
     except (ValueError, AttributeError, ValidationError) as error:
-        raise ModelError(
-            f"{place} is damaged: its header cannot be read", remedy="download the file again"
-        ) from error
+        raise ModelError(f"{place} is damaged: its header cannot be read", remedy="download the file again") from error
     expected = _LENGTH_BYTES + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != expected:
         raise ModelError(

@@ -1,8 +1,8 @@
 """Reads models in the transformers format. Only safetensors files are opened, never a pickle.
 
-Which networks of a pair a folder holds, names of files and parameters tell; a config.json cannot. That of DeBERTa v3, a
-discriminator, has the fields and values of a DeBERTa v2 without convolution. The head of replaced token detection can,
-which the published files of version 3 hold next to the other. Some of them have their generator next to them.
+The names of files and parameters show whether a folder holds a generator or a discriminator; config.json does not:
+DeBERTa v3 (a discriminator) and DeBERTa v2 without convolution have the same fields and values. The published files of
+version 3 hold the head of replaced-token detection beside the other head; some have their generator beside them.
 """
 
 from dataclasses import dataclass
@@ -14,24 +14,16 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from checkpoints.hf.folder import (
-    CONFIG,
-    GENERATOR_CONFIG,
-    INDEX,
-    PICKLE,
-    PICKLE_INDEX,
-    WEIGHTS,
-    pickled_networks,
-)
-from checkpoints.hf.headers import refuse_other_shapes, stored_files, stored_shapes
+from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, INDEX, PICKLE, PICKLE_INDEX, WEIGHTS, pickled_networks
+from checkpoints.hf.headers import require_equal_shapes, stored_shapes, stored_shapes_by_file
 from data_service.formats import parse_json
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import Interchange, ModelConfig, interchange, read_config
+from encoder_core.families.catalogue import HfFormat, ModelConfig, hf_format_of, read_config
 from encoder_core.families.interchange import Heads
 from encoder_core.layers.initialise import on_meta
-from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.modules.network import build_network
 
 
 @dataclass(frozen=True)
@@ -40,8 +32,8 @@ class Pretrained:
 
     Attributes:
         config: our configuration of the model.
-        tensors: parameters by our names, on the CPU. They are fp32, except sums of two stored parameters (`Fold`),
-            which are fp64. Rounded to fp32, such a sum equals the sum computed in fp32.
+        tensors: parameters by our names, on the CPU. They are fp32, except sums of two stored parameters
+            (`FoldedTable`), which are fp64. Rounded to fp32, such a sum equals the sum computed in fp32.
     """
 
     config: ModelConfig
@@ -55,10 +47,10 @@ def load_pretrained(folder: Path, heads: Heads = "mlm") -> Pretrained:
     missing, unknown, or of another shape than config.json says; or copies of a tied parameter differ.
     """
     config = read_folder_config(folder)
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     stored = _files_by_parameter(folder)
     matched = their.table.match(stored, their.layers, str(folder))
-    return Pretrained(config, _read_checked(folder, config, heads, stored, matched))
+    return Pretrained(config, _read_checked_tensors(folder, config, heads, stored, matched))
 
 
 def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict[str, Tensor]:
@@ -69,17 +61,17 @@ def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict
     Raises ModelError as `load_pretrained`, and if the folder's model has another shape than `config`.
     """
     check_same_model(config, read_folder_config(folder), str(folder))
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     stored = _files_by_parameter(folder)
     matched = their.table.match_encoder(stored, their.layers, str(folder))
-    return _read_checked(folder, config, heads, stored, matched)
+    return _read_checked_tensors(folder, config, heads, stored, matched)
 
 
 def unused_parameters(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> list[str]:
     """Return the stored names of the parameters in `folder` that `weights_for` does not read: heads of other tasks."""
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     table, present = their.table, their.table.current_names(_files_by_parameter(folder))
-    used = {*table.names(their.layers).values(), *table.tied, *(fold.theirs for fold in table.folds)}
+    used = {*table.their_names(their.layers).values(), *table.tied, *(fold.theirs for fold in table.folds)}
     return sorted(name for name in present if name not in used and not name.endswith("_ids"))
 
 
@@ -135,7 +127,7 @@ def read_folder_config(folder: Path) -> ModelConfig:
             f"{path} does not exist",
             remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` has written",
         )
-    return config_from_fields(json_object(path.read_bytes(), str(path)), str(path))
+    return config_from_fields(parse_json_object(path.read_bytes(), str(path)), str(path))
 
 
 def config_from_fields(fields: dict[str, Any], where: str) -> ModelConfig:
@@ -145,13 +137,12 @@ def config_from_fields(fields: dict[str, Any], where: str) -> ModelConfig:
         return read_config(fields)
     except ValidationError as error:
         text = "; ".join(
-            f"{'.'.join(map(str, its['loc'])) or 'it'} is {its['input']!r:.80}: {its['msg']}"
-            for its in error.errors()
+            f"{'.'.join(map(str, its['loc'])) or 'it'} is {its['input']!r:.80}: {its['msg']}" for its in error.errors()
         )
         raise ModelError(f"{where} does not describe a model: {text}", remedy="correct this file") from error
 
 
-def json_object(data: bytes, where: str) -> dict[str, Any]:
+def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
     """Return the fields of the JSON object in `data`. Raises ModelError, which names `where`: it is
     no JSON object."""
     try:
@@ -165,7 +156,7 @@ def json_object(data: bytes, where: str) -> dict[str, Any]:
 
 def _files_by_parameter(folder: Path) -> dict[str, str]:
     return {
-        name: file for file, shapes in stored_files(LocalStore(folder.absolute())).items() for name in shapes
+        name: file for file, shapes in stored_shapes_by_file(LocalStore(folder.absolute())).items() for name in shapes
     }
 
 
@@ -176,44 +167,42 @@ def _open_safetensors(folder: Path, file: str) -> Any:
         raise ModelError(f"{folder / file} is damaged: {error}", remedy="download the file again") from error
 
 
-def _read_checked(
+def _read_checked_tensors(
     folder: Path, config: ModelConfig, heads: Heads, stored: dict[str, str], matched: dict[str, str]
 ) -> dict[str, Tensor]:
-    tensors = _read_tensors(folder, stored, matched, interchange(config, heads))
+    tensors = _read_tensors(folder, stored, matched, hf_format_of(config, heads))
     with on_meta():
-        expected = {name: tuple(its.shape) for name, its in network(config, heads).named_parameters()}
-    found = (
-        (name, tuple(tensor.shape), expected[name]) for name, tensor in tensors.items() if name in expected
-    )
-    refuse_other_shapes(found, str(folder))
+        expected = {name: tuple(its.shape) for name, its in build_network(config, heads).named_parameters()}
+    found = ((name, tuple(tensor.shape), expected[name]) for name, tensor in tensors.items() if name in expected)
+    require_equal_shapes(found, str(folder))
     return tensors
 
 
 def _read_tensors(
-    folder: Path, stored: dict[str, str], matched: dict[str, str], their: Interchange
+    folder: Path, stored: dict[str, str], matched: dict[str, str], hf_format: HfFormat
 ) -> dict[str, Tensor]:
-    table = their.table
+    table = hf_format.table
     files = {file: _open_safetensors(folder, file) for file in set(stored.values())}
 
-    def read(name: str) -> Tensor:
+    def read_fp32(name: str) -> Tensor:
         tensor: Tensor = files[stored[name]].get_tensor(name)
         return tensor.to(torch.float32)
 
-    tensors = table.unpack(read, matched, their.layers)
+    tensors = table.unpack(read_fp32, matched, hf_format.layers)
     present = table.current_names(stored)
     for ours, theirs in matched.items():
-        for copy in table.copies(ours):
-            if copy in present and not torch.equal(read(present[copy]), tensors[ours]):
+        for copy in table.tied_copies(ours):
+            if copy in present and not torch.equal(read_fp32(present[copy]), tensors[ours]):
                 raise _differing_copies_error(folder, theirs, present[copy])
     for name in table.zero:
-        if name in present and read(present[name]).any():
+        if name in present and read_fp32(present[name]).any():
             raise ModelError(
                 f"{folder}: {name} is not zero, and the model has no such tensor",
                 remedy="use weights that were trained without it, as the published ones were",
             )
     for fold in table.folds:
         if fold.theirs in present:
-            row = read(present[fold.theirs])[0]
+            row = read_fp32(present[fold.theirs])[0]
             if row.any():  # added in fp64, so that an fp64 model gets the exact sums of fp32 numbers
                 tensors[fold.ours] = tensors[fold.ours].double() + row.double()
     return tensors
@@ -228,7 +217,7 @@ def _differing_copies_error(folder: Path, name: str, copy: str) -> ModelError:
 
 
 _DETECTION_HEAD = "head.score.weight"
-_NAME_BYTES = 4 << 20
+_SEARCHED_BYTES = 4 << 20
 """Bytes at the start of a pickled file that hold all names: torch writes them before the numbers."""
 
 
@@ -241,19 +230,19 @@ def is_discriminator(store: Store, config: ModelConfig) -> bool:
         ModelError: the folder's safetensors are damaged.
         StoreError: the store cannot be read.
     """
-    their = interchange(config, "rtd")
-    name = their.table.names(their.layers)[_DETECTION_HEAD]
+    their = hf_format_of(config, "rtd")
+    name = their.table.their_names(their.layers)[_DETECTION_HEAD]
     if "." in pickled_networks(store):
-        return name.encode() in _pickled_names(store)
+        return name.encode() in _bytes_with_names(store)
     if all(store.size(file) is None for file in (WEIGHTS, INDEX)):
         return False
     return name in their.table.current_names(stored_shapes(store))
 
 
-def _pickled_names(store: Store) -> bytes:
+def _bytes_with_names(store: Store) -> bytes:
     """Return bytes that contain the names of the pickled parameters."""
     size = store.size(PICKLE)
-    return store.get(PICKLE_INDEX) if size is None else store.get_range(PICKLE, 0, min(size, _NAME_BYTES))
+    return store.get(PICKLE_INDEX) if size is None else store.get_range(PICKLE, 0, min(size, _SEARCHED_BYTES))
 
 
 def generator_fields(store: Store) -> dict[str, Any]:
@@ -265,6 +254,6 @@ def generator_fields(store: Store) -> dict[str, Any]:
         StoreError: the store cannot be read.
     """
     discriminator, own = (
-        json_object(store.get(file), f"{store.uri.rstrip('/')}/{file}") for file in (CONFIG, GENERATOR_CONFIG)
+        parse_json_object(store.get(file), f"{store.uri.rstrip('/')}/{file}") for file in (CONFIG, GENERATOR_CONFIG)
     )
     return discriminator | own

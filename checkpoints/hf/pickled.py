@@ -46,15 +46,14 @@ def convert_network(network: Store, folder: Path, pickle: str = PICKLE) -> None:
         StoreError: the store cannot be read.
     """
     if network.size(pickle) is not None:
-        _convert(network, pickle, folder / WEIGHTS)
+        _convert_file(network, pickle, folder / WEIGHTS)
         stored_shapes(LocalStore(folder))
         return
     shards = {
-        file: file.replace("pytorch_", "", 1).removesuffix(".bin") + ".safetensors"
-        for file in _shard_files(network)
+        file: file.replace("pytorch_", "", 1).removesuffix(".bin") + ".safetensors" for file in _shard_files(network)
     }
     for file, safe in shards.items():
-        _convert(network, file, folder / safe)
+        _convert_file(network, file, folder / safe)
     names = {name: safe for safe in shards.values() for name in _tensor_names(folder / safe)}
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
     stored_shapes(LocalStore(folder))
@@ -74,7 +73,7 @@ def _shard_files(network: Store) -> list[str]:
     return sorted(files)
 
 
-def _convert(network: Store, file: str, target: Path) -> None:
+def _convert_file(network: Store, file: str, target: Path) -> None:
     where = f"{network.uri.rstrip('/')}/{file}"
     size = network.size(file)
     if size is None:
@@ -105,13 +104,13 @@ def _local_file(network: Store, file: str) -> Iterator[Path]:
         yield folder / file
 
 
-def _run_conversion(given: BinaryIO, target: Path, size: int) -> str | None:
-    """Run the process that converts `given` into `target`. Return why it did not; None if it did."""
+def _run_conversion(pickle_file: BinaryIO, target: Path, size: int) -> str | None:
+    """Run the process that converts `pickle_file` into `target`. Return why it did not; None if it did."""
     seconds = _BASE_TIMEOUT_S + size / _MIN_BYTES_PER_S
     with target.open("wb") as made, tempfile.TemporaryFile(dir=temporary_root()) as report:
         process = subprocess.Popen(
             [sys.executable, "-c", _CHILD_PROGRAM, str(size), str(os.getpid())],
-            stdin=given,
+            stdin=pickle_file,
             stdout=made,
             stderr=report,
             start_new_session=True,
@@ -129,7 +128,7 @@ def _run_conversion(given: BinaryIO, target: Path, size: int) -> str | None:
 
 
 def _child_environment() -> dict[str, str]:
-    """Of this process's environment the child gets nothing but where programs and libraries lie."""
+    """Return the child's environment: the paths of programs and libraries, and settings for one CPU thread."""
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return kept | {

@@ -63,14 +63,14 @@ class PickleRefused(Exception):
     """The file is not weights, or the process cannot be confined; the text says why."""
 
 
-def main(size: int, parent: int) -> NoReturn:
-    """Convert the file of `size` bytes; ends the process."""
+def main(file_bytes: int, parent_pid: int) -> NoReturn:
+    """Convert the file of `file_bytes` bytes; ends the process."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent died before the line above
+    if os.getppid() != parent_pid:  # the parent died before the line above
         os._exit(1)
     try:
         _preload_torch_loader()
-        _confine(size)
+        _confine_process(file_bytes)
         _write_safetensors(_check_content(_load_weights(os.fdopen(_INPUT_DESCRIPTOR, "rb", closefd=False))))
     except BaseException as error:
         os.write(_REPORT_DESCRIPTOR, json.dumps({"refused": _refusal_text(error)}).encode())
@@ -83,12 +83,12 @@ def _load_weights(file: Any) -> Any:
 
 
 def _preload_torch_loader() -> None:
-    """Load small files of both formats, and two that are refused: torch imports the rest of its code now, not later."""
+    """Make torch import all code that loading needs, by loading small files of both formats and two that it refuses."""
     for zipped in (True, False):
         file = io.BytesIO()
         torch.save({"a": torch.ones(2, dtype=torch.bfloat16)}, file, _use_new_zipfile_serialization=zipped)
         file.seek(0)
-        _bytes(_load_weights(file)["a"])
+        _tensor_bytes(_load_weights(file)["a"])
     for foreign in (b"\x80\x02cos\nsystem\n.", b""):
         try:
             _load_weights(io.BytesIO(foreign))
@@ -96,16 +96,16 @@ def _preload_torch_loader() -> None:
             continue
 
 
-def _confine(size: int) -> None:
+def _confine_process(file_bytes: int) -> None:
     sys.stdout = sys.stderr = io.StringIO()
     os.closerange(_REPORT_DESCRIPTOR + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     pages = os.sysconf("SC_PAGE_SIZE")
     with open("/proc/self/statm") as statm:
         held = int(statm.read().split()[0]) * pages
-    seconds = int(sum(os.times()[:2])) + 60 + size // (10 * _MIB)
+    seconds = int(sum(os.times()[:2])) + 60 + file_bytes // (10 * _MIB)
     limits = {
-        resource.RLIMIT_AS: held + 2 * size + _EXTRA_MEMORY_BYTES,
-        resource.RLIMIT_FSIZE: 2 * size + 64 * _MIB,
+        resource.RLIMIT_AS: held + 2 * file_bytes + _EXTRA_MEMORY_BYTES,
+        resource.RLIMIT_FSIZE: 2 * file_bytes + 64 * _MIB,
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NPROC: 0,
@@ -150,18 +150,18 @@ def _install_syscall_filter() -> None:
         raise PickleRefused(f"this kernel does not confine processes: {os.strerror(ctypes.get_errno())}")
 
 
-def _check_content(found: Any) -> dict[str, Tensor]:
+def _check_content(content: Any) -> dict[str, Tensor]:
     """Return the file's content if it is names and plain tensors. Raises PickleRefused."""
-    if type(found) not in (dict, OrderedDict):
-        raise PickleRefused(f"it holds a {type(found).__name__[:80]}, not tensors by name")
-    for name, value in found.items():
+    if type(content) not in (dict, OrderedDict):
+        raise PickleRefused(f"it holds a {type(content).__name__[:80]}, not tensors by name")
+    for name, value in content.items():
         if type(name) is not str or not name or len(name) > 500:
             raise PickleRefused("a name in it is not a text of 1 to 500 characters")
         if type(value) is not Tensor:
             raise PickleRefused(f"{name!r:.80} is a {type(value).__name__[:80]}, not a plain tensor")
         if value.layout is not torch.strided or value.device.type != "cpu" or value.dtype not in _DTYPES:
             raise PickleRefused(f"{name!r:.80} is a tensor of another kind: {value.dtype}, {value.layout}")
-    tensors: dict[str, Tensor] = found
+    tensors: dict[str, Tensor] = content
     return tensors
 
 
@@ -176,13 +176,13 @@ def _write_safetensors(tensors: dict[str, Tensor]) -> None:
         }
     text = json.dumps(header | {"__metadata__": {"format": "pt"}}).encode()
     text += b" " * (-len(text) % 8)
-    for part in (len(text).to_bytes(8, "little"), text, *map(_bytes, tensors.values())):
+    for part in (len(text).to_bytes(8, "little"), text, *map(_tensor_bytes, tensors.values())):
         left = memoryview(part)
         while len(left):
             left = left[os.write(_OUTPUT_DESCRIPTOR, left[: 64 * _MIB]) :]
 
 
-def _bytes(tensor: Tensor) -> Any:
+def _tensor_bytes(tensor: Tensor) -> Any:
     values: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(values)
 

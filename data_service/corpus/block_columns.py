@@ -20,7 +20,7 @@ from data_service.errors import damaged_corpus
 from data_service.store.base import Store, digest, read_verified
 from data_service.store.errors import KeyMissing, Truncated
 
-MIN_BLOCKS = 1 << 16  # blocks; tables of at least so many are stored as columns
+MIN_BLOCKS_STORED_APART = 1 << 16  # blocks; tables of at least so many are stored as columns
 COLUMNS_FOLDER = "blocks/"
 
 
@@ -42,14 +42,14 @@ class StoredTable(BaseModel):
     digests: dict[str, str]
 
     @property
-    def size(self) -> int:
+    def size_bytes(self) -> int:
         """Number of bytes of the object."""
         return self.blocks * sum(np.dtype(kind).itemsize for kind in DTYPES.values())
 
 
-def describe(table: BlockTable, split: str) -> StoredTable:
+def describe_stored_table(table: BlockTable, split: str) -> StoredTable:
     """Return what the manifest says of `table` once `write_columns` has stored it. `split`: name of its split."""
-    digests = {name: digest(column.data.cast("B")) for name, column in _arrays(table).items()}
+    digests = {name: digest(column.data.cast("B")) for name, column in _columns_in_stored_dtypes(table).items()}
     name = digest("".join(digests.values()).encode())
     return StoredTable(
         shards=list(table.shards),
@@ -61,10 +61,13 @@ def describe(table: BlockTable, split: str) -> StoredTable:
 
 def write_columns(store: Store, table: BlockTable, stored: StoredTable) -> None:
     """Write the object that holds the columns of `table`. `store`: the store at the corpus root."""
-    store.put_buffers(stored.key, [memoryview(column.data).cast("B") for column in _arrays(table).values()])
+    store.put_buffers(
+        stored.key,
+        [memoryview(column.data).cast("B") for column in _columns_in_stored_dtypes(table).values()],
+    )
 
 
-def _arrays(table: BlockTable) -> dict[str, NDArray[Any]]:
+def _columns_in_stored_dtypes(table: BlockTable) -> dict[str, NDArray[Any]]:
     return {name: np.ascontiguousarray(table.columns[name], dtype=kind) for name, kind in DTYPES.items()}
 
 
@@ -97,7 +100,7 @@ class StoredColumns(Mapping[str, NDArray[Any]]):
             with self._lock:
                 column = self._kept.get(name)
                 if column is None:
-                    column = self._kept[name] = self._read(name)
+                    column = self._kept[name] = self._read_column(name)
         return column
 
     def __iter__(self) -> Iterator[str]:
@@ -106,15 +109,13 @@ class StoredColumns(Mapping[str, NDArray[Any]]):
     def __len__(self) -> int:
         return len(DTYPES)
 
-    def _read(self, name: str) -> NDArray[Any]:
+    def _read_column(self, name: str) -> NDArray[Any]:
         stored, sizes = self._stored, {key: np.dtype(kind).itemsize for key, kind in DTYPES.items()}
         names = list(DTYPES)
         start = stored.blocks * sum(sizes[before] for before in names[: names.index(name)])
         length = stored.blocks * sizes[name]
         place = f"{self._store.uri.rstrip('/')}/{stored.key}"
-        mismatch = damaged_corpus(
-            place, f"column {name}, bytes {start} to {start + length}, does not match its hash"
-        )
+        mismatch = damaged_corpus(place, f"column {name}, bytes {start} to {start + length}, does not match its hash")
         try:
             data = read_verified(
                 self._store,

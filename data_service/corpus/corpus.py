@@ -14,7 +14,7 @@ from data_service.corpus.block_columns import COLUMNS_FOLDER, StoredColumns
 from data_service.corpus.manifest import MANIFEST_KEY, TOKENIZER_FOLDER, BlockTable, CorpusManifest, PairTexts
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.parts import with_parts
-from data_service.corpus.reader import read_block, read_block_bytes, to_block
+from data_service.corpus.reader import parse_listed_block, read_block, read_block_bytes
 from data_service.corpus.removals import RemovalChain, load_removals
 from data_service.errors import CorpusError, CorruptBlock
 from data_service.store.base import Store, digest
@@ -99,7 +99,11 @@ def verify_files(
 
 
 def _verify_shard(
-    store: Store, manifest: CorpusManifest, key: str, listed: "_ShardBlocks", note: Callable[[int], None]
+    store: Store,
+    manifest: CorpusManifest,
+    key: str,
+    shard_blocks: "_ShardBlocks",
+    report_block_bytes: Callable[[int], None],
 ) -> Iterator[Damage]:
     size, expected = store.size(key), manifest.shard_sizes[key]
     if size is None:
@@ -109,8 +113,8 @@ def _verify_shard(
         yield Damage(key, f"has {size} bytes, but the manifest says {expected}")
     whole = hashlib.blake2b(digest_size=16)
     position, sound = 0, size == expected
-    table = listed.table
-    for index in listed.blocks.tolist():
+    table = shard_blocks.table
+    for index in shard_blocks.blocks.tolist():
         start = int(table.offset[index])
         problems = [
             *_verify_gap(store, key, position, start),
@@ -119,7 +123,7 @@ def _verify_shard(
         yield from problems
         sound = sound and not problems
         position = start + int(table.length[index])
-        note(int(table.length[index]))
+        report_block_bytes(int(table.length[index]))
     problems = list(_verify_gap(store, key, position, min(size, expected)))
     yield from problems
     whole.update(bytes(max(0, expected - position)))
@@ -139,19 +143,18 @@ def _blocks_by_shard(table: BlockTable) -> dict[str, _ShardBlocks]:
     order = np.lexsort((table.offset, table.shard))
     bounds = np.searchsorted(table.shard[order], np.arange(len(table.shards) + 1))
     return {
-        key: _ShardBlocks(table, order[bounds[number] : bounds[number + 1]])
-        for number, key in enumerate(table.shards)
+        key: _ShardBlocks(table, order[bounds[number] : bounds[number + 1]]) for number, key in enumerate(table.shards)
     }
 
 
 def _verify_block(
     store: Store, manifest: CorpusManifest, table: BlockTable, index: int, whole: "hashlib.blake2b"
 ) -> Iterator[Damage]:
-    key, place = table.key(index), table.place(index).partition(", ")[2]
+    key, place = table.block_shard_key(index), table.block_location(index).partition(", ")[2]
     try:
         data = read_block_bytes(store, table, index)
         whole.update(data)
-        block = to_block(data, store, table, index)
+        block = parse_listed_block(data, store, table, index)
     except CorruptBlock as error:
         yield Damage(key, error.problem.rpartition(key + ", ")[2])
     except (KeyMissing, Truncated):
@@ -184,7 +187,7 @@ def _verify_tokenizer_and_sidecars(store: Store, manifest: CorpusManifest) -> It
 
 
 def _verify_removals(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
-    """Check that the list of removals is whole."""
+    """Yield damage of the list of removals."""
     try:
         load_removals(store, manifest)
     except CorpusError as error:
@@ -220,7 +223,7 @@ class Corpus:
             CorpusError: the copy is not the tokenizer with which the corpus was built.
             TokenizerError, StoreError: the copy cannot be read.
         """
-        tokenizer = load_tokenizer(self.store.at(TOKENIZER_FOLDER).uri)
+        tokenizer = load_tokenizer(self.store.with_prefix(TOKENIZER_FOLDER).uri)
         self.require_tokenizer(tokenizer)
         return tokenizer
 
@@ -231,7 +234,8 @@ class Corpus:
                 f"{self.store.uri} was built with another tokenizer: its manifest says "
                 f"{self.manifest.tokenizer_hash[:12]} ({self.manifest.vocab_size} ids), "
                 f"the given one is {tokenizer.hash[:12]} ({tokenizer.vocab_size} ids)",
-                remedy=f"use the corpus's copy, {self.store.at(TOKENIZER_FOLDER).uri}, or build with this tokenizer",
+                remedy=f"use the corpus's copy, {self.store.with_prefix(TOKENIZER_FOLDER).uri}, or build with "
+                "this tokenizer",
             )
 
 
@@ -310,7 +314,7 @@ def show_documents(uri: str, split: SplitName, index: int, count: int = 1) -> li
     """
     corpus = open_corpus(uri)
     table = corpus.table(split)
-    block, first = find_document(corpus, split, index)
+    block, first = locate_document_in_block(corpus, split, index)
     tokenizer, removals = corpus.tokenizer(), load_removals(corpus.store, corpus.manifest)
     shown: list[ShownDocument] = []
     while block < len(table) and len(shown) < count:
@@ -320,7 +324,7 @@ def show_documents(uri: str, split: SplitName, index: int, count: int = 1) -> li
     return shown
 
 
-def locate_document(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int, int]:
+def locate_document_tokens(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int, int]:
     """Return (block, start, stop): the block that holds document `index` of a split, and the document's tokens in it.
 
     Documents are numbered in the order of the split's blocks, as for `show_documents`.
@@ -329,13 +333,13 @@ def locate_document(corpus: Corpus, split: SplitName, index: int) -> tuple[int, 
         CorpusError: the split has no document `index`.
         CorruptBlock, StoreError: the block cannot be read.
     """
-    number, document = find_document(corpus, split, index)
+    number, document = locate_document_in_block(corpus, split, index)
     block = read_block(corpus.store, corpus.table(split), number)
     start, stop = block.sentences[block.documents[document : document + 2]]
     return number, int(start), int(stop)
 
 
-def find_document(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int]:
+def locate_document_in_block(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int]:
     """Return the block of document `index` of a split, and the document's number in it. Raises CorpusError: there is no
     such document."""
     table = corpus.table(split)
@@ -351,18 +355,23 @@ def find_document(corpus: Corpus, split: SplitName, index: int) -> tuple[int, in
 
 
 def _show_block(
-    corpus: Corpus, split: SplitName, index: int, wanted: range, tokenizer: Tokenizer, removals: RemovalChain
+    corpus: Corpus,
+    split: SplitName,
+    index: int,
+    document_numbers: range,
+    tokenizer: Tokenizer,
+    removals: RemovalChain,
 ) -> Iterator[ShownDocument]:
-    """Yield the documents of a block whose numbers in it are `wanted`, as far as there are so many."""
+    """Yield the documents of a block whose numbers in it are `document_numbers`, as far as there are so many."""
     table = corpus.table(split)
     block = read_block(corpus.store, table, index)
     before = int(table.documents[:index].sum())
-    for document in range(wanted.start, min(wanted.stop, len(block.documents) - 1)):
+    for document in range(document_numbers.start, min(document_numbers.stop, len(block.documents) - 1)):
         bounds = block.sentences[block.documents[document] : block.documents[document + 1] + 1]
         removal = removals.removal_number(split, before + document)
         texts = pairwise(bounds) if removal is None else ()
         yield ShownDocument(
-            shard=table.key(index),
+            shard=table.block_shard_key(index),
             block=index,
             document=document,
             tokens=int(bounds[-1] - bounds[0]),

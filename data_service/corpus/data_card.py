@@ -44,7 +44,7 @@ class BuiltPart(_CardObject):
 
     Attributes:
         uri: its place.
-        digest: of its manifest.
+        digest: digest of its manifest.
         inputs: files, folders and globs that it was built from.
         input_files, input_bytes: their number and size.
         counts: documents read, left out and the like.
@@ -67,7 +67,7 @@ class DataCard(_CardObject):
 
     Attributes:
         uri: its place when the card was made.
-        fingerprint: of what a run reads; digest: of the manifest, which covers everything else, too.
+        fingerprint: hash of what a run reads; `digest`: hash of the whole manifest.
         tokenizer: hash of the tokenizer.
         train, heldout: amounts of text, removed text included.
         built: what each build states: one, or several of a merged corpus.
@@ -84,14 +84,14 @@ class DataCard(_CardObject):
     removals: list[CardRemoval]
 
     @property
-    def has_facts(self) -> bool:
+    def has_facts_beyond_inputs(self) -> bool:
         """Whether anything is known beyond the inputs."""
         return bool(self.removals) or any(part.origin is not None for part in self.built)
 
     @property
-    def searched(self) -> list[IndexedSplit]:
+    def searched_splits(self) -> list[IndexedSplit]:
         """The splits of tasks that the whole text was searched for."""
-        first, *others = ([] if part.origin is None else part.origin.searched for part in self.built)
+        first, *others = ([] if part.origin is None else part.origin.searched_splits for part in self.built)
         return [split for split in first if all(split in other for other in others)]
 
 
@@ -106,7 +106,7 @@ def make_card(corpus: Corpus) -> DataCard:
             reason=removal.reason,
             removed=Amount(
                 documents=len(removal.train) + len(removal.heldout),
-                tokens=removal.train.tokens + removal.heldout.tokens,
+                tokens=removal.train.token_count + removal.heldout.token_count,
             ),
         )
         for removal in chain.removals
@@ -154,7 +154,7 @@ def _int_or_zero(value: object) -> int:
 
 
 def render_markdown(card: DataCard, title: str, level: int = 1) -> str:
-    """Return the card as Markdown. `level`: of its heading; its sections are one below."""
+    """Return the card as Markdown. `level`: level of its heading; its sections are one level below."""
     head = "#" * level
     lines = [
         f"{head} {_escape_cell(title)}\n",
@@ -166,7 +166,7 @@ def render_markdown(card: DataCard, title: str, level: int = 1) -> str:
 
 
 def _corpus_lines(card: DataCard) -> Iterator[str]:
-    yield from _table(
+    yield from _table_lines(
         ("", "documents", "tokens"),
         [
             ("training", card.train.documents, card.train.tokens),
@@ -174,18 +174,14 @@ def _corpus_lines(card: DataCard) -> Iterator[str]:
         ],
     )
     yield f"Fingerprint `{card.fingerprint}`, manifest `{card.digest}`, tokenizer `{card.tokenizer}`.\n"
-    yield f"{_searched_splits_text(card.searched)}\n"
+    yield f"{_searched_splits_text(card.searched_splits)}\n"
 
 
 def _searched_splits_text(splits: Sequence[IndexedSplit]) -> str:
     if not splits:
         return "The text was not searched for texts of evaluation sets, or not all of it."
-    named = ", ".join(
-        f"{_escape_cell(one.split)} ({one.looked_up:,} of {one.texts:,} texts)" for one in splits
-    )
-    return (
-        f"No document of it holds a text of these evaluation sets, as far as runs of words show it: {named}."
-    )
+    named = ", ".join(f"{_escape_cell(one.split)} ({one.looked_up:,} of {one.texts:,} texts)" for one in splits)
+    return f"No document of it holds a text of these evaluation sets, as far as runs of words show it: {named}."
 
 
 def _part_lines(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
@@ -194,7 +190,7 @@ def _part_lines(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
     more = f" and {len(part.inputs) - _LISTED_PATTERNS:,} more" if len(part.inputs) > _LISTED_PATTERNS else ""
     yield f"{part.input_files:,} files, {part.input_bytes:,} bytes: {files}{more}.\n"
     counts = [(name.replace("_", " "), count) for name, count in part.counts.items() if count]
-    yield from _table(("at the build", ""), counts)
+    yield from _table_lines(("at the build", ""), counts)
     if part.loss is not None:
         lost = [describe_loss(part.loss, kind) for kind in KINDS if kind in part.loss.lost]
         sentences = [f"{_escape_cell(one)}." for one in lost] or ["The tokenizer loses no character of it."]
@@ -205,7 +201,7 @@ def _part_lines(part: BuiltPart, head: str, *, named: bool) -> Iterator[str]:
     for field, values in part.origin.values.items():
         yield f"{head}# Training text by {field}\n"
         rows = [(value or "(none)", *counts) for value, counts in list(values.items())[:_LISTED_VALUES]]
-        yield from _table((field, "documents", "tokens"), rows)
+        yield from _table_lines((field, "documents", "tokens"), rows)
         if len(values) > _LISTED_VALUES:
             yield f"and {len(values) - _LISTED_VALUES:,} more\n"
     for prepared in part.origin.prepared:
@@ -222,28 +218,34 @@ def _preparation_lines(prepared: PreparedInput, head: str) -> Iterator[str]:
         f"files{partly}. Statistics `{prepared.digest}`.\n"
     )
     sources = [(name, source.documents, ", ".join(source.files)) for name, source in prepared.sources.items()]
-    yield from _table(("source", "documents kept", "files"), sources)
+    yield from _table_lines(("source", "documents kept", "files"), sources)
     settings: list[Mapping[str, object]] = [{}, *prepared.settings]
     stages = [
-        (stage.stage, stage.entered, _counts(stage.dropped), _changes(stage), _settings(chosen))
+        (
+            stage.stage,
+            stage.entered,
+            _format_counts(stage.dropped),
+            _format_changed_count(stage),
+            _format_settings(chosen),
+        )
         for stage, chosen in zip(prepared.stages, settings, strict=False)
     ]
-    yield from _table(("stage", "documents", "dropped", "changed", "settings"), stages)
+    yield from _table_lines(("stage", "documents", "dropped", "changed", "settings"), stages)
     if prepared.searched:
         found = [(one.split, one.texts, one.looked_up, one.digest) for one in prepared.searched]
-        yield from _table(("evaluation texts searched for", "texts", "looked up", "digest"), found)
+        yield from _table_lines(("evaluation texts searched for", "texts", "looked up", "digest"), found)
 
 
-def _changes(stage: StageCounts) -> str:
-    """Return the number of documents that a stage changed; of those of which it cut a part, by reason."""
-    return f"{stage.changed:,}{f' ({_counts(stage.cut)})' if stage.cut else ''}"
+def _format_changed_count(stage: StageCounts) -> str:
+    """Return how many documents a stage changed and, by reason, how many of them lost a part."""
+    return f"{stage.changed:,}{f' ({_format_counts(stage.cut)})' if stage.cut else ''}"
 
 
-def _counts(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count:,}" for reason, count in by_count(counts))
 
 
-def _settings(chosen: Mapping[str, object]) -> str:
+def _format_settings(chosen: Mapping[str, object]) -> str:
     return ", ".join(
         f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in chosen.items() if name != "stage"
     )
@@ -254,17 +256,17 @@ def _removal_lines(card: DataCard, head: str) -> Iterator[str]:
         return
     yield f"{head} Removed since\n"
     rows = [
-        (_time(removal.at), removal.removed.documents, removal.removed.tokens, removal.reason)
+        (_format_time(removal.at), removal.removed.documents, removal.removed.tokens, removal.reason)
         for removal in card.removals
     ]
-    yield from _table(("time", "documents", "tokens", "reason"), rows)
+    yield from _table_lines(("time", "documents", "tokens", "reason"), rows)
 
 
-def _time(at: int) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+def _format_time(unix_seconds: int) -> str:
+    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Iterator[str]:
+def _table_lines(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> Iterator[str]:
     if not rows:
         return
     yield f"| {' | '.join(heads)} |"

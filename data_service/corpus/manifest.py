@@ -42,11 +42,11 @@ class BuildLayout:
         """Return the store at the corpus root."""
         return open_store(self.output)
 
-    def hashes_key(self, split: int) -> str:
+    def document_hashes_key(self, split: int) -> str:
         """Return the key of a split's sorted document hashes."""
         return f"{BUILD_FOLDER}{self.build}/hashes/{split:06d}.bin"
 
-    def drops_key(self, partition: int) -> str:
+    def duplicate_documents_key(self, partition: int) -> str:
         """Return the key of one partition's list of documents that are copies of an earlier document."""
         return f"{BUILD_FOLDER}{self.build}/drops/{partition:03d}.bin"
 
@@ -58,7 +58,7 @@ class BuildLayout:
         """Return the key of the workers' copy of one of the files of words."""
         return f"{BUILD_FOLDER}{self.build}/words/{name}"
 
-    def ids_key(self, split: int) -> str:
+    def document_id_hashes_key(self, split: int) -> str:
         """Return the key of the sorted hashes of the ids of a split's documents."""
         return f"{BUILD_FOLDER}{self.build}/ids/{split:06d}.bin"
 
@@ -72,9 +72,9 @@ def shard_stem(split: int) -> str:
     return f"{split:06d}"
 
 
-def shard_key(part: str, split: int) -> str:
-    """Return the key of a split's shard in `part`: train or heldout."""
-    return f"{part}/{shard_stem(split)}.tar"
+def shard_key(split_name: str, split: int) -> str:
+    """Return the key of a split's shard in `split_name`: train or heldout."""
+    return f"{split_name}/{shard_stem(split)}.tar"
 
 
 def sidecar_key(shard: str) -> str:
@@ -121,7 +121,7 @@ class Digests(Sequence[str]):
         self.raw = raw
 
     @classmethod
-    def from_texts(cls, texts: Sequence[str]) -> "Digests":
+    def from_hex(cls, texts: Sequence[str]) -> "Digests":
         """Return the digests written as 32 hexadecimal digits each."""
         return cls(np.frombuffer(bytes.fromhex("".join(texts)), dtype=DTYPES["digest"]))
 
@@ -195,14 +195,14 @@ class BlockTable:
         shards, first = np.unique(self.shard, return_index=True)
         return {self.shards[shard]: int(block) for shard, block in zip(shards, first, strict=True)}
 
-    def key(self, index: int) -> str:
+    def block_shard_key(self, index: int) -> str:
         """Return the key of the shard that holds block `index`, relative to the corpus root."""
         return self.shards[int(self.shard[index])]
 
-    def place(self, index: int) -> str:
+    def block_location(self, index: int) -> str:
         """Return the place of block `index` for messages: shard, block number in the split, byte range."""
         start = int(self.offset[index])
-        return f"{self.key(index)}, block {index}, bytes {start} to {start + int(self.length[index])}"
+        return f"{self.block_shard_key(index)}, block {index}, bytes {start} to {start + int(self.length[index])}"
 
 
 @dataclass(frozen=True)
@@ -237,11 +237,9 @@ class HeldoutRule:
         return cls("document", math.ceil(fraction * (1 << 64)))
 
     def as_json(self) -> dict[str, object]:
-        """Return the rule as JSON values; without clusters as before there were any."""
+        """Return the rule as JSON values. An empty `clusters` is left out, so that older manifests keep their JSON."""
         found = asdict(self)
-        return (
-            found if self.clusters else {name: value for name, value in found.items() if name != "clusters"}
-        )
+        return found if self.clusters else {name: value for name, value in found.items() if name != "clusters"}
 
     def holds_out(self, low_hash_word: int) -> bool:
         """Return whether a document or paragraph with this low word is held out."""
@@ -320,26 +318,26 @@ class CorpusManifest:
     digest: str = field(default="", compare=False)
 
     @property
-    def rule(self) -> HeldoutRule:
+    def effective_heldout_rule(self) -> HeldoutRule:
         """The rule by which text was held out, without `by_tokens`, which follows from the amount of text."""
         return replace(self.heldout_rule or HeldoutRule.from_fraction(self.heldout_fraction), by_tokens=False)
 
     @property
-    def keeps_lines(self) -> bool:
+    def keeps_white_space(self) -> bool:
         """Whether a document's tokens are those of its whole text, with its white space. In corpora of earlier rules,
         and of `lines: join`, lines are joined by one space.
         """
-        return self._rules >= 3 and self.options.get("lines") != "join"
+        return self._rules_version >= 3 and self.options.get("lines") != "join"
 
     @property
-    def _rules(self) -> int:
+    def _rules_version(self) -> int:
         rules = self.options.get("rules")
         return rules if isinstance(rules, int) else 1
 
     @property
-    def word_rules(self) -> int:
+    def word_rules_version(self) -> int:
         """Version, 1 or 2, of the rules in `data_service.tokenizers.words` with which the corpus was built."""
-        return 2 if self._rules >= 2 else 1
+        return 2 if self._rules_version >= 2 else 1
 
     @property
     def fingerprint(self) -> str:
@@ -354,8 +352,8 @@ class CorpusManifest:
         """The fingerprint, computed from all columns."""
         content = hashlib.sha256()
         identity: list[object] = [self.tokenizer_hash, self.vocab_size, self.shard_sizes, self.shard_digests]
-        if self.word_rules > 1:  # version 1 is left out, so that older corpora keep their fingerprints
-            identity.append({"words": self.word_rules})
+        if self.word_rules_version > 1:  # version 1 is left out, so that older corpora keep their fingerprints
+            identity.append({"words": self.word_rules_version})
         if self.pairs is not None:
             identity.append({"pairs": self.pairs.negatives})
         if self.words is not None:
@@ -371,13 +369,12 @@ class CorpusManifest:
         return content.hexdigest()
 
 
-def block_table(
-    rows: list[tuple[int, int, int, int, int, int]], digest: list[str], shards: list[str]
+def make_block_table(
+    rows: list[tuple[int, int, int, int, int, int]], hex_digests: list[str], shards: list[str]
 ) -> BlockTable:
     """Return a table from rows of (shard, offset, length, tokens, sentences, documents), in block order."""
     numbers = np.array(rows, dtype=np.int64).reshape(-1, 6).T
     columns: dict[str, NDArray[Any]] = {
-        name: np.ascontiguousarray(column, dtype=DTYPES[name])
-        for name, column in zip(DTYPES, numbers, strict=False)
+        name: np.ascontiguousarray(column, dtype=DTYPES[name]) for name, column in zip(DTYPES, numbers, strict=False)
     }
-    return BlockTable(len(rows), tuple(shards), columns | {"digest": Digests.from_texts(digest).raw})
+    return BlockTable(len(rows), tuple(shards), columns | {"digest": Digests.from_hex(hex_digests).raw})

@@ -11,16 +11,15 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    NonNegativeInt,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, StringConstraints, ValidationError, model_validator
 
-from data_service.corpus.block_columns import MIN_BLOCKS, StoredTable, describe, open_table, write_columns
+from data_service.corpus.block_columns import (
+    MIN_BLOCKS_STORED_APART,
+    StoredTable,
+    describe_stored_table,
+    open_table,
+    write_columns,
+)
 from data_service.corpus.manifest import (
     CONFIGURATION_KEY,
     DTYPES,
@@ -42,13 +41,13 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.tokenizers.loss import TextLoss
 
-NEWEST_VERSION = 6
+NEWEST_MANIFEST_VERSION = 6
 # A manifest has the lowest version that knows all its fields. Version 2 added provenance and origin, 3 the parts of a
 # merged corpus, 4 tables of blocks in objects of their own, 5 held-out clusters, 6 what the tokenizer
 # loses of the text.
 _FORMAT = "maskfleet-corpus"
 
-Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
 class _ManifestObject(BaseModel):
@@ -63,7 +62,7 @@ class _InlineTable(_ManifestObject):
     tokens: list[NonNegativeInt]
     sentences: list[NonNegativeInt]
     documents: list[NonNegativeInt]
-    digest: list[Digest]
+    digest: list[HexDigest]
 
     @model_validator(mode="after")
     def _check_columns(self) -> "_InlineTable":
@@ -77,7 +76,7 @@ class _InlineTable(_ManifestObject):
 
 class _StoredFile(_ManifestObject):
     size: NonNegativeInt
-    digest: Digest
+    digest: HexDigest
 
 
 class _PartRecord(_ManifestObject):
@@ -93,11 +92,11 @@ class _ManifestContent(_ManifestObject):
     heldout: _InlineTable | StoredTable
     unigram: list[NonNegativeInt]
     shard_sizes: dict[str, NonNegativeInt]
-    shard_digests: dict[str, Digest]
+    shard_digests: dict[str, HexDigest]
     counts: dict[str, int]
     options: dict[str, object]
     document_lengths: tuple[NonNegativeInt, ...]
-    tokenizer_files: dict[str, Digest]
+    tokenizer_files: dict[str, HexDigest]
     heldout_rule: HeldoutRule | None = None
     skipped: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -134,8 +133,8 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         "tokenizer_hash": manifest.tokenizer_hash,
         "vocab_size": manifest.vocab_size,
         "heldout_fraction": manifest.heldout_fraction,
-        "train": describe(manifest.train, "train").model_dump() if apart else _dump_table(manifest.train),
-        "heldout": describe(manifest.heldout, "heldout").model_dump()
+        "train": describe_stored_table(manifest.train, "train").model_dump() if apart else _dump_table(manifest.train),
+        "heldout": describe_stored_table(manifest.heldout, "heldout").model_dump()
         if apart
         else _dump_table(manifest.heldout),
         "unigram": manifest.unigram.tolist(),
@@ -165,7 +164,7 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
     # Older versions do not know these keys, but can read a manifest without them.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-    return wrap_in_envelope(_FORMAT, _version(content, manifest.heldout_rule), body)
+    return wrap_in_envelope(_FORMAT, _lowest_version(content, manifest.heldout_rule), body)
 
 
 def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
@@ -179,7 +178,7 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
         stored = open_envelope(_FORMAT, data)
     except ValueError as error:
         raise damaged_corpus(place, str(error)) from error
-    if stored.version > NEWEST_VERSION:
+    if stored.version > NEWEST_MANIFEST_VERSION:
         raise CorpusError(newer_version_message(place), remedy=NEWER_REMEDY)
     try:
         content = _ManifestContent.model_validate_json(stored.body)
@@ -192,15 +191,15 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
         "fingerprint": any(apart),
         "loss": content.loss,
     }
-    if stored.version != _version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
+    if stored.version != _lowest_version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
         raise damaged_corpus(place, f"its content is not that of version {stored.version}")
     return replace(_to_manifest(content, store), digest=stored.digest)
 
 
-def _version(content: Mapping[str, object], rule: HeldoutRule | None) -> int:
+def _lowest_version(content: Mapping[str, object], rule: HeldoutRule | None) -> int:
     """Return the version of a manifest with this content: the first that knows all of it."""
     if content.get("loss"):
-        return NEWEST_VERSION
+        return NEWEST_MANIFEST_VERSION
     if rule is not None and rule.clusters:
         return 5
     if content.get("fingerprint"):
@@ -215,7 +214,7 @@ def save_manifest(store: Store, manifest: CorpusManifest) -> None:
     apart, before it."""
     if _stores_columns_apart(manifest):
         for split, table in (("train", manifest.train), ("heldout", manifest.heldout)):
-            write_columns(store, table, describe(table, split))
+            write_columns(store, table, describe_stored_table(table, split))
     store.put(MANIFEST_KEY, dump_manifest(manifest))
 
 
@@ -226,7 +225,7 @@ def with_digest(manifest: CorpusManifest) -> CorpusManifest:
 
 def _stores_columns_apart(manifest: CorpusManifest) -> bool:
     """Return whether the tables of blocks are stored apart."""
-    return len(manifest.train) + len(manifest.heldout) >= MIN_BLOCKS
+    return len(manifest.train) + len(manifest.heldout) >= MIN_BLOCKS_STORED_APART
 
 
 def load_manifest(store: Store) -> CorpusManifest:
@@ -261,7 +260,7 @@ def _to_table(table: _InlineTable | StoredTable, store: Store) -> BlockTable:
     columns: dict[str, NDArray[Any]] = {
         name: np.array(getattr(table, name), dtype=kind) for name, kind in DTYPES.items() if name != "digest"
     }
-    columns["digest"] = Digests.from_texts(table.digest).raw
+    columns["digest"] = Digests.from_hex(table.digest).raw
     return BlockTable(len(table.shard), tuple(table.shards), columns)
 
 

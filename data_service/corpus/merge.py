@@ -37,7 +37,7 @@ from data_service.corpus.manifest import (
 )
 from data_service.corpus.manifest_file import claim_output, save_manifest, with_digest
 from data_service.corpus.merged_ids import DuplicateIdError, check_unique_ids
-from data_service.corpus.parts import key_in_part
+from data_service.corpus.parts import key_of_part_object
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
     REMOVALS_FOLDER,
@@ -47,7 +47,7 @@ from data_service.corpus.removals import (
     append_removal,
     load_removals,
 )
-from data_service.corpus.remove import begins_with, carried_removals
+from data_service.corpus.remove import carried_removals, chain_begins_with
 from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import Store, parallel_map
@@ -104,7 +104,7 @@ def merge_corpora(
 
     Raises:
         CorpusError: the corpora do not go together, `output` holds another corpus, or a corpus is damaged.
-        EqualIds: documents of two of the corpora have one id.
+        DuplicateIdError: documents of two of the corpora have one id.
         CorruptBlock, StoreError: a block cannot be read, or a store cannot be used.
     """
     sources = [open_corpus(uri) for uri in uris]
@@ -128,7 +128,7 @@ def _complete_merge_report(sources: Sequence[Corpus], store: Store) -> MergeRepo
         return None
     merged, carried = open_corpus(store.uri).manifest, [*carried_removals(sources)]
     chain = load_removals(store, merged)
-    if merged.digest != with_digest(_merged_manifest(sources)).digest or not begins_with(chain, carried):
+    if merged.digest != with_digest(_merged_manifest(sources)).digest or not chain_begins_with(chain, carried):
         return None
     store.delete(CONFIGURATION_KEY)
     store.remove_leftovers("", older_than_key=MANIFEST_KEY)
@@ -145,7 +145,7 @@ def join_corpora(
 ) -> MergeReport:
     """Write the manifest and the removals of the merged corpus to `store`, a place that was claimed.
 
-    Raises as `merge_corpora`, and EqualIds: documents of two corpora have one id.
+    Raises as `merge_corpora`, and DuplicateIdError: documents of two corpora have one id.
     """
     store.delete_many([entry.key for entry in store.list(REMOVALS_FOLDER)])
     manifest = with_digest(_merged_manifest(sources))
@@ -156,13 +156,13 @@ def join_corpora(
     chain, carried = RemovalChain(), [*carried_removals(sources)]
     for removal in carried:
         chain = _record_removal(store, manifest, chain, removal)
-    train, heldout = chain.for_split("train"), chain.for_split("heldout")
+    train, heldout = chain.removed_documents("train"), chain.removed_documents("heldout")
     new = Removal(
         removed_by,
         removed_at,
         DUPLICATE_REMOVAL_REASON,
-        train=_unknown_documents(copies["train"], train),
-        heldout=_unknown_documents(copies["heldout"], heldout),
+        train=_documents_not_removed(copies["train"], train),
+        heldout=_documents_not_removed(copies["heldout"], heldout),
     )
     if len(new.train) or len(new.heldout):
         chain = _record_removal(store, manifest, chain, new)
@@ -179,9 +179,7 @@ def _merge_report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -
     before, copies = chain.removals[:carried], chain.removals[carried : carried + 1]
     return MergeReport(
         documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
-        copies=sum(
-            len(one.train) + len(one.heldout) for one in copies if one.reason == DUPLICATE_REMOVAL_REASON
-        ),
+        copies=sum(len(one.train) + len(one.heldout) for one in copies if one.reason == DUPLICATE_REMOVAL_REASON),
         removed=sum(len(one.train) + len(one.heldout) for one in before),
     )
 
@@ -197,18 +195,16 @@ def check_mergeable(sources: Sequence[Corpus]) -> None:
         {
             "tokenizer": source.manifest.tokenizer_hash,
             "held-out share": source.manifest.heldout_fraction,
-            "held-out rule": replace(source.manifest.rule, clusters=""),
+            "held-out rule": replace(source.manifest.effective_heldout_rule, clusters=""),
             "texts of an example": source.manifest.pairs,
             "segmentation": source.manifest.words,
-            "rules of words": source.manifest.word_rules,
+            "rules of words": source.manifest.word_rules_version,
             "provenance": bool(source.manifest.provenance),
         }
         for source in sources
     ]
     for source, its in zip(sources[1:], facts[1:], strict=True):
-        unlike = [
-            f"{name}: {facts[0][name]} and {value}" for name, value in its.items() if value != facts[0][name]
-        ]
+        unlike = [f"{name}: {facts[0][name]} and {value}" for name, value in its.items() if value != facts[0][name]]
         if unlike:
             raise CorpusError(
                 f"{sources[0].store.uri} and {source.store.uri} cannot be merged: {'; '.join(unlike)}",
@@ -263,11 +259,12 @@ def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
 
 def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule | None:
     """Return the rule of a merged corpus: that of the parts, by the clusters of all of them."""
-    clusters = sorted({manifest.rule.clusters for manifest in manifests})
+    clusters = sorted({manifest.effective_heldout_rule.clusters for manifest in manifests})
     if len(clusters) == 1:
         return manifests[0].heldout_rule
     return replace(
-        manifests[0].rule, clusters=blake2b("".join(clusters).encode(), digest_size=16).hexdigest()
+        manifests[0].effective_heldout_rule,
+        clusters=blake2b("".join(clusters).encode(), digest_size=16).hexdigest(),
     )
 
 
@@ -276,12 +273,13 @@ def corpus_parts(source: Corpus) -> tuple[CorpusPart, ...]:
     return source.manifest.parts or (CorpusPart(_absolute_uri(source.store.uri), source.manifest.digest),)
 
 
-def _merged_key(key: str, first: int, merged: bool) -> str:
-    """Return the key in the merged corpus of the shard at `key` of a source, whose parts begin with number `first`."""
-    if not merged:
-        return key_in_part(first, key)
+def _merged_key(key: str, first_part: int, is_source_merged: bool) -> str:
+    """Return the key in the merged corpus of the shard at `key` of a source, whose parts begin with number
+    `first_part`."""
+    if not is_source_merged:
+        return key_of_part_object(first_part, key)
     _, number, there = key.split("/", 2)  # a merged source's keys are such as parts/0/train/000000.tar
-    return key_in_part(first + int(number), there)
+    return key_of_part_object(first_part + int(number), there)
 
 
 def _absolute_uri(uri: str) -> str:
@@ -295,16 +293,12 @@ def _joined_table(tables: Sequence[BlockTable]) -> BlockTable:
     columns: dict[str, NDArray[Any]] = {
         name: np.concatenate([table.columns[name] for table in tables]) for name in DTYPES
     }
-    columns["shard"] = np.concatenate(
-        [table.shard + np.int32(n) for table, n in zip(tables, shards, strict=False)]
-    )
+    columns["shard"] = np.concatenate([table.shard + np.int32(n) for table, n in zip(tables, shards, strict=False)])
     keys = tuple(key for table in tables for key in table.shards)
     return BlockTable(sum(map(len, tables)), keys, columns)
 
 
-def _record_removal(
-    store: Store, manifest: CorpusManifest, chain: RemovalChain, removal: Removal
-) -> RemovalChain:
+def _record_removal(store: Store, manifest: CorpusManifest, chain: RemovalChain, removal: Removal) -> RemovalChain:
     longer = append_removal(store, manifest, chain, removal)
     if longer is None:
         raise CorpusError(
@@ -314,7 +308,7 @@ def _record_removal(
     return longer
 
 
-def _unknown_documents(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
+def _documents_not_removed(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
     """Return those of the documents that are not known."""
     new = ~np.isin(documents.documents, known.documents)
     return documents.filter_documents(new)

@@ -14,19 +14,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.corpus.corpus import SPLITS, Corpus, SplitName, find_document
+from data_service.corpus.corpus import SPLITS, Corpus, SplitName, locate_document_in_block
 from data_service.corpus.removals import RemovedDocuments
-from data_service.corpus.sidecar import Conditions, read_ids, read_origins
+from data_service.corpus.sidecar import RowConditions, read_document_ids, read_origins
 from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import parallel_map
 
 _HASH_RANGES = 256  # one range for each first byte of a hash
 _LISTED_IDS = 10  # ids that an error names
-_ID_RECORD_DTYPE = np.dtype(
-    [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")]
-)
-_IdColumns = tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]
+_ID_RECORD_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")])
+_ShardIdColumns = tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]
 
 
 class DuplicateIdError(CorpusError):
@@ -52,20 +50,20 @@ def check_unique_ids(
         report: function that is called with the number of sidecars just read.
 
     Raises:
-        EqualIds: documents of two corpora have one id. The message names ids, corpora and documents.
+        DuplicateIdError: documents of two corpora have one id. The message names ids, corpora and documents.
         CorpusError: a sidecar is missing or damaged.
         StoreError: a store cannot be read.
     """
     with temporary_folder("ids") as folder:
-        _write_hashes(sources, copies, folder, report)
-        pairs = chain.from_iterable(_find_pairs(path) for path in sorted(folder.iterdir()))
+        _write_id_hashes(sources, copies, folder, report)
+        pairs = chain.from_iterable(_find_equal_id_pairs(path) for path in sorted(folder.iterdir()))
         found = list(islice(pairs, _LISTED_IDS))
         more = sum(1 for _ in pairs)
     if found:
         raise _equal_ids_error(sources, found, len(found) + more)
 
 
-def _write_hashes(
+def _write_id_hashes(
     sources: Sequence[Corpus],
     copies: Mapping[str, RemovedDocuments],
     folder: Path,
@@ -97,10 +95,10 @@ def _read_ids(source: Corpus, split: SplitName) -> Iterator[tuple[NDArray[np.int
     table = source.table(split)
     starts = np.cumsum(table.documents) - table.documents
 
-    def read(shard: str) -> _IdColumns:
-        return read_ids(source, shard)
+    def read_shard_ids(shard: str) -> _ShardIdColumns:
+        return read_document_ids(source, shard)
 
-    for shard, (block, document, ids) in zip(table.shards, parallel_map(read, table.shards), strict=True):
+    for shard, (block, document, ids) in zip(table.shards, parallel_map(read_shard_ids, table.shards), strict=True):
         yield starts[table.first_block_by_shard[shard] + block] + document, ids
 
 
@@ -113,7 +111,7 @@ def _id_records(ids: Sequence[str]) -> NDArray[np.void]:
     return records
 
 
-def _find_pairs(path: Path) -> Iterator[_EqualIdPair]:
+def _find_equal_id_pairs(path: Path) -> Iterator[_EqualIdPair]:
     """Yield the first document with each id that two corpora have, and the first with it in another corpus."""
     records = np.fromfile(path, dtype=_ID_RECORD_DTYPE)
     if not len(records):
@@ -132,9 +130,7 @@ def _decode_location(record: np.void) -> tuple[int, SplitName, int]:
     return int(record["part"]), SPLITS[int(record["heldout"])], int(record["document"])
 
 
-def _equal_ids_error(
-    sources: Sequence[Corpus], pairs: Sequence[_EqualIdPair], count: int
-) -> DuplicateIdError:
+def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_EqualIdPair], count: int) -> DuplicateIdError:
     lines = [_pair_text(sources, pair) for pair in pairs]
     more = [f"and {count - len(pairs):,} more"] if count > len(pairs) else []
     later = sorted({pair.second[0] for pair in pairs})
@@ -146,17 +142,15 @@ def _equal_ids_error(
 
 
 def _pair_text(sources: Sequence[Corpus], pair: _EqualIdPair) -> str:
-    places = [
-        f"{split}:{number} of {sources[part].store.uri}" for part, split, number in (pair.first, pair.second)
-    ]
+    places = [f"{split}:{number} of {sources[part].store.uri}" for part, split, number in (pair.first, pair.second)]
     part, split, number = pair.first
-    return f"  {_find_id(sources[part], split, number)!r}: {' and '.join(places)}"
+    return f"  {_read_document_id(sources[part], split, number)!r}: {' and '.join(places)}"
 
 
-def _find_id(source: Corpus, split: SplitName, number: int) -> str | None:
+def _read_document_id(source: Corpus, split: SplitName, number: int) -> str | None:
     """Return the id of document `number` of a split."""
     table = source.table(split)
-    block, document = find_document(source, split, number)
-    in_shard = block - table.first_block_by_shard[table.key(block)]
-    where: Conditions = [("block", "==", in_shard), ("document", "==", document)]
-    return next(read_origins(source, split, table.key(block), where)).provenance.id
+    block, document = locate_document_in_block(source, split, number)
+    in_shard = block - table.first_block_by_shard[table.block_shard_key(block)]
+    where: RowConditions = [("block", "==", in_shard), ("document", "==", document)]
+    return next(read_origins(source, split, table.block_shard_key(block), where)).provenance.id

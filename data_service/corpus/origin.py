@@ -97,7 +97,7 @@ ValueCounts = dict[ProvenanceField, dict[str, tuple[int, int]]]
 
 
 class Origin(_Frozen):
-    """Whence the text of a corpus is.
+    """Where the text of a corpus comes from.
 
     Attributes:
         values: of the training text, documents and tokens by source, licence and language; "" for documents that lack
@@ -111,7 +111,7 @@ class Origin(_Frozen):
     unprepared: int = 0
 
     @property
-    def searched(self) -> list[IndexedSplit]:
+    def searched_splits(self) -> list[IndexedSplit]:
         """The splits that the whole text was searched for."""
         if self.unprepared or not self.prepared:
             return []

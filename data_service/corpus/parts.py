@@ -18,7 +18,7 @@ from data_service.store.open import open_store
 _PART_KEY = re.compile(r"(provenance/)?parts/(\d+)/(.+)", re.DOTALL)
 
 
-def key_in_part(part: int, key: str) -> str:
+def key_of_part_object(part: int, key: str) -> str:
     """Return the key in a merged corpus of the shard or the tokenizer's file at `key` of a part."""
     return f"parts/{part}/{key}"
 
@@ -40,8 +40,8 @@ class PartsStore:
     def uri(self) -> str:
         return self._own.uri
 
-    def at(self, prefix: str) -> Store:
-        return self._own.at(prefix)
+    def with_prefix(self, prefix: str) -> Store:
+        return self._own.with_prefix(prefix)
 
     def get(self, key: str) -> bytes:
         store, there = self._locate(key)
@@ -57,9 +57,7 @@ class PartsStore:
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
         return self._own_store(key).put_if_absent(key, data)
 
-    def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
-    ) -> None:
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None) -> None:
         self._own_store(key).put_buffers(key, buffers, sent)
 
     def put_file(self, key: str, path: Path) -> None:
@@ -74,7 +72,7 @@ class PartsStore:
         return store.entry(there)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        """Yield the joined corpus's own objects, without those of its parts."""
+        """Yield the merged corpus's own objects, without those of its parts."""
         return self._own.list(prefix)
 
     def folders(self) -> Iterator[str]:
@@ -109,5 +107,5 @@ class PartsStore:
         """Return the corpus's own store. Raises BadUri: `key` lies in a part, which is not to be changed."""
         store, _ = self._locate(key)
         if store is not self._own:
-            raise BadUri.at(f"{self.uri}/{key}", "the parts of a merged corpus are only read")
+            raise BadUri.for_uri(f"{self.uri}/{key}", "the parts of a merged corpus are only read")
         return self._own

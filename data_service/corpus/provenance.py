@@ -16,11 +16,11 @@ MISSING_FIELD_REMEDY = (
     "correct the record; or, in the file of --provenance, name the right field, give a constant for the input, or let "
     "documents lack it (may_lack)"
 )
-Patterns = Annotated[tuple[str, ...], Field(min_length=1)]
-_FIELD_NAME = Field(default=None, min_length=1)
+ValuePatterns = Annotated[tuple[str, ...], Field(min_length=1)]
+_OPTIONAL_TEXT_FIELD = Field(default=None, min_length=1)
 
 
-def matches_one(value: str | None, patterns: Sequence[str]) -> bool:
+def matches_any_pattern(value: str | None, patterns: Sequence[str]) -> bool:
     """Return whether a value matches one of the patterns. `*` stands for any text; case makes no difference."""
     if value is None:
         return False
@@ -40,7 +40,7 @@ class Provenance(NamedTuple):
 
     @property
     def description(self) -> str:
-        """What is known, for people: `id 17, licence MIT`."""
+        """The known fields as text for people, such as `id 17, licence MIT`."""
         known = zip(PROVENANCE_FIELDS, self, strict=True)
         return ", ".join(f"{name} {value}" for name, value in known if value is not None)
 
@@ -59,11 +59,11 @@ class InputConstants(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     inputs: str = "*"
-    source: str | None = _FIELD_NAME
-    url: str | None = _FIELD_NAME
-    licence: str | None = _FIELD_NAME
-    language: str | None = _FIELD_NAME
-    date: str | None = _FIELD_NAME
+    source: str | None = _OPTIONAL_TEXT_FIELD
+    url: str | None = _OPTIONAL_TEXT_FIELD
+    licence: str | None = _OPTIONAL_TEXT_FIELD
+    language: str | None = _OPTIONAL_TEXT_FIELD
+    date: str | None = _OPTIONAL_TEXT_FIELD
 
     def get(self, field: ProvenanceField) -> str | None:
         """Return the value of a field; None if there is none. An id is never the same for several documents."""
@@ -84,15 +84,15 @@ class ProvenanceOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str | None = _FIELD_NAME
-    source: str | None = _FIELD_NAME
-    url: str | None = _FIELD_NAME
-    licence: str | None = _FIELD_NAME
-    language: str | None = _FIELD_NAME
-    date: str | None = _FIELD_NAME
+    id: str | None = _OPTIONAL_TEXT_FIELD
+    source: str | None = _OPTIONAL_TEXT_FIELD
+    url: str | None = _OPTIONAL_TEXT_FIELD
+    licence: str | None = _OPTIONAL_TEXT_FIELD
+    language: str | None = _OPTIONAL_TEXT_FIELD
+    date: str | None = _OPTIONAL_TEXT_FIELD
     constants: tuple[InputConstants, ...] = ()
     may_lack: tuple[ProvenanceField, ...] = ()
-    only: dict[ProvenanceField, Patterns] = {}
+    only: dict[ProvenanceField, ValuePatterns] = {}
 
     @model_validator(mode="after")
     def _check_recorded_fields(self) -> Self:
@@ -128,9 +128,9 @@ class ProvenanceOptions(BaseModel):
 
     def is_selected(self, provenance: Provenance) -> bool:
         """Return whether `only` chooses a document of which this is known."""
-        return all(matches_one(getattr(provenance, field), patterns) for field, patterns in self.only.items())
+        return all(matches_any_pattern(getattr(provenance, field), patterns) for field, patterns in self.only.items())
 
-    def read(self, record: Mapping[str, object], uri: str) -> Provenance:
+    def read_provenance(self, record: Mapping[str, object], uri: str) -> Provenance:
         """Return what the record of the file at `uri` says of its document.
 
         Raises:
@@ -152,11 +152,7 @@ class ProvenanceOptions(BaseModel):
 def _missing_field_text(field: str, name: str | None, record: Mapping[str, object]) -> str:
     if name is None:
         return f"no {field}: no constant is given for this file"
-    there = (
-        "is empty"
-        if name in record
-        else f"is missing (there are {', '.join(map(repr, record)) or 'no fields'})"
-    )
+    there = "is empty" if name in record else f"is missing (there are {', '.join(map(repr, record)) or 'no fields'})"
     return f"no {field}: field {name!r} {there}"
 
 

@@ -38,7 +38,7 @@ def read_block(store: Store, table: BlockTable, index: int) -> Block:
         Truncated: the shard ends before the block does.
         StoreError: the store cannot be read.
     """
-    return to_block(read_block_bytes(store, table, index), store, table, index)
+    return parse_listed_block(read_block_bytes(store, table, index), store, table, index)
 
 
 def read_block_bytes(store: Store, table: BlockTable, index: int) -> bytes:
@@ -46,20 +46,23 @@ def read_block_bytes(store: Store, table: BlockTable, index: int) -> bytes:
     start, length, expected = int(table.offset[index]), int(table.length[index]), table.digest[index]
     mismatch = _corrupt(_block_location(store, table, index), "its bytes do not match the manifest's hash")
     return read_verified(
-        store, table.key(index), start=start, length=length, expected=expected, error_on_mismatch=mismatch
+        store,
+        table.block_shard_key(index),
+        start=start,
+        length=length,
+        expected=expected,
+        error_on_mismatch=mismatch,
     )
 
 
-def to_block(data: bytes, store: Store, table: BlockTable, index: int) -> Block:
+def parse_listed_block(data: bytes, store: Store, table: BlockTable, index: int) -> Block:
     """Return the block in verified bytes. Raises CorruptBlock: they are not a block, or not of the listed size."""
     place = _block_location(store, table, index)
     block = parse_block(data, place)
     found = (len(block.tokens), len(block.sentences) - 1, len(block.documents) - 1)
     listed = (int(table.tokens[index]), int(table.sentences[index]), int(table.documents[index]))
     if found != listed:
-        raise _corrupt(
-            place, f"it holds {found} tokens, sentences and documents, but the manifest says {listed}"
-        )
+        raise _corrupt(place, f"it holds {found} tokens, sentences and documents, but the manifest says {listed}")
     return block
 
 
@@ -74,13 +77,9 @@ def parse_block(data: bytes, place: str) -> Block:
         tokens, sentences, documents = members[_TOKENS], members[_SENTENCES], members[_DOCUMENTS]
     except (tarfile.HeaderError, ValueError, KeyError) as error:
         raise _corrupt(place, f"it is not a block ({error!r})") from error
-    if (
-        tokens.dtype not in (np.uint16, np.uint32)
-        or sentences.dtype != np.int64
-        or documents.dtype != np.int64
-    ):
+    if tokens.dtype not in (np.uint16, np.uint32) or sentences.dtype != np.int64 or documents.dtype != np.int64:
         raise _corrupt(place, f"its arrays have types {tokens.dtype}, {sentences.dtype}, {documents.dtype}")
-    if not (_are_boundaries(sentences, len(tokens)) and _are_boundaries(documents, len(sentences) - 1)):
+    if not (_are_valid_boundaries(sentences, len(tokens)) and _are_valid_boundaries(documents, len(sentences) - 1)):
         raise _corrupt(place, "its boundaries of sentences or documents do not fit its tokens")
     units = {level: members[UNIT_MEMBERS[level]] for level in LEVELS if UNIT_MEMBERS[level] in members}
     if any(bits.dtype != np.uint8 or len(bits) != -(-len(tokens) // 8) for bits in units.values()):
@@ -105,7 +104,7 @@ def _parse_npy(body: memoryview) -> NDArray[Any]:
     return np.frombuffer(body, dtype=np.dtype(kind.decode()), count=int(count), offset=header.end())
 
 
-def _are_boundaries(boundaries: NDArray[np.int64], end: int) -> bool:
+def _are_valid_boundaries(boundaries: NDArray[np.int64], end: int) -> bool:
     """Return whether `boundaries` cut the range from 0 to `end` into pieces of which none is empty."""
     if len(boundaries) == 0 or boundaries[0] != 0 or boundaries[-1] != end:
         return False
@@ -113,7 +112,7 @@ def _are_boundaries(boundaries: NDArray[np.int64], end: int) -> bool:
 
 
 def _block_location(store: Store, table: BlockTable, index: int) -> str:
-    return f"{store.uri.rstrip('/')}/{table.place(index)}"
+    return f"{store.uri.rstrip('/')}/{table.block_location(index)}"
 
 
 def _corrupt(place: str, problem: str) -> CorruptBlock:

@@ -14,15 +14,7 @@ from typing import NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.errors import CorpusError
@@ -66,7 +58,7 @@ class RemovedDocuments:
         return len(self.documents)
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """Number of the documents' tokens."""
         return int((self.stop - self.start).sum())
 
@@ -128,7 +120,7 @@ class RemovalChain:
         """Digest that names the state: that of the last removal; empty if nothing was removed."""
         return self.removals[-1].digest if self.removals else ""
 
-    def for_split(self, split: str) -> RemovedDocuments:
+    def removed_documents(self, split: str) -> RemovedDocuments:
         """Return all removed documents of a split, `train` or `heldout`."""
         parts: list[RemovedDocuments] = [getattr(removal, split) for removal in self.removals]
         columns = [
@@ -160,7 +152,7 @@ class _RemovalObject(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
 
-class _Documents(_RemovalObject):
+class _DocumentColumns(_RemovalObject):
     documents: list[NonNegativeInt]
     block: list[NonNegativeInt]
     start: list[NonNegativeInt]
@@ -184,11 +176,11 @@ class _RemovalContent(_RemovalObject):
     by: str
     at: int
     reason: str = Field(min_length=1)
-    train: _Documents
-    heldout: _Documents
+    train: _DocumentColumns
+    heldout: _DocumentColumns
 
 
-class _Head(_RemovalObject):
+class _ChainHead(_RemovalObject):
     count: PositiveInt
     digest: str
 
@@ -226,15 +218,15 @@ def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
     numbered = [key for key in keys if key != HEAD_KEY]
     for number, key in enumerate(numbered, 1):
         if _REMOVAL_KEY.fullmatch(key) is None:
-            _damaged(store, key, "it is no removal, and does not belong into this folder")
+            _raise_damaged(store, key, "it is no removal, and does not belong into this folder")
         if key != removal_key(number):
-            _damaged(store, removal_key(number), f"it is missing, but {key} is there")
+            _raise_damaged(store, removal_key(number), f"it is missing, but {key} is there")
     found = parallel_map(store.get, numbered)
     chain = RemovalChain()
     for key, data in zip(numbered, found, strict=True):
         removal = parse_removal(data, store, key, manifest)
         if removal.previous != chain.digest:
-            _damaged(store, key, "it does not follow the removal before it: the list was edited or reordered")
+            _raise_damaged(store, key, "it does not follow the removal before it: the list was edited or reordered")
         chain = RemovalChain((*chain.removals, removal))
     if head is not None:
         _check_head(store, head, chain)
@@ -262,26 +254,22 @@ def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest)
     try:
         stored = open_envelope(_FORMAT, data)
     except ValueError as error:
-        _damaged(store, key, str(error), error)
+        _raise_damaged(store, key, str(error), error)
     if stored.version > _VERSION:
-        raise CorpusError(newer_version_message(store.at(key).uri), remedy=NEWER_REMEDY)
+        raise CorpusError(newer_version_message(store.with_prefix(key).uri), remedy=NEWER_REMEDY)
     try:
         content = _RemovalContent.model_validate_json(stored.body)
     except ValidationError as error:
-        _damaged(store, key, str(error.errors()[0]["msg"]), error)
+        _raise_damaged(store, key, str(error.errors()[0]["msg"]), error)
     if content.corpus != manifest.digest:
-        _damaged(store, key, f"it is of the corpus with digest {content.corpus[:12]}")
+        _raise_damaged(store, key, f"it is of the corpus with digest {content.corpus[:12]}")
     splits = {}
     for split, table in (("train", manifest.train), ("heldout", manifest.heldout)):
-        listed: _Documents = getattr(content, split)
-        splits[split] = RemovedDocuments(
-            *(np.array(column, dtype=np.int64) for column in vars(listed).values())
-        )
+        listed: _DocumentColumns = getattr(content, split)
+        splits[split] = RemovedDocuments(*(np.array(column, dtype=np.int64) for column in vars(listed).values()))
         if not _has_documents(splits[split], table):
-            _damaged(store, key, f"it names documents of {split} that the corpus does not have")
-    return Removal(
-        content.by, content.at, content.reason, **splits, previous=content.previous, digest=stored.digest
-    )
+            _raise_damaged(store, key, f"it names documents of {split} that the corpus does not have")
+    return Removal(content.by, content.at, content.reason, **splits, previous=content.previous, digest=stored.digest)
 
 
 def append_removal(
@@ -301,21 +289,21 @@ def append_removal(
     return longer
 
 
-def _load_head(store: Store) -> _Head | None:
+def _load_head(store: Store) -> _ChainHead | None:
     try:
-        return _Head.model_validate_json(store.get(HEAD_KEY))
+        return _ChainHead.model_validate_json(store.get(HEAD_KEY))
     except KeyMissing:
         return None
     except ValidationError as error:
-        _damaged(store, HEAD_KEY, str(error.errors()[0]["msg"]), error)
+        _raise_damaged(store, HEAD_KEY, str(error.errors()[0]["msg"]), error)
 
 
-def _check_head(store: Store, head: _Head, chain: RemovalChain) -> None:
+def _check_head(store: Store, head: _ChainHead, chain: RemovalChain) -> None:
     """Compare a chain with `head.json`, which is written after each removal: it may be behind, but never ahead."""
     if head.count > len(chain.removals):
-        _damaged(store, removal_key(len(chain.removals) + 1), f"it is missing; there were {head.count}")
+        _raise_damaged(store, removal_key(len(chain.removals) + 1), f"it is missing; there were {head.count}")
     if chain.removals[head.count - 1].digest != head.digest:
-        _damaged(store, removal_key(head.count), f"{HEAD_KEY} names another digest: the list was edited")
+        _raise_damaged(store, removal_key(head.count), f"{HEAD_KEY} names another digest: the list was edited")
 
 
 def _has_documents(removed: RemovedDocuments, table: BlockTable) -> bool:
@@ -334,7 +322,5 @@ def _column_lists(removed: RemovedDocuments) -> dict[str, list[int]]:
     return {name: column.tolist() for name, column in vars(removed).items()}
 
 
-def _damaged(store: Store, key: str, reason: str, cause: Exception | None = None) -> NoReturn:
-    raise CorpusError(
-        f"{store.uri.rstrip('/')}/{key} is damaged: {reason}", remedy=_RESTORE_REMEDY
-    ) from cause
+def _raise_damaged(store: Store, key: str, reason: str, cause: Exception | None = None) -> NoReturn:
+    raise CorpusError(f"{store.uri.rstrip('/')}/{key} is damaged: {reason}", remedy=_RESTORE_REMEDY) from cause

@@ -13,7 +13,7 @@ import numpy as np
 
 from data_service.corpus.corpus import SPLITS, Corpus, SplitName, open_part
 from data_service.corpus.manifest import BlockTable
-from data_service.corpus.parts import key_in_part
+from data_service.corpus.parts import key_of_part_object
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
     REMOVALS_FOLDER,
@@ -33,11 +33,11 @@ ReportDone = Callable[[int, int], None]
 
 _MAX_LISTED_DOCUMENTS = 20  # unknown documents that an error names
 _DOCUMENT_NUMBER = re.compile(r"(?:(train|heldout):)?([0-9]{1,18})")
-_Row = tuple[int, int, int, int]
+_DocumentRow = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class SplitDocuments:
+class DocumentsBySplit:
     """Documents of a corpus, by split."""
 
     train: RemovedDocuments
@@ -47,9 +47,9 @@ class SplitDocuments:
         return len(self.train) + len(self.heldout)
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """Number of their tokens."""
-        return self.train.tokens + self.heldout.tokens
+        return self.train.token_count + self.heldout.token_count
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class RemovalReport:
     """
 
     number: int | None
-    documents: SplitDocuments
-    already: SplitDocuments
+    documents: DocumentsBySplit
+    already: DocumentsBySplit
 
 
 def documents_by_id(
     corpus: Corpus, ids: Iterable[str], report: ReportDone = lambda done, total: None
-) -> SplitDocuments:
+) -> DocumentsBySplit:
     """Return the documents with these ids. A document of which stretches are held out counts in both splits.
 
     Raises:
@@ -77,7 +77,7 @@ def documents_by_id(
         StoreError: the store cannot be read.
     """
     wanted = set(ids)
-    rows: dict[SplitName, list[_Row]] = {part: [] for part in SPLITS}
+    rows: dict[SplitName, list[_DocumentRow]] = {part: [] for part in SPLITS}
     missing = set(wanted)
     for found in find_ids(corpus, wanted, report):
         at = found.origin
@@ -85,12 +85,12 @@ def documents_by_id(
         missing.discard(at.provenance.id or "")
     if missing:
         raise _unknown_documents_error(corpus, "no document with the id", sorted(missing))
-    return _to_split_documents(rows)
+    return _documents_from_rows(rows)
 
 
 def documents_by_number(
     corpus: Corpus, names: Iterable[str], report: ReportDone = lambda done, total: None
-) -> SplitDocuments:
+) -> DocumentsBySplit:
     """Return the documents with these numbers, written as `17`, `train:17` or `heldout:3`.
 
     Raises:
@@ -109,11 +109,11 @@ def documents_by_number(
     if unknown:
         raise _unknown_documents_error(corpus, "no document with the number", unknown)
     blocks = [one for part in SPLITS if wanted[part] for one in _group_by_block(corpus, part, wanted[part])]
-    rows: dict[SplitName, list[_Row]] = {part: [] for part in SPLITS}
+    rows: dict[SplitName, list[_DocumentRow]] = {part: [] for part in SPLITS}
     for one, placed in zip(blocks, parallel_map(partial(_locate_documents, corpus), blocks), strict=True):
         rows[one.split] += placed
         report(1, len(blocks))
-    return _to_split_documents(rows)
+    return _documents_from_rows(rows)
 
 
 def carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
@@ -136,36 +136,36 @@ def carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
             blocks[split] += len(source.table(split))
 
 
-def begins_with(chain: RemovalChain, carried: Sequence[Removal]) -> bool:
-    """Return whether the first removals of a chain are these, which are in no chain."""
-    return list(map(_fields, chain.removals[: len(carried)])) == list(map(_fields, carried))
+def chain_begins_with(chain: RemovalChain, carried: Sequence[Removal]) -> bool:
+    """Return whether the first removals of a chain equal `carried`, which belong to no chain."""
+    return list(map(_comparable_fields, chain.removals[: len(carried)])) == list(map(_comparable_fields, carried))
 
 
-def _fields(removal: Removal) -> tuple[object, ...]:
+def _comparable_fields(removal: Removal) -> tuple[object, ...]:
     documents = (removal.train.documents.tolist(), removal.heldout.documents.tolist())
     return removal.by, removal.at, removal.reason, documents
 
 
-def find_removed_in_parts(corpus: Corpus) -> SplitDocuments:
+def find_removed_in_parts(corpus: Corpus) -> DocumentsBySplit:
     """Return the documents of a merged corpus that were removed from its parts, before the merge or since.
 
     Raises:
         CorpusError: a part is gone, is another corpus than was merged, or its list of removals is damaged.
         StoreError: a store cannot be read.
     """
-    rows: dict[SplitName, list[_Row]] = {part: [] for part in SPLITS}
+    rows: dict[SplitName, list[_DocumentRow]] = {part: [] for part in SPLITS}
     for number in range(len(corpus.manifest.parts)):
         source = open_part(corpus, number)
         chain = load_removals(source.store, source.manifest)
         for split in SPLITS:
-            block, document = _first_block_and_document(corpus.table(split), key_in_part(number, ""))
-            gone = chain.for_split(split)
+            block, document = _first_block_and_document(corpus.table(split), key_of_part_object(number, ""))
+            gone = chain.removed_documents(split)
             columns = (gone.documents + document, gone.block + block, gone.start, gone.stop)
             rows[split] += zip(*(column.tolist() for column in columns), strict=True)
-    return _to_split_documents(rows)
+    return _documents_from_rows(rows)
 
 
-def find_unapplied_removals(corpus: Corpus) -> SplitDocuments:
+def find_unapplied_removals(corpus: Corpus) -> DocumentsBySplit:
     """Return the documents that were removed from parts of a merged corpus, but not from itself. Raises as
     `find_removed_in_parts`."""
     chain = load_removals(corpus.store, corpus.manifest)
@@ -181,7 +181,7 @@ def _first_block_and_document(table: BlockTable, prefix: str) -> tuple[int, int]
 
 
 def remove_documents(
-    corpus: Corpus, documents: SplitDocuments, *, removed_by: str, removed_at: int, reason: str
+    corpus: Corpus, documents: DocumentsBySplit, *, removed_by: str, removed_at: int, reason: str
 ) -> RemovalReport:
     """Add a removal of those of the documents that are still there. If there are none, nothing is written.
 
@@ -199,9 +199,7 @@ def remove_documents(
         StoreError: the store cannot be read or written.
     """
     if not reason.strip():
-        raise CorpusError(
-            "a removal has no reason", remedy="say why the documents are taken out: --reason TEXT"
-        )
+        raise CorpusError("a removal has no reason", remedy="say why the documents are taken out: --reason TEXT")
     while True:
         chain = load_removals(corpus.store, corpus.manifest)
         new, already = _split_by_removed(documents, chain)
@@ -216,22 +214,18 @@ def remove_documents(
             return RemovalReport(number, new, already)
 
 
-def _split_by_removed(
-    documents: SplitDocuments, chain: RemovalChain
-) -> tuple[SplitDocuments, SplitDocuments]:
+def _split_by_removed(documents: DocumentsBySplit, chain: RemovalChain) -> tuple[DocumentsBySplit, DocumentsBySplit]:
     """Return the documents that are not removed, and those that are."""
     kept, removed = {}, {}
     for split in SPLITS:
         given: RemovedDocuments = getattr(documents, split)
-        gone = np.isin(given.documents, chain.for_split(split).documents)
+        gone = np.isin(given.documents, chain.removed_documents(split).documents)
         kept[split], removed[split] = given.filter_documents(~gone), given.filter_documents(gone)
-    return SplitDocuments(**kept), SplitDocuments(**removed)
+    return DocumentsBySplit(**kept), DocumentsBySplit(**removed)
 
 
-def _to_split_documents(rows: dict[SplitName, list[_Row]]) -> SplitDocuments:
-    return SplitDocuments(
-        RemovedDocuments.from_rows(rows["train"]), RemovedDocuments.from_rows(rows["heldout"])
-    )
+def _documents_from_rows(rows: dict[SplitName, list[_DocumentRow]]) -> DocumentsBySplit:
+    return DocumentsBySplit(RemovedDocuments.from_rows(rows["train"]), RemovedDocuments.from_rows(rows["heldout"]))
 
 
 @dataclass(frozen=True)
@@ -244,16 +238,16 @@ class _BlockDocuments:
     numbers: list[int]
 
 
-def _group_by_block(corpus: Corpus, split: SplitName, wanted: set[int]) -> Iterator[_BlockDocuments]:
+def _group_by_block(corpus: Corpus, split: SplitName, document_numbers: set[int]) -> Iterator[_BlockDocuments]:
     """Yield the documents of each block that holds some of those wanted."""
     documents = corpus.table(split).documents
-    ends, numbers = np.cumsum(documents), np.array(sorted(wanted), dtype=np.int64)
+    ends, numbers = np.cumsum(documents), np.array(sorted(document_numbers), dtype=np.int64)
     blocks, starts = np.unique(np.searchsorted(ends, numbers, side="right"), return_index=True)
     for block, there in zip(blocks.tolist(), np.split(numbers, starts[1:]), strict=True):
         yield _BlockDocuments(split, block, int(ends[block] - documents[block]), there.tolist())
 
 
-def _locate_documents(corpus: Corpus, wanted: _BlockDocuments) -> list[_Row]:
+def _locate_documents(corpus: Corpus, wanted: _BlockDocuments) -> list[_DocumentRow]:
     """Return a row for each of the documents."""
     block = read_block(corpus.store, corpus.table(wanted.split), wanted.block)
     edges = block.sentences[block.documents]

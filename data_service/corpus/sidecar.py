@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # pyarrow is imported only to read or write a sidecar, which 
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-Conditions: TypeAlias = "list[tuple[str, str, object]] | pc.Expression"
+RowConditions: TypeAlias = "list[tuple[str, str, object]] | pc.Expression"
 ROW_GROUP_ROWS = 1 << 14  # rows of a row group, the unit of reading and of the writer's memory
 
 
@@ -121,7 +121,7 @@ def require_provenance(corpus: Corpus) -> None:
 
 
 def read_origins(
-    corpus: Corpus, split: SplitName, shard: str, conditions: "Conditions | None" = None
+    corpus: Corpus, split: SplitName, shard: str, conditions: "RowConditions | None" = None
 ) -> Iterator[DocumentOrigin]:
     """Yield the documents of a shard, in order, with the numbers of their blocks in the split.
 
@@ -141,16 +141,16 @@ def read_origins(
 
 
 def origins_in_ranges(
-    corpus: Corpus, split: SplitName, block: int, stretches: Sequence[range]
+    corpus: Corpus, split: SplitName, block: int, token_ranges: Sequence[range]
 ) -> list[DocumentOrigin]:
     """Return the documents that have tokens in one of a block's stretches. Raises as `read_origins`."""
     table = corpus.table(split)
-    number = block - table.first_block_by_shard[table.key(block)]
-    rows = read_origins(corpus, split, table.key(block), [("block", "==", number)])
+    number = block - table.first_block_by_shard[table.block_shard_key(block)]
+    rows = read_origins(corpus, split, table.block_shard_key(block), [("block", "==", number)])
     return [
         row
         for row in rows
-        if any(row.start < part.stop and part.start < row.start + row.tokens for part in stretches)
+        if any(row.start < part.stop and part.start < row.start + row.tokens for part in token_ranges)
     ]
 
 
@@ -195,7 +195,7 @@ def find_ids(
 
 
 def _find_matching(
-    corpus: Corpus, where: Conditions, report: Callable[[int, int], None] = lambda done, total: None
+    corpus: Corpus, where: RowConditions, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Iterator[FoundDocument]:
     """Yield the documents of both splits that meet the conditions, in order. Many sidecars are requested at once."""
     total = len(corpus.manifest.provenance)
@@ -212,7 +212,7 @@ def _find_matching(
             report(1, total)
 
 
-def read_ids(corpus: Corpus, shard: str) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]:
+def read_document_ids(corpus: Corpus, shard: str) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]:
     """Return block (of the shard), number in its block, and id of each document of a shard, in order.
 
     Raises as `read_origins`.
@@ -230,7 +230,7 @@ class TextCount:
     tokens: int = 0
 
 
-def count_by(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[SplitName, TextCount]]:
+def count_text_by_field(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[SplitName, TextCount]]:
     """Return how much of each split has each value of a field, the most tokens first. Raises as `find_documents`."""
     require_provenance(corpus)
     found: dict[str | None, dict[SplitName, TextCount]] = {}
@@ -246,7 +246,7 @@ def count_by(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[Sp
 
 
 def _read_sidecar(
-    corpus: Corpus, shard: str, columns: list[str] | None = None, filters: "Conditions | None" = None
+    corpus: Corpus, shard: str, columns: list[str] | None = None, filters: "RowConditions | None" = None
 ) -> "pa.Table":
     """Return the sidecar of a shard, verified."""
     import pyarrow as pa

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from data_service.characters import is_white_space
 from data_service.errors import InputError
 from data_service.store.errors import KeyMissing
-from data_service.store.open import open_file
+from data_service.store.open import open_store_of_file
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 from data_service.types import LEVELS, Level
 
@@ -56,15 +56,11 @@ class WordOptions(BaseModel):
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         if self.segmenter is None and self.lexicon is None:
-            raise ValueError(
-                "neither a segmenter nor a lexicon is given; give --segmenter, --lexicon or both"
-            )
+            raise ValueError("neither a segmenter nor a lexicon is given; give --segmenter, --lexicon or both")
         if self.segmenter == "longest_match" and self.dictionary is None:
             raise ValueError("longest_match takes its words from a dictionary; give one with --dictionary")
         if self.dictionary is not None and self.segmenter not in ("jieba", "longest_match"):
-            raise ValueError(
-                "only the segmenters jieba and longest_match use a dictionary; leave --dictionary out"
-            )
+            raise ValueError("only the segmenters jieba and longest_match use a dictionary; leave --dictionary out")
         if self.user_words is not None and self.segmenter != "jieba":
             raise ValueError("only the segmenter jieba uses user words; leave --user-words out")
         return self
@@ -74,7 +70,7 @@ class WordOptions(BaseModel):
         """Name of the input's field that holds words; None if the words come from elsewhere."""
         return self.field if self.segmenter == "field" else None
 
-    def files(self) -> dict[str, str]:
+    def word_file_uris(self) -> dict[str, str]:
         """Return the URIs of the files of words, by the name of the option."""
         named = {"dictionary": self.dictionary, "user_words": self.user_words, "lexicon": self.lexicon}
         return {name: uri for name, uri in named.items() if uri is not None}
@@ -120,23 +116,23 @@ class WordList:
             lengths.setdefault(word[0], set()).add(len(word))
         self._lengths = {first: tuple(sorted(found, reverse=True)) for first, found in lengths.items()}
 
-    def find(self, text: str) -> list[tuple[int, int]]:
+    def find_entries(self, text: str) -> list[tuple[int, int]]:
         """Return (start, end) of the entries in `text`, from left to right, the longest at each place."""
         inside = forbidden_word_starts(text)
         found: list[tuple[int, int]] = []
         at = 0
         while at < len(text):
-            stop = 0 if inside[at] else self._longest(text, at, inside)
+            stop = 0 if inside[at] else self._longest_entry_end(text, at, inside)
             if stop:
                 found.append((at, stop))
             at = stop or at + 1
         return found
 
-    def _longest(self, text: str, at: int, inside: bytearray) -> int:
+    def _longest_entry_end(self, text: str, at: int, forbidden_starts: bytearray) -> int:
         """Return the end of the longest entry that begins at `at`; 0 if none begins there."""
         for length in self._lengths.get(text[at], ()):
             stop = at + length
-            if stop <= len(text) and not inside[stop] and text[at:stop] in self._words:
+            if stop <= len(text) and not forbidden_starts[stop] and text[at:stop] in self._words:
                 return stop
         return 0
 
@@ -155,7 +151,7 @@ def forbidden_word_starts(text: str) -> bytearray:
 
 
 _RULES_VERSION = "1"  # version of the rules in this module
-_WordSizes = Callable[[str], Iterable[int]]
+_WordSizeFunction = Callable[[str], Iterable[int]]
 """A function that returns the number of characters of each word of a sentence, in order. They add up to its length."""
 
 
@@ -166,7 +162,7 @@ def resolve_segmentation(options: WordOptions) -> tuple[Segmentation, dict[str, 
         InputError: a file is missing or has the wrong content, or jieba is not installed.
         StoreError: a file cannot be read.
     """
-    files = {name: _read_word_file(uri) for name, uri in options.files().items()}
+    files = {name: _read_word_file(uri) for name, uri in options.word_file_uris().items()}
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     version = str(_import_jieba().__version__) if options.segmenter == "jieba" else _RULES_VERSION
     found = Segmentation(segmenter=options.segmenter, version=version, field=options.input_field, **hashes)
@@ -185,14 +181,14 @@ class UnitFinder:
     def __init__(self, segmentation: Segmentation, files: Mapping[str, bytes]) -> None:
         self.levels: tuple[Level, ...] = segmentation.levels
         self._segmenter = segmentation.segmenter
-        self._sizes = _word_sizes(segmentation, files)
+        self._sizes = _word_size_function(segmentation, files)
         self._lists: dict[Level, WordList] = {}
         if "lexicon" in files:
             entries = _parse_lexicon(files["lexicon"])
             entities = [text for text, kind in entries.items() if kind == "entity"]
             self._lists = {"phrase": WordList(entries), "entity": WordList(entities)}
 
-    def find(self, sentences: Sequence[str], word_starts: bytes) -> NDArray[np.bool_]:
+    def find_unit_starts(self, sentences: Sequence[str], word_starts: bytes) -> NDArray[np.bool_]:
         """Return [levels, characters] bool: whether a unit of each level begins at each character.
 
         Args:
@@ -213,7 +209,10 @@ class UnitFinder:
 
 
 def mark_unit_starts(
-    starts: NDArray[np.bool_], text: str, places: NDArray[np.int64], firsts: NDArray[np.int64]
+    starts: NDArray[np.bool_],
+    text: str,
+    token_places: NDArray[np.int64],
+    sentence_first_tokens: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
     """Return [levels, T] bool: which tokens begin a unit.
 
@@ -221,17 +220,17 @@ def mark_unit_starts(
     tokens are parts of one character, only the first of them does.
 
     Args:
-        starts: [levels, characters] bool, as `UnitFinder.find` returns it.
+        starts: [levels, characters] bool, as `UnitFinder.find_unit_starts` returns it.
         text: the joined sentences.
-        places: [T] int64, character at which each token begins.
-        firsts: numbers of the tokens that begin a sentence.
+        token_places: [T] int64, character at which each token begins.
+        sentence_first_tokens: numbers of the tokens that begin a sentence.
     """
     size = len(text)
     following = np.where(is_white_space(text), size, np.arange(size))
     following = np.append(np.minimum.accumulate(following[::-1])[::-1], size)
-    at = following[places]
+    at = following[token_places]
     first_of_character = np.diff(at, prepend=-1) > 0
-    first_of_character[firsts] = True
+    first_of_character[sentence_first_tokens] = True
     found: NDArray[np.bool_] = np.pad(starts, ((0, 0), (0, 1)))[:, at] & first_of_character
     return found
 
@@ -247,9 +246,7 @@ def mark_word_starts(text: str, words: Sequence[str]) -> bytes:
         at = 0
         for number, word in enumerate(plain):
             if not whole.startswith(word, at):
-                raise ValueError(
-                    f"word {number} is {word[:20]!r}, but the text continues with {whole[at : at + 20]!r}"
-                )
+                raise ValueError(f"word {number} is {word[:20]!r}, but the text continues with {whole[at : at + 20]!r}")
             at += len(word)
         raise ValueError(f"after the last word the text continues with {whole[at : at + 20]!r}")
     found = bytearray(len(whole))
@@ -264,29 +261,29 @@ def _entry_starts(sentences: Sequence[str], words: WordList) -> NDArray[np.bool_
     starts = np.ones(sum(map(len, sentences)), dtype=np.bool_)
     offset = 0
     for sentence in sentences:
-        for start, stop in words.find(sentence):
+        for start, stop in words.find_entries(sentence):
             starts[offset + start + 1 : offset + stop] = False
         offset += len(sentence)
     return starts
 
 
-def _word_sizes(segmentation: Segmentation, files: Mapping[str, bytes]) -> _WordSizes | None:
+def _word_size_function(segmentation: Segmentation, files: Mapping[str, bytes]) -> _WordSizeFunction | None:
     match segmentation.segmenter:
         case "jieba":
             cut = _jieba_tokenizer(segmentation, files).cut
             return lambda sentence: map(len, cut(sentence))
         case "longest_match":
-            return partial(_longest_sizes, WordList(_parse_words(files["dictionary"], "dictionary")))
+            return partial(_longest_match_sizes, WordList(_parse_words(files["dictionary"], "dictionary")))
         case "field" | None:
             return None
         case other:
             assert_never(other)
 
 
-def _longest_sizes(words: WordList, sentence: str) -> list[int]:
+def _longest_match_sizes(words: WordList, sentence: str) -> list[int]:
     """Return the sizes of a sentence's words: entries of the list, runs of letters, and other single characters."""
     inside = forbidden_word_starts(sentence)
-    for start, stop in words.find(sentence):
+    for start, stop in words.find_entries(sentence):
         inside[start + 1 : stop] = b"\1" * (stop - start - 1)
     bounds = [at for at in range(len(sentence)) if not inside[at]] + [len(sentence)]
     return np.diff(bounds).tolist()
@@ -369,7 +366,7 @@ def _parse_lexicon(content: bytes) -> dict[str, Literal["phrase", "entity"]]:
 
 
 def _read_word_file(uri: str) -> bytes:
-    store, name = open_file(uri)
+    store, name = open_store_of_file(uri)
     try:
         return store.get(name)
     except KeyMissing as error:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import DTYPES, BlockTable
 
-_COUNT_COLUMNS = ("offset", "length", "tokens", "sentences", "documents")
+_INTEGER_COLUMNS = ("offset", "length", "tokens", "sentences", "documents")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WrittenBlock:
     digest: str
 
 
-_BLOCK_ROW_DTYPE = np.dtype([(name, "<i8") for name in _COUNT_COLUMNS] + [("digest", "V16")])
+_BLOCK_ROW_DTYPE = np.dtype([(name, "<i8") for name in _INTEGER_COLUMNS] + [("digest", "V16")])
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class WrittenShard:
     def from_blocks(cls, size: int, digest: str, blocks: Sequence[WrittenBlock]) -> "WrittenShard":
         """Return the shard of these blocks, in order."""
         table = np.zeros(len(blocks), dtype=_BLOCK_ROW_DTYPE)
-        for name in _COUNT_COLUMNS:
+        for name in _INTEGER_COLUMNS:
             table[name] = [getattr(block, name) for block in blocks]
         table["digest"] = [np.void(bytes.fromhex(block.digest)) for block in blocks]
         return cls(size, digest, b64encode(table.tobytes()).decode())
 
     @property
-    def table(self) -> NDArray[np.void]:
+    def block_records(self) -> NDArray[np.void]:
         """[B] records with the fields of `WrittenBlock`; digests as 16 bytes."""
         found: NDArray[np.void] = np.frombuffer(b64decode(self.packed), dtype=_BLOCK_ROW_DTYPE)
         return found
@@ -67,19 +67,17 @@ class WrittenShard:
     def blocks(self) -> tuple[WrittenBlock, ...]:
         """Its blocks in order."""
         return tuple(
-            WrittenBlock(
-                **{name: int(row[name]) for name in _COUNT_COLUMNS}, digest=row["digest"].tobytes().hex()
-            )
-            for row in self.table
+            WrittenBlock(**{name: int(row[name]) for name in _INTEGER_COLUMNS}, digest=row["digest"].tobytes().hex())
+            for row in self.block_records
         )
 
 
 def concatenate_shard_tables(shards: Mapping[str, WrittenShard]) -> BlockTable:
     """Return the table of the blocks of shards, by key, in order."""
-    tables = [shard.table for shard in shards.values()]
+    tables = [shard.block_records for shard in shards.values()]
     rows = np.concatenate([np.zeros(0, dtype=_BLOCK_ROW_DTYPE), *tables])
     columns: dict[str, NDArray[Any]] = {
-        name: np.ascontiguousarray(rows[name], dtype=DTYPES[name]) for name in (*_COUNT_COLUMNS, "digest")
+        name: np.ascontiguousarray(rows[name], dtype=DTYPES[name]) for name in (*_INTEGER_COLUMNS, "digest")
     }
     columns["shard"] = np.repeat(np.arange(len(tables), dtype=DTYPES["shard"]), list(map(len, tables)))
     return BlockTable(len(rows), tuple(shards), {name: columns[name] for name in DTYPES})

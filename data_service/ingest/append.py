@@ -1,4 +1,4 @@
-"""Lets a corpus grow: new text is built into a part of its own by the corpus's settings, and both are merged.
+"""Appends documents to a corpus: they are built into a new part by the corpus's settings, and both are merged.
 
     grown/manifest.json     lists the shards of the old corpus and of the new part (`data_service.corpus.merge`)
     grown/added/            the new part, a complete corpus
@@ -23,7 +23,7 @@ from data_service.ingest.pool import ReportProgress, remove_objects
 from data_service.store.base import Store
 from data_service.store.open import open_store
 
-ADDED_FOLDER = "added"
+APPENDED_PART_FOLDER = "added"
 """Folder of the new part, below the grown corpus."""
 
 
@@ -57,8 +57,8 @@ def append_documents(
 ) -> AppendReport:
     """Write the corpus at `corpus`, grown by the documents of `inputs`, to `output`.
 
-    Documents whose tokens the corpus has are left out. An append that was interrupted is continued by the same call; a
-    complete one is known.
+    Documents whose tokens the corpus has are left out. The same call continues an interrupted append, and changes
+    nothing after a complete one.
 
     Args:
         corpus: URI of the corpus that grows. It must stay where it is.
@@ -71,21 +71,21 @@ def append_documents(
         report: function that is called as the documents of both are compared.
 
     Raises:
-        EqualIds: a new document has the id of one of the corpus, and is no copy of it. The new part is deleted.
+        DuplicateIdError: a new document has the id of one in the corpus, but other tokens. The new part is deleted.
         InputError, CorpusError, StoreError: as `build_corpus` and `merge_corpora`.
     """
     source, store = open_corpus(corpus), open_store(output)
-    place = store.at(ADDED_FOLDER).uri
+    place = store.with_prefix(APPENDED_PART_FOLDER).uri
     complete = store.size(MANIFEST_KEY) is not None
     if complete:
-        _refuse_other_corpus(store, source)
+        _check_store_extends_source(store, source)
     else:
         claim_output(store, {"append": source.manifest.digest})
         if not any(
-            store.size(f"{ADDED_FOLDER}/{key}") is not None for key in (MANIFEST_KEY, CONFIGURATION_KEY)
+            store.size(f"{APPENDED_PART_FOLDER}/{key}") is not None for key in (MANIFEST_KEY, CONFIGURATION_KEY)
         ):
-            # Deletes what an interrupted deletion of a part has left.
-            remove_objects(store, f"{ADDED_FOLDER}/", progress)
+            # An interrupted deletion may have left files of the new part.
+            remove_objects(store, f"{APPENDED_PART_FOLDER}/", progress)
     build_corpus(list(inputs), place, f"{corpus.rstrip('/')}/{TOKENIZER_FOLDER}", options, progress)
     new = open_corpus(place)
     if not complete:
@@ -93,19 +93,22 @@ def append_documents(
             join_corpora([source, new], store, removed_by=removed_by, removed_at=removed_at, report=report)
         except DuplicateIdError:
             # The manifest is deleted first: without it the other files are no corpus.
-            remove_objects(store, f"{ADDED_FOLDER}/{MANIFEST_KEY}", progress)
-            remove_objects(store, f"{ADDED_FOLDER}/", progress)
+            remove_objects(store, f"{APPENDED_PART_FOLDER}/{MANIFEST_KEY}", progress)
+            remove_objects(store, f"{APPENDED_PART_FOLDER}/", progress)
             store.delete(CONFIGURATION_KEY)
             raise
     store.delete(CONFIGURATION_KEY)
     return _append_report(open_corpus(output), new)
 
 
-def _refuse_other_corpus(store: Store, source: Corpus) -> None:
+def _check_store_extends_source(store: Store, source: Corpus) -> None:
     """Raise CorpusError if the corpus at `store` is not `source`, grown by a part that lies in it."""
     parts = open_corpus(store.uri).manifest.parts
-    built = store.size(f"{ADDED_FOLDER}/{MANIFEST_KEY}") is not None
-    if not built or parts != (*corpus_parts(source), *corpus_parts(open_corpus(store.at(ADDED_FOLDER).uri))):
+    built = store.size(f"{APPENDED_PART_FOLDER}/{MANIFEST_KEY}") is not None
+    if not built or parts != (
+        *corpus_parts(source),
+        *corpus_parts(open_corpus(store.with_prefix(APPENDED_PART_FOLDER).uri)),
+    ):
         raise CorpusError(
             f"{store.uri} holds a corpus that is not an extension of {source.store.uri}",
             remedy="give another folder with --out",
@@ -119,10 +122,6 @@ def _append_report(grown: Corpus, new: Corpus) -> AppendReport:
     for removal in load_removals(grown.store, grown.manifest).removals:
         for split in SPLITS:
             gone = (removal.train if split == "train" else removal.heldout).documents
-            own = (
-                int((gone >= totals[split] - sizes[split]).sum())
-                if removal.reason == DUPLICATE_REMOVAL_REASON
-                else 0
-            )
+            own = int((gone >= totals[split] - sizes[split]).sum()) if removal.reason == DUPLICATE_REMOVAL_REASON else 0
             copies, removed = copies + own, removed + len(gone) - own
     return AppendReport(sum(sizes.values()), copies, sum(totals.values()), removed)

@@ -1,6 +1,6 @@
-"""The options by which documents are built that a corpus is to grow by: those of the corpus.
+"""Options for documents to append to a corpus: those with which the corpus was built.
 
-Apart from `append`, so that the command answers a mistake without importing what builds.
+Separate from `append`, so that the command reports mistakes without importing the code that builds.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from data_service.corpus.corpus import Corpus, open_part
 from data_service.corpus.manifest import CorpusManifest
 from data_service.corpus.words import WordOptions, resolve_segmentation
 from data_service.errors import CorpusError
-from data_service.ingest.heldout import heldout_like
+from data_service.ingest.heldout import heldout_options_from_manifest
 from data_service.ingest.options import BuildOptions
 
 _OPTIONS_THAT_MAY_DIFFER = {
@@ -21,17 +21,17 @@ _OPTIONS_THAT_MAY_DIFFER = {
     "on_bad_bytes",
     "accept_loss",
 }
-"""Settings in whose place others may be given: they say how the new input is written, or what may be lost of it."""
+"""Settings that an append may override: the format of the new input, or which losses of text are accepted."""
 
 
 def options_from_corpus(
-    corpus: Corpus, *, workers: int, on_bad_records: str, word_files: Mapping[str, str], **others: object
+    corpus: Corpus, *, workers: int, on_bad_records: str, word_files: Mapping[str, str], **overrides: object
 ) -> BuildOptions:
-    """Return the options by which new documents for `corpus` are built.
+    """Return the options for building documents to append to `corpus`.
 
     Args:
         word_files: URIs of the files of words with which the corpus was built, by the name of the option.
-        others: settings in place of the corpus's own, of `text_field`, `txt_documents`, `encoding`, `delimiter`,
+        overrides: settings in place of the corpus's own, of `text_field`, `txt_documents`, `encoding`, `delimiter`,
             `provenance`, `on_bad_bytes` and `accept_loss`.
 
     Raises:
@@ -39,30 +39,30 @@ def options_from_corpus(
             another one.
         InputError, StoreError: a file of words cannot be read.
     """
-    assert others.keys() <= _OPTIONS_THAT_MAY_DIFFER, "no other setting may differ"
-    origin = _first_part(corpus).manifest
-    if "provenance" in others and not origin.provenance:
+    assert overrides.keys() <= _OPTIONS_THAT_MAY_DIFFER, "no other setting may differ"
+    origin = _open_original_corpus(corpus).manifest
+    if "provenance" in overrides and not origin.provenance:
         raise CorpusError(
             f"{corpus.store.uri} was built without provenance, so appended documents cannot have it",
             remedy="leave --provenance out, or build a new corpus of all text with it",
         )
     kept = {name: value for name, value in origin.options.items() if name in BuildOptions.model_fields}
-    words = _word_options(corpus, origin, word_files)
+    words = _load_word_options(corpus, origin, word_files)
     return BuildOptions.model_validate(
         kept
-        | heldout_like(corpus.manifest)
-        | {"lines": "keep" if origin.keeps_lines else "join"}
+        | heldout_options_from_manifest(corpus.manifest)
+        | {"lines": "keep" if origin.keeps_white_space else "join"}
         | {"words": words, "workers": workers, "on_bad_records": on_bad_records}
-        | others
+        | overrides
     )
 
 
-def _first_part(corpus: Corpus) -> Corpus:
+def _open_original_corpus(corpus: Corpus) -> Corpus:
     """Return the corpus that was built, and grew into `corpus`. Raises CorpusError: it is no longer there."""
     return open_part(corpus, 0) if corpus.manifest.parts else corpus
 
 
-def _word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:
+def _load_word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:
     """Return the options of words with which the corpus was built; None if it stores none."""
     known = origin.words
     recorded = {} if known is None else known.model_dump(exclude_none=True)

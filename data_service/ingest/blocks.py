@@ -32,7 +32,7 @@ class EncodedDocument:
         tokens: [T] uint16 or uint32, token ids.
         lengths: [S] int64, number of tokens of each sentence, at least one.
         begins: [levels, T] bool, whether a unit of each level begins with each token; None if units are not looked for.
-        moved: number of sentences that begin inside a token, and so with that token.
+        moved: number of sentences that begin inside a token; each then begins with the whole token.
     """
 
     tokens: Tokens
@@ -67,22 +67,22 @@ def encode_documents(
     documents = []
     for number, (text, found) in enumerate(zip(texts, placed, strict=True)):
         bounds = sentence_bounds(text, language)
-        firsts, moved = _first_tokens(found, bounds)
+        firsts, moved = _find_sentence_starts(found, bounds)
         if moved and found.by_word:
             [found] = tokenizer.encode_placed([text])
-            firsts, moved = _first_tokens(found, bounds)
+            firsts, moved = _find_sentence_starts(found, bounds)
         begins = None
         if finder is not None:
             stops = [0, *bounds[:, 0].tolist(), len(text)]
             sentences = [text[start:stop] for start, stop in pairwise(stops)]
-            starts = finder.find(sentences, word_starts[number] if word_starts else b"")
+            starts = finder.find_unit_starts(sentences, word_starts[number] if word_starts else b"")
             begins = mark_unit_starts(starts, text, found.starts, firsts)
         lengths = np.diff(np.append(firsts, len(found)))
         documents.append(EncodedDocument(found.ids, lengths, begins, moved))
     return documents
 
 
-def _first_tokens(placed: PlacedTokens, bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+def _find_sentence_starts(placed: PlacedTokens, bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Return [S] int64, the number of the first token of each sentence, and how many of them lie across a bound."""
     if not len(placed):
         return np.empty(0, dtype=np.int64), 0
@@ -107,9 +107,7 @@ def encode_examples(
         parts = [next(encoded).tokens for _ in example]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         tokens = _join_tokens(parts)
-        found.append(
-            EncodedDocument(tokens, lengths) if lengths.all() else EncodedDocument(tokens[:0], lengths[:0])
-        )
+        found.append(EncodedDocument(tokens, lengths) if lengths.all() else EncodedDocument(tokens[:0], lengths[:0]))
     return found
 
 

@@ -2,8 +2,8 @@
 
 1. Big files that are compressed or in another encoding than UTF-8 are measured, so that they can be cut into splits
    like others (`streamed.py`).
-2. The first pass hashes every document (`scan.py`). The hashes are compared, one range at a time (`kept.py`), and
-   then it is decided what is held out (`heldout.py`).
+2. The first pass hashes every document (`scan.py`). The hashes are compared, one range at a time
+   (`deduplicate.py`), and then it is decided what is held out (`heldout.py`).
 3. The second pass encodes the documents that are no later copies (`write.py`). The manifest comes last
    (`configuration.py`).
 
@@ -33,10 +33,10 @@ from data_service.ingest.configuration import (
     assemble_manifest,
     check_provenance_patterns,
     check_skipped_records,
+    check_text_unchanged,
     claim_output,
     identity_hash,
     make_configuration,
-    refuse_other_text,
 )
 from data_service.ingest.deduplicate import (
     CompareReceipt,
@@ -49,22 +49,22 @@ from data_service.ingest.deduplicate import (
     plan_partitions,
     sum_document_figures,
 )
-from data_service.ingest.documents import first_mismatched_files
+from data_service.ingest.documents import find_cluster_mismatch
 from data_service.ingest.heldout import (
     MIN_DOCUMENTS_TO_HASH_TOKENS,
     DocumentFigures,
-    document_rule,
+    heldout_rule_by_documents,
+    heldout_rule_by_queries,
     heldout_rule_by_stretches,
     is_default_rule,
-    query_rule,
 )
-from data_service.ingest.identifiers import IdReceipt, find_repeated_ids, plan_id_tasks, refuse_repeated_ids
-from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_own_output
+from data_service.ingest.identifiers import RepeatedIdsReceipt, find_repeated_ids, plan_id_tasks, refuse_repeated_ids
+from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_inputs_in_output
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.origin import read_origin
-from data_service.ingest.pool import Pool, Progress, ReportProgress, Runner, remove_build_files
+from data_service.ingest.pool import Progress, ReportProgress, StageRunner, WorkerPool, remove_build_files
 from data_service.ingest.scan import ScanReceipt, ScanTask, scan_split
-from data_service.ingest.tasks import hash_parts, plan_splits, streamed_files
+from data_service.ingest.tasks import hash_strings, plan_splits, streamed_files
 from data_service.ingest.write import WriteReceipt, WriteTask, write_split
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
@@ -73,7 +73,7 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.loss import TextLoss, check_loss
 from data_service.tokenizers.tokenizer import Tokenizer
 
-_FIRST_SPLITS = 4
+_LOSS_CHECK_SPLITS = 4
 
 
 def build_corpus(
@@ -100,7 +100,7 @@ def build_corpus(
     """
     store = open_store(output)
     listing = list_inputs(inputs, options.encoding)
-    refuse_own_output(store, listing)
+    refuse_inputs_in_output(store, listing)
     check_provenance_patterns(listing, options)
     encoder = load_tokenizer(tokenizer, options.tokenizer_rules)
     words, word_files = resolve_segmentation(options.words) if options.words is not None else (None, {})
@@ -109,18 +109,18 @@ def build_corpus(
     if manifest is not None:
         check_skipped_records(store, manifest, options)
         if manifest.options.get(FILE_VERSIONS_ENTRY) != wanted[FILE_VERSIONS_ENTRY]:
-            _refuse_other_text(
-                store, listing, manifest=manifest, wanted=wanted, options=options, progress=progress
+            _check_rewritten_inputs(
+                store, listing, manifest=manifest, configuration=wanted, options=options, progress=progress
             )
         shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
         progress(Progress("already built", shards, shards, size, size))
     else:
         try:
-            manifest = _build(
+            manifest = _build_new_corpus(
                 store,
                 listing,
                 encoder,
-                wanted=wanted,
+                configuration=wanted,
                 options=options,
                 words=words,
                 word_files=word_files,
@@ -135,12 +135,12 @@ def build_corpus(
     return manifest
 
 
-def _build(
+def _build_new_corpus(
     store: Store,
     listing: InputListing,
     tokenizer: Tokenizer,
     *,
-    wanted: Configuration,
+    configuration: Configuration,
     options: BuildOptions,
     words: Segmentation | None,
     word_files: Mapping[str, bytes],
@@ -151,16 +151,16 @@ def _build(
     except InputError:
         store.delete(CONFIGURATION_KEY)  # frees the output: a correction may change the configuration
         raise
-    with _open_passes(store, listing, wanted=wanted, options=options, progress=progress) as passes:
+    with _open_passes(store, listing, configuration=configuration, options=options, progress=progress) as passes:
         scanned = passes.scan()
         heldout, kept = passes.choose_heldout(scanned)
-        save_tokenizer(tokenizer, store.at(TOKENIZER_FOLDER).uri)
+        save_tokenizer(tokenizer, store.with_prefix(TOKENIZER_FOLDER).uri)
         for name, content in word_files.items():
             store.put(passes.layout.words_key(name), content)
-        written = passes.write(kept, heldout, tokenizer.hash, words)
+        written = passes.write_shards(kept, heldout, tokenizer.hash, words)
     manifest = assemble_manifest(
         passes.layout,
-        options=wanted,
+        options=configuration,
         tokenizer=tokenizer,
         scanned=scanned,
         written=written,
@@ -175,20 +175,20 @@ def _build(
     return manifest
 
 
-def _refuse_other_text(
+def _check_rewritten_inputs(
     store: Store,
     listing: InputListing,
     manifest: CorpusManifest,
-    wanted: Configuration,
+    configuration: Configuration,
     options: BuildOptions,
     progress: ReportProgress,
 ) -> None:
     """Read inputs whose files were written again after the corpus was completed. Raises CorpusError: their text
     differs."""
-    with _open_passes(store, listing, wanted=wanted, options=options, progress=progress) as passes:
+    with _open_passes(store, listing, configuration=configuration, options=options, progress=progress) as passes:
         scanned = passes.scan()
     try:
-        refuse_other_text(store, manifest, passes.splits, scanned)
+        check_text_unchanged(store, manifest, passes.splits, scanned)
     except CorpusError:
         remove_build_files(store, progress)
         raise
@@ -199,18 +199,18 @@ def _open_passes(
     store: Store,
     listing: InputListing,
     *,
-    wanted: Configuration,
+    configuration: Configuration,
     options: BuildOptions,
     progress: ReportProgress,
 ) -> "Iterator[BuildPasses]":
     """Yield the passes of a build; within the block their workers live."""
-    with Pool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0) as pool:
-        runner = Runner(BuildLayout(store.uri, identity_hash(wanted)), pool, progress)
+    with WorkerPool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0) as pool:
+        runner = StageRunner(BuildLayout(store.uri, identity_hash(configuration)), pool, progress)
         yield BuildPasses(runner, listing.files, options)
 
 
 class BuildPasses:
-    """The passes over the splits. Call `scan`, `choose_heldout` and `write` in this order.
+    """The passes over the splits. Call `scan`, `choose_heldout` and `write_shards` in this order.
 
     Attributes:
         splits: splits of the input.
@@ -220,12 +220,10 @@ class BuildPasses:
             only the tasks that depend on it are repeated.
     """
 
-    def __init__(
-        self, runner: Runner[BuildLayout], files: tuple[InputFile, ...], options: BuildOptions
-    ) -> None:
+    def __init__(self, runner: StageRunner[BuildLayout], files: tuple[InputFile, ...], options: BuildOptions) -> None:
         self._options, self._runner = options, runner
         with self._release_output_on_user_error():
-            sizes, self._runner = runner.measure(streamed_files(files, options))
+            sizes, self._runner = runner.measure_streamed_files(streamed_files(files, options))
         self.splits = plan_splits(files, options, sizes)
 
     @property
@@ -235,12 +233,9 @@ class BuildPasses:
 
     def scan(self) -> list[ScanReceipt]:
         """Run the first pass; return its receipts."""
-        tasks = [
-            ScanTask(self.layout, i, split.source, split, self._options)
-            for i, split in enumerate(self.splits)
-        ]
+        tasks = [ScanTask(self.layout, i, split.source, split, self._options) for i, split in enumerate(self.splits)]
         with self._release_output_on_user_error():
-            scanned = self._runner.run("reading", tasks, scan_split, receipt=ScanReceipt)
+            scanned = self._runner.run_stage("reading", tasks, scan_split, receipt=ScanReceipt)
             if not any(split.documents for split in scanned):
                 remove_build_files(self.layout.open_output(), self._runner.progress)
                 raise _no_text_error(scanned)
@@ -253,15 +248,15 @@ class BuildPasses:
         """
         fraction = self._options.heldout_fraction
         with self._release_output_on_user_error():
-            clusters = self._clusters(scanned)
+            clusters = self._find_clusters_digest(scanned)
         tasks = plan_partitions(self.layout, scanned, fraction, clusters=bool(clusters))
-        compared = self._runner.run("comparing", tasks, compare_partition, receipt=CompareReceipt)
+        compared = self._runner.run_stage("comparing", tasks, compare_partition, receipt=CompareReceipt)
         dropped = [part.digest for part in compared]
         kept = [
             KeptDocuments(
                 find_drop_ranges(self.layout, i, compared),
                 split.digest,
-                hash_parts([split.digest, *dropped]),
+                hash_strings([split.digest, *dropped]),
                 clusters=bool(clusters),
             )
             for i, split in enumerate(scanned)
@@ -270,17 +265,19 @@ class BuildPasses:
         with self._release_output_on_user_error():
             if self._options.has_ids:
                 of_ids = plan_id_tasks(self.layout, scanned, kept)
-                compared_ids = self._runner.run("comparing ids", of_ids, find_repeated_ids, receipt=IdReceipt)
+                compared_ids = self._runner.run_stage(
+                    "comparing ids", of_ids, find_repeated_ids, receipt=RepeatedIdsReceipt
+                )
                 refuse_repeated_ids(compared_ids, self.splits, self._options)
             given = self._options.heldout_rule is not None
-            rule = self._requested_rule(found) if given else document_rule(found, fraction)
+            rule = self._requested_rule(found) if given else heldout_rule_by_documents(found, fraction)
             if rule is None and self._options.pairs is not None:
-                rule = query_rule(found, fraction)
-            rule = rule or self._stretches(kept, found)
+                rule = heldout_rule_by_queries(found, fraction)
+            rule = rule or self._choose_stretch_rule(kept, found)
             return replace(rule, clusters=clusters), kept
 
-    def _clusters(self, scanned: Sequence[ScanReceipt]) -> str:
-        """Return the digest of the clusters of near duplicates that the inputs name; empty if they name none.
+    def _find_clusters_digest(self, scanned: Sequence[ScanReceipt]) -> str:
+        """Return the digest of the inputs' clusters of near duplicates; empty if they have none.
 
         Raises:
             InputError: the documents were not prepared together.
@@ -288,22 +285,22 @@ class BuildPasses:
         named = {name for split in scanned for name in split.clusters}
         if len(named) > 1:
             files = dict.fromkeys(piece.file for split in self.splits for piece in split.pieces)
-            one, other = first_mismatched_files(files)
+            one, other = find_cluster_mismatch(files)
             raise InputError(
                 f"{one.uri} and {other.uri} were not prepared together: near duplicates that both hold are not known",
                 remedy="prepare all inputs together, with `keep: all`, or build a corpus of each",
             )
         return next(iter(named), "")
 
-    def _requested_rule(self, found: DocumentFigures) -> HeldoutRule:
+    def _requested_rule(self, figures: DocumentFigures) -> HeldoutRule:
         """Return the rule that the options give. The requested share divides unknown words as it always does."""
         given = self._options.heldout_rule
         assert given is not None
         usual = is_default_rule(given, self._options.heldout_fraction)
-        by_tokens = given.by_tokens or found.held_count >= MIN_DOCUMENTS_TO_HASH_TOKENS
+        by_tokens = given.by_tokens or figures.held_count >= MIN_DOCUMENTS_TO_HASH_TOKENS
         return replace(given, by_tokens=by_tokens) if usual else given
 
-    def write(
+    def write_shards(
         self,
         kept: list[KeptDocuments],
         heldout: HeldoutRule,
@@ -318,7 +315,7 @@ class BuildPasses:
             WriteTask(
                 self.layout,
                 i,
-                hash_parts([kept[i].source, repr(heldout)]),
+                hash_strings([kept[i].source, repr(heldout)]),
                 split,
                 self._options,
                 kept=kept[i],
@@ -328,38 +325,34 @@ class BuildPasses:
             )
             for i, split in enumerate(self.splits)
         ]
-        if len(tasks) > _FIRST_SPLITS:
-            first = tasks[:: -(-len(tasks) // _FIRST_SPLITS)]
-            self._refuse_loss(self._runner.run("writing", first, write_split, receipt=WriteReceipt))
-        written = self._runner.run("writing", tasks, write_split, receipt=WriteReceipt)
-        self._refuse_loss(written)
+        if len(tasks) > _LOSS_CHECK_SPLITS:
+            first = tasks[:: -(-len(tasks) // _LOSS_CHECK_SPLITS)]
+            self._check_tokenizer_loss(self._runner.run_stage("writing", first, write_split, receipt=WriteReceipt))
+        written = self._runner.run_stage("writing", tasks, write_split, receipt=WriteReceipt)
+        self._check_tokenizer_loss(written)
         return written
 
-    def _refuse_loss(self, written: Sequence[WriteReceipt]) -> None:
+    def _check_tokenizer_loss(self, written: Sequence[WriteReceipt]) -> None:
         with self._release_output_on_user_error():
             loss = TextLoss.sum_of(part.loss for part in written)
             what = f"the tokenizer does not fit the text of {self.layout.output}"
             check_loss(loss, self._options.accept_loss, what, remedy="give one that was trained on such text")
 
-    def _stretches(self, kept: list[KeptDocuments], found: DocumentFigures) -> HeldoutRule:
+    def _choose_stretch_rule(self, kept: list[KeptDocuments], figures: DocumentFigures) -> HeldoutRule:
         tasks = [
-            FindStretchesTask(
-                self.layout, i, kept[i].source, split, self._options, kept=kept[i], size=found.size
-            )
+            FindStretchesTask(self.layout, i, kept[i].source, split, self._options, kept=kept[i], size=figures.size)
             for i, split in enumerate(self.splits)
         ]
         candidates: Counter[int] = Counter()
         clustered: set[int] = set()
-        for divided in self._runner.run(
-            "dividing", tasks, find_split_stretches, receipt=FindStretchesReceipt
-        ):
+        for divided in self._runner.run_stage("dividing", tasks, find_split_stretches, receipt=FindStretchesReceipt):
             candidates.update(dict(divided.candidates))
             clustered.update(divided.clustered)
-        return heldout_rule_by_stretches(candidates, found.size, self._options.heldout_fraction, clustered)
+        return heldout_rule_by_stretches(candidates, figures.size, self._options.heldout_fraction, clustered)
 
     @contextmanager
     def _release_output_on_user_error(self) -> Iterator[None]:
-        """Free the output for another build after a mistake of the user, whose correction may make it another one.
+        """Free the output after a user's mistake, because the corrected build may have another configuration.
 
         The receipts of scans stay: if bad records are skipped, or a file is corrected without a change of its size,
         it is still the same build.
@@ -373,11 +366,7 @@ class BuildPasses:
 
 def _no_text_error(scanned: list[ScanReceipt]) -> InputError:
     skipped = [record for split in scanned for record in split.first_skipped]
-    first = (
-        f"; the first of {sum(split.skipped for split in scanned):,} bad records: {skipped[0]}"
-        if skipped
-        else ""
-    )
+    first = f"; the first of {sum(split.skipped for split in scanned):,} bad records: {skipped[0]}" if skipped else ""
     others = sum(split.not_chosen for split in scanned)
     not_chosen = f", {others:,} that `only` in --provenance does not choose" if others else ""
     return InputError(

@@ -34,7 +34,7 @@ from data_service.ingest.pool import Progress, ReportProgress
 from data_service.ingest.records import NOT_CHOSEN_REASON
 from data_service.ingest.scan import ScanReceipt
 from data_service.ingest.skipped import MAX_LISTED_RECORDS, with_line_numbers
-from data_service.ingest.tasks import Split
+from data_service.ingest.tasks import InputSplit
 from data_service.ingest.write import LENGTH_BINS, PartSummary, WriteReceipt
 from data_service.store.base import Store, digest, parallel_map
 from data_service.tokenizers.loss import TextLoss
@@ -56,11 +56,11 @@ def make_configuration(
     options: BuildOptions,
     words: Segmentation | None = None,
 ) -> Configuration:
-    """Return everything that decides the bytes of a corpus, as JSON values, and two entries that do not.
+    """Return, as JSON values, all that decides a corpus's bytes; also `inputs` and `input_versions`, which do not.
 
     `inputs` is for people to read. `input_versions` changes when a file is written again, even with the same text,
     which only reading it shows. So receipts name the versions of the files that they were made from, and a corpus
-    holds hashes of the text that it was built from (`input_content`, see `refuse_other_text`).
+    holds hashes of the text that it was built from (`input_content`, see `check_text_unchanged`).
     """
     return {
         "rules": RULES_VERSION,
@@ -102,9 +102,7 @@ def claim_output(store: Store, configuration: Configuration) -> CorpusManifest |
         _check_same_configuration(store, manifest.options, configuration, "a complete corpus")
         return manifest
     if not store.put_if_absent(CONFIGURATION_KEY, json.dumps(configuration).encode()):
-        _check_same_configuration(
-            store, json.loads(store.get(CONFIGURATION_KEY)), configuration, "a half-built corpus"
-        )
+        _check_same_configuration(store, json.loads(store.get(CONFIGURATION_KEY)), configuration, "a half-built corpus")
     return None
 
 
@@ -113,10 +111,10 @@ def hash_splits(scanned: Sequence[ScanReceipt]) -> list[str]:
     return [split.digest[:16] for split in scanned]
 
 
-def refuse_other_text(
-    store: Store, manifest: CorpusManifest, splits: Sequence[Split], scanned: Sequence[ScanReceipt]
+def check_text_unchanged(
+    store: Store, manifest: CorpusManifest, splits: Sequence[InputSplit], scanned: Sequence[ScanReceipt]
 ) -> None:
-    """Raise CorpusError if the complete corpus was built from other text than was scanned now."""
+    """Raise CorpusError if the text of the inputs changed since the complete corpus was built."""
     now, there = hash_splits(scanned), manifest.options.get(SPLIT_HASHES_ENTRY)
     then = there if isinstance(there, list) and len(there) == len(now) else [None] * len(now)
     changed = [split for split, digest, before in zip(splits, now, then, strict=True) if digest != before]
@@ -153,11 +151,11 @@ def check_provenance_patterns(listing: InputListing, options: BuildOptions) -> N
         )
 
 
-def _check_same_configuration(store: Store, there: Configuration, wanted: Configuration, what: str) -> None:
-    lines = describe_differences(there, wanted, _ENTRIES_WITHOUT_EFFECT)
+def _check_same_configuration(store: Store, stored: Configuration, requested: Configuration, content: str) -> None:
+    lines = describe_differences(stored, requested, _ENTRIES_WITHOUT_EFFECT)
     if lines:
         raise CorpusError(
-            "\n".join([f"{store.uri} holds {what} that was built in another way:", *lines]),
+            "\n".join([f"{store.uri} holds {content} that was built in another way:", *lines]),
             remedy="give another --out or delete this corpus; to continue it, give the same inputs and options",
         )
 
@@ -200,14 +198,14 @@ def assemble_manifest(
     if is_default_rule(heldout_rule, fraction):
         heldout_rule = replace(heldout_rule, by_tokens=False)
     as_asked = is_default_rule(heldout_rule, fraction) and not heldout_rule.clusters
-    shards = _shards("train", train) | _shards("heldout", heldout)
+    shards = _shards_by_key("train", train) | _shards_by_key("heldout", heldout)
     files = tokenizer.save_files()
     return CorpusManifest(
         tokenizer_hash=tokenizer.hash,
         vocab_size=tokenizer.vocab_size,
         heldout_fraction=fraction,
-        train=concatenate_shard_tables(_shards("train", train)),
-        heldout=concatenate_shard_tables(_shards("heldout", heldout)),
+        train=concatenate_shard_tables(_shards_by_key("train", train)),
+        heldout=concatenate_shard_tables(_shards_by_key("heldout", heldout)),
         unigram=_sum_unigram_counts(layout, len(written), tokenizer.vocab_size, progress),
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
@@ -218,8 +216,8 @@ def assemble_manifest(
         heldout_rule=None if as_asked else heldout_rule,
         skipped=_skipped_texts(scanned, listing),
         left_out=tuple(str(item) for item in listing.left_out[:MAX_LISTED_RECORDS]),
-        provenance=_sidecars("train", train) | _sidecars("heldout", heldout),
-        origin=_joined_origin(origin, train),
+        provenance=_sidecars_by_key("train", train) | _sidecars_by_key("heldout", heldout),
+        origin=_origin_with_value_counts(origin, train),
         loss=TextLoss.sum_of(part.loss for part in written),
     )
 
@@ -229,21 +227,17 @@ def _skipped_texts(scanned: list[ScanReceipt], listing: InputListing) -> tuple[s
     return tuple(str(record) for record in with_line_numbers(first, listing.files))
 
 
-def _joined_origin(inputs: Origin, train: list[PartSummary]) -> Origin | None:
+def _origin_with_value_counts(inputs: Origin, train: list[PartSummary]) -> Origin | None:
     found = inputs.model_copy(update={"values": join_value_counts(part.values for part in train)})
     return found if found.values or found.prepared else None
 
 
-def _shards(part: str, summaries: list[PartSummary]) -> dict[str, WrittenShard]:
+def _shards_by_key(part: str, summaries: list[PartSummary]) -> dict[str, WrittenShard]:
     return {shard_key(part, i): summary.shard for i, summary in enumerate(summaries) if summary.shard}
 
 
-def _sidecars(part: str, summaries: list[PartSummary]) -> dict[str, StoredFile]:
-    return {
-        sidecar_key(shard_key(part, i)): summary.sidecar
-        for i, summary in enumerate(summaries)
-        if summary.sidecar
-    }
+def _sidecars_by_key(part: str, summaries: list[PartSummary]) -> dict[str, StoredFile]:
+    return {sidecar_key(shard_key(part, i)): summary.sidecar for i, summary in enumerate(summaries) if summary.sidecar}
 
 
 def _sum_unigram_counts(

@@ -21,14 +21,14 @@ from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
 from data_service.ingest.documents import read_documents
 from data_service.ingest.heldout import (
-    MAX_CANDIDATES,
+    MAX_HELDOUT_CANDIDATES,
     DocumentFigures,
     candidate_hash_threshold,
     hash_threshold,
     mean_stretch_bytes,
     split_into_stretches,
 )
-from data_service.ingest.records import Text
+from data_service.ingest.records import TextRecord
 from data_service.ingest.scan import (
     DIGEST_BYTES,
     HASH_BUCKETS,
@@ -39,16 +39,16 @@ from data_service.ingest.scan import (
     digests_in_order,
     hash_document,
 )
-from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, hash_parts, put_unless_empty
+from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, hash_strings, put_unless_empty
 from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 
 PARTITION_DOCUMENTS = 2_000_000  # documents that are sorted together, in about 200 MB
-ORDINAL = np.dtype("<u4")
+ORDINAL_DTYPE = np.dtype("<u4")
 
 
 @dataclass(frozen=True)
-class Slice:
+class ObjectSlice:
     """Bytes [start, start + length) of an object."""
 
     key: str
@@ -65,7 +65,7 @@ class CompareTask(BuildTask):
     text (`hash_document`).
     """
 
-    hashes: tuple[Slice | None, ...]
+    hashes: tuple[ObjectSlice | None, ...]
     heldout_fraction: float
     clusters: bool = False
 
@@ -82,7 +82,7 @@ class CompareReceipt(TaskReceipt):
     Attributes:
         starts: [splits + 1], offset in the partition's ordinals at which the documents to drop from each split begin.
         digest: hash of starts and ordinals.
-        documents, size, held_documents, held_size, candidates: as in `heldout.Documents`, of this partition.
+        documents, size, held_documents, held_size, candidates: as in `heldout.DocumentFigures`, for this partition.
     """
 
     starts: list[int]
@@ -99,17 +99,15 @@ def plan_partitions(
 ) -> list[CompareTask]:
     """Cut the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
     documents = sum(split.documents for split in scanned)
-    source = hash_parts(split.digest for split in scanned)
-    starts = [(layout.hashes_key(number), split.buckets) for number, split in enumerate(scanned)]
+    source = hash_strings(split.digest for split in scanned)
+    starts = [(layout.document_hashes_key(number), split.buckets) for number, split in enumerate(scanned)]
     return [
         CompareTask(layout, index, source, part, heldout_fraction, clusters)
         for index, part in enumerate(partition_hashes(starts, documents))
     ]
 
 
-def partition_hashes(
-    starts: list[tuple[str, list[int]]], documents: int
-) -> Iterator[tuple[Slice | None, ...]]:
+def partition_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Iterator[tuple[ObjectSlice | None, ...]]:
     """Yield for every partition of the hash space, of about `PARTITION_DOCUMENTS`, its slice of each split's hashes.
 
     `starts`: for each split the key of its sorted hashes and their `bucket_starts`.
@@ -124,17 +122,16 @@ def partition_ranges(documents: int, max_documents: int) -> list[tuple[int, int]
     return list(pairwise(HASH_BUCKETS * i // count for i in range(count + 1)))
 
 
-def _bucket_slice(key: str, begin: int, end: int) -> Slice | None:
+def _bucket_slice(key: str, begin: int, end: int) -> ObjectSlice | None:
     if begin == end:
         return None
-    return Slice(key, begin * HASH_RECORD_DTYPE.itemsize, (end - begin) * HASH_RECORD_DTYPE.itemsize)
+    return ObjectSlice(key, begin * HASH_RECORD_DTYPE.itemsize, (end - begin) * HASH_RECORD_DTYPE.itemsize)
 
 
 def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
     """Write the numbers of the partition's documents that are copies of an earlier document; return the receipt."""
     parts = [
-        np.frombuffer(data, dtype=HASH_RECORD_DTYPE)
-        for data in parallel_map(partial(read_slice, store), task.hashes)
+        np.frombuffer(data, dtype=HASH_RECORD_DTYPE) for data in parallel_map(partial(read_slice, store), task.hashes)
     ]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
@@ -151,14 +148,14 @@ def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
     if len(kept):  # copies may differ in line ends: the size of the shortest counts
         kept["size"] = np.minimum.reduceat(records["size"][order], np.flatnonzero(~is_later))
     later = later[np.lexsort((records["ordinal"][later], split[later]))]
-    ordinals = records["ordinal"][later].astype(ORDINAL)
+    ordinals = records["ordinal"][later].astype(ORDINAL_DTYPE)
     starts = np.searchsorted(split[later], np.arange(len(parts) + 1)).tolist()
     held = kept[kept["low"].astype(np.uint64) < np.uint64(hash_threshold(task.heldout_fraction))]
     return CompareReceipt(
         source=task.source,
-        files=put_unless_empty(store, task.layout.drops_key(task.index), ordinals.tobytes()),
+        files=put_unless_empty(store, task.layout.duplicate_documents_key(task.index), ordinals.tobytes()),
         starts=starts,
-        digest=hash_parts([str(starts), ordinals.tobytes().hex()]),
+        digest=hash_strings([str(starts), ordinals.tobytes().hex()]),
         documents=len(kept),
         size=int(kept["size"].sum(dtype=np.int64)),
         held_documents=len(held),
@@ -167,7 +164,7 @@ def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
     )
 
 
-def read_slice(store: Store, part: Slice | None) -> bytes:
+def read_slice(store: Store, part: ObjectSlice | None) -> bytes:
     """Return the bytes of a slice; none without one."""
     return store.get_range(part.key, part.start, part.length) if part else b""
 
@@ -180,7 +177,7 @@ def sum_document_figures(compared: list[CompareReceipt]) -> DocumentFigures:
         size=sum(part.size for part in compared),
         held_count=sum(part.held_documents for part in compared),
         held_size=sum(part.held_size for part in compared),
-        candidates=candidates[:MAX_CANDIDATES],
+        candidates=candidates[:MAX_HELDOUT_CANDIDATES],
     )
 
 
@@ -192,18 +189,20 @@ def _heldout_candidates(kept: NDArray[np.void], clusters: bool) -> list[tuple[in
         low, of_low = np.unique(low, return_inverse=True)
         sizes = np.zeros(len(low), dtype=np.int64)
         np.add.at(sizes, of_low, kept["size"].astype(np.int64))
-        return list(zip(low[:MAX_CANDIDATES].tolist(), sizes[:MAX_CANDIDATES].tolist(), strict=True))
-    first = np.lexsort((kept["size"], low))[:MAX_CANDIDATES]
+        return list(zip(low[:MAX_HELDOUT_CANDIDATES].tolist(), sizes[:MAX_HELDOUT_CANDIDATES].tolist(), strict=True))
+    first = np.lexsort((kept["size"], low))[:MAX_HELDOUT_CANDIDATES]
     return list(zip(low[first].tolist(), kept["size"][first].tolist(), strict=True))
 
 
-def find_drop_ranges(layout: BuildLayout, split: int, compared: list[CompareReceipt]) -> tuple[Slice, ...]:
+def find_drop_ranges(layout: BuildLayout, split: int, compared: list[CompareReceipt]) -> tuple[ObjectSlice, ...]:
     """Return the slices of objects that hold the ordinals of the documents to drop from a split."""
     return tuple(
-        Slice(layout.drops_key(partition), begin * ORDINAL.itemsize, (end - begin) * ORDINAL.itemsize)
-        for partition, (begin, end) in enumerate(
-            (part.starts[split], part.starts[split + 1]) for part in compared
+        ObjectSlice(
+            layout.duplicate_documents_key(partition),
+            begin * ORDINAL_DTYPE.itemsize,
+            (end - begin) * ORDINAL_DTYPE.itemsize,
         )
+        for partition, (begin, end) in enumerate((part.starts[split], part.starts[split + 1]) for part in compared)
         if end > begin
     )
 
@@ -223,19 +222,22 @@ class KeptDocuments:
     `clusters`: whether the inputs named clusters, so that the second half of a hash may not be that of the text.
     """
 
-    drops: tuple[Slice, ...]
+    drops: tuple[ObjectSlice, ...]
     digest: str
     source: str
     clusters: bool = False
 
 
-def read_kept(task: SplitTask, kept: KeptDocuments, store: Store) -> Iterator[tuple[Text, bytes]]:
+def read_kept_documents(task: SplitTask, kept: KeptDocuments, store: Store) -> Iterator[tuple[TextRecord, bytes]]:
     """Yield (document, hash) of each document of the task's split that is kept.
 
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
     """
-    drops, digests = read_dropped(store, kept.drops), b"" if kept.clusters else _read_digests(store, task)
+    drops, digests = (
+        read_dropped_ordinals(store, kept.drops),
+        b"" if kept.clusters else _read_digests(store, task),
+    )
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
@@ -258,15 +260,15 @@ def read_kept(task: SplitTask, kept: KeptDocuments, store: Store) -> Iterator[tu
 def _read_digests(store: Store, task: SplitTask) -> bytes:
     """Return the joined hashes of the first pass over the task's split, in order; none of a split without documents."""
     try:
-        found = store.get(task.layout.hashes_key(task.index))
+        found = store.get(task.layout.document_hashes_key(task.index))
     except KeyMissing:
         return b""
     return digests_in_order(np.frombuffer(found, dtype=HASH_RECORD_DTYPE))
 
 
-def read_dropped(store: Store, slices: tuple[Slice, ...]) -> set[int]:
+def read_dropped_ordinals(store: Store, slices: tuple[ObjectSlice, ...]) -> set[int]:
     """Return the numbers of the documents that are left out as copies."""
-    ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL) for s in slices)
+    ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL_DTYPE) for s in slices)
     return {ordinal for part in ordinals for ordinal in part.tolist()}
 
 
@@ -298,17 +300,15 @@ class FindStretchesReceipt(TaskReceipt):
 
 
 def find_split_stretches(task: FindStretchesTask, store: Store) -> FindStretchesReceipt:
-    """Read the split and find its stretches; return the receipt. Raises as `read_kept`."""
+    """Read the split and find its stretches; return the receipt. Raises as `read_kept_documents`."""
     fraction = task.options.heldout_fraction
     length, below = mean_stretch_bytes(task.size, fraction), candidate_hash_threshold(task.size, fraction)
     sizes: Counter[int] = Counter()
     clustered: set[int] = set()
-    for document, _ in read_kept(task, task.kept, store):
+    for document, _ in read_kept_documents(task, task.kept, store):
         alone = document.cluster is None or document.cluster.name is None
         for stretch, end in split_into_stretches(document.text, length):
             if end is not None and end < below:
                 sizes[end] += len(collapse_spaces(stretch).encode())
                 clustered.update(() if alone else (end,))
-    return FindStretchesReceipt(
-        source=task.source, candidates=sorted(sizes.items()), clustered=sorted(clustered)
-    )
+    return FindStretchesReceipt(source=task.source, candidates=sorted(sizes.items()), clustered=sorted(clustered))

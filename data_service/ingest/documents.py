@@ -5,20 +5,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import assert_never
 
 from data_service.errors import InputError
-from data_service.ingest.files import SMALL_FILE_BYTES, fetch, use_fetched_bytes
+from data_service.ingest.files import SMALL_FILE_BYTES, fetch_small_file, use_fetched_bytes
 from data_service.ingest.formats import read_delimited, read_jsonl, read_txt
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.mds import read_mds
 from data_service.ingest.mediawiki import read_dump
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Text
-from data_service.ingest.tars import check_no_fields, read_tar
-from data_service.ingest.tasks import FilePiece, Split
+from data_service.ingest.records import BadRecord, TextRecord
+from data_service.ingest.tars import read_tar, refuse_named_fields
+from data_service.ingest.tasks import FilePiece, InputSplit
 from data_service.ingest.warc import read_warc
 from data_service.store.base import parallel_map
 
 
-def read_records(split: Split, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_records(split: InputSplit, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield every document of a split, empty ones included. If bad records are to be skipped, they are yielded as
     `BadRecord`.
 
@@ -47,22 +47,22 @@ def _prefetch_small_files(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
 
 def _fetch_if_small(piece: FilePiece) -> bytes | None:
     """Return the bytes of a file that is worth fetching ahead; None for any other."""
-    return fetch(piece.file) if piece.file.size <= SMALL_FILE_BYTES and _is_remote(piece.file) else None
+    return fetch_small_file(piece.file) if piece.file.size <= SMALL_FILE_BYTES and _is_remote(piece.file) else None
 
 
 def _is_remote(file: InputFile) -> bool:
     return "://" in file.root
 
 
-def read_documents(split: Split, options: BuildOptions) -> Iterator[Text]:
+def read_documents(split: InputSplit, options: BuildOptions) -> Iterator[TextRecord]:
     """Yield the documents of a split without bad records. Raises as `read_records`."""
-    return (record for record in read_records(split, options) if isinstance(record, Text))
+    return (record for record in read_records(split, options) if isinstance(record, TextRecord))
 
 
-def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     match piece.file.format:
         case "txt":
-            check_no_fields(piece.file, options)
+            refuse_named_fields(piece.file, options)
             return read_txt(piece, options)
         case "tar":
             return read_tar(piece, options)
@@ -95,13 +95,13 @@ def _refuse_pairs(piece: FilePiece, options: BuildOptions) -> None:
         )
 
 
-def first_mismatched_files(files: Iterable[InputFile]) -> tuple[InputFile, InputFile]:
-    """Return the first two files of which one names other clusters than the other, or none. There are two such."""
-    from data_service.ingest.tables import clusters_digest
+def find_cluster_mismatch(files: Iterable[InputFile]) -> tuple[InputFile, InputFile]:
+    """Return the first two files whose clusters differ, or of which one has none. The caller knows that they exist."""
+    from data_service.ingest.tables import read_clusters_digest
 
     first: dict[bytes, InputFile] = {}
     for file in files:
-        first.setdefault(clusters_digest(file) if file.format == "parquet" else b"", file)
+        first.setdefault(read_clusters_digest(file) if file.format == "parquet" else b"", file)
         if len(first) > 1:
             break
     one, other = first.values()

@@ -29,20 +29,20 @@ _NON_TEXT_CODECS = {
     "mbcs",
     "oem",
 }
-_CHUNK_BYTES = 1 << 20
+_READ_CHUNK_BYTES = 1 << 20
 # Each sequence of bytes that is not UTF-8 is decoded to one `_BAD_BYTE_MARK`, by which its record is recognised as bad.
 _BAD_BYTE_HANDLER = "maskfleet.bad_byte"
 _BAD_BYTE_MARK = "\udcff"  # the surrogate to which `surrogateescape` decodes 0xff
 
-_GUESS_BYTES = 64 * 1024
+_ENCODING_GUESS_BYTES = 64 * 1024
 _EXCERPT_CHARACTERS = 30
 _CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\v\f\r") | {127})
 _C1_CONTROLS = re.compile(b"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
-_MAX_ODD_SHARE = 0.01
+_MAX_ODD_CHARACTER_SHARE = 0.01
 _MIN_BYTES_PER_TOKEN = 1.2
 
 
-def encoding_name(name: str) -> str:
+def python_encoding_name(name: str) -> str:
     """Return Python's name of an encoding of text. It is "utf-8" also for UTF-8 with a byte order mark.
 
     Raises:
@@ -71,7 +71,7 @@ def strip_bom(raw: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class ReadableStream(io.RawIOBase):
-    """A stream that is read; `readinto` is its subclass's."""
+    """A readable binary stream; subclasses define `readinto`."""
 
     def readable(self) -> bool:
         return True
@@ -86,12 +86,10 @@ class Utf8Stream(ReadableStream):
     def __init__(self, raw: BinaryIO, head: bytes, declared: str) -> None:
         encoding = encoding_from_bom(head) or declared
         self._raw, self._ready = raw, head
-        self._decoder = (
-            None if encoding == UTF_8 else codecs.getincrementaldecoder(encoding)(errors=_BAD_BYTE_HANDLER)
-        )
+        self._decoder = None if encoding == UTF_8 else codecs.getincrementaldecoder(encoding)(errors=_BAD_BYTE_HANDLER)
         self._first = True
         if self._decoder is not None:
-            self._ready = self._convert(head, self._decoder)
+            self._ready = self._convert_to_utf8(head, self._decoder)
 
     def close(self) -> None:
         self._raw.close()
@@ -102,8 +100,8 @@ class Utf8Stream(ReadableStream):
         while not self._ready:
             if self._decoder is None:
                 return int(self._raw.readinto(view))  # type: ignore[attr-defined]
-            data = self._raw.read(_CHUNK_BYTES)
-            self._ready = self._convert(data, self._decoder)
+            data = self._raw.read(_READ_CHUNK_BYTES)
+            self._ready = self._convert_to_utf8(data, self._decoder)
             if not data and not self._ready:
                 return 0
         count = min(len(view), len(self._ready))
@@ -111,7 +109,7 @@ class Utf8Stream(ReadableStream):
         self._ready = self._ready[count:]
         return count
 
-    def _convert(self, data: bytes, decoder: codecs.IncrementalDecoder) -> bytes:
+    def _convert_to_utf8(self, data: bytes, decoder: codecs.IncrementalDecoder) -> bytes:
         text = decoder.decode(data, final=not data)
         if self._first and text:
             self._first, text = False, text.removeprefix("\ufeff")
@@ -137,7 +135,7 @@ def encoding_remedy(data: bytes, option_template: str) -> str | None:
     # Lines of ASCII tell no encoding; a 0 byte may mean UTF-16, which cannot be cut at b"\n".
     if b"\0" not in data:
         data = b"\n".join(line for line in data.split(b"\n") if not line.isascii())
-    data = data[:_GUESS_BYTES]
+    data = data[:_ENCODING_GUESS_BYTES]
     best = charset_normalizer.from_bytes(data).best()
     if best is None or best.encoding in ("utf_8", "ascii"):
         return None
@@ -156,19 +154,19 @@ def is_garbled(text: str) -> bool:
     odd = len(data) - len(data.translate(None, _CONTROL_BYTES))
     if len(data) != len(text):
         odd += text.count("\ufffd") + len(_C1_CONTROLS.findall(data))
-    return odd > _MAX_ODD_SHARE * len(text)
+    return odd > _MAX_ODD_CHARACTER_SHARE * len(text)
 
 
-def odd_text_warning(odd_characters: int, documents: int, text_bytes: int = 0, tokens: int = 0) -> str | None:
+def odd_text_warning(odd_documents: int, documents: int, text_bytes: int = 0, tokens: int = 0) -> str | None:
     """Return a warning if text may be in the wrong encoding; None if not.
 
-    It may be if there are `odd_characters` documents (`is_garbled`), or if nearly every byte is a token, because a
+    It may be if there are `odd_documents` documents (`is_garbled`), or if nearly every byte is a token, because a
     vocabulary that was learnt from text in the wrong encoding has a token for every byte of it.
     """
     remedy = "another encoding may be right: --encoding"
-    if odd_characters:
+    if odd_documents:
         return (
-            f"warning: {odd_characters:,} of {documents:,} documents look like no text: one character in a "
+            f"warning: {odd_documents:,} of {documents:,} documents look like no text: one character in a "
             "hundred or more is a "
             f"NUL, another control character or U+FFFD; {remedy}"
         )

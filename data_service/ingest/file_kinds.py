@@ -1,5 +1,5 @@
-"""The kind of a file, by its name; and which files are no text, by what lies beside them: those of tokenizers, corpora,
-unfinished builds and data sets."""
+"""Finds the format of a file by its name, and by the files beside it whether it is no text: a file of a tokenizer, a
+corpus, an unfinished build or a data set."""
 
 import json
 import re
@@ -7,20 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from data_service.corpus.manifest import (
-    BUILD_FOLDER,
-    CONFIGURATION_KEY,
-    MANIFEST_KEY,
-    MANIFEST_START,
-    TOKENIZER_FOLDER,
-)
+from data_service.corpus.manifest import BUILD_FOLDER, CONFIGURATION_KEY, MANIFEST_KEY, MANIFEST_START, TOKENIZER_FOLDER
 from data_service.errors import InputError
 from data_service.ingest.mds_index import find_unread_files
 from data_service.store.base import Store
 from data_service.tokenizers.files import (
     CONFIG_FILE,
     DEFINITION_FILE,
-    MODEL_FILES,
+    SENTENCEPIECE_FILES,
     SPECIAL_TOKENS_FILE,
     TOKENIZER_FILES,
 )
@@ -55,45 +49,51 @@ SUFFIXES: dict[str, tuple[Format, Compression]] = {
     ".mds.gz": ("mds", "gz"),
     ".mds.bz2": ("mds", "bz2"),
 }
-KNOWN_KINDS_TEXT = (
-    f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
-)
+KNOWN_KINDS_TEXT = f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
 # Such as "-p1p41242" in pages-articles1.xml-p1p41242.bz2.
 _DUMP_PART_SUFFIX = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")
 
 UNKNOWN_KIND_REASON = "a file of unknown kind"
-_TOKENIZER, _CORPUS, _DESCRIPTION = "a tokenizer's file", "a corpus", "describes a data set"
-_OTHER_XML_REASON = (
-    "XML, and not named as a dump's pages-articles are: name the file itself to read it as one"
+_TOKENIZER_REASON, _CORPUS_REASON, _DESCRIPTION_REASON = (
+    "a tokenizer's file",
+    "a corpus",
+    "describes a data set",
 )
+_NON_DUMP_XML_REASON = "XML, and not named as a dump's pages-articles are: name the file itself to read it as one"
 _DUMP_INDEX_REASON = "the index of a dump"
-_DUMP, _INDEX = re.compile(r"-pages-(articles|meta)"), re.compile(r"-multistream-index\d*\.txt\b")
+_DUMP_NAME_PATTERN, _DUMP_INDEX_PATTERN = (
+    re.compile(r"-pages-(articles|meta)"),
+    re.compile(r"-multistream-index\d*\.txt\b"),
+)
 _NOT_IN_STATE_REASON = "not one of the files that the data set's state.json names"
 
 # A folder with any of these files, or with all files of one set, is a tokenizer's.
 _TOKENIZER_FILE_SETS = (
-    *({name} for name in (DEFINITION_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *MODEL_FILES)),
+    *({name} for name in (DEFINITION_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *SENTENCEPIECE_FILES)),
     {"vocab.json", "merges.txt"},
     {"vocab.txt", "config.json"},
     {"vocab.txt", "bert_config.json"},
 )
 # SentencePiece's model files are left out here: they have no known kind, so they are never read.
 _TOKENIZER_FILES = {*TOKENIZER_FILES, "config.json", "bert_config.json", "generation_config.json"} - {
-    *MODEL_FILES
+    *SENTENCEPIECE_FILES
 }
 # The keys of an unfinished build's receipts.
 _RECEIPT_KEY_PATTERN = re.compile(rf"(.*/|){BUILD_FOLDER}[0-9a-f]{{16}}/receipts/")
 _DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
-PREPARED_DOCUMENTS, STATISTICS, PREPARATION = (
+PREPARED_DOCUMENTS_PREFIX, STATISTICS_KEY, PREPARATION_KEY = (
     "documents/",
     "statistics.json",
     f"{BUILD_FOLDER}preparation.json",
 )
-"""Of an output of `corpus prepare`: its documents, the object that completes it, and the one that says it is begun."""
+"""Keys in an output of `corpus prepare`: its documents, the object that is written last, and the one written first."""
 _UNFINISHED_PREPARATION_REASON = "documents whose preparation is not complete"
 _NOT_KEPT_REASON = "dropped documents or statistics of a preparation"
-_DATASET_INFO, _STATE = "dataset_info.json", "state.json"
-_CACHE, _HIDDEN = "made by `map` or `filter` of the data next to it", "hidden: name it itself to read it"
+_DATASET_INFO_FILE, _STATE_FILE = "dataset_info.json", "state.json"
+_CACHE_REASON, _HIDDEN_REASON = (
+    "made by `map` or `filter` of the data next to it",
+    "hidden: name it itself to read it",
+)
 # Matches a path up to its first hidden folder or file.
 HIDDEN_PATH = re.compile(r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)")
 
@@ -109,8 +109,8 @@ class UnreadFile:
         return f"{self.uri} ({self.reason})"
 
 
-def non_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, UnreadFile]:
-    """Return the keys that are not text despite their names, with reasons; of corpora and hidden folders one for all.
+def find_non_text_files(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, UnreadFile]:
+    """Return the keys that are not text despite their names, with reasons. A corpus or hidden folder has one reason.
 
     `sizes`: bytes of each object, by key. `with_hidden`: whether what is hidden is read.
 
@@ -120,48 +120,44 @@ def non_text(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = Fals
     """
     root = store.uri.rstrip("/")
     begins = () if with_hidden else filter(None, map(HIDDEN_PATH.match, sizes))
-    left_out = {begin.string: UnreadFile(f"{root}/{begin[0]}", _HIDDEN) for begin in begins}
+    left_out = {begin.string: UnreadFile(f"{root}/{begin[0]}", _HIDDEN_REASON) for begin in begins}
     sizes = {key: size for key, size in sizes.items() if key not in left_out}
     names = _names_by_folder(sizes)
     corpora = {folder for folder in names if _is_corpus(store, folder, names)}
     corpora |= {match[1] for folder in names if (match := _RECEIPT_KEY_PATTERN.match(folder))}
-    prepared = {folder for folder in names if _is_prepared(folder, names)}
+    prepared = {folder for folder in names if _is_preparation_output(folder, names)}
     corpora -= prepared
     half = _find_unfinished_preparations(names) - prepared
     corpora |= half
     for folder, found in names.items():
         corpus = next((corpus for corpus in corpora if folder.startswith(corpus)), None)
         if corpus is not None:
-            reason = _UNFINISHED_PREPARATION_REASON if corpus in half else _CORPUS
+            reason = _UNFINISHED_PREPARATION_REASON if corpus in half else _CORPUS_REASON
             left_out.update((folder + name, UnreadFile(f"{root}/{corpus}", reason)) for name in found)
             continue
         output = next((one for one in prepared if folder.startswith(one)), None)
-        if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS):
-            left_out |= {
-                folder + name: UnreadFile(f"{root}/{folder}{name}", _NOT_KEPT_REASON) for name in found
-            }
+        if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS_PREFIX):
+            left_out |= {folder + name: UnreadFile(f"{root}/{folder}{name}", _NOT_KEPT_REASON) for name in found}
             continue
         for name, reason in _skipped_files(store, folder, found, sizes):
             left_out[folder + name] = UnreadFile(f"{root}/{folder}{name}", reason)
     return left_out
 
 
-def _skipped_files(
-    store: Store, folder: str, found: set[str], sizes: Mapping[str, int]
-) -> Iterator[tuple[str, str]]:
+def _skipped_files(store: Store, folder: str, names: set[str], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of files in a folder, outside of corpora, that are not read."""
-    if any(mark <= found for mark in _TOKENIZER_FILE_SETS):
-        yield from ((name, _TOKENIZER) for name in found & _TOKENIZER_FILES)
-    yield from ((name, _DESCRIPTION) for name in found.intersection(_DATASET_DICT))
-    yield from ((name, _OTHER_XML_REASON) for name in found if _is_other_xml(name))
-    yield from ((name, _DUMP_INDEX_REASON) for name in found if _INDEX.search(name))
-    yield from _dataset_extras(store, folder, found)
-    yield from find_unread_files(store, folder, found, sizes)
+    if any(mark <= names for mark in _TOKENIZER_FILE_SETS):
+        yield from ((name, _TOKENIZER_REASON) for name in names & _TOKENIZER_FILES)
+    yield from ((name, _DESCRIPTION_REASON) for name in names.intersection(_DATASET_DICT))
+    yield from ((name, _NON_DUMP_XML_REASON) for name in names if _is_non_dump_xml(name))
+    yield from ((name, _DUMP_INDEX_REASON) for name in names if _DUMP_INDEX_PATTERN.search(name))
+    yield from _dataset_extras(store, folder, names)
+    yield from find_unread_files(store, folder, names, sizes)
 
 
-def _is_other_xml(name: str) -> bool:
+def _is_non_dump_xml(name: str) -> bool:
     kind = kind_from_name(name)
-    return kind is not None and kind[0] == "mediawiki" and not _DUMP.search(name)
+    return kind is not None and kind[0] == "mediawiki" and not _DUMP_NAME_PATTERN.search(name)
 
 
 def _names_by_folder(keys: Iterable[str]) -> dict[str, set[str]]:
@@ -181,37 +177,37 @@ def _is_corpus(store: Store, folder: str, names: dict[str, set[str]]) -> bool:
     return whole or configuration in names.get(f"{folder}{build}/", ())
 
 
-def _is_prepared(folder: str, names: dict[str, set[str]]) -> bool:
-    return STATISTICS in names[folder] and folder + PREPARED_DOCUMENTS in names
+def _is_preparation_output(folder: str, names: dict[str, set[str]]) -> bool:
+    return STATISTICS_KEY in names[folder] and folder + PREPARED_DOCUMENTS_PREFIX in names
 
 
 def _find_unfinished_preparations(names: dict[str, set[str]]) -> set[str]:
     """Return the folders, among all that hold files, in which a preparation has begun."""
-    build, _, name = PREPARATION.rpartition("/")
+    build, _, name = PREPARATION_KEY.rpartition("/")
     begun = (folder for folder in names if name in names[folder] and f"/{folder}".endswith(f"/{build}/"))
     return {folder.removesuffix(f"{build}/") for folder in begun}
 
 
-def _dataset_extras(store: Store, folder: str, found: set[str]) -> Iterator[tuple[str, str]]:
+def _dataset_extras(store: Store, folder: str, names: set[str]) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of files next to a saved data set: descriptions, and caches of `map` and `filter`."""
-    arrow = {name for name in found if name.endswith(".arrow")}
+    arrow = {name for name in names if name.endswith(".arrow")}
     if not arrow:
         return
-    if _DATASET_INFO in found:
-        yield _DATASET_INFO, _DESCRIPTION
-        yield from ((name, _CACHE) for name in arrow if name.startswith("cache-") and _STATE not in found)
-    if _STATE in found:
-        yield _STATE, _DESCRIPTION
-        data = _read_data_files(store, folder + _STATE)
+    if _DATASET_INFO_FILE in names:
+        yield _DATASET_INFO_FILE, _DESCRIPTION_REASON
+        yield from ((name, _CACHE_REASON) for name in arrow if name.startswith("cache-") and _STATE_FILE not in names)
+    if _STATE_FILE in names:
+        yield _STATE_FILE, _DESCRIPTION_REASON
+        data = _read_data_file_names(store, folder + _STATE_FILE)
         yield from ((name, _NOT_IN_STATE_REASON) for name in arrow - data)
-        if missing := sorted(data - found):
+        if missing := sorted(data - names):
             raise InputError(
                 f"{store.uri.rstrip('/')}/{folder}: the data set's file {missing[0]} is missing",
                 remedy="copy the folder again, or save the data set again with save_to_disk",
             )
 
 
-def _read_data_files(store: Store, key: str) -> set[str]:
+def _read_data_file_names(store: Store, key: str) -> set[str]:
     place = f"{store.uri.rstrip('/')}/{key}"
     try:
         state = json.loads(store.get(key))

@@ -24,11 +24,11 @@ from data_service.ingest.options import MIB
 from data_service.store.base import Store
 from data_service.store.open import open_store
 
-_CHUNK_BYTES = 4 * MIB
-_REQUEST_BYTES = 64 * 1024  # smallest number of bytes for which a request is made
+_FETCH_CHUNK_BYTES = 4 * MIB
+_MIN_REQUEST_BYTES = 64 * 1024  # smallest number of bytes for which a request is made
 _BUFFER_BYTES = 1 << 20
 _ARROW_WINDOW_BYTES, _MAX_WINDOW_BYTES = 128 * MIB, 2048 * MIB
-_FRAME_HEADER_BYTES, _INPUT_BYTES = 18, 4096  # bytes; 4096 compressed bytes may expand to 128 MiB
+_FRAME_HEADER_BYTES, _ZSTD_INPUT_BYTES = 18, 4096  # bytes; 4096 compressed bytes may expand to 128 MiB
 _NARROWER_WINDOW_REMEDY = "compress it again without --long or --ultra, or with --long=27"
 _XZ_MEMORY_BYTES = 256 * MIB  # limit for decompression; `xz -9` needs 65 MiB
 
@@ -37,9 +37,9 @@ SMALL_FILE_BYTES = 256 * 1024  # bytes of a file that is fetched as a whole, ahe
 _fetched: dict[InputFile, bytes] = {}
 
 
-def fetch(file: InputFile) -> bytes:
+def fetch_small_file(file: InputFile) -> bytes:
     """Return all bytes of a small file. Raises KeyMissing, Truncated: it is gone, or shorter than it was."""
-    return _store_at(file.root).get_range(file.key, 0, file.size) if file.size else b""
+    return _open_store_cached(file.root).get_range(file.key, 0, file.size) if file.size else b""
 
 
 @contextmanager
@@ -58,7 +58,7 @@ class _RangedFile(ReadableStream):
 
     def __init__(self, file: InputFile) -> None:
         self._held = _fetched.get(file)
-        self._store = _store_at(file.root)
+        self._store = _open_store_cached(file.root)
         self._file = file
         self._position = 0
 
@@ -85,12 +85,12 @@ class _RangedFile(ReadableStream):
 
 
 @lru_cache(maxsize=16)
-def _store_at(root: str) -> Store:
+def _open_store_cached(root: str) -> Store:
     """Return the store of a folder, one for all its files, because connecting to S3 takes longer than a small file."""
     return open_store(root)
 
 
-def open_ranged(file: InputFile, *, start: int = 0, chunk_bytes: int = _CHUNK_BYTES) -> BinaryIO:
+def open_stored_bytes(file: InputFile, *, start: int = 0, chunk_bytes: int = _FETCH_CHUNK_BYTES) -> BinaryIO:
     """Return a stream of the file's stored bytes from byte `start` on. `chunk_bytes`: number of bytes fetched at a
     time.
 
@@ -111,7 +111,7 @@ def line_start(file: InputFile, position: int, within: int | None = None) -> int
 
     None if the line begins more than about `within` bytes before.
     """
-    store = _store_at(file.root)
+    store = _open_store_cached(file.root)
     stop = position
     while stop > 0:
         if within is not None and stop <= position - within:
@@ -124,7 +124,7 @@ def line_start(file: InputFile, position: int, within: int | None = None) -> int
     return 0
 
 
-def open_text(file: InputFile, *, start: int = 0, expected_bytes: int = _CHUNK_BYTES) -> BinaryIO:
+def open_text(file: InputFile, *, start: int = 0, expected_bytes: int = _FETCH_CHUNK_BYTES) -> BinaryIO:
     """Return a stream of the file's text, decompressed, in UTF-8. A byte order mark of UTF-8 is kept, so that positions
     are those of the file.
 
@@ -135,10 +135,10 @@ def open_text(file: InputFile, *, start: int = 0, expected_bytes: int = _CHUNK_B
         InputError: now or on reading: the compressed data is damaged or truncated.
     """
     if start:
-        return open_ranged(
-            file, start=start, chunk_bytes=min(_CHUNK_BYTES, max(_REQUEST_BYTES, expected_bytes))
+        return open_stored_bytes(
+            file, start=start, chunk_bytes=min(_FETCH_CHUNK_BYTES, max(_MIN_REQUEST_BYTES, expected_bytes))
         )
-    raw = open_bytes(file)
+    raw = open_decompressed(file)
     head = raw.read(MAX_BOM_BYTES)
     if file.compression == "" and (encoding_from_bom(head) or file.encoding) == UTF_8:
         raw.seek(0)
@@ -146,9 +146,9 @@ def open_text(file: InputFile, *, start: int = 0, expected_bytes: int = _CHUNK_B
     return cast(BinaryIO, io.BufferedReader(Utf8Stream(raw, head, file.encoding), buffer_size=_BUFFER_BYTES))
 
 
-def open_bytes(file: InputFile) -> BinaryIO:
+def open_decompressed(file: InputFile) -> BinaryIO:
     """Return a stream of the file's bytes, decompressed. Raises as `open_text`."""
-    return decompress(open_ranged(file), file)
+    return decompress(open_stored_bytes(file), file)
 
 
 def decompress(raw: BinaryIO, file: InputFile) -> BinaryIO:
@@ -161,7 +161,7 @@ def decompress(raw: BinaryIO, file: InputFile) -> BinaryIO:
         case "zst":
             plain = _open_zstd(raw, file)
         case "bz2" | "xz":
-            plain = _JoinedStreams(raw, file)
+            plain = _ConcatenatedStreams(raw, file)
         case other:
             assert_never(other)
     return cast(BinaryIO, io.BufferedReader(plain, buffer_size=_BUFFER_BYTES))
@@ -184,7 +184,7 @@ def is_uncompressed_utf8(file: InputFile) -> bool:
     """
     if file.compression or file.encoding != UTF_8:
         return False
-    with open_ranged(file, chunk_bytes=MAX_BOM_BYTES) as stream:
+    with open_stored_bytes(file, chunk_bytes=MAX_BOM_BYTES) as stream:
         return encoding_from_bom(stream.read(MAX_BOM_BYTES)) in (None, UTF_8)
 
 
@@ -197,7 +197,7 @@ class _Gzip(ReadableStream):
         try:
             return self._plain.readinto(buffer)  # type: ignore[arg-type]
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise _damaged(self._file, str(error)) from error
+            raise _damaged_file_error(self._file, str(error)) from error
 
 
 def _open_zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
@@ -231,15 +231,15 @@ class _LargeWindowZstd(ReadableStream):
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         try:
-            while not self._ready and (packed := self._ahead or self._raw.read(_INPUT_BYTES)):
+            while not self._ready and (packed := self._ahead or self._raw.read(_ZSTD_INPUT_BYTES)):
                 wide = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
                 self._frame = self._frame or wide.decompressobj()
                 self._ready, self._ahead = memoryview(self._frame.decompress(packed)), self._frame.unused_data
                 self._frame = None if self._frame.eof else self._frame
         except zstandard.ZstdError as error:
-            raise _damaged(self._file, str(error)) from error
+            raise _damaged_file_error(self._file, str(error)) from error
         if not self._ready and self._frame is not None:
-            raise _damaged(self._file, "it ends too early")
+            raise _damaged_file_error(self._file, "it ends too early")
         count = min(len(view), len(self._ready))
         view[:count], self._ready = self._ready[:count], self._ready[count:]
         return count
@@ -267,7 +267,7 @@ class _Zstd(ReadableStream):
                     f"{self._file.uri} needs a window of more than 128 MiB to be decompressed",
                     remedy=_NARROWER_WINDOW_REMEDY,
                 ) from error
-            raise _damaged(self._file, str(error)) from error
+            raise _damaged_file_error(self._file, str(error)) from error
 
 
 _DECOMPRESSORS: dict[Compression, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {
@@ -276,7 +276,7 @@ _DECOMPRESSORS: dict[Compression, Callable[[], bz2.BZ2Decompressor | lzma.LZMADe
 }
 
 
-class _JoinedStreams(ReadableStream):
+class _ConcatenatedStreams(ReadableStream):
     """A stream of bz2 or xz data: one compressed stream after another, as in Wikipedia's multistream dumps.
 
     xz allows zeros between streams. Whatever else is no stream is an error, as is an end within one.
@@ -290,23 +290,23 @@ class _JoinedStreams(ReadableStream):
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         try:
-            data = self._next(len(view))
+            data = self._read_decompressed(len(view))
         except (OSError, EOFError, lzma.LZMAError) as error:
             if "emory usage limit" in str(error):
                 raise InputError(
                     f"{self._file.uri} needs more than {_XZ_MEMORY_BYTES // MIB} MiB to be decompressed",
                     remedy="compress it again with a smaller dictionary: xz -9 or less",
                 ) from error
-            raise _damaged(self._file, str(error)) from error
+            raise _damaged_file_error(self._file, str(error)) from error
         view[: len(data)] = data
         return len(data)
 
-    def _next(self, size: int) -> bytes:
+    def _read_decompressed(self, size: int) -> bytes:
         """Return up to `size` bytes; none at the end."""
         while True:
             packed = b""
             if self._plain.eof:
-                if not (packed := self._bytes_after_stream()):
+                if not (packed := self._read_past_padding()):
                     return b""
                 self._plain = _DECOMPRESSORS[self._file.compression]()
             elif self._plain.needs_input and not (packed := self._raw.read(_BUFFER_BYTES)):
@@ -314,7 +314,7 @@ class _JoinedStreams(ReadableStream):
             if data := self._plain.decompress(packed, size):
                 return data
 
-    def _bytes_after_stream(self) -> bytes:
+    def _read_past_padding(self) -> bytes:
         """Return the first bytes behind a finished stream and padding; none at the end."""
         ahead = self._plain.unused_data
         while not (rest := ahead.lstrip(self._padding)) and (ahead := self._raw.read(_BUFFER_BYTES)):
@@ -322,7 +322,7 @@ class _JoinedStreams(ReadableStream):
         return rest
 
 
-def _damaged(file: InputFile, reason: str) -> InputError:
+def _damaged_file_error(file: InputFile, reason: str) -> InputError:
     return InputError(
         f"{file.uri}: damaged or truncated {file.compression} data: {reason}",
         remedy="fetch or compress the file again; no document of it was used",

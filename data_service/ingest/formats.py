@@ -24,13 +24,13 @@ from data_service.ingest.records import (
     NumberedPlace,
     PlaceUnit,
     RecordPlace,
-    Text,
+    TextRecord,
     decode_text,
     flatten_named_fields,
-    guess_remedy,
-    parse_text,
-    raise_error_of_record,
-    too_long,
+    guess_encoding_remedy,
+    parse_record,
+    raise_bad_record,
+    too_long_record,
     try_read,
     with_provenance,
 )
@@ -39,12 +39,12 @@ from data_service.ingest.tasks import FilePiece
 _SKIP_BYTES = 1 << 20
 _LINE_SEARCH_BYTES = 64 * 1024  # bytes before a piece that are searched first for the line's beginning
 # Most bytes of a line per byte of its document: a JSON escape takes six, the rest is for other fields.
-LINE_BYTES_RATIO = 8
+LINE_TO_DOCUMENT_RATIO = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DELIMITERS = ";\t,|"  # delimiters tried if the usual one does not give the columns
 _QUOTES_REMEDY = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
 _INVALID_CSV_LINE = '"a line too long"to be held\n'  # for a line too long: invalid CSV anywhere in a row
-_ROW_BYTES_RATIO = 8  # bytes of a row per byte of its document, for other fields and doubled quotation marks
+_ROW_TO_DOCUMENT_RATIO = 8  # bytes of a row per byte of its document, for other fields and doubled quotation marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def read_lines(stream: BinaryIO, offset: int, max_bytes: int) -> Iterator[InputL
             offset += skip_line(stream)
 
 
-def bounded_line_length(stream: BinaryIO, max_bytes: int) -> int:
+def skip_bounded_line(stream: BinaryIO, max_bytes: int) -> int:
     """Read to the end of the line at the stream's position; return its length, or 0 if it has more than `max_bytes`
     bytes.
 
@@ -131,17 +131,17 @@ def open_piece(piece: FilePiece, start: int) -> BinaryIO:
     return open_text(piece.file, start=start, expected_bytes=piece.stop - start)
 
 
-def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of a piece of a .txt file. A document is bad if it is not UTF-8 or too long."""
     if options.txt_documents == "blank_line":
-        yield from _read_separated(piece, options)
+        yield from _read_blank_line_separated(piece, options)
     else:
         with open_text(piece.file) as stream:
             data = stream.read(options.max_document_bytes + 1)
-        yield try_read(options, text_document, data, 0, NumberedPlace(piece.file), options)
+        yield try_read(options, parse_txt_document, data, 0, NumberedPlace(piece.file), options)
 
 
-def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def _read_blank_line_separated(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents whose first line begins inside the piece. Their ends may lie behind the piece."""
     file, limit, cut = piece.file, options.max_document_bytes, piece.text is None and piece.start > 0
     start = _previous_line_start(piece) if cut else piece.text_start
@@ -152,9 +152,9 @@ def _read_separated(piece: FilePiece, options: BuildOptions) -> Iterator[Text | 
         if cut and not next(lines).data.isspace() and not _skip_earlier_document(lines, piece.stop):
             return
         for first, data in split_at_blank_lines(lines, limit):
-            if not piece.contains(first):
+            if not piece.contains_document_at(first):
                 return
-            yield try_read(options, text_document, data, first, LinePlace(file, first), options)
+            yield try_read(options, parse_txt_document, data, first, LinePlace(file, first), options)
 
 
 def _previous_line_start(piece: FilePiece) -> int | None:
@@ -167,7 +167,7 @@ def _previous_line_start(piece: FilePiece) -> int | None:
     if near is not None:
         return near
     with open_piece(piece, piece.start - 1) as stream:
-        if not bounded_line_length(stream, piece.stop - piece.start):
+        if not skip_bounded_line(stream, piece.stop - piece.start):
             return None
     return line_start(piece.file, piece.start - 1)
 
@@ -183,14 +183,14 @@ def _skip_earlier_document(lines: Iterator[InputLine], stop: int) -> bool:
     return False
 
 
-def text_document(data: bytes, offset: int, place: RecordPlace, options: BuildOptions) -> Text:
+def parse_txt_document(data: bytes, offset: int, place: RecordPlace, options: BuildOptions) -> TextRecord:
     """Return the document whose text is `data`, which begins at byte `offset` of the file.
 
     Raises:
         BadRecord: it is not UTF-8 or too long.
     """
     if len(data) > options.max_document_bytes:
-        raise too_long(place, options.max_document_bytes)
+        raise too_long_record(place, options.max_document_bytes)
     data, offset = strip_bom(data, offset)
     found = decode_text(data, options, place, offset)
     found = found if options.metadata_fields is None else replace(found, place=place)
@@ -198,7 +198,7 @@ def text_document(data: bytes, offset: int, place: RecordPlace, options: BuildOp
 
 
 def split_at_blank_lines(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of each run of lines that are not blank. Of longer runs little more than `limit` bytes."""
+    """Yield (offset, bytes) of each run of lines that are not blank. Runs are cut little behind `limit` bytes."""
     run: list[bytes] = []
     first = size = 0
     for line in lines:
@@ -216,63 +216,59 @@ def split_at_blank_lines(lines: Iterator[InputLine], limit: int) -> Iterator[tup
         yield first, b"".join(run)
 
 
-def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of the lines that begin inside the piece.
 
     A record is bad if its line is not UTF-8, neither a JSON object nor a string, without the field, or if that is not
     text; and if the document is too long.
     """
-    file, limit = piece.file, options.max_document_bytes * LINE_BYTES_RATIO
+    file, limit = piece.file, options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
     start = piece.text_start
     if piece.text is None:
         # The byte before the piece tells whether a line begins with the piece.
         start = max(0, piece.start - 1)
     with open_piece(piece, start) as stream:
         if start < piece.start:
-            above = bounded_line_length(stream, piece.stop - piece.start)
+            above = skip_bounded_line(stream, piece.stop - piece.start)
             if not above:
                 return
             start += above
         for line in read_lines(stream, start, limit):
-            if not piece.contains(line.offset):
+            if not piece.contains_document_at(line.offset):
                 return
             if not line.data.isspace():
-                yield try_read(options, json_document, line, LinePlace(file, line.offset), options)
+                yield try_read(options, parse_json_line, line, LinePlace(file, line.offset), options)
 
 
-def json_document(line: InputLine, place: RecordPlace, options: BuildOptions) -> Text:
+def parse_json_line(line: InputLine, place: RecordPlace, options: BuildOptions) -> TextRecord:
     """Return the document of a JSON object, or of a string that is the text itself.
 
     Raises:
         BadRecord: see `read_jsonl`.
     """
-    if len(line.data) > options.max_document_bytes * LINE_BYTES_RATIO:
-        raise too_long(place, options.max_document_bytes * LINE_BYTES_RATIO)
+    if len(line.data) > options.max_document_bytes * LINE_TO_DOCUMENT_RATIO:
+        raise too_long_record(place, options.max_document_bytes * LINE_TO_DOCUMENT_RATIO)
     data, offset = strip_bom(line.data, line.offset)
     raw = decode_text(data, options, place, offset)
     try:
         record = _parse_json(raw.text)
     except (json.JSONDecodeError, RecursionError) as error:
-        remedy = _one_per_line_hint(raw.text)
+        remedy = _invalid_json_remedy(raw.text)
         if "\0" in raw.text and options.on_bad_records == "error":
-            remedy = guess_remedy(place.file, data, remedy)
+            remedy = guess_encoding_remedy(place.file, data, remedy)
         raise BadRecord(place, f"not JSON: {error}", remedy) from error
     if isinstance(record, str) and options.pairs is None:
         record = {options.text_field: record}
     record = flatten_named_fields(record, options) if isinstance(record, dict) else record
     if not isinstance(record, dict) or (options.pairs is None and options.text_field not in record):
-        fields = (
-            f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is not an object"
-        )
-        reason = f"no field {options.fields[0]!r} ({fields})"
+        fields = f"it has {', '.join(map(repr, record))}" if isinstance(record, dict) else "it is not an object"
+        reason = f"no field {options.required_fields[0]!r} ({fields})"
         raise BadRecord(place, reason, "name the field that holds the text with --text-field")
     text = record.get(options.text_field)
     if options.pairs is None and not isinstance(text, str):
         reason = f"field {options.text_field!r} is {type(text).__name__}, not text"
-        raise BadRecord(
-            place, reason, "name the field that holds the text with --text-field, or remove the line"
-        )
-    found = parse_text(record, options, place)
+        raise BadRecord(place, reason, "name the field that holds the text with --text-field, or remove the line")
+    found = parse_record(record, options, place)
     return replace(found, replaced=found.replaced or raw.replaced)
 
 
@@ -285,13 +281,13 @@ def _parse_json(text: str) -> object:
         return json.loads(text, parse_int=lambda digits: 0)
 
 
-def _one_per_line_hint(text: str) -> str:
+def _invalid_json_remedy(text: str) -> str:
     if text.strip() in ("{", "["):  # the first line of a file that holds one JSON value
         return "make it JSON lines, one object a line, for example with `jq -c`"
     return "correct the line or remove it"
 
 
-def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of a whole file.
 
     A record is bad if it has another number of fields than the first line, breaks the rules of quotation, or holds text
@@ -305,10 +301,10 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
     """
     file = piece.file
     # The limit holds for the whole process, which reads no other CSV.
-    csv.field_size_limit(options.max_document_bytes * _ROW_BYTES_RATIO)
+    csv.field_size_limit(options.max_document_bytes * _ROW_TO_DOCUMENT_RATIO)
     rows, names = _open_rows(file, options)
     there = [name for name in options.optional_fields if name in names]
-    columns = {name: _column_index(name, names, file) for name in (*options.fields, *there)}
+    columns = {name: _column_index(name, names, file) for name in (*options.required_fields, *there)}
     while True:
         place = NumberedPlace(file, "line", rows.line_num + 1)
         try:
@@ -318,7 +314,7 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[Text | B
         except csv.Error as error:
             yield try_read(
                 options,
-                raise_error_of_record,
+                raise_bad_record,
                 BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES_REMEDY),
             )
             continue
@@ -345,7 +341,7 @@ def _open_rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
         except csv.Error as error:  # with this delimiter the first line's quotes make no sense
             problems.append(error)
             continue
-        if all(names.count(name) == 1 for name in options.fields):
+        if all(names.count(name) == 1 for name in options.required_fields):
             return rows, names
         if best is None or len(names) > len(best[1]):
             best = rows, names
@@ -369,7 +365,7 @@ def _column_index(wanted: str, names: list[str], file: InputFile) -> int:
     raise InputError(
         f"{file.uri}: {'two columns' if wanted in names else 'no column'} {wanted!r} "
         f"in its first line (it has {shown})",
-        remedy=guess_remedy(file, first, remedy) if "\ufffd" in shown else remedy,
+        remedy=guess_encoding_remedy(file, first, remedy) if "\ufffd" in shown else remedy,
     )
 
 
@@ -378,7 +374,7 @@ def _decoded_lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
 
     Bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows before its text is checked.
     """
-    limit = options.max_document_bytes * _ROW_BYTES_RATIO
+    limit = options.max_document_bytes * _ROW_TO_DOCUMENT_RATIO
     with open_text(file) as stream:
         for line in read_lines(stream, 0, limit):
             data, _ = strip_bom(line.data, line.offset)
@@ -387,8 +383,8 @@ def _decoded_lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
 
 def _parse_row(
     row: list[str], width: int, columns: Mapping[str, int], place: NumberedPlace, options: BuildOptions
-) -> Text:
+) -> TextRecord:
     if len(row) != width:
         raise BadRecord(place, f"{len(row)} fields, but the first line has {width}", _QUOTES_REMEDY)
     values = {name: row[column].encode(errors="surrogateescape") for name, column in columns.items()}
-    return parse_text(values, options, place)
+    return parse_record(values, options, place)

@@ -1,4 +1,4 @@
-"""Decides which text is held out: whole documents by their hash, or stretches of them if documents are few or long.
+"""Chooses the held-out text: whole documents by their hash, or runs of paragraphs (stretches) of few or long documents.
 
 The user requests a share of the documents. If documents are few or long, that may by chance give nothing or far too
 much; and a small share of little text is too little to evaluate on. So the rule is chosen when all documents are
@@ -23,12 +23,12 @@ from data_service.ingest.sentences import split_sentences
 
 EVALUATION_BYTES = 128 * 1024  # bytes of held-out text that are enough for an evaluation
 MAX_SMALL_TEXT_SHARE = 0.05  # share of a small text held out at most, unless more is requested
-MIN_DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
-# Held-out documents from which on texts with unknown words are hashed by tokens.
+MIN_HELDOUT_DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
+# Number of held-out documents from which on the tokens of a text with unknown words decide whether it is held out.
 MIN_DOCUMENTS_TO_HASH_TOKENS = 64
-MAX_CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
+MAX_HELDOUT_CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
 MIN_STRETCH_BYTES, MAX_STRETCH_BYTES = 64, 4096  # bounds of a stretch's mean size, in bytes
-MIN_STRETCHES = 16  # approximate smallest number of held-out stretches
+MIN_HELDOUT_STRETCHES = 16  # approximate smallest number of held-out stretches
 _CUT_HASH_CHARACTERS = 16  # characters whose hash decides where text without sentence ends is cut
 _GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*+\n)++)")
@@ -42,8 +42,8 @@ class DocumentFigures:
     Attributes:
         count, size: number of documents, and bytes of their text.
         held_count, held_size: the same of the documents that the requested share would hold out.
-        candidates: (low word of the hash, bytes) of the at most `MAX_CANDIDATES` documents with the smallest low words,
-            sorted.
+        candidates: (low word of the hash, bytes) of the at most `MAX_HELDOUT_CANDIDATES` documents with the smallest
+            low words, sorted.
     """
 
     count: int
@@ -53,15 +53,15 @@ class DocumentFigures:
     candidates: Sequence[tuple[int, int]]
 
 
-def heldout_like(manifest: CorpusManifest) -> dict[str, object]:
-    """Return the options by which a corpus holds text out as that of `manifest` does."""
-    rule = manifest.rule
+def heldout_options_from_manifest(manifest: CorpusManifest) -> dict[str, object]:
+    """Return the options for holding out text as the corpus of `manifest` does."""
+    rule = manifest.effective_heldout_rule
     if is_default_rule(rule, manifest.heldout_fraction):
         rule = replace(rule, by_tokens=int(manifest.heldout.documents.sum()) >= MIN_DOCUMENTS_TO_HASH_TOKENS)
     return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
 
 
-def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
+def split_heldout_parts(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
     """Yield (text, whether it is held out) of the parts of a document: the whole document, or its stretches.
 
     Neighbouring stretches of the same kind are joined. A held-out stretch separates the training text into two parts;
@@ -70,13 +70,9 @@ def divide_document(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tup
     if rule.unit == "document":
         yield text, rule.holds_out(low_word(digest))
         return
-    found = (
-        (text, end is not None and rule.holds_out(end))
-        for text, end in split_into_stretches(text, rule.length)
-    )
+    found = ((text, end is not None and rule.holds_out(end)) for text, end in split_into_stretches(text, rule.length))
     parts = [
-        ("".join(stretch for stretch, _ in run), heldout)
-        for heldout, run in groupby(found, key=lambda pair: pair[1])
+        ("".join(stretch for stretch, _ in run), heldout) for heldout, run in groupby(found, key=lambda pair: pair[1])
     ]
     for number, (part, heldout) in enumerate(parts):
         begun = part if number == 0 else _LEADING_BLANK_LINES.sub("", part)
@@ -99,12 +95,12 @@ def is_default_rule(rule: HeldoutRule, fraction: float) -> bool:
     return rule.unit == "document" and rule.below == hash_threshold(fraction)
 
 
-def target_heldout_bytes(size: int, fraction: float) -> int:
-    """Return how many of `size` bytes of text should be held out."""
-    return max(1, math.ceil(max(fraction * size, min(EVALUATION_BYTES, MAX_SMALL_TEXT_SHARE * size))))
+def target_heldout_bytes(text_bytes: int, fraction: float) -> int:
+    """Return how many of `text_bytes` bytes of text should be held out."""
+    return max(1, math.ceil(max(fraction * text_bytes, min(EVALUATION_BYTES, MAX_SMALL_TEXT_SHARE * text_bytes))))
 
 
-def document_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule | None:
+def heldout_rule_by_documents(documents: DocumentFigures, fraction: float) -> HeldoutRule | None:
     """Return the rule that holds out whole documents; None if they are too few or too long for that.
 
     The requested share is used if it gives between half and three times the wanted amount of text.
@@ -116,11 +112,7 @@ def document_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule | 
         return requested
     wanted = target_heldout_bytes(documents.size, fraction)
     most = max(3 * wanted, documents.size // 10)
-    if (
-        wanted <= 2 * documents.held_size
-        and documents.held_size <= most
-        and documents.held_count < documents.count
-    ):
+    if wanted <= 2 * documents.held_size and documents.held_size <= most and documents.held_count < documents.count:
         return requested
     taken = count = 0
     # Documents with the same low word of the hash are held out together.
@@ -129,16 +121,17 @@ def document_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule | 
         taken, count = taken + sum(sizes), count + len(sizes)
         if taken > most:
             return None
-        if taken >= wanted and (count >= MIN_DOCUMENTS or taken <= count * MAX_STRETCH_BYTES):
+        if taken >= wanted and (count >= MIN_HELDOUT_DOCUMENTS or taken <= count * MAX_STRETCH_BYTES):
             return HeldoutRule("document", low + 1) if count < documents.count else None
-    if documents.count <= MAX_CANDIDATES:
+    if documents.count <= MAX_HELDOUT_CANDIDATES:
         return None
     # There are more documents than candidates, all very short: their share is held out by the hash alone.
     return HeldoutRule("document", hash_threshold(wanted / documents.size))
 
 
-def query_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule:
-    """Return the rule for a corpus of pairs if `document_rule` finds none. Parts of examples cannot be held out.
+def heldout_rule_by_queries(documents: DocumentFigures, fraction: float) -> HeldoutRule:
+    """Return the rule for a corpus of pairs if `heldout_rule_by_documents` finds none. Parts of examples cannot be
+    held out.
 
     The rule holds out the queries with the smallest hashes, each with all its examples, until there is enough text or
     only one query is left to train on.
@@ -148,8 +141,7 @@ def query_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule:
     """
     wanted = target_heldout_bytes(documents.size, fraction)
     queries = [
-        (low, sum(size for _, size in alike))
-        for low, alike in groupby(documents.candidates, key=lambda pair: pair[0])
+        (low, sum(size for _, size in alike)) for low, alike in groupby(documents.candidates, key=lambda pair: pair[0])
     ]
     if len(queries) < 2:
         raise InputError(
@@ -164,19 +156,21 @@ def query_rule(documents: DocumentFigures, fraction: float) -> HeldoutRule:
     return HeldoutRule("document", below)
 
 
-def mean_stretch_bytes(size: int, fraction: float) -> int:
-    """Return the mean length of a stretch in bytes, in a corpus of `size` bytes."""
+def mean_stretch_bytes(text_bytes: int, fraction: float) -> int:
+    """Return the mean length of a stretch in bytes, in a corpus of `text_bytes` bytes."""
     return min(
-        MAX_STRETCH_BYTES, max(MIN_STRETCH_BYTES, target_heldout_bytes(size, fraction) // MIN_STRETCHES)
+        MAX_STRETCH_BYTES,
+        max(MIN_STRETCH_BYTES, target_heldout_bytes(text_bytes, fraction) // MIN_HELDOUT_STRETCHES),
     )
 
 
-def candidate_hash_threshold(size: int, fraction: float) -> int:
-    """Return the number below which low words of paragraphs are recorded. Those held out will be far smaller."""
+def candidate_hash_threshold(text_bytes: int, fraction: float) -> int:
+    """Return the number below which low words of paragraphs' hashes are recorded: far above those that are held out."""
     enough = max(
-        4 * target_heldout_bytes(size, fraction), 4 * MAX_CANDIDATES * mean_stretch_bytes(size, fraction)
+        4 * target_heldout_bytes(text_bytes, fraction),
+        4 * MAX_HELDOUT_CANDIDATES * mean_stretch_bytes(text_bytes, fraction),
     )
-    return hash_threshold(min(1.0, enough / max(size, 1)))
+    return hash_threshold(min(1.0, enough / max(text_bytes, 1)))
 
 
 def heldout_rule_by_stretches(
@@ -237,20 +231,21 @@ def split_into_stretches(text: str, length: int) -> Iterator[tuple[str, int | No
         yield "".join(pieces), None
 
 
-def _split_paragraphs(text: str, most: int) -> Iterator[str]:
+def _split_paragraphs(text: str, max_characters: int) -> Iterator[str]:
     """Yield the paragraphs of a text and the blank lines between them. Laid end to end they are the text.
 
-    A paragraph of more than `most` characters is given sentence by sentence, and a longer sentence piece by piece.
+    A paragraph of more than `max_characters` characters is given sentence by sentence, and a longer sentence piece
+    by piece.
     """
     for paragraph in _BLANK_LINES.split(text):
-        if len(collapse_spaces(paragraph)) <= most:
+        if len(collapse_spaces(paragraph)) <= max_characters:
             yield paragraph
             continue
         for sentence in split_sentences(paragraph):
-            yield from [sentence] if len(sentence) <= most else _split_pieces(sentence, most)
+            yield from ([sentence] if len(sentence) <= max_characters else _split_by_hash(sentence, max_characters))
 
 
-def _split_pieces(text: str, most: int) -> Iterator[str]:
+def _split_by_hash(text: str, most: int) -> Iterator[str]:
     """Yield pieces of text without sentence ends. A hash of the preceding characters decides where it is cut.
 
     It is cut before spaces if there are any.

@@ -32,11 +32,11 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Overlap:
-    """Held-out text that is training text elsewhere.
+    """Amounts of held-out text of one corpus, and of the part that is training text of another.
 
     Attributes:
-        documents, tokens: of the held-out text.
-        found, found_tokens: of these, what is training text.
+        documents, tokens: numbers of held-out documents and tokens.
+        found, found_tokens: numbers of those that are training text of the other corpus.
         first: number of the first held-out document that is found; None if none is.
     """
 
@@ -47,7 +47,7 @@ class Overlap:
     first: int | None
 
     @property
-    def share(self) -> float:
+    def token_share(self) -> float:
         """Share of the held-out tokens that are training text."""
         return self.found_tokens / max(1, self.tokens)
 
@@ -55,7 +55,7 @@ class Overlap:
 def rules_exclude_overlap(heldout_manifest: CorpusManifest, training_manifest: CorpusManifest) -> bool:
     """Return whether the rules alone say that text held out of `heldout_manifest` is not trained on in
     `training_manifest`."""
-    one, other = heldout_manifest.rule, training_manifest.rule
+    one, other = heldout_manifest.effective_heldout_rule, training_manifest.effective_heldout_rule
     whole = one.unit == other.unit == "document" and one.clusters == other.clusters
     return one == other or (whole and one.below <= other.below) or not len(heldout_manifest.heldout)
 
@@ -78,24 +78,24 @@ def find_overlap(
     total = len(heldout_corpus.manifest.heldout) + len(training_corpus.manifest.train)
     index = HeldoutIndex()
     for block in _read_blocks(heldout_corpus, "heldout"):
-        index.add(block)
+        index.add_block(block)
         report(1, total)
-    index.close()
+    index.sort_hashes()
     for block in _read_blocks(training_corpus, "train"):
         index.match_block(block)
         report(1, total)
-    return index.overlap()
+    return index.compute_overlap()
 
 
 def _read_blocks(corpus: Corpus, split: str) -> Iterator[Block]:
     """Yield the blocks of a split. Removed documents hold ids that no text has."""
     table: BlockTable = corpus.manifest.train if split == "train" else corpus.manifest.heldout
-    removed: RemovedDocuments = load_removals(corpus.store, corpus.manifest).for_split(split)
+    removed: RemovedDocuments = load_removals(corpus.store, corpus.manifest).removed_documents(split)
 
-    def read(number: int) -> Block:
+    def read_without_removed(number: int) -> Block:
         return replace_removed_text(read_block(corpus.store, table, number), removed.token_ranges(number), 0)
 
-    yield from parallel_map(read, range(len(table)))
+    yield from parallel_map(read_without_removed, range(len(table)))
 
 
 class HeldoutIndex:
@@ -106,7 +106,7 @@ class HeldoutIndex:
         self._numbers = list[int]()
         self._seen = 0
 
-    def add(self, block: Block) -> None:
+    def add_block(self, block: Block) -> None:
         """Add the documents of a block that were not removed."""
         sums = _prefix_sums(block.tokens)
         for start, stop in pairwise(block.sentences[block.documents].tolist()):
@@ -114,15 +114,13 @@ class HeldoutIndex:
             if block.removed is not None and block.removed[start]:
                 continue
             last = max(0, stop - start - RUN_TOKENS)
-            places = start + np.unique(
-                np.linspace(0, last, RUNS_PER_DOCUMENT if last else 1).astype(np.int64)
-            )
+            places = start + np.unique(np.linspace(0, last, RUNS_PER_DOCUMENT if last else 1).astype(np.int64))
             self._hashes.append(_run_hashes(sums, places, np.minimum(places + RUN_TOKENS, stop)))
             self._owners += [len(self._sizes)] * len(places)
             self._sizes.append(stop - start)
             self._numbers.append(number)
 
-    def close(self) -> None:
+    def sort_hashes(self) -> None:
         """Sort the hashes; no document is added afterwards."""
         every = np.concatenate(self._hashes) if self._hashes else np.empty(0, dtype=np.uint64)
         self._keys, self._which = np.unique(every, return_inverse=True)
@@ -135,17 +133,17 @@ class HeldoutIndex:
         sums = _prefix_sums(block.tokens)
         edges = block.sentences[block.documents]
         short = np.flatnonzero(np.diff(edges) < RUN_TOKENS)
-        self._mark(_run_hashes(sums, edges[short], edges[short + 1]))
+        self._mark_found_hashes(_run_hashes(sums, edges[short], edges[short + 1]))
         if len(block.tokens) >= RUN_TOKENS:
-            self._mark(_run_hashes(sums, slice(0, -RUN_TOKENS), slice(RUN_TOKENS, None)))
+            self._mark_found_hashes(_run_hashes(sums, slice(0, -RUN_TOKENS), slice(RUN_TOKENS, None)))
 
-    def _mark(self, hashes: Hashes) -> None:
+    def _mark_found_hashes(self, hashes: Hashes) -> None:
         likely = hashes[self._filter[hashes >> np.uint64(64 - _FILTER_BITS)]]
         if len(likely) and len(self._keys):
             places = np.minimum(np.searchsorted(self._keys, likely), len(self._keys) - 1)
             self._found[places[self._keys[places] == likely]] = True
 
-    def overlap(self) -> Overlap:
+    def compute_overlap(self) -> Overlap:
         """Return what was found."""
         sizes = np.array(self._sizes, dtype=np.int64)
         owners = np.array(self._owners, dtype=np.int64)
@@ -163,7 +161,7 @@ class HeldoutIndex:
 
 def _prefix_sums(tokens: Tokens) -> Hashes:
     """Return [T + 1], sums of the tokens before each place, each times a power of a factor."""
-    factors, _ = _powers(1 << max(1, len(tokens)).bit_length())
+    factors, _ = _factor_powers(1 << max(1, len(tokens)).bit_length())
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX_FACTOR
     mixed ^= mixed >> _MIX_SHIFT_BITS
     mixed *= factors[: len(tokens)]
@@ -172,7 +170,7 @@ def _prefix_sums(tokens: Tokens) -> Hashes:
 
 def _run_hashes(sums: Hashes, starts: NDArray[np.int64] | slice, stops: NDArray[np.int64] | slice) -> Hashes:
     """Return [R] hashes of the runs [start, stop), which do not depend on their places."""
-    _, inverses = _powers(1 << max(1, len(sums) - 1).bit_length())
+    _, inverses = _factor_powers(1 << max(1, len(sums) - 1).bit_length())
     found = sums[stops] - sums[starts]
     found *= inverses[: len(sums)][starts]
     for _ in range(2):
@@ -182,7 +180,7 @@ def _run_hashes(sums: Hashes, starts: NDArray[np.int64] | slice, stops: NDArray[
 
 
 @lru_cache(maxsize=4)
-def _powers(count: int) -> tuple[Hashes, Hashes]:
+def _factor_powers(count: int) -> tuple[Hashes, Hashes]:
     """Return [count] powers of the factor modulo 2**64, and their inverses."""
     found = []
     for factor in (_GOLDEN_RATIO, pow(_GOLDEN_RATIO, -1, 1 << 64)):

@@ -16,29 +16,29 @@ from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
 from data_service.ingest.deduplicate import (
     KeptDocuments,
-    Slice,
+    ObjectSlice,
     is_equal_to_previous,
     partition_hashes,
-    read_dropped,
+    read_dropped_ordinals,
     read_slice,
 )
 from data_service.ingest.documents import read_documents
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import Text
+from data_service.ingest.records import TextRecord
 from data_service.ingest.scan import HASH_RECORD_DTYPE, ScanReceipt
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import BuildTask, Split, TaskReceipt, hash_parts
+from data_service.ingest.tasks import BuildTask, InputSplit, TaskReceipt, hash_strings
 from data_service.store.base import Store, parallel_map
 
 
 @dataclass(frozen=True)
-class IdTask(BuildTask):
+class FindRepeatedIdsTask(BuildTask):
     """The task of finding ids that occur twice in one partition of their hashes.
 
-    It holds for every split the slice of its sorted hashes that lies in the partition, and the documents that are kept.
+    It holds, for every split, the part of its sorted hashes in this partition, and the documents that are kept.
     """
 
-    hashes: tuple[Slice | None, ...]
+    hashes: tuple[ObjectSlice | None, ...]
     kept: tuple[KeptDocuments, ...]
 
     stage: ClassVar[str] = "ids"
@@ -48,7 +48,7 @@ class IdTask(BuildTask):
         return sum(part.length for part in self.hashes if part)
 
 
-class IdReceipt(TaskReceipt):
+class RepeatedIdsReceipt(TaskReceipt):
     """The result. `twice`: (split, document) of the first two documents that share an id; empty if none do."""
 
     twice: list[tuple[int, int]]
@@ -56,36 +56,33 @@ class IdReceipt(TaskReceipt):
 
 def plan_id_tasks(
     layout: BuildLayout, scanned: Sequence[ScanReceipt], kept: Sequence[KeptDocuments]
-) -> list[IdTask]:
+) -> list[FindRepeatedIdsTask]:
     """Return the tasks that compare all ids."""
     documents = sum(split.documents for split in scanned)
-    starts = [(layout.ids_key(number), split.id_buckets) for number, split in enumerate(scanned)]
-    source = hash_parts(split.source for split in kept)
+    starts = [(layout.document_id_hashes_key(number), split.id_buckets) for number, split in enumerate(scanned)]
+    source = hash_strings(split.source for split in kept)
     return [
-        IdTask(layout, index, source, part, tuple(kept))
+        FindRepeatedIdsTask(layout, index, source, part, tuple(kept))
         for index, part in enumerate(partition_hashes(starts, documents))
     ]
 
 
-def find_repeated_ids(task: IdTask, store: Store) -> IdReceipt:
+def find_repeated_ids(task: FindRepeatedIdsTask, store: Store) -> RepeatedIdsReceipt:
     """Compare the ids of a partition; return the receipt."""
-    parts = [
-        np.frombuffer(data, HASH_RECORD_DTYPE)
-        for data in parallel_map(partial(read_slice, store), task.hashes)
-    ]
+    parts = [np.frombuffer(data, HASH_RECORD_DTYPE) for data in parallel_map(partial(read_slice, store), task.hashes)]
     records = np.concatenate(parts)
     split = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     repeated = _repeated_records(records)
     records, split = records[repeated], split[repeated]
     kept = np.ones(len(records), dtype=np.bool_)
     for number in np.unique(split).tolist():
-        drops = read_dropped(store, task.kept[number].drops)
+        drops = read_dropped_ordinals(store, task.kept[number].drops)
         here = np.flatnonzero(split == number)
         kept[here] = [ordinal not in drops for ordinal in records["ordinal"][here].tolist()]
-    return IdReceipt(source=task.source, twice=_first_equal_pair(records[kept], split[kept]))
+    return RepeatedIdsReceipt(source=task.source, twice=_first_pair_with_equal_id(records[kept], split[kept]))
 
 
-def _first_equal_pair(records: NDArray[np.void], split: NDArray[np.int64]) -> list[tuple[int, int]]:
+def _first_pair_with_equal_id(records: NDArray[np.void], split: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return (split, document) of the first document whose id another one has, and of the next with that id."""
     at = _repeated_records(records)
     places = zip(split[at].tolist(), records["ordinal"][at].tolist(), strict=True)
@@ -103,9 +100,11 @@ def _repeated_records(records: NDArray[np.void]) -> NDArray[np.int64]:
     return repeated
 
 
-def refuse_repeated_ids(found: Iterable[IdReceipt], splits: Sequence[Split], options: BuildOptions) -> None:
+def refuse_repeated_ids(
+    receipts: Iterable[RepeatedIdsReceipt], splits: Sequence[InputSplit], options: BuildOptions
+) -> None:
     """Raise InputError, which names both places, if two documents share an id."""
-    twice = min((receipt.twice for receipt in found if receipt.twice), default=None)
+    twice = min((receipt.twice for receipt in receipts if receipt.twice), default=None)
     if twice is None:
         return
     first, second = (_read_document(splits[split], ordinal, options) for split, ordinal in twice)
@@ -116,8 +115,8 @@ def refuse_repeated_ids(found: Iterable[IdReceipt], splits: Sequence[Split], opt
     )
 
 
-def _read_document(split: Split, number: int, options: BuildOptions) -> Text:
+def _read_document(split: InputSplit, number: int, options: BuildOptions) -> TextRecord:
     if split.streamed_piece is not None:
-        split = Split((PieceReader().read(split.streamed_piece, options),))
+        split = InputSplit((PieceReader().read(split.streamed_piece, options),))
     documents = (document for document in read_documents(split, options) if not document.is_blank)
     return next(document for ordinal, document in enumerate(documents) if ordinal == number)

@@ -16,15 +16,15 @@ from data_service.ingest.file_kinds import (
     Compression,
     Format,
     UnreadFile,
+    find_non_text_files,
     kind_from_name,
-    non_text,
 )
 from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
 
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
-_LISTED_NAMES = 10  # files that an error names
+_MAX_LISTED_FILES = 10  # files that an error names
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,14 @@ class _PatternMatch:
 def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
     """Return all files that match the patterns, each once, in the order of the patterns, and of keys within a pattern.
 
-    `encoding`: encoding of their text, as `encoding_name` returns it.
+    `encoding`: encoding of their text, as `python_encoding_name` returns it.
 
     Raises:
         InputError: there are no patterns, a pattern matches no file, or a named file is of an unknown kind.
         StoreError: a store cannot be listed.
     """
     if not patterns:
-        raise InputError(
-            "no input given", remedy="name text files, folders or globs, local or in an object store"
-        )
+        raise InputError("no input given", remedy="name text files, folders or globs, local or in an object store")
     files: dict[str, InputFile] = {}
     left_out: dict[str, UnreadFile] = {}
     for pattern in patterns:
@@ -94,9 +92,7 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
         for file in listing.files:
             files.setdefault(file.uri, file)
         left_out.update((item.uri, item) for item in listing.left_out)
-    return InputListing(
-        tuple(files.values()), tuple(item for uri, item in left_out.items() if uri not in files)
-    )
+    return InputListing(tuple(files.values()), tuple(item for uri, item in left_out.items() if uri not in files))
 
 
 def _list_pattern(pattern: str, encoding: str) -> InputListing:
@@ -120,8 +116,8 @@ def _list_pattern(pattern: str, encoding: str) -> InputListing:
 
 
 def _no_files_error(pattern: str, left_out: tuple[UnreadFile, ...]) -> InputError:
-    seen = "".join(f"\n  {item}" for item in left_out[:_LISTED_NAMES])
-    more = f"\n  and {len(left_out) - _LISTED_NAMES:,} more" if len(left_out) > _LISTED_NAMES else ""
+    seen = "".join(f"\n  {item}" for item in left_out[:_MAX_LISTED_FILES])
+    more = f"\n  and {len(left_out) - _MAX_LISTED_FILES:,} more" if len(left_out) > _MAX_LISTED_FILES else ""
     return InputError(
         f"{pattern}: no such file, or no text file in it{seen}{more}",
         remedy=f"check the path; files must end in one of {KNOWN_KINDS_TEXT}",
@@ -140,7 +136,7 @@ def _expand_pattern(pattern: str) -> Iterator[_PatternMatch]:
     wildcard = _WILDCARD.search(glob)
     entries = list(store.list(glob[: wildcard.start()] if wildcard else ""))
     hidden = bool(HIDDEN_PATH.match(glob))
-    left_out = non_text(store, {entry.key: entry.size for entry in entries}, with_hidden=hidden)
+    left_out = find_non_text_files(store, {entry.key: entry.size for entry in entries}, with_hidden=hidden)
     matches = _glob_regex(glob, pattern) if glob else None
     for entry in entries:
         if matches is None or matches.fullmatch(entry.key):
@@ -195,11 +191,9 @@ def _glob_literal(token: str) -> str:
     return f"[{'^' if negated else ''}{characters}]"
 
 
-def refuse_own_output(store: Store, listing: InputListing) -> None:
+def refuse_inputs_in_output(store: Store, listing: InputListing) -> None:
     """Raise InputError if inputs lie in the output, because a second build would read the files of the first."""
-    inside = next(
-        (file.uri for file in listing.files if file.uri.startswith(store.uri.rstrip("/") + "/")), None
-    )
+    inside = next((file.uri for file in listing.files if file.uri.startswith(store.uri.rstrip("/") + "/")), None)
     if inside is not None:
         raise InputError(
             f"the output {store.uri} holds the input {inside}",

@@ -16,23 +16,23 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.errors import InputError
-from data_service.ingest.files import open_bytes
-from data_service.ingest.formats import LINE_BYTES_RATIO
+from data_service.ingest.files import open_decompressed
+from data_service.ingest.formats import LINE_TO_DOCUMENT_RATIO
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
     NumberedPlace,
-    Text,
-    parse_text,
-    raise_error_of_record,
-    too_long,
+    TextRecord,
+    parse_record,
+    raise_bad_record,
+    too_long_record,
     try_read,
 )
 from data_service.ingest.tasks import FilePiece
 
 _MAX_DESCRIPTION_BYTES = 1 << 20
-_CHUNK_BYTES = 1 << 20
+_READ_CHUNK_BYTES = 1 << 20
 _TEXT_ENCODINGS = ("str", "str_int", "str_float", "str_decimal", "bytes", "json")
 _NUMBER_DTYPES = {"int": "int64"} | {
     name: name
@@ -44,7 +44,7 @@ _NUMBER_DTYPES = {"int": "int64"} | {
 _REFETCH_REMEDY = "fetch or write the data set again; no document of it was used"
 
 
-class _Description(BaseModel):
+class _ShardDescription(BaseModel):
     """A shard's description of its samples; other entries are of no concern here."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -57,49 +57,49 @@ class _Description(BaseModel):
 
 
 @dataclass(frozen=True)
-class _MdsShard:
+class _ShardHeader:
     offsets: NDArray[np.int64]
     columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, size
 
 
-def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of a whole shard.
 
     Raises:
         InputError: the shard is damaged, or a column is missing or holds neither texts nor numbers.
     """
-    file, most = piece.file, options.max_document_bytes * LINE_BYTES_RATIO
-    with open_bytes(file) as stream:
-        shard = _open_shard(stream, file)
+    file, most = piece.file, options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
+    with open_decompressed(file) as stream:
+        shard = _read_shard_header(stream, file)
         wanted = _select_columns(shard, file, options)
         for row in range(len(shard.offsets) - 1):
             size, place = int(shard.offsets[row + 1] - shard.offsets[row]), NumberedPlace(file, "row", row)
             if size > most:
                 _read_exactly(stream, size, place, kept=False)
-                yield try_read(options, raise_error_of_record, too_long(place, most))
+                yield try_read(options, raise_bad_record, too_long_record(place, most))
                 continue
-            values = _sample(_read_exactly(stream, size, place), shard, wanted, place)
-            yield try_read(options, parse_text, values, options, place)
+            values = _parse_sample(_read_exactly(stream, size, place), shard, wanted, place)
+            yield try_read(options, parse_record, values, options, place)
         if stream.read(1):
-            raise _damaged(NumberedPlace(file), "bytes follow the last sample")
+            raise _damaged_shard_error(NumberedPlace(file), "bytes follow the last sample")
 
 
-def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
+def _read_shard_header(stream: BinaryIO, file: InputFile) -> _ShardHeader:
     place = NumberedPlace(file)
     count = int.from_bytes(_read_exactly(stream, 4, place), "little")
     raw = _read_exactly(stream, 4 * (count + 1), place)
     offsets: NDArray[np.int64] = np.frombuffer(raw, dtype="<u4").astype(np.int64)
     begins = 4 * (count + 2)
     if np.any(np.diff(offsets) < 0) or not 0 < offsets[0] - begins <= _MAX_DESCRIPTION_BYTES:
-        raise _damaged(place, "its offsets make no sense")
+        raise _damaged_shard_error(place, "its offsets make no sense")
     if not file.compression and offsets[-1] != file.size:
-        raise _damaged(place, f"it has {file.size:,} bytes, but its offsets end at {offsets[-1]:,}")
+        raise _damaged_shard_error(place, f"it has {file.size:,} bytes, but its offsets end at {offsets[-1]:,}")
     try:
-        found = _Description.model_validate_json(_read_exactly(stream, int(offsets[0] - begins), place))
+        found = _ShardDescription.model_validate_json(_read_exactly(stream, int(offsets[0] - begins), place))
         columns = zip(found.column_names, found.column_encodings, found.column_sizes, strict=True)
-        shard = _MdsShard(offsets, tuple(columns))
+        shard = _ShardHeader(offsets, tuple(columns))
     except (ValidationError, ValueError) as error:
-        raise _damaged(place, f"it does not describe its samples: {error}") from error
+        raise _damaged_shard_error(place, f"it does not describe its samples: {error}") from error
     if found.format != "mds" or found.version != 2:
         raise InputError(
             f"{file.uri}: the shard has format {found.format} {found.version}, but only mds 2 can be read",
@@ -108,11 +108,11 @@ def _open_shard(stream: BinaryIO, file: InputFile) -> _MdsShard:
     return shard
 
 
-def _select_columns(shard: _MdsShard, file: InputFile, options: BuildOptions) -> dict[int, str]:
+def _select_columns(shard: _ShardHeader, file: InputFile, options: BuildOptions) -> dict[int, str]:
     """Return the numbers of the columns that are read, with their names. Raises InputError: one cannot be read."""
     names = [name for name, _, _ in shard.columns]
     wanted: dict[int, str] = {}
-    for name in dict.fromkeys((*options.fields, *options.optional_fields)):
+    for name in dict.fromkeys((*options.required_fields, *options.optional_fields)):
         if name not in names and name in options.optional_fields:
             continue
         encoding = shard.columns[names.index(name)][1] if names.count(name) == 1 else None
@@ -127,21 +127,21 @@ def _select_columns(shard: _MdsShard, file: InputFile, options: BuildOptions) ->
     return wanted
 
 
-def _sample(
-    raw: bytes, shard: _MdsShard, wanted: Mapping[int, str], place: NumberedPlace
+def _parse_sample(
+    raw: bytes, shard: _ShardHeader, wanted_columns: Mapping[int, str], place: NumberedPlace
 ) -> dict[str, object]:
     varying = sum(size is None for _, _, size in shard.columns)
     if len(raw) < 4 * varying:
-        raise _damaged(place, "the sample is shorter than the sizes of its columns")
+        raise _damaged_shard_error(place, "the sample is shorter than the sizes of its columns")
     sizes = iter(np.frombuffer(raw[: 4 * varying], dtype="<u4").tolist())
     at, values = 4 * varying, dict[str, object]()
     for number, (_, encoding, fixed) in enumerate(shard.columns):
         size = next(sizes) if fixed is None else fixed
-        if number in wanted:
-            values[wanted[number]] = _parse_value(raw[at : at + size], encoding, place)
+        if number in wanted_columns:
+            values[wanted_columns[number]] = _parse_value(raw[at : at + size], encoding, place)
         at += size
     if at != len(raw):
-        raise _damaged(place, "its columns are not as long as the sample")
+        raise _damaged_shard_error(place, "its columns are not as long as the sample")
     return values
 
 
@@ -149,29 +149,27 @@ def _parse_value(raw: bytes, encoding: str, place: NumberedPlace) -> object:
     if encoding in _NUMBER_DTYPES:
         kind = np.dtype(_NUMBER_DTYPES[encoding]).newbyteorder("<")
         if len(raw) != kind.itemsize:
-            raise _damaged(place, f"a number of {len(raw)} bytes, but {encoding} has {kind.itemsize}")
+            raise _damaged_shard_error(place, f"a number of {len(raw)} bytes, but {encoding} has {kind.itemsize}")
         return np.frombuffer(raw, dtype=kind)[0].item()
     if encoding != "json":
         return raw
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise _damaged(place, f"a column is not JSON: {error}") from error
+        raise _damaged_shard_error(place, f"a column is not JSON: {error}") from error
 
 
 def _read_exactly(stream: BinaryIO, size: int, place: NumberedPlace, *, kept: bool = True) -> bytes:
     """Return the next bytes, or nothing if they are not kept. Memory grows only with what is there."""
     parts: list[bytes] = []
-    while size and (data := stream.read(min(size, _CHUNK_BYTES))):
+    while size and (data := stream.read(min(size, _READ_CHUNK_BYTES))):
         size -= len(data)
         if kept:
             parts.append(data)
     if size:
-        raise _damaged(place, f"it is cut short: {size:,} bytes are missing")
+        raise _damaged_shard_error(place, f"it is cut short: {size:,} bytes are missing")
     return b"".join(parts)
 
 
-def _damaged(place: NumberedPlace, reason: str) -> InputError:
-    return InputError(
-        f"{place}: no shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_REFETCH_REMEDY
-    )
+def _damaged_shard_error(place: NumberedPlace, reason: str) -> InputError:
+    return InputError(f"{place}: no shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_REFETCH_REMEDY)

@@ -11,7 +11,7 @@ from data_service.errors import InputError
 from data_service.store.base import Store
 
 INDEX_FILE = "index.json"
-_SUFFIX = ".mds"
+_MDS_SUFFIX = ".mds"
 _PACKED_REASON = "a packed shard that lies there unpacked, too"
 _INDEX_REASON = "the index of MDS shards"
 _NOT_IN_INDEX_REASON = "not one of the shards that index.json names"
@@ -24,24 +24,24 @@ class _ShardFile(BaseModel):
     bytes: int
 
 
-class _Shard(BaseModel):
+class _IndexedShard(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     raw_data: _ShardFile
     zip_data: _ShardFile | None = None
 
 
-class _Index(BaseModel):
+class _ShardIndex(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    shards: list[_Shard]
+    shards: list[_IndexedShard]
 
 
 def find_unread_files(
     store: Store, folder: str, names: set[str], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of files that are not read in and below a folder with an index of MDS shards: the index,
-    strangers, second forms.
+    shards that it does not name, and compressed copies of shards.
 
     Args:
         folder: the folder's key, with a slash at its end.
@@ -55,9 +55,9 @@ def find_unread_files(
     if INDEX_FILE not in names:
         return
     below = {key[len(folder) :]: size for key, size in sizes.items() if key.startswith(folder)}
-    shards = {name for name in below if _SUFFIX in name.rpartition("/")[2]}
+    shards = {name for name in below if _MDS_SUFFIX in name.rpartition("/")[2]}
     place = f"{store.uri.rstrip('/')}/{folder}"
-    index = _read_index(store, folder + INDEX_FILE, place, surely=bool(shards & names)) if shards else None
+    index = _read_index(store, folder + INDEX_FILE, place, must_be_index=bool(shards & names)) if shards else None
     if index is None:
         return
     yield INDEX_FILE, _INDEX_REASON
@@ -82,12 +82,12 @@ def find_unread_files(
     yield from ((name, _NOT_IN_INDEX_REASON) for name in strangers)
 
 
-def _read_index(store: Store, key: str, place: str, *, surely: bool) -> _Index | None:
-    """Return an index; None if the file is something else and, being above the shards, not `surely` one."""
+def _read_index(store: Store, key: str, place: str, *, must_be_index: bool) -> _ShardIndex | None:
+    """Return an index; None if the file is something else and, being above the shards, not `must_be_index` one."""
     try:
-        return _Index.model_validate_json(store.get(key))
+        return _ShardIndex.model_validate_json(store.get(key))
     except ValidationError as error:
-        if not surely:
+        if not must_be_index:
             return None
         raise InputError(
             f"{place}{INDEX_FILE} is no index of MDS shards: {error.errors()[0]['msg']}",

@@ -17,31 +17,31 @@ from urllib.parse import quote
 from xml.parsers import expat
 
 from data_service.errors import InputError
-from data_service.ingest.files import is_uncompressed_utf8, open_ranged, open_text
-from data_service.ingest.formats import InputLine, bounded_line_length, open_piece, read_lines
+from data_service.ingest.files import is_uncompressed_utf8, open_stored_bytes, open_text
+from data_service.ingest.formats import InputLine, open_piece, read_lines, skip_bounded_line
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
     NumberedPlace,
-    Text,
+    TextRecord,
     decode_text,
-    no_text,
+    non_document_record,
     parse_document,
-    raise_error_of_record,
-    too_long,
+    raise_bad_record,
+    too_long_record,
     try_read,
 )
 from data_service.ingest.tasks import FilePiece
 from data_service.ingest.warc import INSTALL_REMEDY
-from data_service.ingest.wikitext import plain_text
+from data_service.ingest.wikitext import wikitext_to_plain_text
 
 DUMP_END = b"</mediawiki>"
-_PAGE, PAGE_END = b"<page>", b"</page>"
+_PAGE_START, PAGE_END = b"<page>", b"</page>"
 _HEADER_BYTES = 1 << 20  # bytes within which the first page begins
 _TAIL_BYTES = 256
 _HIDDEN_NAMESPACES = {"6": ("file", "image"), "14": ("category",)}  # by number; names known to every wiki
-_NAMESPACE = re.compile(r'<namespace key="(6|14)"[^>]*>([^<]*)</namespace>')
+_HIDDEN_NAMESPACE_TAG = re.compile(r'<namespace key="(6|14)"[^>]*>([^<]*)</namespace>')
 _REFETCH_REMEDY = "fetch the dump again; no document of it was used"
 _READ_ELEMENTS = {
     "page/title",
@@ -55,7 +55,7 @@ _READ_ELEMENTS = {
 
 @dataclass(frozen=True)
 class WikiInfo:
-    """What a dump says of its wiki.
+    """Properties of a wiki that its dump states.
 
     Attributes:
         name: its database, such as `enwiki`; "" if the dump does not say.
@@ -80,31 +80,31 @@ def require_packages(file: InputFile) -> None:
         ) from error
 
 
-def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the pages that begin in a piece of a dump; those that are no articles are without text.
 
     Raises:
         InputError: the file is no dump, it is cut short, or the package that reads wikitext is missing.
     """
     require_packages(piece.file)
-    wiki, limit = read_wiki(piece.file), options.max_document_bytes
+    wiki, limit = read_wiki_info(piece.file), options.max_document_bytes
     start = piece.text_start if piece.text is not None else max(0, piece.start - 1)
     with open_piece(piece, start) as stream:
         if start < piece.start and piece.text is None:
-            above = bounded_line_length(stream, piece.stop - piece.start)
+            above = skip_bounded_line(stream, piece.stop - piece.start)
             if not above:
                 return
             start += above
-        for offset, data in _pages(read_lines(stream, start, limit), piece, limit):
+        for offset, data in _split_pages(read_lines(stream, start, limit), piece, limit):
             place = NumberedPlace(piece.file, "byte", offset)
             if len(data) > limit:
-                yield try_read(options, raise_error_of_record, too_long(place, limit))
+                yield try_read(options, raise_bad_record, too_long_record(place, limit))
             else:
-                yield try_read(options, _page_document, data, wiki, options, place)
+                yield try_read(options, _document_from_page, data, wiki, options, place)
 
 
 @lru_cache(maxsize=64)
-def read_wiki(file: InputFile) -> WikiInfo:
+def read_wiki_info(file: InputFile) -> WikiInfo:
     """Return what the first lines of a dump say. Of a dump that is not packed, the last line is looked at, too.
 
     Raises:
@@ -117,11 +117,11 @@ def read_wiki(file: InputFile) -> WikiInfo:
             remedy="name dumps such as ...-pages-articles.xml.bz2, or other files by what they are",
         )
     if is_uncompressed_utf8(file):
-        with open_ranged(file, start=max(0, file.size - _TAIL_BYTES), chunk_bytes=_TAIL_BYTES) as stream:
-            refuse_truncated(file, stream.read())
+        with open_stored_bytes(file, start=max(0, file.size - _TAIL_BYTES), chunk_bytes=_TAIL_BYTES) as stream:
+            check_dump_end(file, stream.read())
     base = _text_between(head, "<base>", "</base>")
     names = {name for known in _HIDDEN_NAMESPACES.values() for name in known}
-    names |= {html.unescape(name).lower() for _, name in _NAMESPACE.findall(head)}
+    names |= {html.unescape(name).lower() for _, name in _HIDDEN_NAMESPACE_TAG.findall(head)}
     language = re.search(r'xml:lang="([^"]+)"', head)
     return WikiInfo(
         _text_between(head, "<dbname>", "</dbname>"),
@@ -131,8 +131,8 @@ def read_wiki(file: InputFile) -> WikiInfo:
     )
 
 
-def refuse_truncated(file: InputFile, tail: bytes) -> None:
-    """Raise InputError if the last bytes of a dump are not those of a whole one."""
+def check_dump_end(file: InputFile, tail: bytes) -> None:
+    """Raise InputError if the last bytes of a dump show that its end is missing."""
     if not tail.rstrip().endswith(DUMP_END):
         raise InputError(
             f"{file.uri}: the dump is cut short: it does not end with </mediawiki>", remedy=_REFETCH_REMEDY
@@ -143,7 +143,7 @@ def _read_head(file: InputFile) -> str:
     lines: list[bytes] = []
     with open_text(file) as stream:
         for line in read_lines(stream, 0, _HEADER_BYTES):
-            if line.offset > _HEADER_BYTES or line.data.lstrip().startswith(_PAGE):
+            if line.offset > _HEADER_BYTES or line.data.lstrip().startswith(_PAGE_START):
                 break
             lines.append(line.data)
     return b"".join(lines).decode(errors="replace")
@@ -154,7 +154,7 @@ def _text_between(text: str, begin: str, end: str) -> str:
     return html.unescape(found[0]).strip() if found[1] else ""
 
 
-def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator[tuple[int, bytes]]:
+def _split_pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, bytes) of each page that begins in the piece; of longer ones little more than `limit` bytes.
 
     Raises:
@@ -164,15 +164,15 @@ def _pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator
     first = size = 0
     closed = bool(piece.plain_size) or piece.file.compression == ""
     for line in lines:
-        if page is None and not piece.contains(line.offset):
+        if page is None and not piece.contains_document_at(line.offset):
             return
         words = line.data.strip()
-        if words.startswith(_PAGE):
+        if words.startswith(_PAGE_START):
             if page is not None and size <= limit:
                 raise _truncated_error(piece.file, first)
             if page is not None:
                 yield first, b"".join(page)
-                if not piece.contains(line.offset):
+                if not piece.contains_document_at(line.offset):
                     return
             page, first, size = [], line.offset, 0
         if page is None:
@@ -197,9 +197,9 @@ def _truncated_error(file: InputFile, offset: int) -> InputError:
     )
 
 
-def _page_document(data: bytes, wiki: WikiInfo, options: BuildOptions, place: NumberedPlace) -> Text:
+def _document_from_page(data: bytes, wiki: WikiInfo, options: BuildOptions, place: NumberedPlace) -> TextRecord:
     raw = decode_text(data, options, place, place.number)
-    found = _parse_page(raw.text, place)
+    found = _parse_page_elements(raw.text, place)
     number, title = found.get("page/id", ""), found.get("page/title", "")
     values: dict[str, object] = {
         "id": f"{wiki.name}:{number}" if wiki.name else number,
@@ -209,25 +209,25 @@ def _page_document(data: bytes, wiki: WikiInfo, options: BuildOptions, place: Nu
         "language": wiki.language,
     }
     if (reason := _non_article_reason(found)) is not None:
-        return no_text(reason, values, options, place)
+        return non_document_record(reason, values, options, place)
     try:
-        text = plain_text(found.get("page/revision/text", ""), wiki.hidden)
+        text = wikitext_to_plain_text(found.get("page/revision/text", ""), wiki.hidden)
     except ValueError as error:
         raise BadRecord(place, str(error), "leave the page out of the dump") from error
     made = parse_document({**values, options.text_field: text}, options, place)
     return replace(made, replaced=made.replaced or raw.replaced)
 
 
-def _non_article_reason(found: dict[str, str]) -> str | None:
+def _non_article_reason(elements: dict[str, str]) -> str | None:
     """Return why a page is no article; None if it is one."""
-    if found.get("page/ns", "0").strip() != "0":
+    if elements.get("page/ns", "0").strip() != "0":
         return "other_namespace"
-    if "page/redirect" in found:
+    if "page/redirect" in elements:
         return "redirect"
-    return "no_wikitext" if found.get("page/revision/model", "wikitext") != "wikitext" else None
+    return "no_wikitext" if elements.get("page/revision/model", "wikitext") != "wikitext" else None
 
 
-def _parse_page(page: str, place: NumberedPlace) -> dict[str, str]:
+def _parse_page_elements(page: str, place: NumberedPlace) -> dict[str, str]:
     """Return the texts of the wanted elements of a page, by path; of several revisions those of the last.
 
     Raises:
@@ -236,19 +236,19 @@ def _parse_page(page: str, place: NumberedPlace) -> dict[str, str]:
     path: list[str] = []
     found: dict[str, list[str]] = {}
 
-    def begin(name: str, _: dict[str, str]) -> None:
+    def start_element(name: str, _: dict[str, str]) -> None:
         path.append(name)
         here = "/".join(path)
         if here in _READ_ELEMENTS or here == "page/redirect":
             found[here] = []
 
-    def text(data: str) -> None:
+    def character_data(data: str) -> None:
         if (here := "/".join(path)) in _READ_ELEMENTS:
             found[here].append(data)
 
     parser = expat.ParserCreate()
     parser.buffer_text = True
-    parser.StartElementHandler, parser.CharacterDataHandler = begin, text
+    parser.StartElementHandler, parser.CharacterDataHandler = start_element, character_data
     parser.EndElementHandler = lambda _: path.pop()
     try:
         parser.Parse(page, True)

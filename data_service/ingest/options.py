@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validat
 from data_service.corpus.manifest import HeldoutRule
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.words import WordOptions
-from data_service.ingest.encodings import UTF_8, encoding_name
+from data_service.ingest.encodings import UTF_8, python_encoding_name
 from data_service.ingest.sentences import Language
 from data_service.tokenizers.files import TokenizerRules
 from data_service.tokenizers.loss import LossKind
@@ -90,8 +90,8 @@ class BuildOptions(BaseModel):
 
     @field_validator("encoding")
     @classmethod
-    def _known_encoding(cls, name: str) -> str:
-        return encoding_name(name)
+    def _normalise_encoding(cls, name: str) -> str:
+        return python_encoding_name(name)
 
     @field_validator("delimiter")
     @classmethod
@@ -130,7 +130,7 @@ class BuildOptions(BaseModel):
         return " ".join(filter(None, map(str.strip, text.split("\n"))))
 
     @property
-    def fields(self) -> tuple[str, ...]:
+    def required_fields(self) -> tuple[str, ...]:
         """Names of the fields or columns that each record must have."""
         if self.pairs is None:
             return (self.text_field, *self.word_fields)
@@ -152,7 +152,7 @@ class BuildOptions(BaseModel):
     def optional_fields(self) -> tuple[str, ...]:
         """Names of the fields or columns that are read if they are there: those of provenance."""
         columns = () if self.provenance is None else self.provenance.columns
-        return tuple(name for name in columns if name not in self.fields)
+        return tuple(name for name in columns if name not in self.required_fields)
 
     @property
     def has_ids(self) -> bool:
@@ -163,13 +163,11 @@ class BuildOptions(BaseModel):
 def describe_differences(
     stored: Mapping[str, object], requested: Mapping[str, object], ignored: Sequence[str] = ()
 ) -> list[str]:
-    """Return a line for each entry in which an output that is there differs from the one that is asked for.
+    """Return a line for each entry in which the existing output differs from the requested one.
 
     `ignored`: entries that may differ.
     """
-    keys = [
-        key for key in {**stored, **requested} if key not in ignored and stored.get(key) != requested.get(key)
-    ]
+    keys = [key for key in {**stored, **requested} if key not in ignored and stored.get(key) != requested.get(key)]
     lines = [f"  {key}: there {stored.get(key)!r}, asked for {requested.get(key)!r}" for key in keys]
     if "rules" in keys:
         lines.append("  (another version of maskfleet built it by other rules; it can still be read)")

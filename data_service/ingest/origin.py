@@ -1,4 +1,4 @@
-"""Reads what the outputs of `corpus prepare` among the inputs of a build say of their documents."""
+"""Reads the statistics of those inputs of a build that `corpus prepare` wrote."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, PreparedSource, StageCounts
 from data_service.errors import InputError
-from data_service.ingest.file_kinds import PREPARED_DOCUMENTS, STATISTICS
+from data_service.ingest.file_kinds import PREPARED_DOCUMENTS_PREFIX, STATISTICS_KEY
 from data_service.ingest.inputs import InputFile
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
@@ -48,7 +48,7 @@ class _Statistics(_LenientModel):
 
 
 def read_origin(files: Sequence[InputFile]) -> Origin:
-    """Return what the preparations of the input files say, and the number of files without one.
+    """Return the records of the preparations of the input files, and the number of files that were not prepared.
 
     Raises:
         InputError: a file lies among prepared documents but is not the one that was stored there, or the statistics of
@@ -57,7 +57,7 @@ def read_origin(files: Sequence[InputFile]) -> Origin:
     """
     folders: dict[str, list[InputFile]] = {}
     for file in files:
-        folder, inside, name = file.uri.rpartition(f"/{PREPARED_DOCUMENTS}")
+        folder, inside, name = file.uri.rpartition(f"/{PREPARED_DOCUMENTS_PREFIX}")
         folders.setdefault(folder if inside and "/" not in name else "", []).append(file)
     unprepared = len(folders.pop("", ()))
     prepared = list[PreparedInput]()
@@ -70,9 +70,9 @@ def read_origin(files: Sequence[InputFile]) -> Origin:
 
 def _read_preparation(folder: str, files: Sequence[InputFile]) -> PreparedInput | None:
     """Return what the statistics in `folder` say; None if there are none."""
-    place = f"{folder}/{STATISTICS}"
+    place = f"{folder}/{STATISTICS_KEY}"
     try:
-        data = open_store(folder).get(STATISTICS)
+        data = open_store(folder).get(STATISTICS_KEY)
     except KeyMissing:
         return None
     try:
@@ -87,7 +87,7 @@ def _read_preparation(folder: str, files: Sequence[InputFile]) -> PreparedInput 
         uri=folder,
         digest=hashlib.sha256(data).hexdigest(),
         files=len(files),
-        all_files=sum(key.startswith(PREPARED_DOCUMENTS) for key in statistics.parts),
+        all_files=sum(key.startswith(PREPARED_DOCUMENTS_PREFIX) for key in statistics.parts),
         documents_read=statistics.documents_read,
         documents_kept=statistics.documents_kept,
         sources=dict(_prepared_sources(statistics)),
@@ -110,7 +110,7 @@ def _refuse_foreign_files(files: Sequence[InputFile], parts: dict[str, _Prepared
     """Raise InputError if a file is not a part of the preparation."""
     for file in files:
         name = file.uri.rpartition("/")[2]
-        part = parts.get(PREPARED_DOCUMENTS + name)
+        part = parts.get(PREPARED_DOCUMENTS_PREFIX + name)
         if part is None or part.size != file.size:
             raise InputError(
                 f"{file.uri} lies among prepared documents, but {place} does not list it",

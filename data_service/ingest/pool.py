@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 from data_service.corpus.manifest import BUILD_FOLDER, BuildLayout
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.streamed import MeasuredFile, MeasureTask, PieceReader, measure_file
-from data_service.ingest.tasks import R, SplitTask, T, find_receipts, hash_parts, perform
+from data_service.ingest.tasks import R, SplitTask, T, find_receipts, hash_strings, run_task
 from data_service.store.base import Entry, Store, parallel_map
 
 Stage = Literal[
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from data_service.ingest.ray_pool import RayPool
 
 
-class Pool:
+class WorkerPool:
     """The workers that run tasks: this process for 0 or 1 workers, else Ray, which is started when it is first needed.
 
     `piece_bytes`: largest number of bytes of text that is sent with a task; 0 if no file is streamed.
@@ -66,7 +66,7 @@ class Pool:
         self._cluster = ExitStack()
         self._ray: "RayPool | None" = None
 
-    def __enter__(self) -> "Pool":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -75,7 +75,7 @@ class Pool:
     def run(self, function: Callable[[T, Store], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
         """Run the tasks; yield (index, receipt) as they finish. Raises whatever `function` raises."""
         if self._workers <= 1 or len(tasks) <= 1:
-            return _run_here(function, tasks)
+            return _run_in_process(function, tasks)
         if self._ray is None:
             from data_service.ingest.ray_pool import ray_pool  # Ray takes a second to import
 
@@ -83,23 +83,23 @@ class Pool:
         return self._ray.run(function, tasks)
 
 
-def _run_here(function: Callable[[T, Store], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
+def _run_in_process(function: Callable[[T, Store], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
     reader = PieceReader()
     for index, task in enumerate(tasks):
         if isinstance(task, SplitTask) and task.split.streamed_piece:
             task = task.with_piece(reader.read(task.split.streamed_piece, task.options))
-        yield index, perform(function, task)
+        yield index, run_task(function, task)
 
 
 @dataclass(frozen=True)
-class Runner(Generic[L]):
+class StageRunner(Generic[L]):
     """Runs the stages of a build or a preparation."""
 
     layout: L
-    pool: Pool
+    pool: WorkerPool
     progress: ReportProgress
 
-    def run(
+    def run_stage(
         self, stage: Stage, tasks: Sequence[T], function: Callable[[T, Store], R], *, receipt: type[R]
     ) -> list[R]:
         """Run a stage; return the receipts of all tasks, in order. A task that has a receipt already is not repeated.
@@ -124,7 +124,7 @@ class Runner(Generic[L]):
             report_now()
         return [found for found in receipts if found is not None]
 
-    def measure(self, files: Sequence[InputFile]) -> tuple[dict[str, int], Self]:
+    def measure_streamed_files(self, files: Sequence[InputFile]) -> tuple[dict[str, int], Self]:
         """Return the decompressed sizes of big packed files, by URI, and the runner of the stages that follow.
 
         The files are only decompressed, several at the same time. Their sizes decide where splits begin, and so the
@@ -133,13 +133,12 @@ class Runner(Generic[L]):
         if not files:
             return {}, self
         tasks = [
-            MeasureTask(self.layout, index, f"{file.version} {file.uri}", file)
-            for index, file in enumerate(files)
+            MeasureTask(self.layout, index, f"{file.version} {file.uri}", file) for index, file in enumerate(files)
         ]
-        measured = self.run("measuring", tasks, measure_file, receipt=MeasuredFile)
+        measured = self.run_stage("measuring", tasks, measure_file, receipt=MeasuredFile)
         sizes = {file.uri: found.plain_size for file, found in zip(files, measured, strict=True)}
         lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
-        build = hash_parts([self.layout.build, *lengths])[:16]
+        build = hash_strings([self.layout.build, *lengths])[:16]
         return sizes, replace(self, layout=replace(self.layout, build=build))
 
 
@@ -155,11 +154,11 @@ def remove_objects(store: Store, prefix: str, progress: ReportProgress) -> None:
     batches = [entries[start : start + _DELETE_BATCH] for start in range(0, len(entries), _DELETE_BATCH)]
     total = sum(entry.size for entry in entries)
     done = size = 0
-    for batch in parallel_map(partial(_delete, store), batches):
+    for batch in parallel_map(partial(_delete_batch, store), batches):
         done, size = done + len(batch), size + sum(entry.size for entry in batch)
         progress(Progress("clearing up", done, len(entries), size, total))
 
 
-def _delete(store: Store, batch: list[Entry]) -> list[Entry]:
+def _delete_batch(store: Store, batch: list[Entry]) -> list[Entry]:
     store.delete_many([entry.key for entry in batch])
     return batch

@@ -29,11 +29,11 @@ from ray.exceptions import (
 from data_service.errors import CorpusError, RayLost, UserError
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import BuildTask, FilePiece, R, SplitTask, T, perform
+from data_service.ingest.tasks import BuildTask, FilePiece, R, SplitTask, T, run_task
 from data_service.service.ray_internals import dead_processes, start_ray
 from data_service.store.base import Store
 
-_RETRIES = 8
+_MAX_RETRIES = 8
 _OBJECT_STORE_BYTES = 128 << 20  # bytes; enough, because tasks return receipts of a few KB
 _WORKERS_PER_READER = 8  # one reader decompresses as fast as 2 to 4 workers hash, or 50 encode
 _DEATH_ERRORS = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
@@ -54,14 +54,14 @@ def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
     """
     with ExitStack() as stack:
         if not ray.is_initialized():
-            _connect(workers, piece_bytes)
+            _connect_to_ray(workers, piece_bytes)
             stack.callback(ray.shutdown)
-        readers = _Readers(_reader_count(workers))
+        readers = _ReaderActors(_reader_count(workers))
         stack.callback(readers.close)
         yield RayPool(workers, readers)
 
 
-def _connect(workers: int, piece_bytes: int) -> None:
+def _connect_to_ray(workers: int, piece_bytes: int) -> None:
     """Connect to Ray, or start it. Raises RayLost: Ray did not answer in time."""
     memory = _OBJECT_STORE_BYTES + piece_bytes * (workers + _reader_count(workers) + 1)
     try:
@@ -88,7 +88,7 @@ class RayPool:
     Readers are kept through all stages, because starting one takes a second of a core.
     """
 
-    def __init__(self, workers: int, readers: "_Readers") -> None:
+    def __init__(self, workers: int, readers: "_ReaderActors") -> None:
         self._workers, self._readers = workers, readers
 
     def run(self, function: Callable[[T, Store], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
@@ -101,8 +101,8 @@ class RayPool:
 
         Errors of `function` are raised unchanged.
         """
-        remote = ray.remote(max_retries=_RETRIES, num_cpus=1)(_run_single_threaded)
-        waiting = _buffered(self._readers.iter_pieces(tasks), _reader_count(self._workers))
+        remote = ray.remote(max_retries=_MAX_RETRIES, num_cpus=1)(_run_single_threaded)
+        waiting = _prefetch(self._readers.iter_pieces(tasks), _reader_count(self._workers))
         running: dict[ray.ObjectRef, int] = {}
         try:
             while True:
@@ -113,29 +113,27 @@ class RayPool:
                     return
                 for finished in ray.wait(list(running), num_returns=1, timeout=_CHECK_INTERVAL_S)[0]:
                     yield running.pop(finished), _result(finished)
-                _ensure_ray()
+                _check_ray_alive()
         except RayError as error:
-            raise RayLost(
-                f"Ray has failed: {type(error).__name__}: {error}", remedy=_REPEAT_REMEDY
-            ) from error
+            raise RayLost(f"Ray has failed: {type(error).__name__}: {error}", remedy=_REPEAT_REMEDY) from error
         finally:
             if not dead_processes():  # without Ray's processes nothing can be cancelled
                 for reference in running:
                     ray.cancel(reference)
 
 
-def _ensure_ray() -> None:
+def _check_ray_alive() -> None:
     """Raise RayLost if a process of the Ray that was started here has died. Ray itself would notice much later."""
     if dead := dead_processes():
         raise RayLost(f"Ray is lost: its {dead[0]} has died", remedy=_REPEAT_REMEDY)
 
 
-class _Readers:
+class _ReaderActors:
     """At most `count` reading actors, each started when it is needed. Each reads every `count`-th streamed file."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._kind = ray.remote(num_cpus=0, max_restarts=_RETRIES, max_task_retries=_RETRIES)(PieceReader)
+        self._kind = ray.remote(num_cpus=0, max_restarts=_MAX_RETRIES, max_task_retries=_MAX_RETRIES)(PieceReader)
         self._actors: dict[int, Any] = {}
 
     def iter_pieces(self, tasks: Sequence[Any]) -> Iterator[tuple[int, ray.ObjectRef | None]]:
@@ -156,7 +154,7 @@ class _Readers:
                 if following is None:
                     del queues[number]
                 else:
-                    yield following, self._read(number, tasks[following])
+                    yield following, self._request_piece(number, tasks[following])
 
     def close(self) -> None:
         """End the actors at once."""
@@ -164,7 +162,7 @@ class _Readers:
             for actor in self._actors.values():
                 ray.kill(actor)
 
-    def _read(self, number: int, task: Any) -> ray.ObjectRef | None:
+    def _request_piece(self, number: int, task: Any) -> ray.ObjectRef | None:
         piece = _streamed_piece(task)
         if piece is None:
             return None
@@ -183,7 +181,7 @@ def _reader_count(workers: int) -> int:
     return -(-workers // _WORKERS_PER_READER)
 
 
-def _buffered(items: Iterator[_Item], count: int) -> Iterator[_Item]:
+def _prefetch(items: Iterator[_Item], count: int) -> Iterator[_Item]:
     """Yield the items. Up to `count` of them are made before they are requested."""
     made = deque(islice(items, count))
     while made:
@@ -193,7 +191,7 @@ def _buffered(items: Iterator[_Item], count: int) -> Iterator[_Item]:
 
 def _run_single_threaded(function: Callable[[Any, Store], R], task: Any, piece: FilePiece | None) -> R:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread for tokenizers, because a worker has one core
-    return perform(function, task if piece is None else task.with_piece(piece))
+    return run_task(function, task if piece is None else task.with_piece(piece))
 
 
 def _result(reference: ray.ObjectRef) -> Any:
@@ -226,6 +224,6 @@ def _disk_full_error(error: Exception) -> CorpusError:
 
 def _worker_death_error(error: Exception) -> CorpusError:
     return CorpusError(
-        f"a worker died {_RETRIES + 1} times on the same part of the input: {error}",
+        f"a worker died {_MAX_RETRIES + 1} times on the same part of the input: {error}",
         remedy="if memory ran out, use fewer --workers; the same command continues the build",
     )

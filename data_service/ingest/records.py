@@ -12,7 +12,7 @@ from data_service.corpus.provenance import MISSING_FIELD_REMEDY, DuplicateCluste
 from data_service.corpus.words import mark_word_starts
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8, encoding_remedy, strip_bom
-from data_service.ingest.files import open_bytes
+from data_service.ingest.files import open_decompressed
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions, PairFields
 
@@ -30,7 +30,7 @@ NOT_CHOSEN_REASON = "not_chosen"  # the reason for a document whose licence or s
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextRecord:
     """A document or an example as it was read.
 
     Attributes:
@@ -67,7 +67,7 @@ class Text:
 
     @property
     def is_blank(self) -> bool:
-        """Whether one of the texts is empty. Such documents are counted, but get no number."""
+        """Whether one of the texts is empty or white space. Such documents are counted, but get no number."""
         return any(not text or text.isspace() for text in self.texts)
 
 
@@ -107,14 +107,14 @@ class BadRecord(Exception):
         super().__init__(reason)
         self.place, self.reason, self.remedy = place, reason, remedy
 
-    def error(self) -> InputError:
+    def to_input_error(self) -> InputError:
         """Return the error for the user, whose remedy also offers to skip bad records."""
         return InputError(f"{self.place}: {self.reason}", remedy=self.remedy + _SKIP_REMEDY)
 
 
 def try_read(
-    options: BuildOptions, read: Callable[_P, Text], *args: _P.args, **kwargs: _P.kwargs
-) -> Text | BadRecord:
+    options: BuildOptions, read: Callable[_P, TextRecord], *args: _P.args, **kwargs: _P.kwargs
+) -> TextRecord | BadRecord:
     """Return the text that `read` makes of a record; a BadRecord if it is bad and bad records are to be skipped.
 
     Raises:
@@ -124,34 +124,34 @@ def try_read(
         return read(*args, **kwargs)
     except BadRecord as bad:
         if options.on_bad_records == "error":
-            raise bad.error() from bad
+            raise bad.to_input_error() from bad
         return bad
 
 
-def decode_text(raw: bytes, options: BuildOptions, place: RecordPlace, first_byte: int | None = None) -> Text:
+def decode_text(raw: bytes, options: BuildOptions, place: RecordPlace, first_byte: int | None = None) -> TextRecord:
     """Return the text of `raw`, which begins at byte `first_byte` of the (decompressed) file, or is a value of a table.
 
     Raises:
         BadRecord: the bytes are not UTF-8, unless the options say to replace them.
     """
     try:
-        return Text(raw.decode(), False)
+        return TextRecord(raw.decode(), False)
     except UnicodeDecodeError as error:
         if options.on_bad_bytes == "replace":
-            return Text(raw.decode(errors="replace"), True)
+            return TextRecord(raw.decode(errors="replace"), True)
         raise _bad_bytes_record(raw, error, options, place, first_byte) from error
 
 
 def _bad_bytes_record(
-    raw: bytes, error: UnicodeDecodeError, options: BuildOptions, place: RecordPlace, base: int | None
+    raw: bytes, error: UnicodeDecodeError, options: BuildOptions, place: RecordPlace, first_byte: int | None
 ) -> BadRecord:
     """Return the bad record for bytes that are not UTF-8.
 
     Guessing an encoding takes long, so it is not guessed for records that are skipped.
     """
     file = place.file
-    of = " of the text" if base is None else " of the decompressed text" if file.compression else ""
-    byte = (base or 0) + error.start
+    of = " of the text" if first_byte is None else " of the decompressed text" if file.compression else ""
+    byte = (first_byte or 0) + error.start
     if file.encoding != UTF_8:
         reason = f"byte {byte} of the text, as UTF-8, stands for bytes that are not {file.encoding}"
         remedy = f"say the right encoding with --encoding, or {_REPLACE_REMEDY}"
@@ -161,13 +161,11 @@ def _bad_bytes_record(
     if file.format in ("parquet", "arrow"):
         remedy = f"name a column of UTF-8 text with --text-field, or {_REPLACE_REMEDY}"
     elif options.on_bad_records == "error":
-        remedy = guess_remedy(file, raw[max(0, error.start - _CONTEXT_BYTES) :][: 2 * _CONTEXT_BYTES], remedy)
+        remedy = guess_encoding_remedy(file, raw[max(0, error.start - _CONTEXT_BYTES) :][: 2 * _CONTEXT_BYTES], remedy)
     return BadRecord(place, reason, remedy)
 
 
-def guess_remedy(
-    file: InputFile, raw: bytes, remedy: str, option_template: str = "give --encoding {}"
-) -> str:
+def guess_encoding_remedy(file: InputFile, raw: bytes, remedy: str, option_template: str = "give --encoding {}") -> str:
     """Return the remedy for bytes that cannot be read, with the encoding that they, or the file's first bytes, seem to
     have; `remedy` if there is no guess.
 
@@ -175,7 +173,7 @@ def guess_remedy(
     """
     head = raw
     if not file.inside:
-        with open_bytes(file) as stream:
+        with open_decompressed(file) as stream:
             head = stream.read(_CONTEXT_BYTES)
     marked = strip_bom(head, 0)[0]
     whole = file.encoding != UTF_8 or not marked.isascii() or b"\0" in head
@@ -183,7 +181,7 @@ def guess_remedy(
     return f"{found}; else {remedy}" if found else remedy
 
 
-def check_text(text: str, options: BuildOptions, place: RecordPlace) -> Text:
+def check_text(text: str, options: BuildOptions, place: RecordPlace) -> TextRecord:
     r"""Check text that was read as a string; return it.
 
     JSON can spell half a surrogate pair ("\ud800"), which is not a character and cannot be written as UTF-8.
@@ -201,11 +199,11 @@ def check_text(text: str, options: BuildOptions, place: RecordPlace) -> Text:
         text, replaced = text.encode(errors="surrogatepass").decode(errors="replace"), True
         size = len(text.encode())
     if size > options.max_document_bytes:
-        raise too_long(place, options.max_document_bytes)
-    return Text(text, replaced)
+        raise too_long_record(place, options.max_document_bytes)
+    return TextRecord(text, replaced)
 
 
-def too_long(place: RecordPlace, limit: int) -> BadRecord:
+def too_long_record(place: RecordPlace, limit: int) -> BadRecord:
     """Return the bad record for a document at `place` that is longer than `limit` bytes."""
     return BadRecord(
         place,
@@ -218,7 +216,7 @@ def too_long(place: RecordPlace, limit: int) -> BadRecord:
 def flatten_named_fields(record: dict[str, object], options: BuildOptions) -> dict[str, object]:
     """Return a record with those fields inside others that the options name, such as `meta.text`, under that name."""
     found = dict(record)
-    for name in (*options.fields, *options.optional_fields):
+    for name in (*options.required_fields, *options.optional_fields):
         value: object = record
         for part in () if name in record else name.split("."):
             value = value.get(part, _MISSING_VALUE) if isinstance(value, dict) else _MISSING_VALUE
@@ -227,18 +225,18 @@ def flatten_named_fields(record: dict[str, object], options: BuildOptions) -> di
     return found
 
 
-def parse_document(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+def parse_document(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> TextRecord:
     """Return the document of a record, with its words if the options name a field of words.
 
     Raises:
         BadRecord: the text is not UTF-8 or too long, or the words are not those of the text.
     """
     value = record[options.text_field]
-    raw = decode_text(value, options, place) if isinstance(value, bytes) else Text(str(value), False)
+    raw = decode_text(value, options, place) if isinstance(value, bytes) else TextRecord(str(value), False)
     found = check_text(raw.text, options, place)
     found = replace(found, replaced=found.replaced or raw.replaced)
     for name in options.word_fields:
-        words = list(_word_texts(record.get(name), name, options, place))
+        words = list(_parse_words(record.get(name), name, options, place))
         try:
             found = replace(found, words=mark_word_starts(found.text, words))
         except ValueError as error:
@@ -248,23 +246,25 @@ def parse_document(record: Mapping[str, object], options: BuildOptions, place: R
     return with_provenance(_with_metadata(found, record, options, place), record, options, place)
 
 
-def no_text(reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+def non_document_record(
+    reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
+) -> TextRecord:
     """Return the placeholder of a record that is no document: a text that is empty, with the reason.
 
     Raises:
         BadRecord: a field besides the text is not text.
     """
-    return _with_metadata(Text("", False, absent=reason), record, options, place)
+    return _with_metadata(TextRecord("", False, absent=reason), record, options, place)
 
 
-def raise_error_of_record(bad: BadRecord) -> Text:
+def raise_bad_record(bad: BadRecord) -> TextRecord:
     """Raise a record that was found to be bad, for `try_read`."""
     raise bad
 
 
 def _with_metadata(
-    found: Text, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
-) -> Text:
+    found: TextRecord, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
+) -> TextRecord:
     if options.metadata_fields is None:
         return found
     values = (_metadata_text(record.get(name), name, place) for name in options.metadata_fields)
@@ -272,10 +272,10 @@ def _with_metadata(
 
 
 def with_provenance(
-    text: Text, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
-) -> Text:
-    """Return the text with what its record says of it, if the options ask for that and it is not blank; in place of a
-    text that the options do not choose an empty one.
+    text: TextRecord, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
+) -> TextRecord:
+    """Return the text with its record's provenance, if the options ask for that and it is not blank. A text that the
+    options do not choose is replaced by an empty one.
 
     Raises:
         BadRecord: the record lacks something that is to be recorded.
@@ -283,11 +283,11 @@ def with_provenance(
     if options.provenance is None or text.is_blank:
         return text
     try:
-        known = options.provenance.read(record, place.file.uri)
+        known = options.provenance.read_provenance(record, place.file.uri)
     except ValueError as error:
         raise BadRecord(place, str(error), MISSING_FIELD_REMEDY) from error
     if not options.provenance.is_selected(known):
-        return Text("", False, absent=NOT_CHOSEN_REASON)
+        return TextRecord("", False, absent=NOT_CHOSEN_REASON)
     return replace(text, provenance=known, place=place)
 
 
@@ -300,30 +300,28 @@ def _metadata_text(value: object, name: str, place: RecordPlace) -> str | None:
             found = "" if value is None else str(value)
         case _:
             reason = f"field {name!r} holds {type(value).__name__}, not a text or a number"
-            raise BadRecord(
-                place, reason, "name a field with one value under `fields`, or correct the record"
-            )
+            raise BadRecord(place, reason, "name a field with one value under `fields`, or correct the record")
     return found.encode(errors="replace").decode().strip() or None
 
 
-def _word_texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[str]:
+def _parse_words(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[str]:
     """Yield the words in a field's value: a list, or a list of sentences that are lists, or text with spaces
     between."""
     match value:
         case list():
             for item in value:
                 if isinstance(item, list):
-                    yield from _word_texts(item, name, options, place)
+                    yield from _parse_words(item, name, options, place)
                 else:
-                    yield from (text.text for text in _texts(item, name, options, place))
+                    yield from (text.text for text in _parse_texts(item, name, options, place))
         case str() | bytes():
-            yield from (word for text in _texts(value, name, options, place) for word in text.text.split())
+            yield from (word for text in _parse_texts(value, name, options, place) for word in text.text.split())
         case _:
             kind = "nothing" if value is None else type(value).__name__
             raise BadRecord(place, f"field {name!r} holds {kind}, but words are needed", _WORDS_REMEDY)
 
 
-def parse_text(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> Text:
+def parse_record(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> TextRecord:
     """Return the example of a record if the options ask for pairs, else its document. Raises as these."""
     return (
         parse_document(record, options, place)
@@ -334,7 +332,7 @@ def parse_text(record: Mapping[str, object], options: BuildOptions, place: Recor
 
 def parse_example(
     record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: RecordPlace
-) -> Text:
+) -> TextRecord:
     """Return the example of a record: its query, positive and first `pairs.count` negatives.
 
     Values are text, bytes, lists of these, or None if a field is missing. Negatives come from all fields named for
@@ -347,7 +345,7 @@ def parse_example(
     query, positive = (_single_text(record, name, options, place) for name in (pairs.query, pairs.positive))
     names = pairs.negatives if pairs.count else ()
     negatives = [
-        text for name in names for text in _texts(record.get(name), name, options, place) if not text.is_blank
+        text for name in names for text in _parse_texts(record.get(name), name, options, place) if not text.is_blank
     ]
     if len(negatives) < pairs.count:
         raise BadRecord(
@@ -356,9 +354,7 @@ def parse_example(
             f"ask for fewer with --negatives, give more, or {_FIELDS_REMEDY}",
         )
     found = (query, positive, *negatives[: pairs.count])
-    made = replace(
-        query, others=tuple(text.text for text in found[1:]), replaced=any(text.replaced for text in found)
-    )
+    made = replace(query, others=tuple(text.text for text in found[1:]), replaced=any(text.replaced for text in found))
     if made.size > options.max_document_bytes:
         raise BadRecord(
             place,
@@ -368,11 +364,11 @@ def parse_example(
     return with_provenance(made, record, options, place)
 
 
-def _single_text(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> Text:
+def _single_text(record: Mapping[str, object], name: str, options: BuildOptions, place: RecordPlace) -> TextRecord:
     if record.get(name) is None:
         there = "it is null" if name in record else f"it has {', '.join(map(repr, record))}"
         raise BadRecord(place, f"no field {name!r} ({there})", _FIELDS_REMEDY)
-    found = list(_texts(record[name], name, options, place))
+    found = list(_parse_texts(record[name], name, options, place))
     if len(found) != 1:
         raise BadRecord(
             place,
@@ -382,7 +378,7 @@ def _single_text(record: Mapping[str, object], name: str, options: BuildOptions,
     return found[0]
 
 
-def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[Text]:
+def _parse_texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[TextRecord]:
     """Yield the texts in a field's value. None has no texts."""
     match value:
         case None:
@@ -394,6 +390,6 @@ def _texts(value: object, name: str, options: BuildOptions, place: RecordPlace) 
             yield replace(check_text(raw.text, options, place), replaced=raw.replaced)
         case list():
             for item in value:
-                yield from _texts(item, name, options, place)
+                yield from _parse_texts(item, name, options, place)
         case _:
             raise BadRecord(place, f"field {name!r} holds {type(value).__name__}, not text", _FIELDS_REMEDY)

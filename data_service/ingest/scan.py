@@ -22,7 +22,7 @@ from pydantic import Field
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_garbled
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import NOT_CHOSEN_REASON, BadRecord, Text
+from data_service.ingest.records import NOT_CHOSEN_REASON, BadRecord, TextRecord
 from data_service.ingest.skipped import MAX_LISTED_RECORDS, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask, TaskReceipt, put_unless_empty
 from data_service.store.base import Store
@@ -42,17 +42,17 @@ _ASCII_NON_ALPHANUMERIC = bytes(code for code in _ASCII if not chr(code).isalnum
 HASH_RECORD_DTYPE = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size", "<u4")])
 
 
-def hash_texts(texts: Sequence[str], text_hash: bytes = b"") -> bytes:
+def hash_texts(texts: Sequence[str], known_hash: bytes = b"") -> bytes:
     """Return the hash of a document or an example, 16 bytes: blake2b, 8 bytes each, of its text and its `fold_text`.
 
     Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
     unknown token is among them. Of an example the first half covers all texts, the second its query alone, so that all
     examples of a query are on the same side.
 
-    `text_hash`: the hash that the texts had before. It saves the folding, which costs more than the rest: texts with
+    `known_hash`: the hash that the texts had before. It saves the folding, which costs more than the rest: texts with
     equal first halves have equal second halves.
     """
-    return _hash_64_bits(_join_texts(texts)) + (text_hash[8:] or _hash_64_bits(fold_text(texts[0])))
+    return _hash_64_bits(_join_texts(texts)) + (known_hash[8:] or _hash_64_bits(fold_text(texts[0])))
 
 
 def _join_texts(texts: Sequence[str]) -> str:
@@ -63,22 +63,22 @@ def _hash_64_bits(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
-def hash_document(document: Text, options: BuildOptions, text_hash: bytes = b"") -> bytes:
+def hash_document(document: TextRecord, options: BuildOptions, known_hash: bytes = b"") -> bytes:
     """Return the hash of a document: `hash_texts` of what the tokenizer gets, but for one with near duplicates that
     the input keeps.
 
     Of such a document the second half is a hash of the cluster's name. So what decides whether it is held out is the
     same for the whole cluster, and the first half alone says which documents are copies.
 
-    `text_hash`: as for `hash_texts`; only for inputs that name no clusters.
+    `known_hash`: as for `hash_texts`; only for inputs that name no clusters.
     """
     texts = [options.text_to_encode(text) for text in document.texts]
     if document.cluster is not None and document.cluster.name is not None:
         return _hash_64_bits(_join_texts(texts)) + _hash_64_bits(f"cluster {document.cluster.name}")
-    return hash_texts(texts, text_hash)
+    return hash_texts(texts, known_hash)
 
 
-def bytes_for_split_digest(digest: bytes, document: Text) -> bytes:
+def bytes_for_split_digest(digest: bytes, document: TextRecord) -> bytes:
     """Return the bytes of a document that a split's digest covers: its hash, its words if the input holds words, and
     its provenance if that is recorded.
     """
@@ -90,7 +90,7 @@ def bytes_for_split_digest(digest: bytes, document: Text) -> bytes:
     return covered
 
 
-def hash_id(document: Text, split: int, ordinal: int) -> bytes:
+def hash_id(document: TextRecord, split: int, ordinal: int) -> bytes:
     """Return the hash of a document's id, 16 bytes; of a document without one, a hash that no other has."""
     known = document.provenance.id if document.provenance is not None else None
     name = f"id {known}" if known is not None else f"document {split} {ordinal}"
@@ -131,7 +131,7 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def sort_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
+def sort_hash_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
     """Return the records of a split's documents, sorted by hash, then by document. `digests`: joined hashes."""
     words = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     order = np.lexsort((words[:, 1], words[:, 0]))
@@ -142,7 +142,7 @@ def sort_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np
 
 
 def digests_in_order(records: NDArray[np.void]) -> bytes:
-    """Return the joined hashes of a split's documents, in their order, from its `sort_records`."""
+    """Return the joined hashes of a split's documents, in their order, from its `sort_hash_records`."""
     words = np.empty((len(records), 2), dtype=">u8")
     words[records["ordinal"]] = np.stack((records["high"], records["low"]), axis=1)
     return words.tobytes()
@@ -155,7 +155,7 @@ def bucket_starts(records: NDArray[np.void]) -> list[int]:
     return [0, *inner.tolist(), len(records)]
 
 
-_SKIPPED_SUFFIX = "+skipped"
+_SKIPPED_SOURCE_SUFFIX = "+skipped"
 
 
 class ScanTask(SplitTask):
@@ -164,10 +164,10 @@ class ScanTask(SplitTask):
     stage: ClassVar[str] = "scan"
 
     @property
-    def source_keys(self) -> tuple[str, ...]:
+    def accepted_sources(self) -> tuple[str, ...]:
         """See `BuildTask`. If bad records are to be refused, the receipt of a scan that skipped some does not count."""
         refused = self.options.on_bad_records == "error"
-        return (self.source,) if refused else (self.source, self.source + _SKIPPED_SUFFIX)
+        return (self.source,) if refused else (self.source, self.source + _SKIPPED_SOURCE_SUFFIX)
 
 
 class ScanReceipt(TaskReceipt):
@@ -234,15 +234,15 @@ def scan_split(task: ScanTask, store: Store) -> ScanReceipt:
             ids += hash_id(document, task.index, len(sizes))
         sizes.append(document.size)
     # Store the hashes in order, with the places where each first byte begins.
-    records = sort_records(hashes, sizes)
-    files = put_unless_empty(store, task.layout.hashes_key(task.index), records.tobytes())
+    records = sort_hash_records(hashes, sizes)
+    files = put_unless_empty(store, task.layout.document_hashes_key(task.index), records.tobytes())
     id_buckets: list[int] = []
     if task.options.has_ids:
-        of_ids = sort_records(ids, sizes)
-        files |= put_unless_empty(store, task.layout.ids_key(task.index), of_ids.tobytes())
+        of_ids = sort_hash_records(ids, sizes)
+        files |= put_unless_empty(store, task.layout.document_id_hashes_key(task.index), of_ids.tobytes())
         id_buckets = bucket_starts(of_ids)
     return ScanReceipt(
-        source=task.source + (_SKIPPED_SUFFIX if skipped else ""),
+        source=task.source + (_SKIPPED_SOURCE_SUFFIX if skipped else ""),
         files=files,
         documents=len(records),
         empty=empty,

@@ -43,7 +43,7 @@ _UNSPACED_BOUNDARY = re.compile(
     rf"[。！？｡!?…．]*+[{_UNSPACED_CLOSERS}]*+(?P<space>\s*+)(?=[^\s{_MARKS_WITHOUT_BOUNDARY_BEFORE}])"
     rf"|(?<=[{_LATIN_ALPHANUMERIC}])\.[{_UNSPACED_CLOSERS}]*+(?P<latin>\s++)(?=[^\sa-z{_MARKS_WITHOUT_BOUNDARY_BEFORE}])"
 )
-_ORDINAL = re.compile(r"\d{1,2}")
+_GERMAN_ORDINAL = re.compile(r"\d{1,2}")
 _ABBREVIATION_LISTS: Mapping[Language, str] = {
     "de": "abb abs art bd bzw ca dr evtl geb ggf hrsg inkl jh jhd kap max min mio mrd nr prof red s sog st str tab "
     "tel u usf usw vgl z zit",
@@ -65,7 +65,7 @@ def unspaced_boundaries(line: str) -> Iterator[tuple[int, int]]:
 
 def is_abbreviation(word: str, language: Language) -> bool:
     """Return whether a full stop behind `word` ends no sentence in this language."""
-    if language == "de" and _ORDINAL.fullmatch(word):
+    if language == "de" and _GERMAN_ORDINAL.fullmatch(word):
         return True
     return word.lower() in _ABBREVIATION_SETS.get(language, ())
 
@@ -98,10 +98,8 @@ _CLAUSE_LETTERS = r"\u0E01-\u0E2E\u0E30-\u0E3A\u0E40-\u0E45\u0E47-\u0E4E\u0E81-\
 _CLOSERS = "\"'”’»›)\\]}」』）"
 
 # Begins with one class of characters, which the engine finds quickly; one range covers all marks above U+FFFF.
-_FIRST_CHARACTERS = (
-    re.sub(r"\\U[0-9A-F]{8}-?", "", _SENTENCE_MARKS) + r"\U00010A56-\U0001DA88\u1361" + _CLAUSE_LETTERS
-)
-_BOUNDARY = re.compile(
+_FIRST_CHARACTERS = re.sub(r"\\U[0-9A-F]{8}-?", "", _SENTENCE_MARKS) + r"\U00010A56-\U0001DA88\u1361" + _CLAUSE_LETTERS
+_SENTENCE_BOUNDARY = re.compile(
     rf"[{_FIRST_CHARACTERS}](?:"
     rf"(?<=[{_SPACED_MARKS}])(?![{_SENTENCE_MARKS}])[{_CLOSERS}]*+(?P<space>\s++)(?=\S)"
     rf"|(?:(?<=[{_UNSPACED_MARKS}])|(?<={_FULL_WIDTH_STOP})(?!\d)|(?<=\u1361\u1361))(?!\s*+[{_UNSPACED_MARKS}{_FULL_WIDTH_STOP}]|[{_SPACED_MARKS}])"
@@ -110,7 +108,7 @@ _BOUNDARY = re.compile(
 )
 _SENTENCE_MARK_PATTERN = re.compile(f"[{_SENTENCE_MARKS}]")
 _FULL_STOPS = ".\u2024"  # full stops, which may belong to an abbreviation
-_OPENERS = "\"'“‘«‹([{「『（"
+_OPENING_MARKS = "\"'“‘«‹([{「『（"
 _CLOSING_MARK_SET = frozenset(_CLOSERS.replace("\\", ""))
 # Characters before a full stop that are examined; abbreviations are shorter.
 _MAX_ABBREVIATION_CHARACTERS = 16
@@ -122,9 +120,7 @@ _ABBREVIATIONS = frozenset(
     """.split()  # noqa: SIM905
 )
 # Classes of characters, as bits.
-_SPACE, _NEWLINE, _LOWER, _NARROW_MARK, _CLOSER, _UNSPACED_MARK, _STOP, _PLAIN = (
-    1 << bit for bit in range(8)
-)
+_SPACE, _NEWLINE, _LOWER, _NARROW_MARK, _CLOSER, _UNSPACED_MARK, _STOP, _PLAIN = (1 << bit for bit in range(8))
 _CHARACTER_CLASS_PATTERNS = {
     _SPACE: r"\s",
     _NEWLINE: r"\n",
@@ -135,12 +131,12 @@ _CHARACTER_CLASS_PATTERNS = {
     _STOP: f"[{_FULL_STOPS}]",
     _PLAIN: "[A-Z0-9]",  # characters that may begin a sentence
 }
-_LAST_MARK = 0x1DA88
+_LAST_MARK_CODE_POINT = 0x1DA88
 
 
 @cache
 def _character_classes() -> CharacterClasses:
-    every = "".join(map(chr, range(_LAST_MARK + 1)))
+    every = "".join(map(chr, range(_LAST_MARK_CODE_POINT + 1)))
     found = CharacterClasses()
     for bit, pattern in _CHARACTER_CLASS_PATTERNS.items():
         found.table[[match.start() for match in re.finditer(pattern, every)]] |= bit
@@ -173,7 +169,7 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     usual = (before & _NARROW_MARK > 0) & (behind & _PLAIN > 0)
     chosen[marked[usual]] = True
     stops = usual & (before & _STOP > 0)
-    chosen[marked[stops]] = _stops_end(
+    chosen[marked[stops]] = _full_stops_end_sentences(
         text, bounds, runs=marked[stops], marks=marks[stops], language=language
     )
     rest = marked[~usual & (behind & _LOWER == 0)]
@@ -181,11 +177,11 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
         mark = stop - 1
         while mark and text[mark] in _CLOSING_MARK_SET:
             mark -= 1
-        chosen[number] = classes[mark] & _NARROW_MARK and _ends_sentence(text, mark, following, language)
+        chosen[number] = classes[mark] & _NARROW_MARK and _mark_ends_sentence(text, mark, following, language)
     return bounds.take(np.flatnonzero(chosen), axis=0)
 
 
-def _stops_end(
+def _full_stops_end_sentences(
     text: str,
     bounds: NDArray[np.int64],
     *,
@@ -193,18 +189,16 @@ def _stops_end(
     marks: NDArray[np.int64],
     language: Language,
 ) -> list[bool]:
-    """Return whether full stops end sentences: those at `marks`, before these runs of white space. What follows may
-    begin one.
+    """Return whether the full stops at `marks`, before these runs of white space, end sentences. The characters
+    behind them may begin one.
     """
     words = bounds[runs - 1, 1]
     words[(runs == 0) | (marks - words > _MAX_ABBREVIATION_CHARACTERS)] = 0
     return [
         _does_full_stop_end_sentence(text[word:mark], language)
         if word and text[word - 1] in " \n"
-        else _ends_sentence(text, mark, following, language)
-        for word, mark, following in zip(
-            words.tolist(), marks.tolist(), bounds[runs, 1].tolist(), strict=True
-        )
+        else _mark_ends_sentence(text, mark, following, language)
+        for word, mark, following in zip(words.tolist(), marks.tolist(), bounds[runs, 1].tolist(), strict=True)
     ]
 
 
@@ -219,7 +213,7 @@ def split_sentences(text: str, language: Language = "any") -> list[str]:
 
 
 def _bounds_by_line(text: str, language: Language) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of a text with sentences that no space follows."""
+    """Yield the bounds of sentences, line by line, in a text whose sentences may end without a space."""
     end, line_start = -1, 0
     for line in text.split("\n"):
         stripped = line.strip()
@@ -227,26 +221,26 @@ def _bounds_by_line(text: str, language: Language) -> Iterator[tuple[int, int]]:
             start = line_start + len(line) - len(line.lstrip())
             if end >= 0:
                 yield end, start
-            yield from ((start + stop, start + resume) for stop, resume in _boundaries(stripped, language))
+            yield from ((start + stop, start + resume) for stop, resume in _boundaries_in_line(stripped, language))
             end = start + len(stripped)
         line_start += len(line) + 1
 
 
-def _boundaries(line: str, language: Language) -> Iterator[tuple[int, int]]:
+def _boundaries_in_line(line: str, language: Language) -> Iterator[tuple[int, int]]:
     """Yield (end of a sentence, start of the next)."""
     if language in UNSPACED_LANGUAGES:
         yield from unspaced_boundaries(line)
         return
-    for match in _BOUNDARY.finditer(line):
+    for match in _SENTENCE_BOUNDARY.finditer(line):
         kind = match.lastgroup or ""
-        if kind != "space" or _ends_sentence(line, match.start(), match.end(), language):
+        if kind != "space" or _mark_ends_sentence(line, match.start(), match.end(), language):
             yield match.start(kind), match.end()
 
 
-def _ends_sentence(text: str, mark: int, following: int, language: Language) -> bool:
+def _mark_ends_sentence(text: str, mark: int, following: int, language: Language) -> bool:
     """Return whether the last of the marks, at `mark`, ends a sentence when the next word begins at `following`."""
     first = text[following]
-    if first in _OPENERS and following + 1 < len(text):
+    if first in _OPENING_MARKS and following + 1 < len(text):
         first = text[following + 1]
     if first.islower():
         return False
@@ -262,7 +256,7 @@ def _does_full_stop_end_sentence(word: str, language: Language) -> bool:
     """Return whether a full stop behind `word`, which may follow an opening mark, ends a sentence."""
     if _SENTENCE_MARK_PATTERN.match(word[-1:]):
         return True
-    word = word.lstrip(_OPENERS)
+    word = word.lstrip(_OPENING_MARKS)
     if is_abbreviation(word, language) or "." in word or (len(word) == 1 and word.isupper()):
         return False
     return word.lower() not in _ABBREVIATIONS

@@ -9,7 +9,7 @@ from data_service.ingest.inputs import InputFile
 from data_service.ingest.records import BadRecord, PlaceUnit
 
 MAX_LISTED_RECORDS = 100
-_CHUNK_BYTES = 1 << 20
+_READ_CHUNK_BYTES = 1 << 20
 
 
 class SkippedRecord(BaseModel):
@@ -27,7 +27,7 @@ class SkippedRecord(BaseModel):
 
 
 def skipped_record(bad: BadRecord) -> SkippedRecord:
-    """Return the entry that is kept of a bad record. Its file is not read again."""
+    """Return the entry that a receipt keeps of a bad record. The record's file is not read."""
     place = bad.place
     return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=bad.reason)
 
@@ -57,7 +57,7 @@ def _line_numbers(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
     position, line = 0, 1
     with open_text(file) as stream:
         for offset in sorted(set(offsets)):
-            while position < offset and (data := stream.read(min(_CHUNK_BYTES, offset - position))):
+            while position < offset and (data := stream.read(min(_READ_CHUNK_BYTES, offset - position))):
                 position += len(data)
                 line += data.count(b"\n")
             lines[offset] = line

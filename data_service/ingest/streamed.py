@@ -14,17 +14,17 @@ from typing import BinaryIO, ClassVar
 
 from data_service.errors import InputError
 from data_service.ingest.file_kinds import Format
-from data_service.ingest.files import open_bytes, open_text
-from data_service.ingest.formats import LINE_BYTES_RATIO, skip_line
+from data_service.ingest.files import open_decompressed, open_text
+from data_service.ingest.formats import LINE_TO_DOCUMENT_RATIO, skip_line
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.mediawiki import PAGE_END, refuse_truncated
+from data_service.ingest.mediawiki import PAGE_END, check_dump_end
 from data_service.ingest.options import MIB, BuildOptions
-from data_service.ingest.tars import BLOCK_BYTES, max_member_bytes, read_header, truncated_error
+from data_service.ingest.tars import BLOCK_BYTES, max_member_bytes, read_header, truncated_archive_error
 from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt
 from data_service.store.base import Store
 
 _TAIL_BYTES = BLOCK_BYTES
-_SEPARATORS: dict[Format, Callable[[bytes], bool]] = {
+_SEPARATOR_TESTS: dict[Format, Callable[[bytes], bool]] = {
     "txt": bytes.isspace,
     "mediawiki": lambda line: line.rstrip().endswith(PAGE_END),
 }
@@ -56,12 +56,12 @@ def measure_file(task: MeasureTask, store: Store) -> MeasuredFile:
         InputError: the data is damaged or truncated.
         StoreError: the file cannot be read.
     """
-    with _open_text(task.file) as stream:
+    with _open_streamed_file(task.file) as stream:
         size, tail = _size_and_tail(stream)
     if task.file.format == "mediawiki":
-        refuse_truncated(task.file, tail)
+        check_dump_end(task.file, tail)
     if task.file.format == "tar" and (len(tail) < BLOCK_BYTES or tail.strip(b"\0")):
-        raise truncated_error(task.file)
+        raise truncated_archive_error(task.file)
     return MeasuredFile(source=task.source, plain_size=size)
 
 
@@ -90,36 +90,36 @@ class PieceReader:
             StoreError: the file cannot be read.
         """
         if piece.file != self._file or piece.start < self._sought:
-            self._open(piece.file)
-        self._seek(piece.start, options, None)
+            self._open_file(piece.file)
+        self._read_to_boundary(piece.start, options, None)
         start, text = self._position, list[bytes]()
-        self._seek(piece.stop, options, text)
+        self._read_to_boundary(piece.stop, options, text)
         self._check_length(piece)
         return replace(piece, text_start=start, text=b"".join(text))
 
-    def _open(self, file: InputFile) -> None:
+    def _open_file(self, file: InputFile) -> None:
         self._stream.close()
-        self._file, self._stream = file, _open_text(file)
+        self._file, self._stream = file, _open_streamed_file(file)
         self._position = self._sought = self._separator = 0
 
-    def _seek(self, bound: int, options: BuildOptions, kept: list[bytes] | None) -> None:
+    def _read_to_boundary(self, bound: int, options: BuildOptions, kept: list[bytes] | None) -> None:
         """Read up to the first place at or after `bound` where a document may begin. The text read is added to
         `kept`."""
         self._sought = bound
         if self._file is not None and self._file.format == "tar":
-            self._seek_member(self._file, bound, max_member_bytes(options), kept)
+            self._read_to_member(self._file, bound, max_member_bytes(options), kept)
             return
         if bound <= self._separator:
             return
         self._consume_bytes(bound - 1 - self._position, kept)
-        limit = options.max_document_bytes * LINE_BYTES_RATIO
+        limit = options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
         if self._position < bound:
             self._consume_line(limit, kept)
         self._separator = self._position
-        if self._file is not None and self._file.format in _SEPARATORS:
-            self._consume_document_lines(limit, kept, _SEPARATORS[self._file.format])
+        if self._file is not None and self._file.format in _SEPARATOR_TESTS:
+            self._consume_document_lines(limit, kept, _SEPARATOR_TESTS[self._file.format])
 
-    def _seek_member(self, file: InputFile, bound: int, most: int, kept: list[bytes] | None) -> None:
+    def _read_to_member(self, file: InputFile, bound: int, most: int, kept: list[bytes] | None) -> None:
         """Read members of a tar up to the first whose header, or the empty blocks before it, begin at or after
         `bound`. The content of those of more than `most` bytes is not kept."""
         while self._position < bound:
@@ -131,13 +131,11 @@ class PieceReader:
                 kept += [bytes(skipped), member.raw]
             self._position += len(member.raw)
             begins = self._position
-            self._consume_bytes(member.stored_bytes, kept if member.size <= most else None)
-            if self._position != begins + member.stored_bytes:
-                raise truncated_error(file)
+            self._consume_bytes(member.padded_size, kept if member.size <= most else None)
+            if self._position != begins + member.padded_size:
+                raise truncated_archive_error(file)
 
-    def _consume_document_lines(
-        self, limit: int, kept: list[bytes] | None, separates: Callable[[bytes], bool]
-    ) -> None:
+    def _consume_document_lines(self, limit: int, kept: list[bytes] | None, separates: Callable[[bytes], bool]) -> None:
         """Read lines up to and including one that separates documents. They belong to one document, or to none."""
         taken = 0
         while line := self._consume_line(limit, kept if taken <= limit else None):
@@ -172,8 +170,8 @@ class PieceReader:
             )
 
 
-def _open_text(file: InputFile) -> BinaryIO:
-    return open_bytes(file) if file.format == "tar" else open_text(file)
+def _open_streamed_file(file: InputFile) -> BinaryIO:
+    return open_decompressed(file) if file.format == "tar" else open_text(file)
 
 
 def _size_and_tail(stream: BinaryIO) -> tuple[int, bytes]:

@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 
 from data_service.corpus.provenance import DuplicateCluster
 from data_service.errors import InputError
-from data_service.ingest.files import open_ranged
+from data_service.ingest.files import open_stored_bytes
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, NumberedPlace, Text, parse_text, try_read
+from data_service.ingest.records import BadRecord, NumberedPlace, TextRecord, parse_record, try_read
 from data_service.ingest.tasks import FilePiece
 
 CLUSTER_COLUMN = "cluster"
-CLUSTERS_KEY = "maskfleet_clusters"
-"""Of documents that were prepared with clusters: the column with the cluster's name, and the entry in the file's
-metadata with the digest of all clusters."""
+CLUSTERS_METADATA_KEY = "maskfleet_clusters"
+"""The column with the cluster's name, and the entry in the file's metadata with the digest of all clusters. Only files
+of documents that were prepared with clusters have them."""
 
 _BATCH_ROWS = 256
 _READ_AHEAD_BYTES = 64 * 1024
@@ -40,7 +40,7 @@ _TEXT_TYPES = (
 _FILE_MAGIC = b"ARROW1"  # first bytes of Arrow's file format; streams, as `datasets` writes them, have none
 
 
-def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of the row groups that begin inside the piece. A record is bad if it is null, not
     UTF-8 or too long.
 
@@ -50,10 +50,10 @@ def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | Bad
     file = piece.file
     with (
         _report_damaged_file(file, "Parquet"),
-        pq.ParquetFile(open_ranged(file, chunk_bytes=_READ_AHEAD_BYTES), pre_buffer=False) as table,
+        pq.ParquetFile(open_stored_bytes(file, chunk_bytes=_READ_AHEAD_BYTES), pre_buffer=False) as table,
     ):
-        columns = _columns(table.schema_arrow, file, options)
-        clusters = _read_clusters_digest(table.schema_arrow, file, options)
+        columns = _columns_to_read(table.schema_arrow, file, options)
+        clusters = _clusters_digest_from_schema(table.schema_arrow, file, options)
         if clusters:
             columns = list(dict.fromkeys([*columns, CLUSTER_COLUMN]))
         first = 0
@@ -61,21 +61,19 @@ def read_parquet(piece: FilePiece, options: BuildOptions) -> Iterator[Text | Bad
             rows = table.metadata.row_group(group).num_rows
             if piece.start <= _row_group_start(table.metadata.row_group(group)) < piece.stop:
                 row = first
-                for batch in table.iter_batches(
-                    _BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False
-                ):
+                for batch in table.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False):
                     yield from _read_rows(batch, row, file, options, clusters)
                     row += len(batch)
             first += rows
 
 
-def _read_clusters_digest(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
+def _clusters_digest_from_schema(schema: pa.Schema, file: InputFile, options: BuildOptions) -> str:
     """Return the digest of the clusters that a file of prepared documents names; empty if it names none.
 
     Raises:
         InputError: the column with their names is gone.
     """
-    found: bytes | None = (schema.metadata or {}).get(CLUSTERS_KEY.encode())
+    found: bytes | None = (schema.metadata or {}).get(CLUSTERS_METADATA_KEY.encode())
     if found is None or options.pairs is not None:
         return ""
     if schema.names.count(CLUSTER_COLUMN) != 1:
@@ -86,21 +84,21 @@ def _read_clusters_digest(schema: pa.Schema, file: InputFile, options: BuildOpti
     return found.decode()
 
 
-def clusters_digest(file: InputFile) -> bytes:
+def read_clusters_digest(file: InputFile) -> bytes:
     """Return the digest of the clusters that a Parquet file of prepared documents names; empty if it names none."""
-    schema = pq.read_schema(open_ranged(file, chunk_bytes=_READ_AHEAD_BYTES))
-    found: bytes = (schema.metadata or {}).get(CLUSTERS_KEY.encode(), b"")
+    schema = pq.read_schema(open_stored_bytes(file, chunk_bytes=_READ_AHEAD_BYTES))
+    found: bytes = (schema.metadata or {}).get(CLUSTERS_METADATA_KEY.encode(), b"")
     return found
 
 
-def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of a whole .arrow file, a stream or with a footer. Records are bad as in Parquet.
 
     Raises:
         InputError: the file is damaged, or a column is missing or not text.
     """
     file, row = piece.file, 0
-    with _report_damaged_file(file, "Arrow"), open_ranged(file) as stream:
+    with _report_damaged_file(file, "Arrow"), open_stored_bytes(file) as stream:
         for batch in _read_batches(stream, file, options):
             for start in range(0, len(batch), _BATCH_ROWS):
                 yield from _read_rows(batch.slice(start, _BATCH_ROWS), row + start, file, options)
@@ -114,7 +112,7 @@ def _read_batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> I
     open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
     schema = open_ipc(stream).schema
     stream.seek(0)
-    fields = [schema.get_field_index(_path(schema, name)[0]) for name in _columns(schema, file, options)]
+    fields = [schema.get_field_index(_column_path(schema, name)[0]) for name in _columns_to_read(schema, file, options)]
     only = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
     reader = open_ipc(stream, options=only)
     if with_footer:
@@ -124,25 +122,25 @@ def _read_batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> I
 
 
 def _read_rows(
-    batch: pa.RecordBatch, row: int, file: InputFile, options: BuildOptions, clusters: str = ""
-) -> Iterator[Text | BadRecord]:
+    batch: pa.RecordBatch, first_row: int, file: InputFile, options: BuildOptions, clusters: str = ""
+) -> Iterator[TextRecord | BadRecord]:
     metadata_names = set(options.metadata_fields or ()) - {options.text_field}
     columns = {
-        name: (_as_strings if name in metadata_names else _as_bytes)(_values(batch, name))
-        for name in options.fields
+        name: (_to_metadata_values if name in metadata_names else _to_byte_values)(_column_values(batch, name))
+        for name in options.required_fields
     }
     there = (name for name in options.optional_fields if _column_type(batch.schema, name) is not None)
-    columns |= {name: _as_strings(_values(batch, name)) for name in there}
+    columns |= {name: _to_metadata_values(_column_values(batch, name)) for name in there}
     names = batch.column(CLUSTER_COLUMN).cast(pa.string()).to_pylist() if clusters else []
     for index in range(len(batch)):
         values = {name: column[index] for name, column in columns.items()}
-        found = try_read(options, _parse_row, values, NumberedPlace(file, "row", row + index), options)
-        if clusters and isinstance(found, Text):
+        found = try_read(options, _parse_row, values, NumberedPlace(file, "row", first_row + index), options)
+        if clusters and isinstance(found, TextRecord):
             found = replace(found, cluster=DuplicateCluster(clusters, names[index]))
         yield found
 
 
-def _as_bytes(values: pa.Array) -> list[object]:
+def _to_byte_values(values: pa.Array) -> list[object]:
     """Return texts as bytes; lists of texts as lists of these."""
     plain = _decode_strings(values)
     if _is_list(plain.type):
@@ -158,20 +156,20 @@ def _as_bytes(values: pa.Array) -> list[object]:
     return found
 
 
-def _as_strings(values: pa.Array) -> list[object]:
+def _to_metadata_values(values: pa.Array) -> list[object]:
     """Return texts as bytes; numbers, dates and times as Arrow spells them."""
     plain = _decode_strings(values)
     if _is_text(plain.type):
-        return _as_bytes(plain)
+        return _to_byte_values(plain)
     nested = pa.types.is_nested(plain.type)
     found: list[object] = plain.to_pylist() if nested else plain.cast(pa.string()).to_pylist()
     return found
 
 
-def _parse_row(values: Mapping[str, object], place: NumberedPlace, options: BuildOptions) -> Text:
+def _parse_row(values: Mapping[str, object], place: NumberedPlace, options: BuildOptions) -> TextRecord:
     if options.pairs is None and not isinstance(values[options.text_field], bytes):
         raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
-    return parse_text(values, options, place)
+    return parse_record(values, options, place)
 
 
 def _decode_strings(values: pa.Array) -> pa.Array:
@@ -188,19 +186,19 @@ def _row_group_start(group: pq.RowGroupMetaData) -> int:
     return int(column.dictionary_page_offset or column.data_page_offset)
 
 
-def _columns(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[str]:
+def _columns_to_read(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[str]:
     """Return the names of the columns to read. Raises InputError: one is missing, there twice, or not text."""
     lists = options.word_fields if options.pairs is None else options.pairs.negatives
     metadata_names = set(options.metadata_fields or ()) - {options.text_field}
-    for column in options.fields:
+    for column in options.required_fields:
         _check_column(schema, file, column, lists=column in lists, any_type=column in metadata_names)
-    there = [name for name in options.optional_fields if _path(schema, name)[0] in schema.names]
+    there = [name for name in options.optional_fields if _column_path(schema, name)[0] in schema.names]
     for column in there:
-        _checked_type(schema, file, column)
-    return [*options.fields, *there]
+        _required_column_type(schema, file, column)
+    return [*options.required_fields, *there]
 
 
-def _path(schema: pa.Schema, name: str) -> list[str]:
+def _column_path(schema: pa.Schema, name: str) -> list[str]:
     """Return the name of a column; of a field inside one, such as `meta.text`, the names on the way there."""
     return [name] if name in schema.names else name.split(".")
 
@@ -208,19 +206,19 @@ def _path(schema: pa.Schema, name: str) -> list[str]:
 def _column_type(schema: pa.Schema, name: str) -> pa.DataType | None:
     """Return the type of a column, or of a field inside one; None if it is missing or there twice."""
     kind = pa.struct(list(schema))
-    for part in _path(schema, name):
+    for part in _column_path(schema, name):
         if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
             return None
         kind = kind.field(part).type
     return kind
 
 
-def _values(batch: pa.RecordBatch, name: str) -> pa.Array:
-    first, *inside = _path(batch.schema, name)
+def _column_values(batch: pa.RecordBatch, name: str) -> pa.Array:
+    first, *inside = _column_path(batch.schema, name)
     return pc.struct_field(batch.column(first), inside) if inside else batch.column(first)
 
 
-def _checked_type(schema: pa.Schema, file: InputFile, column: str) -> pa.DataType:
+def _required_column_type(schema: pa.Schema, file: InputFile, column: str) -> pa.DataType:
     kind = _column_type(schema, column)
     if kind is None:
         raise InputError(
@@ -232,7 +230,7 @@ def _checked_type(schema: pa.Schema, file: InputFile, column: str) -> pa.DataTyp
 
 
 def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool, any_type: bool) -> None:
-    kind = _checked_type(schema, file, column)
+    kind = _required_column_type(schema, file, column)
     if any_type:
         return
     if not (_is_text(kind) or (lists and _is_list(kind) and _is_text(kind.value_type))):

@@ -17,25 +17,25 @@ from typing import BinaryIO, cast
 from data_service.errors import InputError
 from data_service.ingest.encodings import ReadableStream
 from data_service.ingest.file_kinds import HIDDEN_PATH, Compression, Format, kind_from_name
-from data_service.ingest.files import decompress, open_bytes, to_utf8_stream
+from data_service.ingest.files import decompress, open_decompressed, to_utf8_stream
 from data_service.ingest.formats import (
-    LINE_BYTES_RATIO,
+    LINE_TO_DOCUMENT_RATIO,
     InputLine,
-    json_document,
+    parse_json_line,
+    parse_txt_document,
     read_lines,
     split_at_blank_lines,
-    text_document,
 )
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
     NumberedPlace,
-    Text,
+    TextRecord,
     flatten_named_fields,
-    no_text,
-    raise_error_of_record,
-    too_long,
+    non_document_record,
+    raise_bad_record,
+    too_long_record,
     try_read,
 )
 from data_service.ingest.tasks import FilePiece
@@ -43,7 +43,7 @@ from data_service.ingest.tasks import FilePiece
 BLOCK_BYTES = tarfile.BLOCKSIZE
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_NESTING = 3  # greatest depth of archives in archives
-_CHUNK_BYTES = 1 << 20
+_READ_CHUNK_BYTES = 1 << 20
 _EXTENDED_HEADER_TYPES = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -55,7 +55,7 @@ _REFETCH_REMEDY = "fetch or write the archive again; no document of it was used"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class TarMember:
     """The header of a member.
 
     Attributes:
@@ -71,61 +71,61 @@ class Member:
     raw: bytes
 
     @property
-    def stored_bytes(self) -> int:
+    def padded_size(self) -> int:
         """Bytes of the content as stored, padded."""
         return -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def max_member_bytes(options: BuildOptions) -> int:
     """Return the number of bytes of a member beyond which its content is passed over."""
-    return options.max_document_bytes * LINE_BYTES_RATIO
+    return options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
 
 
-def read_tar(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_tar(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the texts of the members that begin in the piece.
 
     Raises:
         InputError: the archive, or one in it, is damaged or cut short.
     """
     if piece.text is not None:
-        archive = _Archive(
-            piece.file, io.BytesIO(piece.text), piece.text_start, held=max_member_bytes(options)
+        archive = _TarArchive(
+            piece.file, io.BytesIO(piece.text), piece.text_start, max_held_bytes=max_member_bytes(options)
         )
-        yield from _archive_texts(archive, options, 0)
+        yield from _read_members(archive, options, 0)
         return
-    with open_bytes(piece.file) as stream:
-        yield from _archive_texts(_Archive(piece.file, stream, 0, held=None), options, 0)
+    with open_decompressed(piece.file) as stream:
+        yield from _read_members(_TarArchive(piece.file, stream, 0, max_held_bytes=None), options, 0)
 
 
-class _Archive:
+class _TarArchive:
     """The members of a tar stream, which begins at byte `start` of it.
 
-    `held`: size of the largest members whose content the stream holds; None if it holds all.
+    `max_held_bytes`: size of the largest members whose content the stream holds; None if it holds all.
     """
 
-    def __init__(self, file: InputFile, stream: BinaryIO, start: int, *, held: int | None) -> None:
+    def __init__(self, file: InputFile, stream: BinaryIO, start: int, *, max_held_bytes: int | None) -> None:
         self.file = file
-        self._stream, self._position, self._held = stream, start, held
+        self._stream, self._position, self._held = stream, start, max_held_bytes
 
-    def members(self) -> Iterator[tuple[Member, int, "BinaryIO | None"]]:
+    def members(self) -> Iterator[tuple[TarMember, int, "BinaryIO | None"]]:
         """Yield (header, byte at which it begins, content) of each member; the content must be read before the next."""
         while True:
             skipped, member = read_header(self._stream, self.file, self._position)
             if member is None and self._held is None and not skipped:
-                raise truncated_error(self.file)
+                raise truncated_archive_error(self.file)
             if member is None:
                 return
             begins = self._position + skipped
-            self._position = begins + len(member.raw) + member.stored_bytes
+            self._position = begins + len(member.raw) + member.padded_size
             if self._held is not None and member.size > self._held:
                 yield member, begins, None
                 continue
-            content = _Content(self._stream, self.file, member)
+            content = _MemberStream(self._stream, self.file, member)
             yield member, begins, cast(BinaryIO, io.BufferedReader(content, buffer_size=BLOCK_BYTES))
-            content.finish()
+            content.skip_rest()
 
 
-def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, Member | None]:
+def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, TarMember | None]:
     """Return the bytes of empty blocks that come next, and the member behind them; None at the end of the stream.
 
     Empty blocks end an archive, but another may follow: both are read. `position`: byte of the stream, for messages.
@@ -144,7 +144,7 @@ def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, 
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
-            raise _damaged(file, position + skipped + len(raw), str(error)) from error
+            raise _damaged_archive_error(file, position + skipped + len(raw), str(error)) from error
         raw += block
         if info.type not in _EXTENDED_HEADER_TYPES:
             return skipped, _to_member(info, known, raw)
@@ -157,7 +157,7 @@ def _header_payload(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, po
     size = -(-info.size // BLOCK_BYTES) * BLOCK_BYTES
     payload = stream.read(size) if 0 <= info.size <= _MAX_HEADER_BYTES else b""
     if len(payload) < size or info.size < 0:
-        raise _damaged(file, position, "an extended header is too long or cut short")
+        raise _damaged_archive_error(file, position, "an extended header is too long or cut short")
     return payload
 
 
@@ -176,7 +176,7 @@ def _header_fields(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
     return known
 
 
-def _to_member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> Member:
+def _to_member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> TarMember:
     name = known.get("path", info.name)
     size = int(known["size"]) if known.get("size", "").isdigit() else info.size
     holes = info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in known)
@@ -184,15 +184,15 @@ def _to_member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> Memb
     if not info.isreg() and not holes:
         size = 0  # a link may state its target's size, but holds no bytes
     shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").removeprefix("./")
-    return Member(shown, max(0, size), kind, raw)
+    return TarMember(shown, max(0, size), kind, raw)
 
 
-class _Content(ReadableStream):
+class _MemberStream(ReadableStream):
     """The content of a member, read from the stream of its archive."""
 
-    def __init__(self, stream: BinaryIO, file: InputFile, member: Member) -> None:
+    def __init__(self, stream: BinaryIO, file: InputFile, member: TarMember) -> None:
         self._stream, self._file, self._member = stream, file, member
-        self._left, self._padding = member.size, member.stored_bytes - member.size
+        self._left, self._padding = member.size, member.padded_size - member.size
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
@@ -206,31 +206,29 @@ class _Content(ReadableStream):
         view[: len(data)] = data
         return len(data)
 
-    def finish(self) -> None:
-        """Pass over what was not read."""
-        buffer = memoryview(bytearray(min(self._left, _CHUNK_BYTES)))
+    def skip_rest(self) -> None:
+        """Skip the rest of the content and its padding."""
+        buffer = memoryview(bytearray(min(self._left, _READ_CHUNK_BYTES)))
         while self._left:
             self.readinto(buffer)
         self._stream.read(self._padding)
 
 
-def _archive_texts(archive: _Archive, options: BuildOptions, depth: int) -> Iterator[Text | BadRecord]:
+def _read_members(archive: _TarArchive, options: BuildOptions, depth: int) -> Iterator[TextRecord | BadRecord]:
     for member, begins, content in archive.members():
         if member.kind == "folder":
             continue
-        file = replace(
-            archive.file, key=f"{archive.file.key}/{member.name}", size=member.size, version="", inside=True
-        )
+        file = replace(archive.file, key=f"{archive.file.key}/{member.name}", size=member.size, version="", inside=True)
         place = NumberedPlace(file, "byte", begins)
         kind, hidden = _member_kind(member.name), HIDDEN_PATH.match(member.name)
         if member.kind != "file" or hidden or kind is None:
             reason = "no_file" if member.kind != "file" else "hidden_file" if hidden else "no_text_file"
-            yield try_read(options, no_text, reason, {}, options, place)
+            yield try_read(options, non_document_record, reason, {}, options, place)
         elif content is None or member.size > max_member_bytes(options):
-            yield try_read(options, raise_error_of_record, too_long(place, max_member_bytes(options)))
+            yield try_read(options, raise_bad_record, too_long_record(place, max_member_bytes(options)))
         else:
             inner = replace(file, format=kind[0], compression=kind[1])
-            yield from _member_texts(inner, begins, content, options, depth)
+            yield from _read_member(inner, begins, content, options, depth)
 
 
 def _member_kind(name: str) -> tuple[Format, Compression] | None:
@@ -242,31 +240,31 @@ def _member_kind(name: str) -> tuple[Format, Compression] | None:
     return ("tar", "xz") if name.lower().endswith("_data.xz") else None
 
 
-def _member_texts(
+def _read_member(
     file: InputFile, begins: int, content: BinaryIO, options: BuildOptions, depth: int
-) -> Iterator[Text | BadRecord]:
+) -> Iterator[TextRecord | BadRecord]:
     if file.format == "tar":
         if depth == _MAX_NESTING:
-            raise InputError(
-                f"{file.uri}: archives in archives, more than {_MAX_NESTING} deep", remedy="unpack it"
-            )
-        yield from _archive_texts(_Archive(file, decompress(content, file), 0, held=None), options, depth + 1)
+            raise InputError(f"{file.uri}: archives in archives, more than {_MAX_NESTING} deep", remedy="unpack it")
+        yield from _read_members(
+            _TarArchive(file, decompress(content, file), 0, max_held_bytes=None), options, depth + 1
+        )
         return
     limit = options.max_document_bytes
     text = to_utf8_stream(decompress(content, file), file.encoding)
     place = NumberedPlace(file, "byte", begins)
     if file.format == "jsonl":
-        yield from _json_texts(text, place, options)
+        yield from _read_json_member(text, place, options)
         return
-    check_no_fields(file, options)
+    refuse_named_fields(file, options)
     if options.txt_documents == "file":
-        yield try_read(options, text_document, text.read(limit + 1), 0, place, options)
+        yield try_read(options, parse_txt_document, text.read(limit + 1), 0, place, options)
         return
     for first, data in split_at_blank_lines(read_lines(text, 0, limit), limit):
-        yield try_read(options, text_document, data, first, replace(place, number=begins + first), options)
+        yield try_read(options, parse_txt_document, data, first, replace(place, number=begins + first), options)
 
 
-def check_no_fields(file: InputFile, options: BuildOptions) -> None:
+def refuse_named_fields(file: InputFile, options: BuildOptions) -> None:
     """Raise InputError if the options name fields, which a text file has not."""
     if options.pairs is not None or options.word_fields or options.metadata_fields:
         need = (
@@ -280,21 +278,21 @@ def check_no_fields(file: InputFile, options: BuildOptions) -> None:
         )
 
 
-def _json_texts(text: BinaryIO, place: NumberedPlace, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def _read_json_member(text: BinaryIO, place: NumberedPlace, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of a member of JSON: a value a line, or one value, as webdataset has them."""
     most = max_member_bytes(options)
     whole = text.read(most + 1)
     value = _parse_whole_json(place.file, whole)
     if len(whole) > most:
-        yield try_read(options, raise_error_of_record, too_long(place, most))
-    elif isinstance(value, dict) and options.fields[0] not in flatten_named_fields(value, options):
-        yield try_read(options, no_text, "no_text_field", {}, options, place)
+        yield try_read(options, raise_bad_record, too_long_record(place, most))
+    elif isinstance(value, dict) and options.required_fields[0] not in flatten_named_fields(value, options):
+        yield try_read(options, non_document_record, "no_text_field", {}, options, place)
     else:
         lines = read_lines(io.BytesIO(whole), 0, most) if value is None else [InputLine(0, whole)]
         for line in lines:
             if not line.data.isspace():
                 at = replace(place, number=place.number + line.offset)
-                yield try_read(options, json_document, line, at, options)
+                yield try_read(options, parse_json_line, line, at, options)
 
 
 def _parse_whole_json(file: InputFile, whole: bytes) -> object:
@@ -304,14 +302,14 @@ def _parse_whole_json(file: InputFile, whole: bytes) -> object:
     return None
 
 
-def truncated_error(file: InputFile) -> InputError:
+def truncated_archive_error(file: InputFile) -> InputError:
     """Return the error for an archive that ends too early."""
     return InputError(
         f"{file.uri}: the archive is cut short: it does not end with an empty block", remedy=_REFETCH_REMEDY
     )
 
 
-def _damaged(file: InputFile, position: int, reason: str) -> InputError:
+def _damaged_archive_error(file: InputFile, position: int, reason: str) -> InputError:
     return InputError(
         f"{file.uri}: no tar archive, or damaged or cut short at byte {position:,}: {reason}",
         remedy=_REFETCH_REMEDY,

@@ -58,15 +58,15 @@ class FilePiece:
     text: bytes | None = field(default=None, repr=False)
     text_start: int = 0
 
-    def contains(self, offset: int) -> bool:
+    def contains_document_at(self, offset: int) -> bool:
         """Return whether a document that begins at byte `offset` of the text, after `start`, belongs to the piece."""
         whole = self.start == 0 and self.stop == self.file.size
         return whole or bool(self.plain_size) or offset < self.stop
 
 
 @dataclass(frozen=True)
-class Split:
-    """Pieces in input order."""
+class InputSplit:
+    """The input of one task: pieces of files, in input order."""
 
     pieces: tuple[FilePiece, ...]
 
@@ -86,58 +86,58 @@ class Split:
         size.
         """
         bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.pieces if p.plain_size]
-        return hash_parts([*(f"{p.file.version} {p.file.uri}" for p in self.pieces), *bounds])
+        return hash_strings([*(f"{p.file.version} {p.file.uri}" for p in self.pieces), *bounds])
 
 
-def hash_parts(parts: Iterable[str]) -> str:
+def hash_strings(parts: Iterable[str]) -> str:
     """Return the sha256 (hex) of a list of strings."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:
-    """Return the packed files that are too big for one task and whose documents a reader tells apart."""
-    most = _MAX_WHOLE_SPLITS * _split_target(files, options)
+    """Return the packed files that are too big for one task, and that a reader can cut between documents."""
+    most = _MAX_WHOLE_SPLITS * _target_split_bytes(files, options)
     big = [
-        file for file in files if _text_bytes(file, file.size) > most and not _is_indivisible(file, options)
+        file for file in files if _estimate_text_bytes(file, file.size) > most and not _is_indivisible(file, options)
     ]
     return [file for file in big if file.format != "parquet" and _needs_decompression(file)]
 
 
 def plan_splits(
     files: tuple[InputFile, ...], options: BuildOptions, plain_sizes: Mapping[str, int] | None = None
-) -> list[Split]:
+) -> list[InputSplit]:
     """Return the inputs, in order, cut into splits of about the same amount of text.
 
     `plain_sizes`: bytes of text of the `streamed_files`, by URI. Files that are not in it are not cut.
     """
-    target, known = _split_target(files, options), plain_sizes or {}
-    splits: list[Split] = []
+    target, known = _target_split_bytes(files, options), plain_sizes or {}
+    splits: list[InputSplit] = []
     pieces: list[FilePiece] = []
     filled = 0
-    for piece in (piece for file in files for piece in _cut(file, target, options, known.get(file.uri, 0))):
-        weight = _text_bytes(piece.file, piece.stop - piece.start)
+    for piece in (piece for file in files for piece in _cut_into_pieces(file, target, options, known.get(file.uri, 0))):
+        weight = _estimate_text_bytes(piece.file, piece.stop - piece.start)
         alone = piece.plain_size or (pieces and pieces[-1].plain_size)
         if pieces and (alone or filled + weight > target):
-            splits.append(Split(tuple(pieces)))
+            splits.append(InputSplit(tuple(pieces)))
             pieces, filled = [], 0
         pieces.append(piece)
         filled += weight
     if pieces:
-        splits.append(Split(tuple(pieces)))
+        splits.append(InputSplit(tuple(pieces)))
     return splits
 
 
-def _split_target(files: tuple[InputFile, ...], options: BuildOptions) -> int:
+def _target_split_bytes(files: tuple[InputFile, ...], options: BuildOptions) -> int:
     """Return the number of bytes of text that a split should have."""
-    total = sum(_text_bytes(file, file.size) for file in files)
+    total = sum(_estimate_text_bytes(file, file.size) for file in files)
     return min(options.split_bytes, max(_MIN_SPLIT_BYTES, total // _MIN_SPLITS))
 
 
-def _cut(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[FilePiece]:
+def _cut_into_pieces(file: InputFile, target: int, options: BuildOptions, plain_size: int) -> list[FilePiece]:
     if plain_size:
         size, text, whole = plain_size, plain_size, False
     else:
-        size, text = file.size, _text_bytes(file, file.size)
+        size, text = file.size, _estimate_text_bytes(file, file.size)
         cut = text > target and file.compression == "" and not _is_indivisible(file, options)
         whole = not cut or (file.format != "parquet" and _needs_decompression(file))
     count = 1 if whole else max(1, -(-text // target))
@@ -153,7 +153,7 @@ def _needs_decompression(file: InputFile) -> bool:
     return file.format == "tar" or not is_uncompressed_utf8(file)
 
 
-def _text_bytes(file: InputFile, size: int) -> int:
+def _estimate_text_bytes(file: InputFile, size: int) -> int:
     expanded = size if file.compression == "" and file.format != "parquet" else size * _COMPRESSION_RATIO
     return expanded + _OPEN_COST_BYTES
 
@@ -180,8 +180,8 @@ class BuildTask(ABC):
         return self.layout.receipt_key(self.stage, self.index)
 
     @property
-    def source_keys(self) -> tuple[str, ...]:
-        """Hashes of which a receipt's source must be one."""
+    def accepted_sources(self) -> tuple[str, ...]:
+        """Hashes that a receipt's source may have for the receipt to count."""
         return (self.source,)
 
     @property
@@ -194,7 +194,7 @@ class BuildTask(ABC):
 class SplitTask(BuildTask):
     """A task that reads split `index` of the input."""
 
-    split: Split
+    split: InputSplit
     options: BuildOptions
 
     @property
@@ -203,14 +203,14 @@ class SplitTask(BuildTask):
 
     def with_piece(self, piece: FilePiece) -> Self:
         """Return the same task with the text of its streamed piece."""
-        return replace(self, split=Split((piece,)))
+        return replace(self, split=InputSplit((piece,)))
 
 
 class TaskReceipt(BaseModel):
     """The receipt of a finished task.
 
     Attributes:
-        source: hash of the data that the task read. The receipt counts only if it is one of `BuildTask.source_keys`.
+        source: hash of the data that the task read. The receipt counts if it is one of `BuildTask.accepted_sources`.
         files: sizes in bytes of the objects that the task wrote, by key.
     """
 
@@ -224,7 +224,7 @@ T = TypeVar("T", bound=BuildTask)
 R = TypeVar("R", bound=TaskReceipt)
 
 
-def perform(function: Callable[[T, Store], R], task: T) -> R:
+def run_task(function: Callable[[T, Store], R], task: T) -> R:
     """Do a task by `function`, which is given the store at the root of the output; return the receipt.
 
     The receipt is stored last: all objects that it names exist by then.
@@ -248,14 +248,14 @@ def find_receipts(store: Store, tasks: Sequence[BuildTask], receipt_type: type[R
 
     A receipt counts if its source is one of the task's, and all objects that it names exist with their sizes.
     """
-    written = _sizes(store, [task.receipt_key for task in tasks])
+    written = _list_sizes(store, [task.receipt_key for task in tasks])
 
-    def read(task: BuildTask) -> R | None:
+    def read_valid_receipt(task: BuildTask) -> R | None:
         found = _read_receipt(store, task.receipt_key, receipt_type) if task.receipt_key in written else None
-        return found if found is not None and found.source in task.source_keys else None
+        return found if found is not None and found.source in task.accepted_sources else None
 
-    receipts = list(parallel_map(read, tasks))
-    stored = _sizes(store, [name for receipt in receipts if receipt for name in receipt.files])
+    receipts = list(parallel_map(read_valid_receipt, tasks))
+    stored = _list_sizes(store, [name for receipt in receipts if receipt for name in receipt.files])
     return [
         receipt if receipt and all(stored.get(name) == size for name, size in receipt.files.items()) else None
         for receipt in receipts
@@ -269,7 +269,7 @@ def _read_receipt(store: Store, key: str, kind: type[R]) -> R | None:
         return None
 
 
-def _sizes(store: Store, keys: Iterable[str]) -> dict[str, int]:
+def _list_sizes(store: Store, keys: Iterable[str]) -> dict[str, int]:
     """Return the sizes of all objects in the folders of `keys`, by key. Listing takes one request for a thousand."""
     folders = {key.rpartition("/")[0] + "/" for key in keys}
     return {entry.key: entry.size for folder in folders for entry in store.list(folder)}

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from data_service.errors import InputError
-from data_service.ingest.files import open_bytes
-from data_service.ingest.formats import LINE_BYTES_RATIO
+from data_service.ingest.files import open_decompressed
+from data_service.ingest.formats import LINE_TO_DOCUMENT_RATIO
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, NumberedPlace, Text, parse_document, too_long, try_read
+from data_service.ingest.records import BadRecord, NumberedPlace, TextRecord, parse_document, too_long_record, try_read
 from data_service.ingest.tasks import FilePiece
-from data_service.ingest.web_encodings import decode_content, page_text
+from data_service.ingest.web_encodings import decode_content, decode_html_page
 
 INSTALL_REMEDY = "pip install 'maskfleet[prepare]'"
 _HEADER_BY_FIELD = {
@@ -44,7 +44,7 @@ def require_packages(file: InputFile) -> None:
         ) from error
 
 
-def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRecord]:
+def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of a whole archive.
 
     Raises:
@@ -52,12 +52,12 @@ def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[Text | BadRec
     """
     file = piece.file
     require_packages(file)
-    with open_bytes(file) as stream:
+    with open_decompressed(file) as stream:
         for number, record in enumerate(_records(stream, file)):
             place = NumberedPlace(file, "record", number)
             _check_record_headers(record, place)
             if _is_document(record):
-                yield try_read(options, _record_document, record, options, place)
+                yield try_read(options, _parse_record, record, options, place)
             _check_record_length(record, place)
 
 
@@ -90,7 +90,7 @@ def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
 
 
 class _TailStream:
-    """A stream that knows the last bytes that were read of it."""
+    """A stream that keeps the last bytes read from it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -111,8 +111,8 @@ def _is_document(record: Any) -> bool:
     return record.http_headers.get_statuscode() == "200" and kind in _HTML_TYPES
 
 
-def _record_document(record: Any, options: BuildOptions, place: NumberedPlace) -> Text:
-    most = options.max_document_bytes * LINE_BYTES_RATIO
+def _parse_record(record: Any, options: BuildOptions, place: NumberedPlace) -> TextRecord:
+    most = options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
     values: dict[str, object] = {
         name: record.rec_headers.get_header(header) for name, header in _HEADER_BY_FIELD.items()
     }
@@ -120,8 +120,8 @@ def _record_document(record: Any, options: BuildOptions, place: NumberedPlace) -
     try:
         data = _read_page(record, most) if page else record.raw_stream.read(most + 1)
         if len(data) > most:
-            raise too_long(place, most)
-        text = page_text(data, record.http_headers.get_header("Content-Type")) if page else None
+            raise too_long_record(place, most)
+        text = decode_html_page(data, record.http_headers.get_header("Content-Type")) if page else None
     except ValueError as error:
         raise BadRecord(place, f"a page that cannot be read: {error}", _READABLE_PAGE_REMEDY) from error
     values[options.text_field] = _extract_text(text or data, values["url"]) if page else data
@@ -129,8 +129,8 @@ def _record_document(record: Any, options: BuildOptions, place: NumberedPlace) -
     return replace(found, replaced=found.replaced or (page and "\ufffd" in found.text))
 
 
-def _read_page(record: Any, most: int) -> bytes:
-    """Return at most `most` + 1 bytes of a page without the codings of HTTP. Raises ValueError: one is not known."""
+def _read_page(record: Any, max_bytes: int) -> bytes:
+    """Return at most `max_bytes` + 1 bytes of a page without the codings of HTTP. Raises ValueError: one is unknown."""
     from warcio.bufferedreaders import ChunkedDataReader
 
     codings: list[str] = []
@@ -139,7 +139,7 @@ def _read_page(record: Any, most: int) -> bytes:
         codings += (name.strip().lower() for name in ",".join(values).split(","))
     stream = ChunkedDataReader(record.raw_stream) if "chunked" in codings else record.raw_stream
     return decode_content(
-        stream.read(most + 1), [name for name in codings if name not in _IDENTITY_CODINGS], most
+        stream.read(max_bytes + 1), [name for name in codings if name not in _IDENTITY_CODINGS], max_bytes
     )
 
 

@@ -10,20 +10,20 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from data_service.ingest.encodings import UTF_8, encoding_name, is_garbled
+from data_service.ingest.encodings import UTF_8, is_garbled, python_encoding_name
 
 # Arrow's names of HTTP's content codings.
 _CODEC_BY_CODING = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
 _BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
-_BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
+_BYTES_BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
 # The bytes of a page that are searched for its charset; by the standard 1,024 are enough.
 _CHARSET_SEARCH_BYTES = 16 * 1024
-_DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTALL | re.IGNORECASE)
+_CHARSET_DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTALL | re.IGNORECASE)
 _CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*=\s*["']?\s*([^\s"';,/>]+)""", re.IGNORECASE)
 _CONTENT_ATTRIBUTE = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
 _HTTP_EQUIV = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNORECASE)
 _NON_TEXT_CODEC = "no-text"
-_BROWSER_ERRORS = "maskfleet.as_browsers"
+_BROWSER_ERROR_HANDLER = "maskfleet.as_browsers"
 _ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")
 # Codec with which browsers read a page, by the codec that the page names.
 _BROWSER_CODECS = {
@@ -71,25 +71,25 @@ def decode_content(data: bytes, codings: Sequence[str], max_bytes: int) -> bytes
         try:
             data = _decompress(data, coding, max_bytes + 1) if data else data
         except (OSError, EOFError, zlib.error, KeyError) as error:
-            if not data.lstrip(_BEFORE_MARKUP).startswith(b"<"):
+            if not data.lstrip(_BYTES_BEFORE_MARKUP).startswith(b"<"):
                 raise ValueError(f"content coding {coding!r} is not known, or damaged: {error}") from error
     return data
 
 
-def _decompress(data: bytes, coding: str, most: int) -> bytes:
+def _decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
     if coding == "deflate" and (data[0] & 15 != zlib.DEFLATED or int.from_bytes(data[:2]) % 31):
         # Some servers send bare deflate data, without the zlib header that HTTP demands.
         inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        found = inflate.decompress(data, most)
-        if not inflate.eof and len(found) < most:
+        found = inflate.decompress(data, max_bytes)
+        if not inflate.eof and len(found) < max_bytes:
             raise EOFError("it ends too early")
         return found
     import pyarrow as pa
 
-    return bytes(pa.CompressedInputStream(io.BytesIO(data), _CODEC_BY_CODING[coding]).read(most))
+    return bytes(pa.CompressedInputStream(io.BytesIO(data), _CODEC_BY_CODING[coding]).read(max_bytes))
 
 
-def page_text(page: bytes, content_type: str) -> str | None:
+def decode_html_page(page: bytes, content_type: str) -> str | None:
     """Return the text of an HTML page by its byte order mark, else by the charset of its `Content-Type`, else by its
     own `<meta>`; None if none of them says how to read it, so that it must be guessed.
 
@@ -100,12 +100,12 @@ def page_text(page: bytes, content_type: str) -> str | None:
     """
     for mark, codec in _BOMS:
         if page.startswith(mark):
-            return page[len(mark) :].decode(codec, errors=_BROWSER_ERRORS)
+            return page[len(mark) :].decode(codec, errors=_BROWSER_ERROR_HANDLER)
     for label in _declared_charsets(page, content_type):
         named = _codec_for_label(label)
         if named == _NON_TEXT_CODEC:
             raise ValueError(f"charset {label!r} stands for no text that is known")
-        if named is not None and not is_garbled(text := _decode_page(page, named)):
+        if named is not None and not is_garbled(text := _decode_by_codec(page, named)):
             return text
     return None
 
@@ -114,7 +114,7 @@ def _declared_charsets(page: bytes, content_type: str) -> Iterator[str]:
     """Yield the charsets that a page's header and its own beginning name."""
     if found := _CHARSET.search(content_type.encode(errors="replace")):
         yield found[1].decode(errors="replace")
-    for tag in _DECLARATION.findall(page[:_CHARSET_SEARCH_BYTES]):
+    for tag in _CHARSET_DECLARATION.findall(page[:_CHARSET_SEARCH_BYTES]):
         found = None if tag.startswith(b"<!") else _CHARSET.search(tag)
         if not found or (_CONTENT_ATTRIBUTE.search(tag) and not _HTTP_EQUIV.search(tag)):
             continue
@@ -131,18 +131,18 @@ def _codec_for_label(label: str) -> str | None:
     if plain in _CODEC_BY_LABEL:
         return _CODEC_BY_LABEL[plain]
     try:
-        name = encoding_name(_ISO_8859.sub(r"iso8859-\1", plain) if _ISO_8859.fullmatch(plain) else label)
+        name = python_encoding_name(_ISO_8859.sub(r"iso8859-\1", plain) if _ISO_8859.fullmatch(plain) else label)
     except ValueError:
         return None
     return _BROWSER_CODECS.get(name, name)
 
 
-def _decode_page(page: bytes, codec: str) -> str:
+def _decode_by_codec(page: bytes, codec: str) -> str:
     # Many servers declare cp1252 even for pages in UTF-8, and text in cp1252 is hardly ever valid UTF-8.
     if codec == "cp1252":
         with suppress(UnicodeDecodeError):
             return page.decode()
-    return page.decode(codec, errors=_BROWSER_ERRORS)
+    return page.decode(codec, errors=_BROWSER_ERROR_HANDLER)
 
 
 def _decode_as_browsers(error: UnicodeError) -> tuple[str, int]:
@@ -160,4 +160,4 @@ def _decode_as_browsers(error: UnicodeError) -> tuple[str, int]:
     return "\ufffd", error.end
 
 
-codecs.register_error(_BROWSER_ERRORS, _decode_as_browsers)
+codecs.register_error(_BROWSER_ERROR_HANDLER, _decode_as_browsers)

@@ -79,13 +79,13 @@ _INLINE_TAGS = (
     *("nowiki", "h1", "h2", "h3", "h4", "h5", "h6", "caption", "tr", "td", "th", *_UNREAD_TAGS),
 )
 _UNREAD_TAG_START = re.compile(rf"<!--|<({'|'.join(_UNREAD_TAGS)})\b[^<>]*>", re.IGNORECASE)
-_BLOCK = re.compile(rf"</?(?:{'|'.join(_BLOCK_TAGS)})\b[^<>]*>", re.IGNORECASE)
-_TAG = re.compile(rf"</?(?:{'|'.join(_INLINE_TAGS)})\b[^<>]*>", re.IGNORECASE)
-_TEMPLATE = re.compile(r"\{\{+|\}\}+")
-_TABLE = re.compile(r"^[ \t:]*(\{\|)|^[ \t]*(\|\})", re.MULTILINE)
-_LIST = re.compile(r"^[*#:;]+", re.MULTILINE)
-_LINK = re.compile(r"\[\[|\]\]")
-_EXTERNAL = re.compile(r"\[((?:https?:|ftp:|mailto:)?//?[^\[\]\n]*)\]|\[")
+_BLOCK_TAG = re.compile(rf"</?(?:{'|'.join(_BLOCK_TAGS)})\b[^<>]*>", re.IGNORECASE)
+_INLINE_TAG = re.compile(rf"</?(?:{'|'.join(_INLINE_TAGS)})\b[^<>]*>", re.IGNORECASE)
+_TEMPLATE_BRACES = re.compile(r"\{\{+|\}\}+")
+_TABLE_MARKUP = re.compile(r"^[ \t:]*(\{\|)|^[ \t]*(\|\})", re.MULTILINE)
+_LIST_MARKERS = re.compile(r"^[*#:;]+", re.MULTILINE)
+_LINK_BRACKETS = re.compile(r"\[\[|\]\]")
+_EXTERNAL_LINK = re.compile(r"\[((?:https?:|ftp:|mailto:)?//?[^\[\]\n]*)\]|\[")
 _MAX_LINK_DEPTH = 16  # greatest depth of links in links, such as in captions of pictures
 _BEHAVIOR_SWITCH = re.compile(r"__[^\Wa-z]{3,40}?__")  # switches such as __TOC__
 _EMPHASIS_QUOTES = re.compile(r"'{2,}")  # italics and bold face
@@ -96,7 +96,7 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def plain_text(source: str, hidden_namespaces: frozenset[str]) -> str:
+def wikitext_to_plain_text(source: str, hidden_namespaces: frozenset[str]) -> str:
     """Return the plain text of an article.
 
     Args:
@@ -120,16 +120,16 @@ def plain_text(source: str, hidden_namespaces: frozenset[str]) -> str:
 
 
 def _strip_all_but_links(source: str) -> str:
-    """Return the wikitext without all that is cut out; what looks like a tag or an open link is escaped."""
-    text = "".join(_outside_tags(source))
-    text = _TAG.sub("", _BLOCK.sub("\n", text))
-    text = "".join(_outside_templates(text)).replace("{{", "").replace("}}", "")
-    text = "".join(_outside_tables(text)).replace("{|", "")
-    text = _EMPHASIS_QUOTES.sub("", _LIST.sub("", _BEHAVIOR_SWITCH.sub("", text)))
+    """Return the wikitext without tags, templates and tables; other `<` and unpaired brackets are escaped."""
+    text = "".join(_text_outside_tags(source))
+    text = _INLINE_TAG.sub("", _BLOCK_TAG.sub("\n", text))
+    text = "".join(_text_outside_templates(text)).replace("{{", "").replace("}}", "")
+    text = "".join(_text_outside_tables(text)).replace("{|", "")
+    text = _EMPHASIS_QUOTES.sub("", _LIST_MARKERS.sub("", _BEHAVIOR_SWITCH.sub("", text)))
     return "".join(_escape_unpaired_links(text)).replace("<", "&lt;")
 
 
-def _outside_tags(text: str) -> Iterator[str]:
+def _text_outside_tags(text: str) -> Iterator[str]:
     """Yield what stands outside of comments and of the tags that are not read."""
     lowered, at = text.lower() if len(text.lower()) == len(text) else text, 0
     unclosed: set[str] = set()  # end tags that do not occur in the rest of the text
@@ -147,12 +147,12 @@ def _outside_tags(text: str) -> Iterator[str]:
     yield text[at:]
 
 
-def _outside_templates(text: str) -> Iterator[str]:
+def _text_outside_templates(text: str) -> Iterator[str]:
     """Yield what stands outside of `{{...}}` and `{{{...}}}`; braces without a partner enclose nothing."""
     # Where each run of braces begins, and how many of its braces are open.
     open_at: list[tuple[int, int]] = []
     cuts: list[tuple[int, int]] = []
-    for run in _TEMPLATE.finditer(text):
+    for run in _TEMPLATE_BRACES.finditer(text):
         if run[0][0] == "{":
             open_at.append((run.start(), len(run[0])))
             continue
@@ -164,22 +164,22 @@ def _outside_templates(text: str) -> Iterator[str]:
             if count - closed > 1:
                 open_at.append((start, count - closed))
             cuts.append((start + max(0, count - closed), run.end() - left))
-    yield from _outside_ranges(text, cuts)
+    yield from _text_outside_ranges(text, cuts)
 
 
-def _outside_tables(text: str) -> Iterator[str]:
+def _text_outside_tables(text: str) -> Iterator[str]:
     """Yield what stands outside of `{| ... |}`."""
     open_at: list[int] = []
     cuts: list[tuple[int, int]] = []
-    for mark in _TABLE.finditer(text):
+    for mark in _TABLE_MARKUP.finditer(text):
         if mark[1]:
             open_at.append(mark.start())
         elif open_at:
             cuts.append((open_at.pop(), mark.end()))
-    yield from _outside_ranges(text, cuts)
+    yield from _text_outside_ranges(text, cuts)
 
 
-def _outside_ranges(text: str, cuts: list[tuple[int, int]]) -> Iterator[str]:
+def _text_outside_ranges(text: str, cuts: list[tuple[int, int]]) -> Iterator[str]:
     """Yield the text outside of ranges, which may lie in one another."""
     at = 0
     for start, stop in sorted(cuts):
@@ -193,7 +193,7 @@ def _escape_unpaired_links(text: str) -> Iterator[str]:
     """Yield the text; brackets that are no pair, or lie too deep in others, are escaped."""
     open_at: list[int] = []
     paired: set[int] = set()
-    for mark in _LINK.finditer(text):
+    for mark in _LINK_BRACKETS.finditer(text):
         if mark[0] == "[[":
             open_at.append(mark.start())
         elif open_at and len(open_at) <= _MAX_LINK_DEPTH:
@@ -201,14 +201,14 @@ def _escape_unpaired_links(text: str) -> Iterator[str]:
         elif open_at:
             open_at.pop()
     at = 0
-    for mark in _LINK.finditer(text):
-        yield _EXTERNAL.sub(_escape_external, text[at : mark.start()])
+    for mark in _LINK_BRACKETS.finditer(text):
+        yield _EXTERNAL_LINK.sub(_escape_lone_bracket, text[at : mark.start()])
         yield mark[0] if mark.start() in paired else _escape_brackets(mark[0])
         at = mark.end()
-    yield _EXTERNAL.sub(_escape_external, text[at:])
+    yield _EXTERNAL_LINK.sub(_escape_lone_bracket, text[at:])
 
 
-def _escape_external(link: re.Match[str]) -> str:
+def _escape_lone_bracket(link: re.Match[str]) -> str:
     return _escape_brackets("[") if link[1] is None else link[0]
 
 
@@ -216,7 +216,7 @@ def _escape_brackets(brackets: str) -> str:
     return "".join(f"&#{ord(each)};" for each in brackets)
 
 
-def _visible_parts(code: Any, hidden: frozenset[str]) -> Iterator[str]:
+def _visible_parts(code: Any, hidden_namespaces: frozenset[str]) -> Iterator[str]:
     """Yield the visible parts of parsed wikitext, in order."""
     from mwparserfromhell import nodes
 
@@ -227,19 +227,19 @@ def _visible_parts(code: Any, hidden: frozenset[str]) -> Iterator[str]:
             case nodes.HTMLEntity():
                 yield _SURROGATE.sub("\ufffd", node.normalize())
             case nodes.Wikilink():
-                if not _is_hidden(str(node.title), hidden):
-                    yield from _visible_parts(node.title if node.text is None else node.text, hidden)
+                if not _is_in_hidden_namespace(str(node.title), hidden_namespaces):
+                    yield from _visible_parts(node.title if node.text is None else node.text, hidden_namespaces)
             case nodes.ExternalLink():
                 if not node.brackets:
                     yield str(node.url)
                 elif node.title is not None:
-                    yield from _visible_parts(node.title, hidden)
+                    yield from _visible_parts(node.title, hidden_namespaces)
             case nodes.Heading():
                 yield "\n"
-                yield from _visible_parts(node.title, hidden)
+                yield from _visible_parts(node.title, hidden_namespaces)
                 yield "\n"
 
 
-def _is_hidden(title: str, hidden: frozenset[str]) -> bool:
+def _is_in_hidden_namespace(title: str, hidden_namespaces: frozenset[str]) -> bool:
     space, colon, _ = title.partition(":")
-    return bool(colon) and space.strip().replace("_", " ").lower() in hidden
+    return bool(colon) and space.strip().replace("_", " ").lower() in hidden_namespaces

@@ -35,14 +35,14 @@ from data_service.ingest.blocks import (
     encode_documents,
     encode_examples,
 )
-from data_service.ingest.deduplicate import ORDINAL, KeptDocuments, read_kept
-from data_service.ingest.heldout import divide_document, low_word
+from data_service.ingest.deduplicate import ORDINAL_DTYPE, KeptDocuments, read_kept_documents
+from data_service.ingest.heldout import low_word, split_heldout_parts
 from data_service.ingest.scan import hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.local import report_full_disk
-from data_service.tokenizers.load import load_if_unchanged
+from data_service.tokenizers.load import load_cached_tokenizer
 from data_service.tokenizers.loss import LossMeter, TextLoss
 from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -195,19 +195,17 @@ def write_split(task: WriteTask, store: Store) -> WriteReceipt:
         InputError: the text changed since the first pass; otherwise as `read_documents`.
         StoreError: a shard cannot be stored. OutOfSpace also if the local temporary folder is full.
     """
-    tokenizer = _load_tokenizer(store.at(TOKENIZER_FOLDER).uri, task.tokenizer_hash)
-    finder = _load_finder(task.layout, task.words) if task.words is not None else None
+    tokenizer = _load_tokenizer(store.with_prefix(TOKENIZER_FOLDER).uri, task.tokenizer_hash)
+    finder = _load_unit_finder(task.layout, task.words) if task.words is not None else None
     levels = () if finder is None else finder.levels
     # Shards are written to a local file before they are stored.
     with temporary_folder("build") as folder, report_full_disk(folder):
         name, block_tokens = shard_stem(task.index), task.options.block_tokens
         with (
             PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens, levels) as train,
-            PartWriter(
-                Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens, levels
-            ) as heldout,
+            PartWriter(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens, levels) as heldout,
         ):
-            filled = _fill_parts(task, store, tokenizer, finder, parts=(train, heldout))
+            filled = _encode_into_parts(task, store, tokenizer, finder, parts=(train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
     return WriteReceipt(
@@ -215,7 +213,7 @@ def write_split(task: WriteTask, store: Store) -> WriteReceipt:
         files=files,
         train=summaries[0],
         heldout=summaries[1],
-        duplicates=sum(part.length for part in task.kept.drops) // ORDINAL.itemsize,
+        duplicates=sum(part.length for part in task.kept.drops) // ORDINAL_DTYPE.itemsize,
         without_tokens=filled.without_tokens,
         moved=filled.moved,
         cuts=filled.meter.cuts,
@@ -225,7 +223,7 @@ def write_split(task: WriteTask, store: Store) -> WriteReceipt:
 
 
 @dataclass
-class _FillCounts:
+class _EncodingCounts:
     """What was counted of the documents that were put into the parts. See `WriteReceipt`."""
 
     encoder: TextEncoder
@@ -234,16 +232,16 @@ class _FillCounts:
     moved: int = 0
 
 
-def _fill_parts(
+def _encode_into_parts(
     task: WriteTask,
     store: Store,
     tokenizer: Tokenizer,
     finder: UnitFinder | None,
     *,
     parts: tuple[PartWriter, PartWriter],
-) -> _FillCounts:
+) -> _EncodingCounts:
     """Put every kept document, or each of its stretches, into its part; return what was counted."""
-    filled = _FillCounts(TextEncoder(tokenizer, task.split.size), LossMeter(tokenizer))
+    filled = _EncodingCounts(TextEncoder(tokenizer, task.split.size), LossMeter(tokenizer))
     for batch in _batches(_read_pieces(task, store)):
         encoded = _encode_pieces(task, filled, finder, batch)
         for piece, document in zip(batch, encoded, strict=True):
@@ -252,9 +250,7 @@ def _fill_parts(
                 filled.without_tokens += 1
                 continue
             filled.moved += document.moved
-            deciding = (
-                document.tokens if task.options.pairs is None else document.tokens[: document.lengths[0]]
-            )
+            deciding = document.tokens if task.options.pairs is None else document.tokens[: document.lengths[0]]
             if task.heldout.by_tokens and not piece.clustered and tokenizer.special.unk in deciding:
                 heldout = task.heldout.holds_out(low_word(hash_tokens(deciding)))
             text_bytes = sum(len(text.encode()) for text in piece.texts)
@@ -263,13 +259,13 @@ def _fill_parts(
 
 
 def _read_pieces(task: WriteTask, store: Store) -> Iterator[_Piece]:
-    for document, digest in read_kept(task, task.kept, store):
+    for document, digest in read_kept_documents(task, task.kept, store):
         if document.others:
             heldout = task.heldout.holds_out(low_word(digest))
             yield _Piece(document.texts, heldout, provenance=document.provenance)
             continue
         words = document.words
-        for text, heldout in divide_document(task.heldout, document.text, digest):
+        for text, heldout in split_heldout_parts(task.heldout, document.text, digest):
             size = sum(map(len, text.split())) if words else 0
             clustered = document.cluster is not None and document.cluster.name is not None
             yield _Piece((text,), heldout, words[:size], document.provenance, clustered)
@@ -277,7 +273,7 @@ def _read_pieces(task: WriteTask, store: Store) -> Iterator[_Piece]:
 
 
 def _encode_pieces(
-    task: WriteTask, filled: _FillCounts, finder: UnitFinder | None, batch: list[_Piece]
+    task: WriteTask, filled: _EncodingCounts, finder: UnitFinder | None, batch: list[_Piece]
 ) -> list[EncodedDocument]:
     encoded = task.options.text_to_encode
     if task.options.pairs is not None:
@@ -334,7 +330,7 @@ def _load_tokenizer(uri: str, expected: str) -> Tokenizer:
 
     Raises CorpusError: it is another tokenizer than at the beginning of the build.
     """
-    tokenizer = load_if_unchanged(uri)
+    tokenizer = load_cached_tokenizer(uri)
     if tokenizer.hash != expected:
         raise CorpusError(
             f"the tokenizer at {uri} is {tokenizer.hash[:12]}, but the build began with {expected[:12]}",
@@ -344,7 +340,7 @@ def _load_tokenizer(uri: str, expected: str) -> Tokenizer:
 
 
 @lru_cache(maxsize=1)
-def _load_finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
+def _load_unit_finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
     """Return the finder of units. A worker process loads its dictionaries once; the build has checked them."""
     store = layout.open_output()
     names = words.model_dump(include={"dictionary", "user_words", "lexicon"}, exclude_none=True)

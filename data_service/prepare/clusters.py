@@ -15,24 +15,24 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
-from data_service.prepare.duplicates import CompareHashesReceipt, clusters_table, group_by_chunk
+from data_service.ingest.tasks import TaskReceipt, hash_strings, put_unless_empty
+from data_service.prepare.duplicates import CompareHashesReceipt, group_by_chunk, make_clusters_table
 from data_service.prepare.layout import ComparingTask, PrepareLayout
-from data_service.prepare.near_duplicates import MatchBandsReceipt, NumberDtype, SignedDocuments
+from data_service.prepare.near_duplicates import DocumentSignatures, MatchBandsReceipt, NumberDtype
 from data_service.store.base import Store, digest
 
 _CHUNK_ROWS = 1 << 20  # pairs, or documents, that are processed at a time
 _GROUP_DOCUMENTS = 4_000_000  # documents whose clusters are formed at a time
 _TASK_MEMBERS = 2_000_000  # members that are named by one task, which takes about 500 MB
 _MEMBER_DTYPE = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])
-Numbers = NDArray[np.unsignedinteger[Any]]
+DocumentNumbers = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
 class FormClustersTask(ComparingTask):
     """The task of finding clusters. `pairs`: (key, bytes) of the pairs; `groups`: chunks at which groups begin."""
 
-    signed: SignedDocuments
+    signed: DocumentSignatures
     pairs: tuple[tuple[str, int], ...]
     groups: tuple[int, ...]
 
@@ -61,7 +61,7 @@ class FormClustersReceipt(TaskReceipt):
 
 
 def plan_cluster_task(
-    layout: PrepareLayout, kind: str, signed: SignedDocuments, joined: Sequence[MatchBandsReceipt]
+    layout: PrepareLayout, kind: str, signed: DocumentSignatures, joined: Sequence[MatchBandsReceipt]
 ) -> FormClustersTask:
     """Return the task that joins all pairs."""
     pairs = tuple((key, size) for receipt in joined for key, size in receipt.files.items())
@@ -71,13 +71,11 @@ def plan_cluster_task(
             groups.append(number)
             filled = 0
         filled += chunk.documents
-    source = hash_parts([signed.digest, *(receipt.digest for receipt in joined)])
+    source = hash_strings([signed.digest, *(receipt.digest for receipt in joined)])
     return FormClustersTask(layout, 0, source, kind, signed, pairs, tuple(groups))
 
 
-def form_clusters(
-    task: FormClustersTask, store: Store, progress: Callable[[int], None]
-) -> FormClustersReceipt:
+def form_clusters(task: FormClustersTask, store: Store, progress: Callable[[int], None]) -> FormClustersReceipt:
     """Write the members of all clusters, a group of clusters at a time; return the receipt.
 
     `progress` is called with the bytes of pairs that have been read.
@@ -86,7 +84,7 @@ def form_clusters(
     parents = np.arange(starts[-1], dtype=task.signed.dtype)
     for number, chunk in enumerate(task.signed.chunks):
         if chunk.documents > chunk.signatures:
-            unite_components(parents, chunk.read_copy_flags(store).astype(np.int64) + starts[number])
+            unite_components(parents, chunk.read_copy_pairs(store).astype(np.int64) + starts[number])
     done = 0
     for key, size in task.pairs:
         for pairs in _read_pairs(store, key, size, task.signed.dtype):
@@ -104,7 +102,7 @@ def form_clusters(
     return FormClustersReceipt(source=task.source, files=files, parts=parts)
 
 
-def unite_components(parents: Numbers, pairs: NDArray[np.int64]) -> None:
+def unite_components(parents: DocumentNumbers, pairs: NDArray[np.int64]) -> None:
     """Join the components of each pair [P, 2] in `parents` [N]. A root is its own parent, and lower than its
     children."""
     one, other = pairs[:, 0], pairs[:, 1]
@@ -116,14 +114,14 @@ def unite_components(parents: Numbers, pairs: NDArray[np.int64]) -> None:
         np.minimum.at(parents, high, low.astype(parents.dtype))
 
 
-def flatten_trees(parents: Numbers) -> None:
+def flatten_trees(parents: DocumentNumbers) -> None:
     """Make every document's root its parent."""
     for start in range(0, len(parents), _CHUNK_ROWS):
         stop = min(len(parents), start + _CHUNK_ROWS)
         parents[start:stop] = _find_roots(parents, np.arange(start, stop))
 
 
-def _find_roots(parents: Numbers, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find_roots(parents: DocumentNumbers, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the roots of documents, and shorten the paths to them."""
     places = numbers
     while True:
@@ -143,7 +141,7 @@ def _read_pairs(store: Store, key: str, size: int, dtype: NumberDtype) -> Iterat
         yield np.frombuffer(data, dtype=dtype).reshape(-1, 2).astype(np.int64)
 
 
-def _read_weights(store: Store, signed: SignedDocuments) -> NDArray[np.uint32] | None:
+def _read_weights(store: Store, signed: DocumentSignatures) -> NDArray[np.uint32] | None:
     """Return [N] numbers of documents for which each stands; None if each stands for itself."""
     if not any(chunk.weighted for chunk in signed.chunks):
         return None
@@ -155,7 +153,7 @@ def _read_weights(store: Store, signed: SignedDocuments) -> NDArray[np.uint32] |
 
 
 def _cluster_members(
-    roots: Numbers, weights: NDArray[np.uint32] | None, first: int, stop: int
+    roots: DocumentNumbers, weights: NDArray[np.uint32] | None, first: int, stop: int
 ) -> Iterator[NDArray[np.void]]:
     """Yield the members of all clusters whose first document is in [first, stop), about `_TASK_MEMBERS` at a time."""
     sizes = np.zeros(stop - first, dtype=np.int64)
@@ -176,7 +174,7 @@ def _cluster_members(
         yield np.concatenate(held)
 
 
-def _documents_with_roots_in(roots: Numbers, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
+def _documents_with_roots_in(roots: DocumentNumbers, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
     """Yield the numbers of documents whose root is in [first, stop), a piece at a time. No root is above them."""
     for start in range(first, len(roots), _CHUNK_ROWS):
         piece = roots[start : start + _CHUNK_ROWS]
@@ -184,7 +182,7 @@ def _documents_with_roots_in(roots: Numbers, first: int, stop: int) -> Iterator[
 
 
 def _document_weights(weights: NDArray[np.uint32] | None, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many documents each stands for."""
+    """Return [N] int64, how many documents each of `numbers` stands for."""
     return np.ones(len(numbers), dtype=np.int64) if weights is None else weights[numbers].astype(np.int64)
 
 
@@ -192,7 +190,7 @@ def _document_weights(weights: NDArray[np.uint32] | None, numbers: NDArray[np.in
 class NameClustersTask(ComparingTask):
     """The task of writing a part of the members of clusters for the next pass."""
 
-    signed: SignedDocuments
+    signed: DocumentSignatures
     members: MemberPart
 
     stage: ClassVar[str] = "name"
@@ -204,7 +202,7 @@ class NameClustersTask(ComparingTask):
 
 def plan_naming_tasks(task: FormClustersTask, linked: FormClustersReceipt) -> list[NameClustersTask]:
     """Return one task for each part of the members."""
-    sources = [hash_parts([task.signed.digest, part.digest]) for part in linked.parts]
+    sources = [hash_strings([task.signed.digest, part.digest]) for part in linked.parts]
     return [
         NameClustersTask(task.layout, index, source, task.kind, task.signed, part)
         for index, (source, part) in enumerate(zip(sources, linked.parts, strict=True))
@@ -221,12 +219,10 @@ def write_members_with_cluster_names(task: NameClustersTask, store: Store) -> Co
     numbers = members["number"].astype(np.int64)
     chunk = np.searchsorted(starts, numbers, side="right") - 1
     copies = members["first"] != members["number"]
-    table = clusters_table(
+    table = make_clusters_table(
         ordinals=(numbers - starts[chunk]).astype(np.uint32),
         weights=members["size"],
-        copy_of=[
-            names[one] if copy else None for one, copy in zip(place.tolist(), copies.tolist(), strict=True)
-        ],
+        copy_of=[names[one] if copy else None for one, copy in zip(place.tolist(), copies.tolist(), strict=True)],
     )
     written, offsets = group_by_chunk(table, chunk.astype(np.uint32), len(task.signed.chunks))
     return CompareHashesReceipt(

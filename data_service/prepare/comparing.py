@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
-from data_service.ingest.pool import Progress, Runner
-from data_service.ingest.tasks import find_receipts, perform
+from data_service.ingest.pool import Progress, StageRunner
+from data_service.ingest.tasks import find_receipts, run_task
 from data_service.prepare.clusters import (
     FormClustersReceipt,
     FormClustersTask,
@@ -20,11 +20,11 @@ from data_service.prepare.duplicates import (
     HashedChunk,
     compare_hashes,
     locate_clusters,
-    plan_compare,
+    plan_compare_tasks,
 )
 from data_service.prepare.frequent_paragraphs import (
-    CountReceipt,
-    count_range,
+    CountParagraphsReceipt,
+    count_paragraph_range,
     plan_count_tasks,
     plan_paragraph_cuts,
 )
@@ -33,32 +33,32 @@ from data_service.prepare.minhash import choose_bands
 from data_service.prepare.near_duplicates import MatchBandsReceipt, match_band_range, plan_band_tasks
 from data_service.prepare.paragraphs import DuplicateParagraphs, ParagraphCuts
 from data_service.prepare.passes import IDS_KIND, PassReceipt, text_hashes_kind
-from data_service.prepare.signatures import SignedChunk
+from data_service.prepare.signatures import ChunkSignatures
 from data_service.prepare.stages import ComparingStage, ExactDuplicates, NearDuplicates
 
-PrepareRunner = Runner[PrepareLayout]
+PrepareRunner = StageRunner[PrepareLayout]
 
 
 def compare_texts(
-    runner: PrepareRunner, stage: ComparingStage, number: int, receipts: Sequence[PassReceipt]
+    runner: PrepareRunner, stage: ComparingStage, pass_number: int, receipts: Sequence[PassReceipt]
 ) -> Sequence[ChunkClusters | ParagraphCuts]:
-    """Compare the documents that pass `number` left; return for each chunk where it says what is a copy of what, or
-    what is cut.
+    """Compare the documents that pass `pass_number` left; return for each chunk where it says what is a copy of
+    what, or what is cut.
 
     Raises:
         StoreError: the store cannot be used.
     """
-    kind = text_hashes_kind(number)
+    kind = text_hashes_kind(pass_number)
     match stage:
         case ExactDuplicates():
-            compared = _compare(runner, kind, [receipt.texts for receipt in receipts])
+            compared = _find_equal_hashes(runner, kind, [receipt.texts for receipt in receipts])
         case NearDuplicates():
             signed = [receipt.signed for receipt in receipts if receipt.signed is not None]
-            compared = _find_near(runner, kind, stage, signed)
+            compared = _find_near_duplicates(runner, kind, stage, signed)
         case DuplicateParagraphs():
             hashed = [receipt.paragraphs for receipt in receipts if receipt.paragraphs is not None]
             tasks = plan_count_tasks(runner.layout, kind, stage, hashed)
-            counted = runner.run("counting", tasks, count_range, receipt=CountReceipt)
+            counted = runner.run_stage("counting", tasks, count_paragraph_range, receipt=CountParagraphsReceipt)
             return plan_paragraph_cuts(tasks[0], counted)
         case other:
             assert_never(other)
@@ -67,29 +67,29 @@ def compare_texts(
 
 def compare_ids(runner: PrepareRunner, receipts: Sequence[PassReceipt]) -> list[CompareHashesReceipt]:
     """Compare the ids of all documents read."""
-    return _compare(runner, IDS_KIND, [receipt.ids for receipt in receipts])
+    return _find_equal_hashes(runner, IDS_KIND, [receipt.ids for receipt in receipts])
 
 
-def _compare(
+def _find_equal_hashes(
     runner: PrepareRunner, kind: str, chunks: Sequence[HashedChunk | None]
 ) -> list[CompareHashesReceipt]:
-    tasks = plan_compare(runner.layout, kind, [chunk for chunk in chunks if chunk is not None])
-    return runner.run("comparing", tasks, compare_hashes, receipt=CompareHashesReceipt)
+    tasks = plan_compare_tasks(runner.layout, kind, [chunk for chunk in chunks if chunk is not None])
+    return runner.run_stage("comparing", tasks, compare_hashes, receipt=CompareHashesReceipt)
 
 
-def _find_near(
-    runner: PrepareRunner, kind: str, stage: NearDuplicates, signed: Sequence[SignedChunk]
+def _find_near_duplicates(
+    runner: PrepareRunner, kind: str, stage: NearDuplicates, signed: Sequence[ChunkSignatures]
 ) -> list[CompareHashesReceipt]:
     tasks = plan_band_tasks(runner.layout, kind, signed, choose_bands(stage.similarity))
-    joined = runner.run("matching", tasks, match_band_range, receipt=MatchBandsReceipt)
+    joined = runner.run_stage("matching", tasks, match_band_range, receipt=MatchBandsReceipt)
     task = plan_cluster_task(runner.layout, kind, tasks[0].signed, joined)
     linked = _form_clusters(runner, task)
     names = plan_naming_tasks(task, linked)
-    return runner.run("naming", names, write_members_with_cluster_names, receipt=CompareHashesReceipt)
+    return runner.run_stage("naming", names, write_members_with_cluster_names, receipt=CompareHashesReceipt)
 
 
 def _form_clusters(runner: PrepareRunner, task: FormClustersTask) -> FormClustersReceipt:
-    """Find clusters in this process, unless that is done."""
+    """Find clusters in this process, or return the receipt of a task that is done already."""
 
     def report(done: int) -> None:
         finished = int(done == task.input_bytes)
@@ -97,4 +97,4 @@ def _form_clusters(runner: PrepareRunner, task: FormClustersTask) -> FormCluster
 
     (found,) = find_receipts(runner.layout.open_output(), [task], FormClustersReceipt)
     report(task.input_bytes if found else 0)
-    return found or perform(partial(form_clusters, progress=report), task)
+    return found or run_task(partial(form_clusters, progress=report), task)

@@ -1,4 +1,4 @@
-"""What a preparation is asked to do: the content of PREPARE.yaml."""
+"""The settings of a preparation: the content of PREPARE.yaml."""
 
 import hashlib
 import json
@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from data_service.errors import InputError, PrepareError
 from data_service.ingest import mediawiki, warc
-from data_service.ingest.encodings import UTF_8, encoding_name
-from data_service.ingest.file_kinds import PREPARATION, UnreadFile
-from data_service.ingest.inputs import InputListing, list_inputs, refuse_own_output
+from data_service.ingest.encodings import UTF_8, python_encoding_name
+from data_service.ingest.file_kinds import PREPARATION_KEY, UnreadFile
+from data_service.ingest.inputs import InputListing, list_inputs, refuse_inputs_in_output
 from data_service.ingest.options import MIB, BuildOptions, describe_differences
 from data_service.prepare.stages import NearDuplicates, Stage
 from data_service.store.base import Store
@@ -30,11 +30,11 @@ class ReadOptions(BuildOptions):
         return self.metadata
 
     @property
-    def fields(self) -> tuple[str, ...]:
+    def required_fields(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((self.text_field, *self.metadata)))
 
 
-class Input(BaseModel):
+class InputSource(BaseModel):
     """One source of documents.
 
     Attributes:
@@ -63,10 +63,10 @@ class Input(BaseModel):
 
     @field_validator("encoding")
     @classmethod
-    def _known_encoding(cls, name: str) -> str:
-        return encoding_name(name)
+    def _normalise_encoding(cls, name: str) -> str:
+        return python_encoding_name(name)
 
-    def options(self, chunk_bytes: int) -> ReadOptions:
+    def read_options(self, chunk_bytes: int) -> ReadOptions:
         """Return the options with which its files are read."""
         return ReadOptions(
             text_field=self.text,
@@ -92,7 +92,7 @@ class Preparation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    inputs: tuple[Input, ...] = Field(min_length=1)
+    inputs: tuple[InputSource, ...] = Field(min_length=1)
     stages: tuple[Stage, ...] = ()
     chunk_bytes: int = Field(default=64 * MIB, ge=4096)
 
@@ -105,9 +105,7 @@ class Preparation(BaseModel):
 
     @model_validator(mode="after")
     def _check_single_cluster_stage(self) -> Self:
-        stages = [
-            stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops_copies
-        ]
+        stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops_copies]
         if len(stages) > 1:
             raise ValueError(
                 "two stages near_duplicates have `keep: all`, but a document is in one recorded cluster: set it in "
@@ -116,7 +114,7 @@ class Preparation(BaseModel):
         return self
 
 
-def list_all(preparation: Preparation, store: Store) -> list[InputListing]:
+def list_input_files(preparation: Preparation, store: Store) -> list[InputListing]:
     """Return the files of each input.
 
     Raises:
@@ -126,7 +124,7 @@ def list_all(preparation: Preparation, store: Store) -> list[InputListing]:
     listings = [list_inputs(list(entry.files), entry.encoding) for entry in preparation.inputs]
     owners: dict[str, str] = {}
     for entry, listing in zip(preparation.inputs, listings, strict=True):
-        refuse_own_output(store, listing)
+        refuse_inputs_in_output(store, listing)
         for file in listing.files:
             if file.format == "warc":
                 warc.require_packages(file)
@@ -147,7 +145,7 @@ def unread_files(listings: list[InputListing]) -> list[UnreadFile]:
 
 
 def describe_identity(preparation: Preparation, listings: list[InputListing]) -> dict[str, object]:
-    """Return what decides the output, as JSON values."""
+    """Return the settings and inputs that decide the output, as JSON values."""
     names = [[[file.uri, file.size] for file in listing.files] for listing in listings]
     return {
         "rules": RULES_VERSION,
@@ -170,19 +168,19 @@ def claim_output(store: Store, configuration: dict[str, object]) -> None:
         PrepareError: the output holds documents, complete or not, that were prepared in another way.
     """
     text = json.dumps(configuration, indent=1).encode()
-    if store.put_if_absent(PREPARATION, text):
+    if store.put_if_absent(PREPARATION_KEY, text):
         return
-    there = json.loads(store.get(PREPARATION))
+    there = json.loads(store.get(PREPARATION_KEY))
     check_same_configuration(store, there, configuration, "half-prepared documents")
 
 
 def check_same_configuration(
-    store: Store, stored: dict[str, object], requested: dict[str, object], what: str
+    store: Store, stored: dict[str, object], requested: dict[str, object], content: str
 ) -> None:
-    """Raise PrepareError if what is there was prepared in another way."""
+    """Raise PrepareError if the output holds documents that were prepared by other settings or from other inputs."""
     lines = describe_differences(stored, requested)
     if lines:
         raise PrepareError(
-            "\n".join([f"{store.uri} holds {what} of another preparation:", *lines]),
+            "\n".join([f"{store.uri} holds {content} of another preparation:", *lines]),
             remedy="give another OUT folder, or delete these files; to continue, give the same file and inputs",
         )

@@ -2,9 +2,10 @@
 
 An index is made once, of the texts of the dev and test splits (`maskfleet tasks ngrams`), and is given to the stage as
 a file with its hash. It holds the hashes of all runs, sorted, so a document is looked up by binary search. Texts of 8
-to 12 units are looked up whole. Shorter ones are not: they occur by chance. A run that more than `MAX_RUN_TEXTS` texts
-of one split have is a template and not looked up; so a text may have no run left. The index says how many texts of each
-split are looked up. Source of the method: Brown et al. 2020, "Language Models are Few-Shot Learners", appendix C.
+to 12 units are looked up whole. Shorter ones are not: they occur by chance. A run that more than `MAX_TEXTS_PER_RUN`
+texts of one split is a template and not looked up; so a text may have no run left. The index says how many texts of
+each split are looked up. Source of the method: Brown et al. 2020, "Language Models are Few-Shot Learners", appendix
+C.
 """
 
 import io
@@ -24,10 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from data_service.corpus.origin import IndexedSplit
 from data_service.errors import PrepareError
 from data_service.prepare.documents import CutDecision, Document, DropDecision
-from data_service.prepare.model_file import check_hash
+from data_service.prepare.model_file import check_file_hash
 from data_service.prepare.shingles import hash_runs, hash_units, hash_units_by_line
 
-RUN_WORDS, MIN_WORDS, MAX_RUN_TEXTS = 13, 8, 10
+RUN_WORDS, MIN_TEXT_WORDS, MAX_TEXTS_PER_RUN = 13, 8, 10
 _INDEX_REMEDY = "make it with `maskfleet tasks ngrams`"
 _MAX_LISTED_TEXTS = 3  # texts that the detail of a dropped document names
 _INDEX_TITLE = np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)
@@ -58,22 +59,22 @@ class NgramIndex:
     keys: NDArray[np.uint64]
     texts: NDArray[np.int64]
 
-    def find(self, text: str) -> list[tuple[str, int]]:
+    def find_matching_texts(self, text: str) -> list[tuple[str, int]]:
         """Return (split, example) of the evaluation texts that `text` shares a run with, each once, in order."""
         found = set[int]()
-        for _, matched in self._matches(hash_units(text)):
+        for _, matched in self._match_runs(hash_units(text)):
             found.update(self.texts[matched[matched >= 0]].tolist())
         return [(self.splits[one >> 32].split, one & 0xFFFFFFFF) for one in sorted(found)]
 
     def mark_covered_units(self, units: NDArray[np.uint64]) -> NDArray[np.bool_]:
         """Return [U], whether each of the units belongs to a run that an evaluation text has."""
         covered = np.zeros(len(units), dtype=np.bool_)
-        for span, matched in self._matches(units):
+        for span, matched in self._match_runs(units):
             for start in np.flatnonzero(matched >= 0).tolist():
                 covered[start : start + span] = True
         return covered
 
-    def _matches(self, units: NDArray[np.uint64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    def _match_runs(self, units: NDArray[np.uint64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield each span and, for each run of it, its place in `keys`; -1 for a run that is not there."""
         for span in self.spans.tolist():
             wanted = hash_runs(units, span)
@@ -100,7 +101,7 @@ def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
         spans |= used
     if not sum(split.looked_up for split in splits):
         raise PrepareError(
-            f"no text of {', '.join(by_split) or 'any split'} has {MIN_WORDS} words, so none can be looked up",
+            f"no text of {', '.join(by_split) or 'any split'} has {MIN_TEXT_WORDS} words, so none can be looked up",
             remedy="name other tasks or files",
         )
     keys, texts_of = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -118,7 +119,7 @@ def _index_split(
     keys, owners, spans = list[NDArray[np.uint64]](), list[NDArray[np.int64]](), set[int]()
     for place, text in enumerate(different):
         units = hash_units(text)
-        if len(units) >= MIN_WORDS:
+        if len(units) >= MIN_TEXT_WORDS:
             span = min(RUN_WORDS, len(units))
             spans.add(span)
             keys.append(np.unique(hash_runs(units, span)))
@@ -126,7 +127,7 @@ def _index_split(
     every = np.concatenate(keys) if keys else np.empty(0, dtype=np.uint64)
     owner = np.concatenate(owners) if owners else np.empty(0, dtype=np.int64)
     _, inverse, counts = np.unique(every, return_inverse=True, return_counts=True)
-    rare = counts[inverse] <= MAX_RUN_TEXTS
+    rare = counts[inverse] <= MAX_TEXTS_PER_RUN
     every, owner = every[rare], owner[rare]
     examples = np.array(list(different.values()), dtype=np.int64)
     described = IndexedSplit(
@@ -204,11 +205,11 @@ def make_decontamination_filter(
     Raises:
         PrepareError: the file is missing, has another hash, or is no index.
     """
-    check_hash(stage.index, stage.sha256, "index of evaluation texts")
-    index = _open_index(stage.index, stage.sha256)
+    check_file_hash(stage.index, stage.sha256, "index of evaluation texts")
+    index = _load_index_cached(stage.index, stage.sha256)
 
     def filter_document(document: Document) -> Document | DropDecision | CutDecision:
-        found = index.find(document.text)
+        found = index.find_matching_texts(document.text)
         if not found:
             return document
         if stage.found == "cut" and (rest := _remove_matching_lines(document.text, index)):
@@ -228,18 +229,18 @@ def _remove_matching_lines(text: str, index: NgramIndex) -> str:
     lines, units, line_of = hash_units_by_line(text)
     gone = set(line_of[index.mark_covered_units(units)].tolist())
     rest = "\n".join(line for number, line in enumerate(lines) if number not in gone)
-    return "" if not gone or not rest.strip() or index.find(rest) else rest
+    return "" if not gone or not rest.strip() or index.find_matching_texts(rest) else rest
 
 
 def indexed_splits(stages: Iterable[object]) -> list[IndexedSplit]:
-    """Return the splits in the indexes of those of the stages that search documents for them, each once.
+    """Return the splits in the indexes of all stages that look for evaluation texts, each once.
 
     Raises PrepareError as `load_index`.
     """
-    indexes = (_open_index(stage.index, stage.sha256) for stage in stages if isinstance(stage, Decontaminate))
+    indexes = (_load_index_cached(stage.index, stage.sha256) for stage in stages if isinstance(stage, Decontaminate))
     return list(dict.fromkeys(split for index in indexes for split in index.splits))
 
 
 @lru_cache(maxsize=4)
-def _open_index(path: str, sha256: str) -> NgramIndex:
+def _load_index_cached(path: str, sha256: str) -> NgramIndex:
     return load_index(path)

@@ -115,10 +115,10 @@ class UrlFilter(BaseModel):
     soft_word_threshold: int = Field(default=2, ge=1)
 
 
-Filter = GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter
+DatatroveFilter = GopherQuality | GopherRepetition | C4Quality | FineWebQuality | UrlFilter
 
 
-def make_filter(stage: Filter) -> Callable[[Document], Document | DropDecision]:
+def make_datatrove_filter(stage: DatatroveFilter) -> Callable[[Document], Document | DropDecision]:
     """Return the function that decides about documents.
 
     Raises:
@@ -149,9 +149,7 @@ def _check_version(stage: str) -> None:
     try:
         found = version("datatrove")
     except PackageNotFoundError as error:
-        raise PrepareError(
-            f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL_REMEDY
-        ) from error
+        raise PrepareError(f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL_REMEDY) from error
     first, below = (_version_numbers(bound) for bound in TESTED_VERSIONS)
     if not first <= _version_numbers(found) < below:
         raise LibraryChanged(
@@ -164,7 +162,7 @@ def _version_numbers(name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in name.split(".")[:3] if part.isdigit())
 
 
-def _make_filter(stage: Filter) -> Callable[[Document], Document | DropDecision]:
+def _make_filter(stage: DatatroveFilter) -> Callable[[Document], Document | DropDecision]:
     block = _make_block(stage)
     if isinstance(stage, UrlFilter):
         return partial(_decide_by_url, block)
@@ -202,7 +200,7 @@ def _page_drop_reason(stage: C4Quality, text: str) -> str:
     return "curly_bracket" if stage.filter_curly_bracket and "{" in text else ""
 
 
-def _make_block(stage: Filter) -> Any:
+def _make_block(stage: DatatroveFilter) -> Any:
     from datatrove.pipeline import filters
 
     settings = stage.model_dump(exclude={"stage"}, exclude_none=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_service.ingest.tables import CLUSTER_COLUMN, CLUSTERS_KEY
+from data_service.ingest.tables import CLUSTER_COLUMN, CLUSTERS_METADATA_KEY
 from data_service.ingest.tasks import put_unless_empty
 from data_service.store.base import Store, digest
 
@@ -27,7 +27,7 @@ class Document:
         id: name that no other document of the preparation has.
         text: its text.
         source: name of the input that it came from.
-        url, licence, language, date: what the input says of it, as text; None if it says nothing.
+        url, licence, language, date: values that the input states, as text; None where it states none.
         cluster_size: number of documents that this one stands for: itself and its copies.
         cluster: name of the cluster of near duplicates to which it belongs, if all of them are kept; None if it is
             alone.
@@ -103,12 +103,10 @@ def kept_schema(clusters: str) -> pa.Schema:
     """
     if not clusters:
         return KEPT_SCHEMA
-    return KEPT_SCHEMA.append(pa.field(CLUSTER_COLUMN, pa.string())).with_metadata({CLUSTERS_KEY: clusters})
+    return KEPT_SCHEMA.append(pa.field(CLUSTER_COLUMN, pa.string())).with_metadata({CLUSTERS_METADATA_KEY: clusters})
 
 
-DROPPED_SCHEMA = pa.schema(
-    [pa.field(field.name, pa.string(), nullable=False) for field in fields(DroppedDocument)]
-)
+DROPPED_SCHEMA = pa.schema([pa.field(field.name, pa.string(), nullable=False) for field in fields(DroppedDocument)])
 
 
 class RowsWriter:
@@ -160,7 +158,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
     return file.getvalue()
 
 
-def read_part(data: bytes) -> Iterator[Document]:
+def read_part_documents(data: bytes) -> Iterator[Document]:
     """Yield the documents of a part with a schema of `kept_schema`."""
     with pq.ParquetFile(pa.BufferReader(data)) as table:
         names = table.schema_arrow.names

@@ -19,16 +19,14 @@ from numpy.typing import NDArray
 
 from data_service.ingest.deduplicate import is_equal_to_previous, partition_ranges
 from data_service.ingest.scan import bucket_starts
-from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
+from data_service.ingest.tasks import TaskReceipt, hash_strings, put_unless_empty
 from data_service.prepare.layout import ComparingTask, PrepareLayout, StoredChunk
 from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_DOCUMENTS = 1_000_000  # documents that are compared together, in about 250 MB
 # A document's hash as two big-endian words, its number in its chunk, the number of documents that it stands for, and
 # the bytes of its id.
-_HASH_RECORD_DTYPE = np.dtype(
-    [("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weight", "<u4"), ("id", "<u4")]
-)
+_HASH_RECORD_DTYPE = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weight", "<u4"), ("id", "<u4")])
 # (key, start, length) of records, and of their ids.
 RecordAndIdRanges = tuple[tuple[str, int, int], tuple[str, int, int]]
 _CLUSTERS_SCHEMA = pa.schema([("ordinal", pa.uint32()), ("weight", pa.int64()), ("copy_of", pa.string())])
@@ -41,10 +39,10 @@ class HashCollector:
         self._digests = bytearray()
         self._weights, self._lengths, self._ids = array("I"), array("I"), list[bytes]()
 
-    def add(self, text: str, name: str, weight: int = 1) -> None:
-        """Add a document by the text that is compared. `name`: its id."""
+    def add(self, text: str, document_id: str, weight: int = 1) -> None:
+        """Add a document by the text that is compared. `document_id`: its id."""
         self._digests += blake2b(text.encode(), digest_size=16).digest()
-        self._ids.append(name.encode())
+        self._ids.append(document_id.encode())
         self._lengths.append(len(self._ids[-1]))
         self._weights.append(min(weight, 0xFFFFFFFF))
 
@@ -75,7 +73,7 @@ class HashedChunk(StoredChunk):
     buckets: list[int]
     ids: list[int]
 
-    def slices(self, first: int, stop: int) -> RecordAndIdRanges | None:
+    def locate_buckets(self, first: int, stop: int) -> RecordAndIdRanges | None:
         """Return where the records and the ids of buckets [first, stop) are; None if there are none."""
         begin, end = self.buckets[first], self.buckets[stop]
         if begin == end:
@@ -114,12 +112,12 @@ class CompareHashesReceipt(TaskReceipt):
     first_copy: tuple[tuple[int, int], tuple[int, int]] | None
 
 
-def plan_compare(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]) -> list[CompareHashesTask]:
+def plan_compare_tasks(layout: PrepareLayout, kind: str, chunks: Sequence[HashedChunk]) -> list[CompareHashesTask]:
     """Cut the hash space into partitions of about `_PARTITION_DOCUMENTS` documents."""
     documents = sum(chunk.buckets[-1] for chunk in chunks)
-    source = hash_parts(chunk.digest for chunk in chunks)
+    source = hash_strings(chunk.digest for chunk in chunks)
     return [
-        CompareHashesTask(layout, index, source, kind, tuple(chunk.slices(first, stop) for chunk in chunks))
+        CompareHashesTask(layout, index, source, kind, tuple(chunk.locate_buckets(first, stop) for chunk in chunks))
         for index, (first, stop) in enumerate(partition_ranges(documents, _PARTITION_DOCUMENTS))
     ]
 
@@ -138,7 +136,7 @@ def compare_hashes(task: CompareHashesTask, store: Store) -> CompareHashesReceip
         names[starts[one] : ends[one]].decode() if copy else None
         for one, copy in zip(first.tolist(), copies.tolist(), strict=True)
     ]
-    table = clusters_table(records["ordinal"][rows].astype(np.uint32), weights, copy_of)
+    table = make_clusters_table(records["ordinal"][rows].astype(np.uint32), weights, copy_of)
     data, offsets = group_by_chunk(table, chunk[rows], len(parts))
     place = int(np.flatnonzero(copies)[0]) if copies.any() else None
 
@@ -171,10 +169,10 @@ def _find_clusters(
     return order[several], np.repeat(order[begin], sizes)[several], np.repeat(weights, sizes)[several]
 
 
-def clusters_table(
+def make_clusters_table(
     ordinals: NDArray[np.uint32], weights: NDArray[np.int64], copy_of: Sequence[str | None]
 ) -> pa.Table:
-    """Return what the next pass reads of documents in clusters.
+    """Return the table of the documents in clusters that the next pass reads.
 
     Args:
         ordinals: [N] number of each in its chunk.
@@ -214,16 +212,14 @@ class ChunkClusters:
     slices: tuple[tuple[str, int, int], ...]
     digest: str
 
-    def read(self, store: Store) -> tuple[dict[int, str], dict[int, int]]:
+    def read_clusters(self, store: Store) -> tuple[dict[int, str], dict[int, int]]:
         """Return the ids of the documents of which documents are copies, and the sizes of clusters, both by number of
         the document in its chunk."""
         copies: dict[int, str] = {}
         weights: dict[int, int] = {}
         for key, start, length in self.slices:
             table = pa.ipc.open_stream(store.get_range(key, start, length)).read_all()
-            for ordinal, weight, copy_of in zip(
-                *(column.to_pylist() for column in table.columns), strict=True
-            ):
+            for ordinal, weight, copy_of in zip(*(column.to_pylist() for column in table.columns), strict=True):
                 if copy_of is None:
                     weights[ordinal] = weight
                 else:
@@ -244,4 +240,4 @@ def locate_clusters(
         for partition, receipt in enumerate(compared)
         if receipt.starts[chunk + 1] > receipt.starts[chunk]
     )
-    return ChunkClusters(slices, hash_parts(receipt.digest for receipt in compared))
+    return ChunkClusters(slices, hash_strings(receipt.digest for receipt in compared))

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
+from data_service.ingest.tasks import TaskReceipt, hash_strings, put_unless_empty
 from data_service.prepare.documents import parquet_bytes
 from data_service.prepare.layout import ComparingTask, PrepareLayout
 from data_service.prepare.paragraphs import (
@@ -39,7 +39,7 @@ _TABLE_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class CountTask(ComparingTask):
+class CountParagraphsTask(ComparingTask):
     """The task of adding up one range of hashes. `bits`: their first bits [first, stop)."""
 
     chunks: tuple[HashedParagraphs, ...]
@@ -54,7 +54,7 @@ class CountTask(ComparingTask):
         return (records * PARAGRAPH_RECORD_DTYPE.itemsize * (self.bits[1] - self.bits[0])) >> INDEX_BITS
 
 
-class CountReceipt(TaskReceipt):
+class CountParagraphsReceipt(TaskReceipt):
     """The result of adding up a range.
 
     Attributes:
@@ -72,20 +72,20 @@ class CountReceipt(TaskReceipt):
 
 def plan_count_tasks(
     layout: PrepareLayout, kind: str, stage: DuplicateParagraphs, chunks: Sequence[HashedParagraphs]
-) -> list[CountTask]:
+) -> list[CountParagraphsTask]:
     """Cut the hashes into ranges of about `_PARTITION_RECORDS` records."""
-    source = hash_parts(chunk.digest for chunk in chunks)
+    source = hash_strings(chunk.digest for chunk in chunks)
     count = min(1 << INDEX_BITS, max(1, -(-sum(chunk.records for chunk in chunks) // _PARTITION_RECORDS)))
     edges = [(number << INDEX_BITS) // count for number in range(count + 1)]
     return [
-        CountTask(layout, index, source, kind, tuple(chunks), bits, stage)
+        CountParagraphsTask(layout, index, source, kind, tuple(chunks), bits, stage)
         for index, bits in enumerate(pairwise(edges))
     ]
 
 
-def count_range(task: CountTask, store: Store) -> CountReceipt:
+def count_paragraph_range(task: CountParagraphsTask, store: Store) -> CountParagraphsReceipt:
     """Write which paragraphs of each chunk are frequent; return the receipt."""
-    parts = list(parallel_map(partial(_read, store, task.bits), task.chunks))
+    parts = list(parallel_map(partial(_read_hash_range, store, task.bits), task.chunks))
     records = np.concatenate([np.empty(0, dtype=PARAGRAPH_RECORD_DTYPE), *parts])
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     # A stable sort keeps the records of one hash in the order of chunks.
@@ -98,36 +98,36 @@ def count_range(task: CountTask, store: Store) -> CountReceipt:
     rows = rows[np.argsort(chunk[rows], kind="stable")]
     data = records["key"][rows].astype("<u8").tobytes()
     starts = 8 * np.searchsorted(chunk[rows], np.arange(len(parts) + 1))
-    return CountReceipt(
+    return CountParagraphsReceipt(
         source=task.source,
         files=put_unless_empty(store, task.layout.frequent_paragraphs_key(task.kind, task.index), data),
         starts=starts.tolist(),
         digest=digest(data),
         frequent=int(frequent.sum()),
-        first=_most_frequent(
+        first=_most_frequent_paragraphs(
             keys[begins[frequent]], sums[frequent], chunk[order[begins[frequent]]], task.settings.listed
         ),
     )
 
 
-def _most_frequent(
-    keys: NDArray[np.uint64], documents: NDArray[np.int64], chunks: NDArray[np.uint32], most: int
+def _most_frequent_paragraphs(
+    keys: NDArray[np.uint64], documents: NDArray[np.int64], chunks: NDArray[np.uint32], count: int
 ) -> list[tuple[int, int, int]]:
-    chosen = np.lexsort((keys, -documents))[:most]
+    chosen = np.lexsort((keys, -documents))[:count]
     return list(zip(keys[chosen].tolist(), documents[chosen].tolist(), chunks[chosen].tolist(), strict=True))
 
 
-def _read(store: Store, bits: tuple[int, int], chunk: HashedParagraphs) -> NDArray[np.void]:
-    return chunk.read(store, *bits)
+def _read_hash_range(store: Store, bits: tuple[int, int], chunk: HashedParagraphs) -> NDArray[np.void]:
+    return chunk.read_records(store, *bits)
 
 
-def plan_paragraph_cuts(task: CountTask, counted: Sequence[CountReceipt]) -> list[ParagraphCuts]:
-    """Return for each chunk what is cut from its documents. `task`: any of those that gave the receipts."""
+def plan_paragraph_cuts(task: CountParagraphsTask, counted: Sequence[CountParagraphsReceipt]) -> list[ParagraphCuts]:
+    """Return, for each chunk, the paragraphs to cut from its documents. `task`: a task of any receipt."""
     every = sorted((-documents, key, chunk) for each in counted for key, documents, chunk in each.first)
     listed: list[list[tuple[int, int]]] = [[] for _ in task.chunks]
     for documents, key, chunk in every[: task.settings.listed]:
         listed[chunk].append((key, -documents))
-    total = hash_parts(each.digest for each in counted)
+    total = hash_strings(each.digest for each in counted)
     return [
         ParagraphCuts(
             task.settings,
@@ -137,13 +137,13 @@ def plan_paragraph_cuts(task: CountTask, counted: Sequence[CountReceipt]) -> lis
                 if (length := each.starts[chunk + 1] - each.starts[chunk])
             ),
             tuple(listed[chunk]),
-            hash_parts([total, str(listed[chunk])]),
+            hash_strings([total, str(listed[chunk])]),
         )
         for chunk in range(len(task.chunks))
     ]
 
 
-def write_table(listed: Sequence[ListedParagraph]) -> bytes:
+def encode_paragraph_table(listed: Sequence[ListedParagraph]) -> bytes:
     """Return the table of the most frequent paragraphs as Parquet, the most frequent first."""
     ordered = sorted(listed, key=lambda each: (-each.documents, each.paragraph))
     return parquet_bytes(pa.Table.from_pylist([each.model_dump() for each in ordered], schema=_TABLE_SCHEMA))

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from data_service.errors import PrepareError
 from data_service.ingest.warc import INSTALL_REMEDY
 from data_service.prepare.documents import Document, DropDecision
-from data_service.prepare.model_file import check_hash
+from data_service.prepare.model_file import check_file_hash
 
 _LABEL_PREFIX = "__label__"
 _DETECTION_CHARACTERS = 20_000  # characters at a document's beginning from which its language is detected
@@ -39,13 +39,11 @@ def make_language_filter(stage: Language) -> Callable[[Document], Document | Dro
     Raises:
         PrepareError: the file is missing or has another hash, it is no model, or the package is missing.
     """
-    check_hash(stage.model, stage.sha256, "language model")
+    check_file_hash(stage.model, stage.sha256, "language model")
     try:
         import fasttext
     except ImportError as error:
-        raise PrepareError(
-            "stage language needs fasttext, which is not installed", remedy=INSTALL_REMEDY
-        ) from error
+        raise PrepareError("stage language needs fasttext, which is not installed", remedy=INSTALL_REMEDY) from error
     try:
         model = fasttext.load_model(stage.model)
     except (ValueError, RuntimeError, MemoryError) as error:

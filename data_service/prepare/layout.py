@@ -5,10 +5,10 @@ that compare documents have in common.
 from dataclasses import dataclass
 
 from data_service.corpus.manifest import BUILD_FOLDER, BuildLayout
-from data_service.ingest.file_kinds import PREPARED_DOCUMENTS
+from data_service.ingest.file_kinds import PREPARED_DOCUMENTS_PREFIX
 from data_service.ingest.tasks import BuildTask
 
-DROPPED, PARAGRAPHS = "dropped/", "paragraphs/"
+DROPPED_PREFIX, PARAGRAPHS_PREFIX = "dropped/", "paragraphs/"
 
 
 @dataclass(frozen=True)
@@ -17,15 +17,15 @@ class PrepareLayout(BuildLayout):
 
     def kept_key(self, chunk: int) -> str:
         """Return the key of the documents of a chunk that are kept in the end."""
-        return f"{PREPARED_DOCUMENTS}{chunk:06d}.parquet"
+        return f"{PREPARED_DOCUMENTS_PREFIX}{chunk:06d}.parquet"
 
-    def dropped_key(self, chunk: int, number: int) -> str:
-        """Return the key of the documents of a chunk that pass `number` dropped."""
-        return f"{DROPPED}{chunk:06d}-{number}.parquet"
+    def dropped_key(self, chunk: int, pass_number: int) -> str:
+        """Return the key of the documents of a chunk that pass `pass_number` dropped."""
+        return f"{DROPPED_PREFIX}{chunk:06d}-{pass_number}.parquet"
 
-    def between_passes_key(self, chunk: int, number: int) -> str:
-        """Return the key of the documents of a chunk that pass `number` hands on."""
-        return f"{BUILD_FOLDER}{self.build}/documents/{number}/{chunk:06d}.parquet"
+    def between_passes_key(self, chunk: int, pass_number: int) -> str:
+        """Return the key of the documents of a chunk that pass `pass_number` hands on."""
+        return f"{BUILD_FOLDER}{self.build}/documents/{pass_number}/{chunk:06d}.parquet"
 
     def hashes_of_kind_key(self, kind: str, chunk: int) -> str:
         """Return the key of the sorted hashes of a chunk: of its `ids`, or of its texts before pass `kind`."""
@@ -39,9 +39,9 @@ class PrepareLayout(BuildLayout):
         """Return the key of the hashes of frequent paragraphs in one partition."""
         return f"{BUILD_FOLDER}{self.build}/frequent/{kind}/{partition:06d}.bin"
 
-    def listed_paragraphs_key(self, number: int) -> str:
-        """Return the key of the table of the most frequent paragraphs that were cut before pass `number`."""
-        return f"{PARAGRAPHS}{number}.parquet"
+    def listed_paragraphs_key(self, pass_number: int) -> str:
+        """Return the key of the table of the most frequent paragraphs that were cut before pass `pass_number`."""
+        return f"{PARAGRAPHS_PREFIX}{pass_number}.parquet"
 
     def pairs_key(self, kind: str, task: int) -> str:
         """Return the key of the pairs of near duplicates that one task found."""
@@ -73,6 +73,6 @@ class StoredChunk:
     digest: str
     size: int
 
-    def files(self) -> dict[str, int]:
+    def object_sizes(self) -> dict[str, int]:
         """Return the size of the stored object, by key."""
         return {self.key: self.size} if self.size else {}

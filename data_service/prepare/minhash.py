@@ -64,7 +64,7 @@ class Signature:
         return found
 
     def digest(self) -> bytes:
-        """Return a hash of the minima, 16 bytes."""
+        """Return the blake2b hash of the minima, 16 bytes."""
         return blake2b(self.minima.tobytes(), digest_size=16).digest()
 
     def sketch(self) -> NDArray[np.uint8]:
@@ -72,7 +72,7 @@ class Signature:
         return np.packbits((self.minima * _MIX_FACTOR >> np.uint32(31)).astype(np.bool_))
 
 
-def sign_text(text: str, words_per_shingle: int) -> Signature:
+def compute_signature(text: str, words_per_shingle: int) -> Signature:
     """Return the signature of a text, of its shingles of `words_per_shingle` units."""
     found = (hash_shingles(text, words_per_shingle) >> np.uint64(32)).astype(np.uint32)
     masks, factors = _hash_function_coefficients()

@@ -8,8 +8,8 @@ from data_service.errors import PrepareError
 
 
 @lru_cache(maxsize=8)
-def check_hash(path: str, expected: str, what: str) -> None:
-    """Check that a file has a SHA-256. It is read once in a process. `what`: what it is, for messages.
+def check_file_hash(path: str, expected: str, file_kind: str) -> None:
+    """Check that a file has a SHA-256. It is read once in a process. `file_kind`: what it is, for messages.
 
     Raises PrepareError: the file is missing or has another hash.
     """
@@ -20,11 +20,11 @@ def check_hash(path: str, expected: str, what: str) -> None:
                 seen.update(data)
     except OSError as error:
         raise PrepareError(
-            f"the {what} {path} cannot be read: {error}",
+            f"the {file_kind} {path} cannot be read: {error}",
             remedy="bring the file to that place on every machine, or name another one; nothing was started",
         ) from error
     if seen.hexdigest() != expected:
         raise PrepareError(
-            f"the {what} {path} has the SHA-256 {seen.hexdigest()}, not {expected}",
+            f"the {file_kind} {path} has the SHA-256 {seen.hexdigest()}, not {expected}",
             remedy="fetch the file again, or give the hash of the one that is meant",
         )

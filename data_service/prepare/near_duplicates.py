@@ -2,9 +2,9 @@
 one band.
 
 Within a group of documents with the same band every document is compared with the first. Those that are similar to it
-by their sketches are linked to it; the others form a group of their own, up to `_MAX_GROUPS` times. So the work is
-linear in the documents, even if all share a band. Documents are ordered by chunk, then by place in it, and links depend
-on nothing else.
+by their sketches are linked to it; the others form a group of their own, up to `_MAX_GROUPING_ROUNDS` times. So the
+work is linear in the documents, even if all share a band. Documents are ordered by chunk, then by place in it, and
+links depend on nothing else.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 from data_service.ingest.deduplicate import partition_ranges
 from data_service.ingest.scan import HASH_BUCKETS
-from data_service.ingest.tasks import TaskReceipt, hash_parts, put_unless_empty
+from data_service.ingest.tasks import TaskReceipt, hash_strings, put_unless_empty
 from data_service.prepare.layout import ComparingTask, PrepareLayout
 from data_service.prepare.minhash import HASH_COUNT, BandSettings
-from data_service.prepare.signatures import BAND_RECORD_DTYPE, SignedChunk
+from data_service.prepare.signatures import BAND_RECORD_DTYPE, ChunkSignatures
 from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_DOCUMENTS = 2_000_000  # documents; about 300 MB while they are compared
-_MAX_GROUPS = 16
+_MAX_GROUPING_ROUNDS = 16
 NumberDtype = np.dtype[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
-class SignedDocuments:
+class DocumentSignatures:
     """The signatures of all chunks. Documents are numbered through all chunks.
 
     Attributes:
@@ -39,7 +39,7 @@ class SignedDocuments:
         digest: digest of everything that they hold.
     """
 
-    chunks: tuple[SignedChunk, ...]
+    chunks: tuple[ChunkSignatures, ...]
     bands: BandSettings
     digest: str
 
@@ -58,7 +58,7 @@ class SignedDocuments:
 class MatchBandsTask(ComparingTask):
     """The task of finding pairs in one range of hashes of one band. `buckets`: first bytes [first, stop)."""
 
-    signed: SignedDocuments
+    signed: DocumentSignatures
     band: int
     buckets: tuple[int, int]
 
@@ -78,23 +78,21 @@ class MatchBandsReceipt(TaskReceipt):
 
 
 def plan_band_tasks(
-    layout: PrepareLayout, kind: str, chunks: Sequence[SignedChunk], bands: BandSettings
+    layout: PrepareLayout, kind: str, chunks: Sequence[ChunkSignatures], bands: BandSettings
 ) -> list[MatchBandsTask]:
     """Cut each band's hashes into ranges of about `_PARTITION_DOCUMENTS` documents."""
-    signed = SignedDocuments(tuple(chunks), bands, hash_parts([str(bands), *(one.digest for one in chunks)]))
+    signed = DocumentSignatures(tuple(chunks), bands, hash_strings([str(bands), *(one.digest for one in chunks)]))
     ranges = partition_ranges(sum(chunk.signatures for chunk in chunks), _PARTITION_DOCUMENTS)
     return [
         MatchBandsTask(layout, index, signed.digest, kind, signed, band, buckets)
-        for index, (band, buckets) in enumerate(
-            (band, buckets) for band in range(bands.count) for buckets in ranges
-        )
+        for index, (band, buckets) in enumerate((band, buckets) for band in range(bands.count) for buckets in ranges)
     ]
 
 
 def match_band_range(task: MatchBandsTask, store: Store) -> MatchBandsReceipt:
     """Write [P, 2] numbers of documents, the first of a group and one similar to it; return the receipt."""
     signed = task.signed
-    read = list(parallel_map(partial(_read, store, task), signed.chunks))
+    read = list(parallel_map(partial(_read_band_range, store, task), signed.chunks))
     records = np.concatenate(read)
     starts = np.array(signed.chunk_starts[:-1], dtype=np.int64)
     numbers = np.repeat(starts, [len(part) for part in read]) + records["ordinal"]
@@ -120,7 +118,7 @@ def find_pairs(
     """
     found = [np.empty((0, 2), dtype=np.int64)]
     rows = np.arange(len(keys))
-    for _ in range(_MAX_GROUPS):
+    for _ in range(_MAX_GROUPING_ROUNDS):
         begins = np.append(np.ones(min(1, len(rows)), dtype=np.bool_), keys[rows][1:] != keys[rows][:-1])
         sizes = np.diff(np.append(np.flatnonzero(begins), len(rows)))
         several = np.repeat(sizes > 1, sizes)
@@ -135,5 +133,5 @@ def find_pairs(
     return np.concatenate(found)
 
 
-def _read(store: Store, task: MatchBandsTask, chunk: SignedChunk) -> NDArray[np.void]:
+def _read_band_range(store: Store, task: MatchBandsTask, chunk: ChunkSignatures) -> NDArray[np.void]:
     return chunk.read_band(store, task.signed.bands.count, task.band, task.buckets)

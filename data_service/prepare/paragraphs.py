@@ -25,7 +25,7 @@ from data_service.store.base import Store, digest
 PARAGRAPH_RECORD_DTYPE = np.dtype([("key", "<u8"), ("documents", "<u4")])
 INDEX_BITS = 12  # leading bits of a hash that index the table of records
 _NUMBER_DTYPE = np.dtype("<u4")
-_TABLE_BYTES = ((1 << INDEX_BITS) + 1) * _NUMBER_DTYPE.itemsize
+_INDEX_TABLE_BYTES = ((1 << INDEX_BITS) + 1) * _NUMBER_DTYPE.itemsize
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")
 MAX_SHOWN_CHARACTERS = 200  # characters of a paragraph that the table shows
 
@@ -60,13 +60,13 @@ class DuplicateParagraphs(BaseModel):
         return True
 
     def split_pieces(self, text: str) -> list[tuple[str, str]]:
-        """Return (line or paragraph, separator behind it) of all of a text. Joined they are the text."""
+        """Return (line or paragraph, separator behind it) for all of a text. Joined they are the text."""
         found = text.split("\n") if self.unit == "line" else _BLANK_LINES.split(text)
         if self.unit == "line":
             return [(line, "\n") for line in found[:-1]] + [(found[-1], "")]
         return list(zip(found[::2], [*found[1::2], ""], strict=True))
 
-    def piece_hash(self, piece: str) -> int | None:
+    def hash_piece(self, piece: str) -> int | None:
         """Return the hash of a line or paragraph, 64 bits; None for one that is too short to be cut."""
         if is_blank(piece):
             return None
@@ -82,25 +82,23 @@ class HashedParagraphs(StoredChunk):
 
     records: int
 
-    def read(self, store: Store, first: int, stop: int) -> NDArray[np.void]:
+    def read_records(self, store: Store, first: int, stop: int) -> NDArray[np.void]:
         """Return the records whose hashes begin with the bits [first, stop)."""
         if not self.records:
             return np.empty(0, dtype=PARAGRAPH_RECORD_DTYPE)
         width = _NUMBER_DTYPE.itemsize
-        head = np.frombuffer(
-            store.get_range(self.key, first * width, (stop - first + 1) * width), _NUMBER_DTYPE
-        )
+        head = np.frombuffer(store.get_range(self.key, first * width, (stop - first + 1) * width), _NUMBER_DTYPE)
         begin, end = int(head[0]), int(head[-1])
         if begin == end:
             return np.empty(0, dtype=PARAGRAPH_RECORD_DTYPE)
         start, length = (
-            _TABLE_BYTES + begin * PARAGRAPH_RECORD_DTYPE.itemsize,
+            _INDEX_TABLE_BYTES + begin * PARAGRAPH_RECORD_DTYPE.itemsize,
             (end - begin) * PARAGRAPH_RECORD_DTYPE.itemsize,
         )
         return np.frombuffer(store.get_range(self.key, start, length), PARAGRAPH_RECORD_DTYPE)
 
 
-class ParagraphHashes:
+class ParagraphHashCollector:
     """Collects the hashes of a chunk's paragraphs: 8 bytes of memory each, and 40 while they are stored."""
 
     def __init__(self, stage: DuplicateParagraphs) -> None:
@@ -109,7 +107,7 @@ class ParagraphHashes:
 
     def add(self, text: str) -> None:
         """Add a document."""
-        keys = (self._stage.piece_hash(piece) for piece, _ in self._stage.split_pieces(text))
+        keys = (self._stage.hash_piece(piece) for piece, _ in self._stage.split_pieces(text))
         self._keys.extend({key for key in keys if key is not None})
 
     def store(self, store: Store, key: str) -> HashedParagraphs:
@@ -135,7 +133,7 @@ class ListedParagraph(BaseModel):
 
 @dataclass(frozen=True)
 class ParagraphCuts:
-    """What is cut from a chunk's documents.
+    """The paragraphs to cut from a chunk's documents.
 
     Attributes:
         stage: the settings.
@@ -149,11 +147,9 @@ class ParagraphCuts:
     listed: tuple[tuple[int, int], ...]
     digest: str
 
-    def open(self, store: Store) -> "ParagraphCutter":
-        """Return what cuts them. Raises StoreError."""
-        read = (
-            np.frombuffer(store.get_range(key, start, length), "<u8") for key, start, length in self.slices
-        )
+    def open_cutter(self, store: Store) -> "ParagraphCutter":
+        """Return the cutter of these paragraphs, whose hashes are read from the store. Raises StoreError."""
+        read = (np.frombuffer(store.get_range(key, start, length), "<u8") for key, start, length in self.slices)
         return ParagraphCutter(self.stage, (key for part in read for key in part.tolist()), dict(self.listed))
 
 
@@ -168,19 +164,17 @@ class ParagraphCutter:
         self._stage, self._keys, self._wanted = stage, frozenset(keys), listed
         self.listed: list[ListedParagraph] = []
 
-    def cut(self, text: str) -> tuple[str, int, int]:
+    def cut_paragraphs(self, text: str) -> tuple[str, int, int]:
         """Return the text that is left, and the numbers of paragraphs and of characters that were cut."""
         kept, paragraphs = list[str](), 0
         for piece, separator in self._stage.split_pieces(text):
-            key = self._stage.piece_hash(piece)
+            key = self._stage.hash_piece(piece)
             if key is None or key not in self._keys:
                 kept.append(piece + separator)
                 continue
             paragraphs += 1
             if (documents := self._wanted.pop(key, None)) is not None:
-                self.listed.append(
-                    ListedParagraph(paragraph=piece.strip()[:MAX_SHOWN_CHARACTERS], documents=documents)
-                )
+                self.listed.append(ListedParagraph(paragraph=piece.strip()[:MAX_SHOWN_CHARACTERS], documents=documents))
         if not paragraphs:
             return text, 0, 0
         left = "".join(kept).strip("\n")

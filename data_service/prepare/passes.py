@@ -12,10 +12,10 @@ from pydantic import Field
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_garbled
-from data_service.ingest.records import BadRecord, RecordPlace, Text
+from data_service.ingest.records import BadRecord, RecordPlace, TextRecord
 from data_service.ingest.scan import collapse_spaces
-from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, hash_parts
-from data_service.prepare.configuration import Input
+from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, hash_strings
+from data_service.prepare.configuration import InputSource
 from data_service.prepare.counts import PassCounts, count_length
 from data_service.prepare.documents import (
     DROPPED_SCHEMA,
@@ -25,7 +25,7 @@ from data_service.prepare.documents import (
     DroppedDocument,
     RowsWriter,
     kept_schema,
-    read_part,
+    read_part_documents,
 )
 from data_service.prepare.duplicates import ChunkClusters, HashCollector, HashedChunk
 from data_service.prepare.layout import PrepareLayout
@@ -35,16 +35,10 @@ from data_service.prepare.paragraphs import (
     HashedParagraphs,
     ListedParagraph,
     ParagraphCuts,
-    ParagraphHashes,
+    ParagraphHashCollector,
 )
-from data_service.prepare.signatures import SignatureCollector, SignedChunk
-from data_service.prepare.stages import (
-    ComparingStage,
-    DocumentStage,
-    ExactDuplicates,
-    NearDuplicates,
-    open_filter,
-)
+from data_service.prepare.signatures import ChunkSignatures, SignatureCollector
+from data_service.prepare.stages import ComparingStage, DocumentStage, ExactDuplicates, NearDuplicates, open_filter
 from data_service.store.base import Store
 
 READ_STAGE = "read"
@@ -90,7 +84,7 @@ class PassReceipt(TaskReceipt):
     parts: dict[str, str]
     ids: HashedChunk | None = None
     texts: HashedChunk | None = None
-    signed: SignedChunk | None = None
+    signed: ChunkSignatures | None = None
     paragraphs: HashedParagraphs | None = None
     listed: list[ListedParagraph] = Field(default_factory=list)
 
@@ -100,14 +94,14 @@ class ReadTask(SplitTask):
     """The task of reading a chunk of an input, and of taking its documents through the first pass."""
 
     layout: PrepareLayout
-    entry: Input
+    entry: InputSource
     run: PreparePass
 
     stage: ClassVar[str] = "pass-0"
 
 
 @dataclass(frozen=True)
-class LaterTask(BuildTask):
+class LaterPassTask(BuildTask):
     """The task of taking a chunk's documents through a later pass.
 
     Attributes:
@@ -149,12 +143,12 @@ def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
         sink.counts.entered += 1
         ids.add(found.id, found.id)
         if isinstance(found, DroppedDocument):
-            sink.drop(found)
+            sink.record_dropped(found)
         else:
             sink.counts.entered_bytes += len(found.text.encode())
             sink.counts.odd += is_garbled(found.text)
             count_length(sink.counts.lengths_read, found.text)
-            sink.keep(found)
+            sink.apply_filters(found)
     return sink.finish(store, task, ids.store(store, task.layout.hashes_of_kind_key(IDS_KIND, task.index)))
 
 
@@ -176,7 +170,7 @@ def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | Dro
             yield place, found
 
 
-def _to_document(record: Text, place: RecordPlace, entry: Input, numbers: dict[str, int]) -> Document:
+def _to_document(record: TextRecord, place: RecordPlace, entry: InputSource, numbers: dict[str, int]) -> Document:
     values = {name: record.metadata[number] for name, number in numbers.items()}
     constants: dict[str, str] = {str(name): value for name, value in entry.constants.items()}
 
@@ -194,13 +188,13 @@ def _to_document(record: Text, place: RecordPlace, entry: Input, numbers: dict[s
     )
 
 
-def _fallback_id(place: RecordPlace, entry: Input) -> str:
+def _fallback_id(place: RecordPlace, entry: InputSource) -> str:
     """Return the id of a document that has none: source, file and place in it."""
     name = f"{entry.source}/{place.file.key}"
     return f"{name}:{place.unit}-{place.number}" if place.unit else name
 
 
-def run_later_pass(task: LaterTask, store: Store) -> PassReceipt:
+def run_later_pass(task: LaterPassTask, store: Store) -> PassReceipt:
     """Take a chunk through a later pass; return the receipt.
 
     Raises:
@@ -217,14 +211,14 @@ def run_later_pass(task: LaterTask, store: Store) -> PassReceipt:
 
 
 def _cut_paragraphs(
-    store: Store, task: LaterTask, cuts: ParagraphCuts, sink: "_PassOutput"
+    store: Store, task: LaterPassTask, cuts: ParagraphCuts, sink: "_PassOutput"
 ) -> list[ListedParagraph]:
     """Cut frequent paragraphs from the documents; return those of the table."""
-    cutter, label = cuts.open(store), task.compared
-    for found in sink.count_entering(_documents_between(store, task)):
-        text, paragraphs, characters = cutter.cut(found.text)
+    cutter, label = cuts.open_cutter(store), task.compared
+    for found in sink.count_entering(_read_intermediate_documents(store, task)):
+        text, paragraphs, characters = cutter.cut_paragraphs(found.text)
         if not paragraphs:
-            sink.keep(found)
+            sink.apply_filters(found)
             continue
         for counts, more in (
             (sink.counts.paragraphs_cut, paragraphs),
@@ -233,38 +227,38 @@ def _cut_paragraphs(
             counts[label] = counts.get(label, 0) + more
         if cutter.is_too_short(text):
             detail = f"{paragraphs} of {cuts.stage.unit}s cut, {len(text.split())} words left"
-            sink.drop(DroppedDocument(found.id, found.source, label, cuts.stage.drop_reason, detail))
+            sink.record_dropped(DroppedDocument(found.id, found.source, label, cuts.stage.drop_reason, detail))
         else:
             sink.counts.changed[label] = sink.counts.changed.get(label, 0) + 1
-            sink.keep(found.with_text(text))
+            sink.apply_filters(found.with_text(text))
     return cutter.listed
 
 
-def _drop_copies(store: Store, task: LaterTask, clusters: ChunkClusters, sink: "_PassOutput") -> None:
+def _drop_copies(store: Store, task: LaterPassTask, clusters: ChunkClusters, sink: "_PassOutput") -> None:
     """Drop the documents that are copies of others, or name their clusters."""
-    copies, weights = clusters.read(store)
-    for ordinal, found in enumerate(sink.count_entering(_documents_between(store, task))):
+    copies, weights = clusters.read_clusters(store)
+    for ordinal, found in enumerate(sink.count_entering(_read_intermediate_documents(store, task))):
         first = copies.get(ordinal)
         if task.reason is None:
-            sink.keep(
+            sink.apply_filters(
                 _with_cluster_id(found, first, sink.counts, task) if first or ordinal in weights else found
             )
         elif first is not None:
             detail = f"{task.reason.replace('_', ' ')} of {first}"
-            sink.drop(DroppedDocument(found.id, found.source, task.compared, task.reason, detail))
+            sink.record_dropped(DroppedDocument(found.id, found.source, task.compared, task.reason, detail))
         else:
-            sink.keep(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
+            sink.apply_filters(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
 
 
-def _with_cluster_id(found: Document, first: str | None, counts: PassCounts, task: LaterTask) -> Document:
+def _with_cluster_id(found: Document, first: str | None, counts: PassCounts, task: LaterPassTask) -> Document:
     """Return a document with the name of its cluster: the id of the first document, which may be itself."""
     counts.clustered[task.compared] = counts.clustered.get(task.compared, 0) + 1
     return replace(found, cluster=found.id if first is None else first)
 
 
-def _documents_between(store: Store, task: LaterTask) -> Iterator[Document]:
+def _read_intermediate_documents(store: Store, task: LaterPassTask) -> Iterator[Document]:
     return (
-        read_part(store.get(task.layout.between_passes_key(task.index, task.run.number - 1)))
+        read_part_documents(store.get(task.layout.between_passes_key(task.index, task.run.number - 1)))
         if task.size
         else iter(())
     )
@@ -278,20 +272,20 @@ class _PassOutput:
         self._layout, self._index, self._run = layout, index, run
         self._filters = [(label, open_filter(stage)) for label, stage in run.stages]
         self._kept, self._dropped = RowsWriter(kept_schema(clusters)), RowsWriter(DROPPED_SCHEMA)
-        self._texts = _text_collector(run.comparing)
+        self._texts = _make_text_collector(run.comparing)
 
     def count_entering(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents, and count them."""
+        """Yield the documents, and count them as entering the pass."""
         for document in documents:
             self.counts.entered += 1
             self.counts.entered_bytes += len(document.text.encode())
             yield document
 
-    def keep(self, document: Document) -> None:
+    def apply_filters(self, document: Document) -> None:
         for label, decide in self._filters:
             decided = decide(document)
             if isinstance(decided, DropDecision):
-                self.drop(
+                self.record_dropped(
                     DroppedDocument(document.id, document.source, label, decided.reason, decided.detail)
                 )
                 return
@@ -306,7 +300,7 @@ class _PassOutput:
         self._kept.add(document)
         if isinstance(self._texts, HashCollector):
             self._texts.add(collapse_spaces(document.text), document.id, document.cluster_size)
-        elif isinstance(self._texts, ParagraphHashes):
+        elif isinstance(self._texts, ParagraphHashCollector):
             self._texts.add(document.text)
         elif self._texts is not None:
             self._texts.add(document.text, document.id, document.cluster_size)
@@ -318,43 +312,37 @@ class _PassOutput:
                 counts[value or ""] = counts.get(value or "", 0) + 1
             count_length(self.counts.lengths_left, document.text)
 
-    def drop(self, dropped: DroppedDocument) -> None:
+    def record_dropped(self, dropped: DroppedDocument) -> None:
         _count_reason(self.counts.dropped, dropped.stage, dropped.reason)
         self._dropped.add(dropped)
 
     def finish(
         self,
         store: Store,
-        task: "ReadTask | LaterTask",
+        task: "ReadTask | LaterPassTask",
         ids: HashedChunk | None,
         listed: Sequence[ListedParagraph] = (),
     ) -> PassReceipt:
         last, number = self._run.compared is None, self._run.number
-        key = (
-            self._layout.kept_key(self._index)
-            if last
-            else self._layout.between_passes_key(self._index, number)
-        )
+        key = self._layout.kept_key(self._index) if last else self._layout.between_passes_key(self._index, number)
         dropped_key = self._layout.dropped_key(self._index, number)
         kept, dropped = self._kept.store(store, key), self._dropped.store(store, dropped_key)
-        of_texts: HashedChunk | SignedChunk | HashedParagraphs | None = None
+        of_texts: HashedChunk | ChunkSignatures | HashedParagraphs | None = None
         if self._texts is not None:
-            of_texts = self._texts.store(
-                store, self._layout.hashes_of_kind_key(text_hashes_kind(number), self._index)
-            )
+            of_texts = self._texts.store(store, self._layout.hashes_of_kind_key(text_hashes_kind(number), self._index))
         parts = dict.fromkeys(dropped, self._dropped.digest)
         if last:
             parts |= dict.fromkeys(kept, self._kept.digest)
         hashed = [found for found in (ids, of_texts) if found is not None]
         return PassReceipt(
             source=task.source,
-            files=kept | dropped | {name: size for found in hashed for name, size in found.files().items()},
+            files=kept | dropped | {name: size for found in hashed for name, size in found.object_sizes().items()},
             counts=self.counts,
-            digest=hash_parts([self._kept.digest, self._dropped.digest, *(found.digest for found in hashed)]),
+            digest=hash_strings([self._kept.digest, self._dropped.digest, *(found.digest for found in hashed)]),
             parts=parts,
             ids=ids,
             texts=of_texts if isinstance(of_texts, HashedChunk) else None,
-            signed=of_texts if isinstance(of_texts, SignedChunk) else None,
+            signed=of_texts if isinstance(of_texts, ChunkSignatures) else None,
             paragraphs=of_texts if isinstance(of_texts, HashedParagraphs) else None,
             listed=list(listed),
         )
@@ -365,10 +353,10 @@ def _count_reason(counts: dict[str, dict[str, int]], stage: str, reason: str) ->
     of_stage[reason] = of_stage.get(reason, 0) + 1
 
 
-def _text_collector(
+def _make_text_collector(
     comparing: ComparingStage | None,
-) -> HashCollector | SignatureCollector | ParagraphHashes | None:
-    """Return what collects the texts for the stage that compares them."""
+) -> HashCollector | SignatureCollector | ParagraphHashCollector | None:
+    """Return the collector of hashes for the stage that compares the texts; None without such a stage."""
     match comparing:
         case None:
             return None
@@ -377,6 +365,6 @@ def _text_collector(
         case NearDuplicates():
             return SignatureCollector(comparing.words, choose_bands(comparing.similarity))
         case DuplicateParagraphs():
-            return ParagraphHashes(comparing)
+            return ParagraphHashCollector(comparing)
         case other:
             assert_never(other)

@@ -4,7 +4,7 @@ An address stands alone: it is no part of a longer word or dotted number. Four n
 
 - if one is above 255, or has a leading zero, or if the address is not public;
 - behind a word such as "section" or "version", or a name with a hyphen or slash ("nginx/1.2.3.4"), and in a list there;
-- at the start of a line before a word, if all are at most `OUTLINE_NUMBER`: the number of a heading.
+- at the start of a line before a word, if all are at most `MAX_OUTLINE_NUMBER`: the number of a heading.
 """
 
 import re
@@ -15,17 +15,17 @@ from pydantic import BaseModel, ConfigDict
 
 from data_service.prepare.documents import Document
 
-OUTLINE_NUMBER = 30
+MAX_OUTLINE_NUMBER = 30
 _CONTEXT_CHARACTERS = 80  # characters before an address that are looked at
 _DOMAIN_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_EMAIL = re.compile(
+_EMAIL_PATTERN = re.compile(
     r"(?<![A-Za-z0-9_.+%-])([A-Za-z0-9_.+%-][A-Za-z0-9!$%'*+^_`{|}~.-]{0,63})@"
     rf"(?:{_DOMAIN_LABEL}\.)+(?:xn--[A-Za-z0-9-]{{1,58}}[A-Za-z0-9]|[A-Za-z]{{2,63}})(?!-?[A-Za-z0-9_]|\.[A-Za-z0-9])"
 )
 _PUNCTUATION_BEFORE_EMAIL = re.compile(
     r"(?:.*\.\.)?[-.+%]*"
 )  # marks before an address that belong to the sentence, not to the address
-_IP = re.compile(
+_IP_PATTERN = re.compile(
     r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
     r"|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:.]*+(?![A-Za-z0-9_]))"  # all public IPv6 addresses are in 2000::/3
 )
@@ -36,7 +36,7 @@ _NUMBERING_BEFORE = re.compile(
     re.IGNORECASE,
 )
 # The group before a match that lies inside a longer IPv6 address.
-_GROUP_BEFORE = re.compile(r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z")
+_IPV6_GROUP_BEFORE = re.compile(r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z")
 
 
 class Pii(BaseModel):
@@ -54,21 +54,21 @@ class Pii(BaseModel):
         """Return the document with its addresses replaced."""
         text = document.text
         if self.emails:
-            text = _EMAIL.sub(self._email, text)
+            text = _EMAIL_PATTERN.sub(self._replace_email, text)
         if self.ips:
-            text = _IP.sub(self._ip, text)
+            text = _IP_PATTERN.sub(self._replace_ip, text)
         return document if text == document.text else document.with_text(text)
 
-    def _email(self, found: re.Match[str]) -> str:
+    def _replace_email(self, found: re.Match[str]) -> str:
         before = _PUNCTUATION_BEFORE_EMAIL.match(found[1])
         kept = before[0] if before else ""
         return found[0] if kept == found[1] or found[1].endswith(".") else kept + self.email_replacement
 
-    def _ip(self, found: re.Match[str]) -> str:
+    def _replace_ip(self, found: re.Match[str]) -> str:
         address = found[0].rstrip(".")
         if address.endswith(":") and (address.endswith(":::") or not address.endswith("::")):
             address = address[:-1]
-        if not _is_public(address) or _is_number(found, version=6 if ":" in address else 4):
+        if not _is_public(address) or _is_not_address(found, ip_version=6 if ":" in address else 4):
             return found[0]
         return self.ip_replacement + found[0][len(address) :]
 
@@ -80,15 +80,15 @@ def _is_public(address: str) -> bool:
         return False
 
 
-def _is_number(found: re.Match[str], *, version: int) -> bool:
+def _is_not_address(found: re.Match[str], *, ip_version: int) -> bool:
     """Return whether four numbers with dots are that of a version, a section or a heading; of version 6, whether they
     are the end of a longer row of groups."""
     text, start = found.string, found.start()
     context = text[max(0, start - _CONTEXT_CHARACTERS) : start]
-    if version == 6:
-        return _GROUP_BEFORE.search(context) is not None
+    if ip_version == 6:
+        return _IPV6_GROUP_BEFORE.search(context) is not None
     if _NUMBERING_BEFORE.search(context):
         return True
     begins_line = not text[text.rfind("\n", 0, start) + 1 : start].strip(" \t#>*-")
     before_word = re.compile(r"\.?[ \t]+[^\W\d_]").match(text, found.end())
-    return begins_line and before_word is not None and max(map(int, found[0].split("."))) <= OUTLINE_NUMBER
+    return begins_line and before_word is not None and max(map(int, found[0].split("."))) <= MAX_OUTLINE_NUMBER

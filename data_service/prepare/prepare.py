@@ -15,11 +15,11 @@ from itertools import islice
 
 from data_service.corpus.manifest import StoredFile
 from data_service.errors import InputError, PrepareError
-from data_service.ingest.file_kinds import PREPARATION, PREPARED_DOCUMENTS, STATISTICS
+from data_service.ingest.file_kinds import PREPARATION_KEY, PREPARED_DOCUMENTS_PREFIX, STATISTICS_KEY
 from data_service.ingest.inputs import InputListing
-from data_service.ingest.pool import Pool, Progress, ReportProgress, Runner, remove_build_files
+from data_service.ingest.pool import Progress, ReportProgress, StageRunner, WorkerPool, remove_build_files
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import hash_parts, plan_splits, streamed_files
+from data_service.ingest.tasks import hash_strings, plan_splits, streamed_files
 from data_service.prepare.comparing import PrepareRunner, compare_ids, compare_texts
 from data_service.prepare.configuration import (
     Preparation,
@@ -27,16 +27,16 @@ from data_service.prepare.configuration import (
     check_same_configuration,
     claim_output,
     describe_identity,
-    list_all,
+    list_input_files,
     short_hash,
 )
 from data_service.prepare.contamination import indexed_splits
-from data_service.prepare.frequent_paragraphs import write_table
-from data_service.prepare.layout import DROPPED, PARAGRAPHS, PrepareLayout
+from data_service.prepare.frequent_paragraphs import encode_paragraph_table
+from data_service.prepare.layout import DROPPED_PREFIX, PARAGRAPHS_PREFIX, PrepareLayout
 from data_service.prepare.paragraphs import ParagraphCuts
 from data_service.prepare.passes import (
     READ_STAGE,
-    LaterTask,
+    LaterPassTask,
     PassReceipt,
     PreparePass,
     ReadTask,
@@ -67,9 +67,9 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
     for stage in preparation.stages:
         check_requirements(stage)
     store = open_store(output)
-    listings = list_all(preparation, store)
+    listings = list_input_files(preparation, store)
     wanted = describe_identity(preparation, listings)
-    if store.size(STATISTICS) is not None:
+    if store.size(STATISTICS_KEY) is not None:
         statistics = load_statistics(store)
         check_same_configuration(store, statistics.preparation, wanted, "documents")
         size = sum(part.size for part in statistics.parts.values())
@@ -77,18 +77,18 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
     else:
         claim_output(store, wanted)
         layout = PrepareLayout(store.uri, short_hash(wanted))
-        options = [entry.options(preparation.chunk_bytes) for entry in preparation.inputs]
+        options = [entry.read_options(preparation.chunk_bytes) for entry in preparation.inputs]
         streams = any(streamed_files(each.files, one) for each, one in zip(listings, options, strict=True))
         try:
-            with Pool(workers, preparation.chunk_bytes if streams else 0) as pool:
-                passes = _Passes(preparation, listings, options, Runner(layout, pool, progress))
+            with WorkerPool(workers, preparation.chunk_bytes if streams else 0) as pool:
+                passes = _Passes(preparation, listings, options, StageRunner(layout, pool, progress))
                 statistics = passes.run(wanted)
         except (InputError, PrepareError):
             # Frees the place for corrected settings; this preparation's receipts stay.
-            store.delete(PREPARATION)
+            store.delete(PREPARATION_KEY)
             raise
         _remove_foreign_parts(store, statistics)
-        save_statistics(store, STATISTICS, statistics)
+        save_statistics(store, STATISTICS_KEY, statistics)
     remove_build_files(store, progress)
     return statistics
 
@@ -101,10 +101,10 @@ def load_statistics(store: Store) -> Statistics:
         PrepareError: they are damaged, or of a newer version.
     """
     try:
-        return Statistics.model_validate_json(store.get(STATISTICS))
+        return Statistics.model_validate_json(store.get(STATISTICS_KEY))
     except ValueError as error:
         raise PrepareError(
-            f"{store.uri}/{STATISTICS} does not hold the statistics of prepared documents: {error}",
+            f"{store.uri}/{STATISTICS_KEY} does not hold the statistics of prepared documents: {error}",
             remedy="give another OUT folder, or delete the files in this one",
         ) from error
 
@@ -135,16 +135,16 @@ class _Passes:
             for listing, options in zip(self._listings, self._options, strict=True)
             for file in streamed_files(listing.files, options)
         ]
-        sizes, self._runner = self._runner.measure(packed)
+        sizes, self._runner = self._runner.measure_streamed_files(packed)
         tasks = self._read_tasks(sizes)
-        receipts = [self._runner.run("reading", tasks, read_chunk, receipt=PassReceipt)]
+        receipts = [self._runner.run_stage("reading", tasks, read_chunk, receipt=PassReceipt)]
         self._refuse_equal_ids(tasks, receipts[0])
         tables: dict[str, StoredFile] = {}
         for number, of_pass in enumerate(self._passes[1:], start=1):
             later = self._later_tasks(of_pass, receipts[number - 1])
-            receipts.append(self._runner.run("filtering", later, run_later_pass, receipt=PassReceipt))
+            receipts.append(self._runner.run_stage("filtering", later, run_later_pass, receipt=PassReceipt))
             if isinstance(later[0].found, ParagraphCuts):
-                tables |= self._store_listed(number, receipts[number])
+                tables |= self._store_paragraph_table(number, receipts[number])
         labels = [READ_STAGE, *stage_labels(self._preparation.stages)]
         sources = [task.entry.source for task in tasks]
         searched = indexed_splits(self._preparation.stages)
@@ -153,9 +153,9 @@ class _Passes:
             raise _nothing_left_error(statistics)
         return statistics
 
-    def _store_listed(self, number: int, receipts: list[PassReceipt]) -> dict[str, StoredFile]:
+    def _store_paragraph_table(self, number: int, receipts: list[PassReceipt]) -> dict[str, StoredFile]:
         """Store the table of the most frequent paragraphs that were cut; return it by key."""
-        data = write_table([each for receipt in receipts for each in receipt.listed])
+        data = encode_paragraph_table([each for receipt in receipts for each in receipt.listed])
         key = self._runner.layout.listed_paragraphs_key(number)
         self._runner.layout.open_output().put(key, data)
         return {key: StoredFile(len(data), digest(data))}
@@ -163,9 +163,7 @@ class _Passes:
     def _read_tasks(self, sizes: dict[str, int]) -> list[ReadTask]:
         chunks = [
             (split, options, entry)
-            for entry, listing, options in zip(
-                self._preparation.inputs, self._listings, self._options, strict=True
-            )
+            for entry, listing, options in zip(self._preparation.inputs, self._listings, self._options, strict=True)
             for split in plan_splits(listing.files, options, sizes)
         ]
         return [
@@ -173,27 +171,27 @@ class _Passes:
             for index, (split, options, entry) in enumerate(chunks)
         ]
 
-    def _later_tasks(self, of_pass: PreparePass, before: list[PassReceipt]) -> list[LaterTask]:
+    def _later_tasks(self, next_pass: PreparePass, previous_receipts: list[PassReceipt]) -> list[LaterPassTask]:
         """Compare what the pass before left; return the tasks of the next one."""
-        earlier = self._passes[of_pass.number - 1]
+        earlier = self._passes[next_pass.number - 1]
         assert earlier.comparing is not None, "a later pass follows a comparison"
-        found = compare_texts(self._runner, earlier.comparing, earlier.number, before)
+        found = compare_texts(self._runner, earlier.comparing, earlier.number, previous_receipts)
         drops = earlier.comparing.drops_copies
         if not drops:
             self._named = found[0].digest[:32]
         return [
-            LaterTask(
+            LaterPassTask(
                 self._runner.layout,
                 index,
-                hash_parts([receipt.digest, found[index].digest]),
-                of_pass,
-                size=receipt.files.get(self._runner.layout.between_passes_key(index, of_pass.number - 1), 0),
+                hash_strings([receipt.digest, found[index].digest]),
+                next_pass,
+                size=receipt.files.get(self._runner.layout.between_passes_key(index, next_pass.number - 1), 0),
                 found=found[index],
                 compared=earlier.compared or "",
                 reason=earlier.comparing.drop_reason if drops else None,
                 named=self._named,
             )
-            for index, receipt in enumerate(before)
+            for index, receipt in enumerate(previous_receipts)
         ]
 
     def _refuse_equal_ids(self, tasks: list[ReadTask], read: list[PassReceipt]) -> None:
@@ -248,6 +246,8 @@ def _nothing_left_error(statistics: Statistics) -> PrepareError:
 def _remove_foreign_parts(store: Store, statistics: Statistics) -> None:
     """Delete parts that an abandoned preparation of other settings left."""
     there = [
-        entry.key for prefix in (PREPARED_DOCUMENTS, DROPPED, PARAGRAPHS) for entry in store.list(prefix)
+        entry.key
+        for prefix in (PREPARED_DOCUMENTS_PREFIX, DROPPED_PREFIX, PARAGRAPHS_PREFIX)
+        for entry in store.list(prefix)
     ]
     store.delete_many([key for key in there if key not in statistics.parts])

@@ -1,8 +1,8 @@
-"""datatrove's quality filters as arrays compute them: with the decisions and reasons of its release 0.10.1.
+"""datatrove's quality filters, computed by arrays: same decisions and reasons as in its release 0.10.1.
 
-Each function takes a filter of datatrove, whose settings and lists it uses, and returns what decides about a text. A
-count by hashes may be above the true one. So it only shows that a text is within a limit; if it does not, datatrove's
-own function counts.
+Each function takes a filter of datatrove, whose settings and lists it uses, and returns a function that decides about a
+text. A count by hashes may be above the true one. So it only shows that a text is within a limit; if it does not,
+datatrove's own function counts.
 """
 
 import math
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.prepare.shingles import HASH_FACTOR, mix_bits
-from data_service.prepare.words import Splitter, WordTable
+from data_service.prepare.words import WordSplitter, WordTable
 
 Decision = tuple[str, str]  # the reason to drop a text ("" to keep it), and the text without dropped lines
 _LINE_BREAKS = re.compile("\n+")
 _SPACE_HASH = mix_bits(np.array([32], dtype=np.uint64))  # the hash of a space
 
 
-def gopher_quality(datatrove_filter: Any, splitter: Splitter) -> Callable[[str], Decision]:
+def gopher_quality(datatrove_filter: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
     """Decide as GopherQualityFilter."""
 
     def drop_reason(text: str) -> str:
@@ -48,9 +48,7 @@ def gopher_quality(datatrove_filter: Any, splitter: Splitter) -> Callable[[str],
         open_ends = sum(line.rstrip().endswith(("...", "…")) for line in lines)
         if (most := datatrove_filter.max_ellipsis_lines_ratio) and open_ends / len(lines) > most:
             return "gopher_too_many_end_ellipsis"
-        if (least := datatrove_filter.max_non_alpha_words_ratio) and int(
-            rows["letters"].sum()
-        ) / count < least:
+        if (least := datatrove_filter.max_non_alpha_words_ratio) and int(rows["letters"].sum()) / count < least:
             return "gopher_below_alpha_threshold"
         if (
             datatrove_filter.min_stop_words
@@ -62,10 +60,10 @@ def gopher_quality(datatrove_filter: Any, splitter: Splitter) -> Callable[[str],
     return lambda text: (drop_reason(text), text)
 
 
-def gopher_repetition(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
+def gopher_repetition(block: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
     """Decide as GopherRepetitionFilter."""
 
-    def reason(text: str) -> str:
+    def drop_reason(text: str) -> str:
         for kind, parts, most, most_characters in (
             ("para", block.paragraph_exp.split(text.strip()), block.dup_para_frac, block.dup_para_char_frac),
             ("line", _LINE_BREAKS.split(text), block.dup_line_frac, block.dup_line_char_frac),
@@ -76,9 +74,9 @@ def gopher_repetition(block: Any, splitter: Splitter) -> Callable[[str], Decisio
             if most_characters and characters / len(text) > most_characters:
                 return f"dup_{kind}_char_frac"
         words = splitter.split(text)
-        return _common_run_reason(block, words, len(text)) or _repeated_runs_reason(block, words, len(text))
+        return _common_ngram_reason(block, words, len(text)) or _repeated_ngrams_reason(block, words, len(text))
 
-    return lambda text: (reason(text), text)
+    return lambda text: (drop_reason(text), text)
 
 
 def _count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
@@ -90,7 +88,7 @@ def _count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
     return repeated, characters
 
 
-def _common_run_reason(block: Any, words: WordTable, size: int) -> str:
+def _common_ngram_reason(block: Any, words: WordTable, size: int) -> str:
     """Return the reason to drop a text of `size` characters for its most common run of words, if there is one."""
     from datatrove.pipeline.filters.gopher_repetition_filter import find_top_duplicate, get_n_grams
 
@@ -100,7 +98,7 @@ def _common_run_reason(block: Any, words: WordTable, size: int) -> str:
     ends = np.cumsum(lengths + 1)
     found, span = hashes, 1
     for count, most in block.top_n_grams:
-        found, span = _extend_runs(found, hashes, powers, count - span), count
+        found, span = _extend_ngram_hashes(found, hashes, powers, count - span), count
         if not len(found):
             continue
         characters = ends[count - 1 :] - np.append(0, ends[:-count]) - 1
@@ -114,14 +112,14 @@ def _common_run_reason(block: Any, words: WordTable, size: int) -> str:
     return ""
 
 
-def _repeated_runs_reason(block: Any, words: WordTable, size: int) -> str:
+def _repeated_ngrams_reason(block: Any, words: WordTable, size: int) -> str:
     """Return the reason to drop a text of `size` characters for runs of words that stand twice, if there is one."""
     from datatrove.pipeline.filters.gopher_repetition_filter import find_all_duplicate
 
     hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
     found, span = hashes, 1
     for count, most in block.dup_n_grams:
-        found, span = _extend_runs(found, hashes, powers, count - span), count
+        found, span = _extend_ngram_hashes(found, hashes, powers, count - span), count
         ordered = np.sort(found)
         if not (ordered[1:] == ordered[:-1]).any():
             continue
@@ -137,7 +135,7 @@ def _repeated_runs_reason(block: Any, words: WordTable, size: int) -> str:
     return ""
 
 
-def _extend_runs(
+def _extend_ngram_hashes(
     runs: NDArray[np.uint64], hashes: NDArray[np.uint64], powers: NDArray[np.uint64], more: int
 ) -> NDArray[np.uint64]:
     """Return the hashes of runs that have `more` words more at their beginning."""
@@ -147,7 +145,7 @@ def _extend_runs(
     return runs
 
 
-def c4_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
+def c4_quality(block: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
     """Decide as C4QualityFilter does by lines."""
     from datatrove.pipeline.filters import c4_filters as c4
 
@@ -177,15 +175,15 @@ def c4_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
             if block.filter_policy and any(map(lowered.__contains__, c4.POLICY_SUBSTRINGS)):
                 continue
             lines.append(line)
-        if not _has_sentences(block, splitter, lines):
+        if not _has_enough_sentences(block, splitter, lines):
             return "too_few_sentences", text
         return "", "\n".join(lines).strip()
 
     return filter_text
 
 
-def _has_sentences(block: Any, splitter: Splitter, lines: Sequence[str]) -> bool:
-    """Return whether lines have the least number of sentences. Each has one at least."""
+def _has_enough_sentences(block: Any, splitter: WordSplitter, lines: Sequence[str]) -> bool:
+    """Return whether lines have at least the required number of sentences. Each line has at least one."""
     from datatrove.utils.text import split_into_sentences
 
     least: int = block.min_num_sentences
@@ -197,11 +195,11 @@ def _has_sentences(block: Any, splitter: Splitter, lines: Sequence[str]) -> bool
     return missing <= 0 or sum(len(split_into_sentences(line, block.language)) for line in lines) >= least
 
 
-def fineweb_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]:
+def fineweb_quality(block: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
     """Decide as FineWebQualityFilter."""
     stops = frozenset(block.stop_chars)
 
-    def reason(text: str) -> str:
+    def drop_reason(text: str) -> str:
         lines = [line for line in text.split("\n") if not line.isspace() and line]
         if not lines:
             return "empty"
@@ -218,9 +216,7 @@ def fineweb_quality(block: Any, splitter: Splitter) -> Callable[[str], Decision]
             return "list_ratio"
         return ""
 
-    return lambda text: (reason(text), text)
+    return lambda text: (drop_reason(text), text)
 
 
-FILTER_BY_NAME = {
-    check.__name__: check for check in (gopher_quality, gopher_repetition, c4_quality, fineweb_quality)
-}
+FILTER_BY_NAME = {check.__name__: check for check in (gopher_quality, gopher_repetition, c4_quality, fineweb_quality)}

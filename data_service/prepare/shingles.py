@@ -100,19 +100,19 @@ def _hash_piece_units(text: str) -> NDArray[np.uint64]:
         alone = np.repeat(lengths > MAX_UNIT_LETTERS, lengths)
         first = np.flatnonzero(starts[places] | alone)
         lengths = np.diff(np.append(first, len(places)))
-    powers = _powers()[np.arange(len(places)) - np.repeat(first, lengths)]
+    powers = _hash_factor_powers()[np.arange(len(places)) - np.repeat(first, lengths)]
     return mix_bits(np.add.reduceat(mix_bits(codes[places].astype(np.uint64)) * powers, first))
 
 
 def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the hash of each number."""
+    """Return a 64-bit hash of each number."""
     values = (values + np.uint64(1)) * _MIX_FACTOR
     values ^= values >> _MIX_SHIFT_BITS
     return values * _MIX_FACTOR
 
 
 @lru_cache(maxsize=1)
-def _powers() -> NDArray[np.uint64]:
+def _hash_factor_powers() -> NDArray[np.uint64]:
     """Return [MAX_UNIT_LETTERS] powers of an odd number."""
     return np.array([pow(HASH_FACTOR, i, 1 << 64) for i in range(MAX_UNIT_LETTERS)], dtype=np.uint64)
 
@@ -120,9 +120,7 @@ def _powers() -> NDArray[np.uint64]:
 @lru_cache(maxsize=1)
 def _character_kinds() -> NDArray[np.uint8]:
     """Return [0x110000] uint8: for each character, whether it begins a unit, continues one, or belongs to none."""
-    kinds = np.array(
-        [unicodedata.category(chr(code))[0] in "LNM" for code in range(0x110000)], dtype=np.uint8
-    )
+    kinds = np.array([unicodedata.category(chr(code))[0] in "LNM" for code in range(0x110000)], dtype=np.uint8)
     for start, stop in LETTERS_WITHOUT_SPACES:
         kinds[start : stop + 1] *= _BEGINS_UNIT
     kinds.flags.writeable = False

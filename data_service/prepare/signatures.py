@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.ingest.scan import HASH_BUCKETS
-from data_service.ingest.tasks import hash_parts
+from data_service.ingest.tasks import hash_strings
 from data_service.prepare.layout import StoredChunk
-from data_service.prepare.minhash import SKETCH_BYTES, BandSettings, sign_text
+from data_service.prepare.minhash import SKETCH_BYTES, BandSettings, compute_signature
 from data_service.store.base import Store, digest
 
 # The hash of a band, the document's number in its chunk, and its sketch.
@@ -24,7 +24,7 @@ _BAND_STARTS_BYTES = (HASH_BUCKETS + 1) * _NUMBER_DTYPE.itemsize  # bytes of a b
 
 
 @dataclass(frozen=True)
-class SignedChunk(StoredChunk):
+class ChunkSignatures(StoredChunk):
     """The stored signatures of a chunk.
 
     Attributes:
@@ -55,39 +55,37 @@ class SignedChunk(StoredChunk):
             dtype=BAND_RECORD_DTYPE,
         )
 
-    def read_copy_flags(self, store: Store) -> NDArray[np.uint32]:
-        """Return [C, 2] numbers: of each document with the signature of an earlier one of the chunk, and of the first
-        such."""
+    def read_copy_pairs(self, store: Store) -> NDArray[np.uint32]:
+        """Return [C, 2] numbers in the chunk: a document with the signature of an earlier one, and the first
+        document with that signature."""
         copies = self.documents - self.signatures
-        start = self._end - 2 * copies * _NUMBER_DTYPE.itemsize
-        return self._read(store, start, 2 * copies).reshape(-1, 2)
+        start = self._weights_start - 2 * copies * _NUMBER_DTYPE.itemsize
+        return self._read_numbers(store, start, 2 * copies).reshape(-1, 2)
 
     def read_weights(self, store: Store) -> NDArray[np.uint32]:
         """Return [documents] numbers of documents for which each stands."""
         if not self.weighted:
             return np.ones(self.documents, dtype=np.uint32)
-        return self._read(store, self._end, self.documents)
+        return self._read_numbers(store, self._weights_start, self.documents)
 
     def read_ids(self, store: Store, ordinals: list[int]) -> list[str]:
-        """Return the ids of some documents."""
+        """Return the ids of the documents with these numbers in the chunk."""
         if not ordinals:
             return []
-        start = self._end + self.documents * _NUMBER_DTYPE.itemsize
-        ends = np.cumsum(self._read(store, start, self.documents), dtype=np.int64)
+        start = self._weights_start + self.documents * _NUMBER_DTYPE.itemsize
+        ends = np.cumsum(self._read_numbers(store, start, self.documents), dtype=np.int64)
         data = store.get_range(self.key, self.size - self.id_bytes, self.id_bytes) if self.id_bytes else b""
         return [data[ends[one - 1] if one else 0 : ends[one]].decode() for one in ordinals]
 
     @property
-    def _end(self) -> int:
+    def _weights_start(self) -> int:
         """Byte at which the weights begin."""
         return self.size - self.id_bytes - 2 * self.documents * _NUMBER_DTYPE.itemsize
 
-    def _read(self, store: Store, start: int, count: int) -> NDArray[np.uint32]:
+    def _read_numbers(self, store: Store, start: int, count: int) -> NDArray[np.uint32]:
         if not count:
             return np.empty(0, dtype=np.uint32)
-        return np.frombuffer(
-            store.get_range(self.key, start, count * _NUMBER_DTYPE.itemsize), dtype=_NUMBER_DTYPE
-        )
+        return np.frombuffer(store.get_range(self.key, start, count * _NUMBER_DTYPE.itemsize), dtype=_NUMBER_DTYPE)
 
 
 class SignatureCollector:
@@ -100,21 +98,21 @@ class SignatureCollector:
         self._weights, self._lengths, self._copies = array("I"), array("I"), array("I")
         self._ids = bytearray()
 
-    def add(self, text: str, name: str, weight: int = 1) -> None:
-        """Add a document. `name`: its id."""
-        signature, ordinal = sign_text(text, self._words), len(self._weights)
+    def add(self, text: str, document_id: str, weight: int = 1) -> None:
+        """Add a document. `document_id`: its id."""
+        signature, ordinal = compute_signature(text, self._words), len(self._weights)
         first = self._first.setdefault(signature.digest(), ordinal)
         if first == ordinal:
             self._keys += signature.band_keys(self._bands).tobytes()
             self._sketches += signature.sketch().tobytes()
         else:
             self._copies.extend((ordinal, first))
-        encoded = name.encode()
+        encoded = document_id.encode()
         self._ids += encoded
         self._lengths.append(len(encoded))
         self._weights.append(min(weight, 0xFFFFFFFF))
 
-    def store(self, store: Store, key: str) -> SignedChunk:
+    def store(self, store: Store, key: str) -> ChunkSignatures:
         """Store everything; return what the receipt says of it."""
         ordinals = np.fromiter(self._first.values(), dtype=np.uint32, count=len(self._first))
         keys = np.frombuffer(self._keys, dtype=np.uint64).reshape(len(ordinals), self._bands.count)
@@ -128,16 +126,14 @@ class SignatureCollector:
             heads.append(_bucket_starts(keys[order, band]).tobytes())
             tables.append(records.tobytes())
         weights = np.asarray(self._weights, dtype=_NUMBER_DTYPE)
-        numbers = [
-            np.asarray(part, dtype=_NUMBER_DTYPE).tobytes() for part in (self._copies, weights, self._lengths)
-        ]
+        numbers = [np.asarray(part, dtype=_NUMBER_DTYPE).tobytes() for part in (self._copies, weights, self._lengths)]
         parts = [part for part in (*heads, *tables, *numbers, bytes(self._ids)) if part]
         documents = len(weights)
         if documents:
             store.put_buffers(key, [memoryview(part) for part in parts])
-        return SignedChunk(
+        return ChunkSignatures(
             key,
-            hash_parts([digest(part) for part in parts]),
+            hash_strings([digest(part) for part in parts]),
             sum(map(len, parts)) if documents else 0,
             documents=documents,
             signatures=len(ordinals),

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from data_service.corpus.provenance import Patterns, matches_one
+from data_service.corpus.provenance import ValuePatterns, matches_any_pattern
 from data_service.prepare.contamination import Decontaminate, make_decontamination_filter
 from data_service.prepare.datatrove_blocks import (
     C4Quality,
@@ -19,7 +19,7 @@ from data_service.prepare.datatrove_blocks import (
     GopherQuality,
     GopherRepetition,
     UrlFilter,
-    make_filter,
+    make_datatrove_filter,
 )
 from data_service.prepare.documents import CutDecision, Document, DropDecision
 from data_service.prepare.language import Language, make_language_filter
@@ -77,14 +77,14 @@ class Licence(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["licence"]
-    allowed: Patterns
+    allowed: ValuePatterns
     unstated: Literal["drop", "keep"] = "drop"
 
     def filter_document(self, document: Document) -> Document | DropDecision:
         """Return the document if its licence is allowed."""
         if document.licence is None:
             return document if self.unstated == "keep" else DropDecision("unstated")
-        if matches_one(document.licence, self.allowed):
+        if matches_any_pattern(document.licence, self.allowed):
             return document
         return DropDecision("not_allowed", document.licence)
 
@@ -164,7 +164,7 @@ def open_filter(stage: DocumentStage) -> DocumentFilter:
         case Language():
             return make_language_filter(stage)
         case GopherQuality() | GopherRepetition() | C4Quality() | FineWebQuality() | UrlFilter():
-            return make_filter(stage)
+            return make_datatrove_filter(stage)
         case other:
             assert_never(other)
 

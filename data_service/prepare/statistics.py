@@ -1,4 +1,4 @@
-"""What a preparation did: the content of `statistics.json`, which is written last and completes the output."""
+"""Results of a preparation: the content of `statistics.json`, which is written last and completes the output."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Statistics(BaseModel):
 
     Attributes:
         format: format of this object.
-        preparation: settings and inputs, as `configuration.identity` returns them.
+        preparation: settings and inputs, as `configuration.describe_identity` returns them.
         documents_read, documents_kept: number of documents; the difference is dropped, each by one reason.
         stages: what each stage did, in order; first `read`.
         sources: what became of each source's documents.
@@ -41,7 +41,7 @@ class Statistics(BaseModel):
         lengths_read, lengths_kept: number of documents with text, by their characters: the largest power of two that is
             not above them. Empty in outputs of older versions.
         parts: the stored parts of the output.
-        searched: splits of tasks whose texts no document that is kept holds.
+        searched: evaluation splits whose texts were searched for, so that no kept document holds them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,9 +82,7 @@ def gather_statistics(
     receipts = [receipt for of_pass in passes for receipt in of_pass]
     stages = _stage_counts(labels, by_source, receipts)
     parts = {
-        key: StoredFile(receipt.files[key], found)
-        for receipt in receipts
-        for key, found in receipt.parts.items()
+        key: StoredFile(receipt.files[key], found) for receipt in receipts for key, found in receipt.parts.items()
     } | dict(tables)
     return Statistics(
         preparation=configuration,
@@ -96,8 +94,8 @@ def gather_statistics(
         sources=by_source,
         languages=_most_frequent(receipt.counts.languages for receipt in passes[-1]),
         licences=_most_frequent(receipt.counts.licences for receipt in passes[-1]),
-        lengths_read=_sum(receipt.counts.lengths_read for receipt in passes[0]),
-        lengths_kept=_sum(receipt.counts.lengths_left for receipt in passes[-1]),
+        lengths_read=_sum_counts(receipt.counts.lengths_read for receipt in passes[0]),
+        lengths_kept=_sum_counts(receipt.counts.lengths_left for receipt in passes[-1]),
         parts=dict(sorted(parts.items())),
         searched=list(searched),
     )
@@ -109,9 +107,9 @@ def _stage_counts(
     entered = sum(counts.documents_read for counts in by_source.values())
     stages = []
     for label in labels:
-        dropped = _sum(counts.dropped.get(label, {}) for counts in by_source.values())
+        dropped = _sum_counts(counts.dropped.get(label, {}) for counts in by_source.values())
         changed = sum(receipt.counts.changed.get(label, 0) for receipt in receipts)
-        cut = _sum(receipt.counts.cut.get(label, {}) for receipt in receipts)
+        cut = _sum_counts(receipt.counts.cut.get(label, {}) for receipt in receipts)
         clustered = sum(receipt.counts.clustered.get(label, 0) for receipt in receipts)
         paragraphs = sum(receipt.counts.paragraphs_cut.get(label, 0) for receipt in receipts)
         characters = sum(receipt.counts.characters_cut.get(label, 0) for receipt in receipts)
@@ -140,7 +138,7 @@ def _source_counts(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
     for of_pass in passes:
         for receipt in of_pass:
             for stage, reasons in receipt.counts.dropped.items():
-                dropped[stage] = _sum([dropped.get(stage, {}), reasons])
+                dropped[stage] = _sum_counts([dropped.get(stage, {}), reasons])
     return SourceCounts(
         documents_read=sum(counts.entered for counts in first),
         documents_kept=sum(counts.left for counts in last),
@@ -154,7 +152,7 @@ def _source_counts(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
 Key = TypeVar("Key", str, int)
 
 
-def _sum(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
+def _sum_counts(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
     total: dict[Key, int] = {}
     for each in counts:
         for name, count in each.items():
@@ -163,13 +161,11 @@ def _sum(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
 
 
 def _most_frequent(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    ordered = by_count(_sum(counts))
+    ordered = by_count(_sum_counts(counts))
     rest = sum(count for _, count in ordered[MAX_VALUES:])
     return dict(ordered[:MAX_VALUES]) | ({OTHER_VALUES_LABEL: rest} if rest else {})
 
 
 def save_statistics(store: Store, key: str, statistics: Statistics) -> None:
     """Store the statistics."""
-    store.put(
-        key, (json.dumps(statistics.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n").encode()
-    )
+    store.put(key, (json.dumps(statistics.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n").encode())

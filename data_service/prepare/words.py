@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from data_service.prepare.shingles import HASH_FACTOR, mix_bits
 
-_CACHE_CHARACTERS = 8 << 20  # size of the cache; each chunk counts `_CHUNK_CHARACTERS` more
-_CHUNK_CHARACTERS = 32
+_CACHE_CHARACTERS = 8 << 20  # size of the cache; each chunk counts `_CHUNK_OVERHEAD_CHARACTERS` more
+_CHUNK_OVERHEAD_CHARACTERS = 32
 _BATCH_CHUNKS = 4096  # chunks that spaCy gets at a time
 _TRIAL_TEXT = (
-    "It's 5a.m. (e.g. in Co. A: ( o : ) = ):= - ( end). "
-    "don't http://a.b/c?d=e; x-y/z 'S \u2019s 3,000km\n\t\xa0."
+    "It's 5a.m. (e.g. in Co. A: ( o : ) = ):= - ( end). don't http://a.b/c?d=e; x-y/z 'S \u2019s 3,000km\n\t\xa0."
 )
 
 # hash: sum of the characters' hashes, each times FACTOR to the power of its place; power: FACTOR to that of the length;
@@ -47,7 +46,7 @@ class WordTable:
         return 1 + int(np.count_nonzero(np.diff(others, prepend=0)))
 
 
-class Splitter:
+class WordSplitter:
     """Splits texts into words by the rules of a language, as datatrove names it."""
 
     def __init__(self, language: str) -> None:
@@ -62,7 +61,7 @@ class Splitter:
         """Return the words of a text."""
         if text != self._text:
             chunks = self._spacy.chunks(text) if self._spacy else self._split_by_datatrove(text)
-            numbers = self._numbers(chunks)
+            numbers = self._cached_chunk_numbers(chunks)
             counts = self._ends[numbers] - (starts := self._ends[numbers - 1])
             before = np.cumsum(counts) - counts
             places = np.repeat(starts - before, counts) + np.arange(counts.sum())
@@ -82,24 +81,24 @@ class Splitter:
         self._characters = 0
         self._text = None
 
-    def _numbers(self, chunks: Sequence[str]) -> NDArray[np.int64]:
-        """Return [chunks] their numbers; learn those that are not known."""
+    def _cached_chunk_numbers(self, chunks: Sequence[str]) -> NDArray[np.int64]:
+        """Return [chunks] int64, the number of each chunk in the cache; add chunks that it lacks."""
         numbers = np.fromiter(map(self._known.get, chunks, repeat(-1)), dtype=np.int64, count=len(chunks))
         if (missing := numbers < 0).any():
             fresh = list(dict.fromkeys(compress(chunks, missing.tolist())))
-            size = sum(map(len, fresh)) + _CHUNK_CHARACTERS * len(fresh)
+            size = sum(map(len, fresh)) + _CHUNK_OVERHEAD_CHARACTERS * len(fresh)
             if self._characters and self._characters + size > _CACHE_CHARACTERS:
                 self._clear_cache()
-                return self._numbers(chunks)
+                return self._cached_chunk_numbers(chunks)
             self._characters += size
             for start in range(0, len(fresh), _BATCH_CHUNKS):
                 self._add_to_cache(fresh[start : start + _BATCH_CHUNKS])
-            return self._numbers(chunks)
+            return self._cached_chunk_numbers(chunks)
         return numbers
 
     def _add_to_cache(self, chunks: list[str]) -> None:
         """Add chunks, and the words of each, to the tables."""
-        found = self._spacy.words(chunks) if self._spacy else [[chunk] for chunk in chunks]
+        found = self._spacy.split_words(chunks) if self._spacy else [[chunk] for chunk in chunks]
         first, row = len(self._known), len(self._texts)
         words = [word for part in found for word in part]
         self._ends = _grown_table(self._ends, first + len(chunks))
@@ -111,7 +110,7 @@ class Splitter:
 
 
 class _SpaCy:
-    """spaCy's tokenizer of a language, of which each chunk is asked for once.
+    """spaCy's tokenizer of a language.
 
     Attributes:
         ends: words that end a sentence.
@@ -143,7 +142,7 @@ class _SpaCy:
 
     @staticmethod
     def load(language: str) -> "_SpaCy | None":
-        """Return the tokenizer if spaCy splits the language, by rules that look at a chunk alone."""
+        """Return spaCy's tokenizer if datatrove uses it for the language, by rules for one chunk alone; else None."""
         from datatrove.utils.word_tokenizers import SpaCyTokenizer, load_word_tokenizer
 
         found = load_word_tokenizer(language)
@@ -160,9 +159,7 @@ class _SpaCy:
             place
             for place, (left, right) in enumerate(pairwise(chunks), start=1)
             if left[-1] + right[0] in pairs
-            and any(
-                left.endswith(one) and right.startswith(other) for one, other in pairs[left[-1] + right[0]]
-            )
+            and any(left.endswith(one) and right.startswith(other) for one, other in pairs[left[-1] + right[0]])
         }
         if not spanned:
             return chunks
@@ -170,9 +167,9 @@ class _SpaCy:
         starts = [place for place in range(len(chunks)) if place not in spanned or gaps[place] != " "]
         return [" ".join(chunks[one:other]) for one, other in pairwise([*starts, len(chunks)])]
 
-    def words(self, chunks: list[str]) -> list[list[str]]:
+    def split_words(self, chunks: list[str]) -> list[list[str]]:
         """Return the words of each chunk."""
-        whole = list(map(self._is_whole, chunks))
+        whole = list(map(self._is_single_word, chunks))
         found: list[list[str]] = [[]]
         with self._tokenizer.vocab.memory_zone():
             for token in self._tokenizer("\n".join(compress(chunks, map(not_, whole)))):
@@ -183,7 +180,7 @@ class _SpaCy:
         split = iter(found)
         return [[chunk] if one else next(split) for chunk, one in zip(chunks, whole, strict=True)]
 
-    def _is_whole(self, chunk: str) -> bool:
+    def _is_single_word(self, chunk: str) -> bool:
         """Return whether a chunk of letters is one word: no special case, and no rule cuts it."""
         cuts = self._tokenizer
         return (
@@ -217,6 +214,6 @@ def _grown_table(table: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=4)
-def get_splitter(language: str) -> Splitter:
+def get_splitter(language: str) -> WordSplitter:
     """Return the splitter of a language, which is one for all stages of a process."""
-    return Splitter(language)
+    return WordSplitter(language)

@@ -31,11 +31,11 @@ from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
 from data_service.samples.packing import SPECIAL_TOKENS_PER_ROW, LaidOutRows
 from data_service.samples.samples import Samples
 from data_service.samples.selection import DrawSlots, Units, expand_ranges
-from data_service.samples.spans import LengthDraws
+from data_service.samples.spans import LengthDistribution
 from data_service.types import Level, Tokens
 
-_DRAW_RANGE = 1 << 32
-_SPAN_UNITS = 128  # units in the longest span: at a mean of 16, longer ones have a probability below 1e-60
+_UINT32_RANGE = 1 << 32
+_MAX_SPAN_UNITS = 128  # units in the longest span: at a mean of 16, longer ones have a probability below 1e-60
 
 
 class Denoising(RowMasking):
@@ -71,10 +71,10 @@ class Denoising(RowMasking):
         """Return the places of each row's draws: one for each token of its text."""
         return DrawSlots(edges, first_row)
 
-    def expected_targets(self, length: int, maskable: int) -> float:
+    def expected_target_count(self, length: int, maskable: int) -> float:
         return length
 
-    def max_targets(self, tokens: int) -> float:
+    def max_target_count(self, tokens: int) -> float:
         return tokens
 
     def mean_form_tokens(self, length: int) -> int:
@@ -83,14 +83,12 @@ class Denoising(RowMasking):
 
     def mask(self, rows: MaskableRows) -> Samples:
         laid_out = rows.rows
-        text = _RowText.from_rows(laid_out, rows.units)
+        text = _RowsToInfill.from_rows(laid_out, rows.units)
         targets = np.flatnonzero(text.learned)
         if self.permute_sentences:
             assert rows.sentences is not None  # ensured by `reads_sentences`
-            text = text.reorder_units(
-                sentence_order(laid_out, rows.sentences, _token_draws(rows, "sentences"))
-            )
-        spans = self._spans(rows)
+            text = text.reorder_text(sentence_order(laid_out, rows.sentences, _token_draws(rows, "sentences")))
+        spans = self._draw_spans(rows)
         tokens, offsets = text.replace_spans(spans, rows.units.edges, laid_out.offsets, rows.vocabulary.mask)
         causal = np.ones(len(offsets) - 1, dtype=np.bool_)
         return Samples(
@@ -103,14 +101,14 @@ class Denoising(RowMasking):
             corrupted_offsets=offsets,
         )
 
-    def _spans(self, rows: MaskableRows) -> "Spans":
+    def _draw_spans(self, rows: MaskableRows) -> "Spans":
         first, slots = rows.slots.first_row, rows.slots
         counts = np.diff(rows.units.edges)
-        uniform = draw_uint32(purpose_key(rows.key, "budgets"), first, first + len(counts)) / _DRAW_RANGE
+        uniform = draw_uint32(purpose_key(rows.key, "budgets"), first, first + len(counts)) / _UINT32_RANGE
         budgets = np.floor(self.rate * counts + uniform).astype(np.int64)
-        lengths = poisson_lengths(self.span_mean).from_draws(_token_draws(rows, "lengths")) - 1
-        row, sizes = cut_spans_to_budget(budgets, lengths, slots.counts)
-        return Spans.from_sizes(row, sizes, counts, _token_draws(rows, "places"), slots.counts)
+        lengths = poisson_lengths(self.span_mean).lengths_from_draws(_token_draws(rows, "lengths")) - 1
+        row, sizes = cut_spans_to_budget(budgets, lengths, slots.draws_per_row)
+        return Spans.from_sizes(row, sizes, counts, _token_draws(rows, "places"), slots.draws_per_row)
 
 
 def _token_draws(rows: MaskableRows, name: str) -> NDArray[np.uint32]:
@@ -119,14 +117,12 @@ def _token_draws(rows: MaskableRows, name: str) -> NDArray[np.uint32]:
     return draw_uint32(purpose_key(rows.key, name), int(edges[0]), int(edges[-1]))
 
 
-def poisson_lengths(mean: float) -> LengthDraws:
-    """Return the Poisson distribution of the number of units in a span, shifted by 1: `LengthDraws` begin with 1."""
-    return LengthDraws.from_weights(np.cumprod(np.append(1.0, mean / np.arange(1, _SPAN_UNITS))))
+def poisson_lengths(mean: float) -> LengthDistribution:
+    """Return the Poisson distribution of a span's units, shifted by 1: a `LengthDistribution` begins with 1."""
+    return LengthDistribution.from_weights(np.cumprod(np.append(1.0, mean / np.arange(1, _MAX_SPAN_UNITS))))
 
 
-def sentence_order(
-    rows: LaidOutRows, sentences: NDArray[np.int64], draws: NDArray[np.uint32]
-) -> NDArray[np.int64]:
+def sentence_order(rows: LaidOutRows, sentences: NDArray[np.int64], draws: NDArray[np.uint32]) -> NDArray[np.int64]:
     """Return [T] int64: for each place of the text the offset of the token that stands there once sentences are
     permuted, those of one document of one row among themselves.
 
@@ -145,7 +141,7 @@ def sentence_order(
 
 
 def cut_spans_to_budget(
-    budgets: NDArray[np.int64], lengths: NDArray[np.int64], unit_order: NDArray[np.int64]
+    budgets: NDArray[np.int64], lengths: NDArray[np.int64], draw_counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return [K] int64, the row of each span, and [K] int64, its number of units, which may be 0.
 
@@ -155,10 +151,10 @@ def cut_spans_to_budget(
     Args:
         budgets: [N] int64, number of units to cover.
         lengths: [D] int64, numbers of units that are drawn for the rows, row after row.
-        unit_order: [N] int64, how many of them belong to each row.
+        draw_counts: [N] int64, how many of them belong to each row.
     """
-    row = np.repeat(np.arange(len(budgets)), unit_order)
-    left = budgets[row] - _row_prefix_sums(lengths, unit_order)
+    row = np.repeat(np.arange(len(budgets)), draw_counts)
+    left = budgets[row] - _row_prefix_sums(lengths, draw_counts)
     used = left > 0
     row, sizes = row[used], np.minimum(lengths, left)[used]
     covered = np.bincount(row, weights=sizes, minlength=len(budgets)).astype(np.int64)
@@ -167,9 +163,7 @@ def cut_spans_to_budget(
     return row[kept], sizes[kept]
 
 
-def _row_prefix_sums(
-    values: NDArray[np.int64] | NDArray[np.bool_], counts: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _row_prefix_sums(values: NDArray[np.int64] | NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return [D] int64, the sum of the values before each one in its row. `counts`: [N], number of values in each."""
     total = np.append(0, np.cumsum(values, dtype=np.int64))
     before: NDArray[np.int64] = total[:-1] - np.repeat(total[np.cumsum(counts) - counts], counts)
@@ -196,23 +190,23 @@ class Spans:
         cls,
         rows: NDArray[np.int64],
         sizes: NDArray[np.int64],
-        counts: NDArray[np.int64],
+        unit_counts: NDArray[np.int64],
         draws: NDArray[np.uint32],
-        drawn: NDArray[np.int64],
+        draw_counts: NDArray[np.int64],
     ) -> "Spans":
         """Put the spans of each row, and the units that stay, in a uniformly random order.
 
         Args:
             rows, sizes: [K] int64, as in the class; rows ascending. A row has no more spans than they have units.
-            counts: [N] int64, number of units in each row.
+            unit_counts: [N] int64, number of units in each row.
             draws: [D] uniform draws, row after row, at least one for each unit.
-            drawn: [N] int64, how many of them belong to each row.
+            draw_counts: [N] int64, how many of them belong to each row.
         """
-        per_row = np.bincount(rows, minlength=len(counts))
-        covered = np.bincount(rows, weights=sizes, minlength=len(counts)).astype(np.int64)
-        beads = counts - covered + per_row
-        owner, total = np.repeat(np.arange(len(counts)), beads), int(beads.sum())
-        shift = np.repeat(np.cumsum(drawn) - drawn - np.cumsum(beads) + beads, beads)
+        per_row = np.bincount(rows, minlength=len(unit_counts))
+        covered = np.bincount(rows, weights=sizes, minlength=len(unit_counts)).astype(np.int64)
+        beads = unit_counts - covered + per_row
+        owner, total = np.repeat(np.arange(len(unit_counts)), beads), int(beads.sum())
+        shift = np.repeat(np.cumsum(draw_counts) - draw_counts - np.cumsum(beads) + beads, beads)
         mine = draws[shift + np.arange(total)].astype(np.int64)
         # Shuffles the items of each row: its spans and its units outside of spans.
         order = np.argsort((owner << 32) | mine, kind="stable")
@@ -224,7 +218,7 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class _RowText:
+class _RowsToInfill:
     """Rows with special tokens, before infilling.
 
     Attributes:
@@ -242,27 +236,25 @@ class _RowText:
     learned: NDArray[np.bool_]
 
     @classmethod
-    def from_rows(cls, rows: LaidOutRows, units: Units) -> "_RowText":
+    def from_rows(cls, rows: LaidOutRows, units: Units) -> "_RowsToInfill":
         places = rows.marked_token_indices(np.ones(int(rows.edges[-1]), dtype=np.bool_))
         every = np.arange(int(units.edges[-1]))
         inside, first = (np.zeros(len(rows.tokens), dtype=np.bool_) for _ in range(2))
-        inside[places[units.text(every)]] = True
+        inside[places[units.token_offsets(every)]] = True
         first[places[every if units.starts is None else units.starts]] = True
         learned = np.ones(len(rows.tokens), dtype=np.bool_)
         learned[places] = inside[places]
         return cls(rows.tokens, places, inside, first, learned)
 
-    def reorder_units(self, order: NDArray[np.int64]) -> "_RowText":
+    def reorder_text(self, order: NDArray[np.int64]) -> "_RowsToInfill":
         """Return the rows with the text in another order; a unit's tokens stay together. Targets are left as they
         were."""
         origin = np.arange(len(self.tokens))
         origin[self.places] = self.places[order]
-        return _RowText(
-            self.tokens[origin], self.places, self.inside[origin], self.first[origin], self.learned
-        )
+        return _RowsToInfill(self.tokens[origin], self.places, self.inside[origin], self.first[origin], self.learned)
 
     def replace_spans(
-        self, spans: Spans, edges: NDArray[np.int64], offsets: NDArray[np.int64], mask: int
+        self, spans: Spans, edges: NDArray[np.int64], offsets: NDArray[np.int64], mask_id: int
     ) -> tuple[Tokens, NDArray[np.int64]]:
         """Return the tokens after infilling, and the rows' offsets in them.
 
@@ -270,7 +262,7 @@ class _RowText:
             spans: spans, by numbers of units in this order of the text.
             edges: [N + 1] int64, numbers of units; row i has units edges[i] to edges[i + 1].
             offsets: [N + 1] int64, offsets of the rows in `tokens`.
-            mask: id of the mask token.
+            mask_id: id of the mask token.
         """
         some = spans.sizes > 0
         hidden, opens = (np.zeros(int(edges[-1]), dtype=np.bool_) for _ in range(2))
@@ -283,7 +275,7 @@ class _RowText:
         counts = np.where(gone, opening, True).astype(np.int64)
         counts += self._mask_counts(spans.rows[~some], spans.starts[~some], edges, offsets)
         ends = np.cumsum(counts)
-        tokens = np.full(int(ends[-1]), mask, dtype=self.tokens.dtype)
+        tokens = np.full(int(ends[-1]), mask_id, dtype=self.tokens.dtype)
         tokens[ends[~gone] - 1] = self.tokens[~gone]
         return tokens, np.append(0, ends)[offsets]
 

@@ -22,7 +22,7 @@ from data_service.rng import Key, draw_uint32, draw_uint64, scale_draws, stream_
 from data_service.samples.lanes import SPECIAL_TOKENS_PER_ROW, LaneRows
 from data_service.samples.permutation_lm import PermutedPrediction, choose_targets, factorisation_order
 from data_service.samples.samples import Samples, join_rows
-from data_service.samples.selection import fixed_positions
+from data_service.samples.selection import excluded_token_offsets
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
@@ -51,7 +51,7 @@ class LaneRowTokens:
     removed: NDArray[np.bool_] | None
 
     @property
-    def functional(self) -> NDArray[np.bool_]:
+    def sep_and_cls_mask(self) -> NDArray[np.bool_]:
         """[N, length] bool, true for each row's two `<sep>` and its `<cls>`, but not for ends of documents in the
         text."""
         found = np.zeros(self.tokens.shape, dtype=np.bool_)
@@ -84,7 +84,7 @@ class DirectedBlockText:
         cls,
         block: Block,
         special: SpecialIds,
-        never: tuple[int, ...],
+        excluded_ids: tuple[int, ...],
         starts_word: NDArray[np.bool_] | None,
         *,
         backward: bool,
@@ -94,7 +94,7 @@ class DirectedBlockText:
         Args:
             block: the block.
             special: ids of the special tokens.
-            never: ids that are never predicted.
+            excluded_ids: ids that are never predicted.
             starts_word: [vocab_size] bool, table of pieces that begin a word, for blocks that do not store where words
                 begin. None: every token is a word.
             backward: whether rows are read backward, too.
@@ -103,7 +103,7 @@ class DirectedBlockText:
         text = _insert_end_tokens(block.tokens, block.sentences[block.documents[1:]], end)
         document = np.repeat(np.arange(len(block.documents) - 1), np.diff(block.documents))
         bounds = np.append(block.sentences[:-1] + document, len(text))
-        fixed = fixed_positions(text, (*never, end))
+        fixed = excluded_token_offsets(text, (*excluded_ids, end))
         begins = np.ones(len(text) + 1, dtype=np.bool_)
         if starts_word is not None:
             begins[:-1] = _word_starts(block, text, starts_word)
@@ -129,8 +129,8 @@ class DirectedBlockText:
 
     def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneRowTokens:
         """Return the tokens of rows `start` to `stop`. `key`: key of the draws of this block in this epoch."""
-        firsts, sizes, seconds, backward = self.parts(rows, start, stop, key)
-        places = _token_places(firsts, sizes, seconds, rows)
+        firsts, sizes, seconds, backward = self.segments_of_rows(rows, start, stop, key)
+        places = _token_offsets(firsts, sizes, seconds, rows)
         between = rows.reuse + sizes
         tokens, flags = self.tokens[places], self.flags[places]
         tokens[:, -1] = special.cls
@@ -149,7 +149,7 @@ class DirectedBlockText:
             (flags & _REMOVED_BIT) > 0 if self.holes else None,
         )
 
-    def parts(
+    def segments_of_rows(
         self, rows: LaneRows, start: int, stop: int, key: Key
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
         """Return four arrays [N]: the offsets at which rows `start` to `stop` begin, the sizes of A, the offsets at
@@ -177,9 +177,7 @@ class DirectedBlockText:
         The second parts have `room` tokens and begin at `places`.
         """
         stop = first_row + len(places)
-        draws = draw_uint32(
-            stream_key(key.hex(), "segments"), _DRAWS_PER_ROW * first_row, _DRAWS_PER_ROW * stop
-        )
+        draws = draw_uint32(stream_key(key.hex(), "segments"), _DRAWS_PER_ROW * first_row, _DRAWS_PER_ROW * stop)
         drawn, cut, place = draws.reshape(-1, _DRAWS_PER_ROW).T
         low = np.searchsorted(self.bounds, places, side="right")
         choices = np.searchsorted(self.bounds, places + room) - low
@@ -200,14 +198,12 @@ def lane_text_ranges(
     `key`: key of the draws of this block in this epoch.
     """
     reading = DirectedBlockText.from_block(block, special, (), None, backward=rows.directions == 2)
-    firsts, sizes, seconds, backward = reading.parts(rows, 0, len(rows), key)
+    firsts, sizes, seconds, backward = reading.segments_of_rows(rows, 0, len(rows), key)
     ends = firsts + rows.reuse + sizes
     window = rows.length - SPECIAL_TOKENS_PER_ROW
     follows = seconds == ends
     starts = np.concatenate([firsts, seconds[~follows]])
-    stops = np.concatenate(
-        [np.where(follows, firsts + window, ends), (seconds + firsts + window - ends)[~follows]]
-    )
+    stops = np.concatenate([np.where(follows, firsts + window, ends), (seconds + firsts + window - ends)[~follows]])
     numbers = np.arange(len(rows))
     of_row = np.concatenate([numbers, numbers[~follows]])
     mirrored = backward[of_row]
@@ -240,15 +236,15 @@ def _insert_end_tokens(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tok
     return text
 
 
-def _token_places(
-    firsts: NDArray[np.int64], sizes: NDArray[np.int64], seconds: NDArray[np.int64], rows: LaneRows
+def _token_offsets(
+    row_starts: NDArray[np.int64], a_sizes: NDArray[np.int64], b_starts: NDArray[np.int64], rows: LaneRows
 ) -> NDArray[np.int64]:
     """Return [N, length] int64, the offset in the reading of each token of the rows; any number for `<sep>` and
     `<cls>`."""
     columns = np.arange(rows.length)
-    between = rows.reuse + sizes
-    shift = seconds - between - 1
-    places = np.where(columns <= between[:, None], firsts[:, None], shift[:, None]) + columns
+    between = rows.reuse + a_sizes
+    shift = b_starts - between - 1
+    places = np.where(columns <= between[:, None], row_starts[:, None], shift[:, None]) + columns
     places[:, -2:] = 0
     return places
 
@@ -271,9 +267,7 @@ def permuted_rows(
 
     `key`: key of the draws of this block in this epoch. Other arguments as for `DirectedBlockText.from_block`.
     """
-    reading = DirectedBlockText.from_block(
-        block, special, excluded_ids, starts_word, backward=rows.directions == 2
-    )
+    reading = DirectedBlockText.from_block(block, special, excluded_ids, starts_word, backward=rows.directions == 2)
     size = max(1, _CHUNK_TOKENS // rows.length)
     parts = []
     for first in range(start, stop, size):
@@ -310,7 +304,7 @@ def _choose_targets(
     # One draw a token: its upper half selects single targets, its lower half is its place in the order.
     of_tokens = _row_draws(key, "tokens", first_row, count, length)
     selects, places = (of_tokens >> np.uint64(32)).astype(np.uint32), of_tokens.astype(np.uint32)
-    first_goal, second_goal = config.target_counts
+    first_goal, second_goal = config.target_counts_by_part
     targets = np.concatenate(
         [
             choose_targets(
@@ -328,7 +322,7 @@ def _choose_targets(
         ],
         axis=1,
     )
-    return targets, factorisation_order(targets | text.functional, places, reuse, config.permutation)
+    return targets, factorisation_order(targets | text.sep_and_cls_mask, places, reuse, config.permutation)
 
 
 def _row_draws(key: Key, purpose: str, first_row: int, count: int, per_row: int) -> NDArray[np.uint64]:

@@ -67,7 +67,7 @@ class LaneRows:
         return self.windows * self.directions
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def row_lengths(self) -> NDArray[np.int64]:
         """[N] int64, number of tokens of each row, special ones included."""
         return np.full(len(self), self.length)
 
@@ -107,12 +107,12 @@ def count_lane_rows(
     return rows
 
 
-def check_lane_settings(lanes: Lanes, permuted: PermutedPrediction, length: int, count: int | None) -> None:
+def check_lane_settings(lanes: Lanes, permuted: PermutedPrediction, length: int, lane_count: int | None) -> None:
     """Raise PlanError if rows of `length` tokens have no room for the reused text, two segments and the targets, or if
-    `count` lanes cannot be read in both directions.
+    `lane_count` lanes cannot be read in both directions.
     """
     room = length - SPECIAL_TOKENS_PER_ROW - lanes.reuse
-    first, second = permuted.target_counts
+    first, second = permuted.target_counts_by_part
     if room < 2 or length > MAX_ROW_TOKENS:
         raise PlanError(
             f"a row of {length} tokens cannot reuse {lanes.reuse} tokens and hold two segments",
@@ -124,9 +124,9 @@ def check_lane_settings(lanes: Lanes, permuted: PermutedPrediction, length: int,
             f"{permuted.predict} targets do not fit into a row of {lanes.reuse} and {room} tokens of text",
             remedy=f"set predict to about {min(2 * lanes.reuse, 2 * room) // 6}, one token in six",
         )
-    if count is not None and count % _direction_count(lanes):
+    if lane_count is not None and lane_count % _direction_count(lanes):
         raise PlanError(
-            f"{count} lanes cannot be read half forward and half backward",
+            f"{lane_count} lanes cannot be read half forward and half backward",
             remedy="make the batch an even number of sequences, or set input.both_directions: false",
         )
 

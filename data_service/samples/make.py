@@ -10,8 +10,8 @@ from data_service.rng import Key, stream_key
 from data_service.samples.lane_rows import lane_text_ranges, permuted_rows
 from data_service.samples.lanes import LaneRows, Lanes, lane_rows
 from data_service.samples.masking import NO_TABLES, MaskableRows, MaskingTables, NoMasking, RowMasking
-from data_service.samples.next_token import NextToken, next_tokens
-from data_service.samples.packing import LaidOutRows, Packed, RowCuts, Segments, lay_out, pack_block
+from data_service.samples.next_token import NextToken, next_token_samples
+from data_service.samples.packing import LaidOutRows, PackedInput, RowCuts, Segments, lay_out, pack_block
 from data_service.samples.pairs import (
     OrderedPairs,
     Pairs,
@@ -27,7 +27,7 @@ from data_service.samples.pairs import (
 )
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples, removed_token_indices
-from data_service.samples.selection import fixed_positions, token_units, word_units
+from data_service.samples.selection import excluded_token_offsets, token_units, word_units
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import (
     RepeatedSentences,
@@ -49,7 +49,7 @@ def cut_block(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> CutR
     `key`: key of the draws (`cutting_key`), for inputs whose boundaries are drawn.
     """
     match spec.input_for_source(source):
-        case Packed() as packed:
+        case PackedInput() as packed:
             return pack_block(block, packed.packing, spec.length)
         case SegmentPairs() | SentencePairs() | OrderedPairs() | TwoSegments() as pairs:
             return RowCuts.from_segments(_draw_segments(block, pairs, spec.length, key))
@@ -80,9 +80,7 @@ def row_text_ranges(
     return columns[0], columns[1], columns[2]
 
 
-def token_ranges_of_row(
-    block: Block, rows: CutRows, row: int, spec: StreamSpec, key: Key
-) -> tuple[range, ...]:
+def token_ranges_of_row(block: Block, rows: CutRows, row: int, spec: StreamSpec, key: Key) -> tuple[range, ...]:
     """Return the ranges of the block's tokens that one row holds, in order. `key`: as for `row_text_ranges`."""
     if not isinstance(rows, LaneRows):
         return rows.token_ranges(row)
@@ -172,7 +170,7 @@ def _masked_samples(
     densest = spec.masking_at_highest_rate
     assert isinstance(densest, RowMasking)
     slots = densest.draw_slots(rows.edges[start : stop + 1], start)
-    fixed = fixed_positions(text, spec.never_masked)
+    fixed = excluded_token_offsets(text, spec.never_masked)
     units, sentences = token_units(laid_out.edges, fixed), None
     if starts_word is not None or masking.reads_sentences:
         sentences = rows.sentence_starts(block, start, stop)
@@ -185,17 +183,19 @@ def _masked_samples(
     if unigram is not None:
         vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
     maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates, sentences)
-    return _add_labels(block, rows, start, laid_out, masking.mask(maskable))
+    return _add_segments_and_holes(block, rows, start, laid_out, masking.mask(maskable))
 
 
 def _causal_samples(block: Block, rows: RowCuts, start: int, stop: int, spec: StreamSpec) -> Samples:
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
-    found = next_tokens(laid_out, fixed_positions(text, spec.never_masked))
-    return _add_labels(block, rows, start, laid_out, found)
+    found = next_token_samples(laid_out, excluded_token_offsets(text, spec.never_masked))
+    return _add_segments_and_holes(block, rows, start, laid_out, found)
 
 
-def _add_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, samples: Samples) -> Samples:
+def _add_segments_and_holes(
+    block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, samples: Samples
+) -> Samples:
     """Return `samples`, the rows from `start` on, with their segments and labels, and the holes that removed documents
     left."""
     stop = start + samples.rows
@@ -204,9 +204,7 @@ def _add_labels(block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, 
         return samples
     removed = rows.select_tokens(block.removed, start, stop)
     lost = np.logical_and.reduceat(removed, laid_out.edges[:-1])
-    return replace(
-        samples, holes=removed_token_indices(laid_out.marked_token_indices(removed), laid_out.offsets, lost)
-    )
+    return replace(samples, holes=removed_token_indices(laid_out.marked_token_indices(removed), laid_out.offsets, lost))
 
 
 def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
@@ -228,7 +226,7 @@ def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
 def masking_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
     """Return the key of one block's draws in reading `epoch` of its source, or of the copy of the masks used in it."""
     fingerprint = spec.sources[source].manifest_fingerprint
-    return stream_key("rows", spec.seed, spec.masking.draw_epoch(epoch), fingerprint, spec.split, block)
+    return stream_key("rows", spec.seed, spec.masking.epoch_of_draws(epoch), fingerprint, spec.split, block)
 
 
 def cutting_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:

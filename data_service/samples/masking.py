@@ -28,10 +28,10 @@ from data_service.samples.replacement import Replacement, Vocabulary, replace_ta
 from data_service.samples.samples import Samples
 from data_service.samples.selection import DrawSlots, Units, select_by_draw_count, select_units
 from data_service.samples.similar_words import SimilarWords, replace_words
-from data_service.samples.spans import LengthDraws, SpanRule, ngram_lengths, select_spans, span_lengths
+from data_service.samples.spans import LengthDistribution, SpanRule, ngram_lengths, select_spans, span_lengths
 from data_service.types import Level
 
-_DRAW_RANGE = 1 << 32
+_UINT32_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -109,20 +109,20 @@ class RowMasking(BaseModel, ABC):
         """Whether rows get a second form, which an encoder reads (`Samples.corrupted`)."""
         return False
 
-    def draw_epoch(self, epoch: int) -> int:
+    def epoch_of_draws(self, epoch: int) -> int:
         """Return the epoch whose draws are used in `epoch`."""
         return epoch
 
     @abstractmethod
     def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
-        """Return the places of each row's draws. Arguments as for `Slots.for_rate`."""
+        """Return the places of each row's draws. Arguments as for `DrawSlots.for_rate`."""
 
     @abstractmethod
-    def expected_targets(self, length: int, maskable: int) -> float:
+    def expected_target_count(self, length: int, maskable: int) -> float:
         """Return the mean number of targets in a row of `length` tokens, of which `maskable` are not special."""
 
     @abstractmethod
-    def max_targets(self, tokens: int) -> float:
+    def max_target_count(self, tokens: int) -> float:
         """Return the largest number of targets in a row of `tokens` tokens."""
 
     @abstractmethod
@@ -142,10 +142,10 @@ class FixedRateMasking(RowMasking):
     def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
         return DrawSlots.for_rate(edges, first_row, self.rate)
 
-    def expected_targets(self, length: int, maskable: int) -> float:
+    def expected_target_count(self, length: int, maskable: int) -> float:
         return self.rate * maskable
 
-    def max_targets(self, tokens: int) -> float:
+    def max_target_count(self, tokens: int) -> float:
         return self.rate * tokens + 1
 
 
@@ -156,10 +156,10 @@ class DeterministicMasking(BaseModel):
 
     @property
     def unit(self) -> Literal["token"]:
-        """The unit: single tokens, so that words are not looked up."""
+        """The unit of prediction: single tokens, so words are not looked up."""
         return "token"
 
-    def draw_epoch(self, epoch: int) -> int:
+    def epoch_of_draws(self, epoch: int) -> int:
         """Return the epoch whose draws are used in `epoch`: always 0."""
         return 0
 
@@ -169,13 +169,13 @@ class NoMasking(DeterministicMasking):
 
     kind: Literal["none"] = "none"
 
-    def expected_targets(self, length: int, maskable: int) -> float:
+    def expected_target_count(self, length: int, maskable: int) -> float:
         """Return the number of targets in a row: 0."""
         return 0.0
 
 
 MaskingUnit = Literal["token", "whole_word", "ngram", "span", "phrase", "entity"]
-_NGRAM_WORDS, _SPAN_WORDS, _SPAN_P = 3, 10, 0.2
+_MAX_NGRAM_WORDS, _MAX_SPAN_WORDS, _SPAN_LENGTH_P = 3, 10, 0.2
 
 
 class MlmMasking(FixedRateMasking):
@@ -248,11 +248,11 @@ class MlmMasking(FixedRateMasking):
             case _:
                 return "word"
 
-    def draw_epoch(self, epoch: int) -> int:
+    def epoch_of_draws(self, epoch: int) -> int:
         """Return the epoch whose masks are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
-    def expected_targets(self, length: int, maskable: int) -> float:
+    def expected_target_count(self, length: int, maskable: int) -> float:
         wanted = self.rate * (length if self.count_special else maskable)
         if self.count == "drawn":  # positions are drawn with replacement, and each counts once
             wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
@@ -260,17 +260,17 @@ class MlmMasking(FixedRateMasking):
             wanted = math.ceil(wanted)
         return wanted if self.max_predictions is None else min(wanted, self.max_predictions)
 
-    def max_targets(self, tokens: int) -> float:
-        return min(super().max_targets(tokens), self.max_predictions or tokens)
+    def max_target_count(self, tokens: int) -> float:
+        return min(super().max_target_count(tokens), self.max_predictions or tokens)
 
     def mask(self, rows: MaskableRows) -> Samples:
         assert self.replace.random_from == "vocabulary" or rows.tables.unigram is not None
         return mask_rows(rows, self)
 
 
-def target_counts(
+def round_target_counts(
     masking: MlmMasking,
-    target_numbers: NDArray[np.float64],
+    unrounded_counts: NDArray[np.float64],
     maskable: NDArray[np.int64],
     first_row: int,
     key: Key,
@@ -279,19 +279,20 @@ def target_counts(
 
     Args:
         masking: settings that decide the number.
-        target_numbers: [N] float64, number of targets before rounding: the rate times the tokens that it is a share of.
+        unrounded_counts: [N] float64, number of targets before rounding: the rate times the tokens that it is a
+            share of.
         maskable: [N] int64, number of tokens of each row that can be targets.
         first_row: number of the first row in its block.
         key: key of the draws.
     """
     match masking.count:
         case "stochastic":
-            uniform = draw_uint32(key, first_row, first_row + len(target_numbers)) / _DRAW_RANGE
-            counts = np.floor(target_numbers + uniform).astype(np.int64)
+            uniform = draw_uint32(key, first_row, first_row + len(unrounded_counts)) / _UINT32_RANGE
+            counts = np.floor(unrounded_counts + uniform).astype(np.int64)
         case "bert" | "drawn":
-            counts = np.maximum(np.rint(target_numbers), 1).astype(np.int64)
+            counts = np.maximum(np.rint(unrounded_counts), 1).astype(np.int64)
         case "ceil":
-            counts = np.ceil(target_numbers).astype(np.int64)
+            counts = np.ceil(unrounded_counts).astype(np.int64)
         case _:
             assert_never(masking.count)
     if masking.max_predictions is not None:
@@ -308,11 +309,11 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     maskable = np.diff(units.edges) if sizes is None else np.diff(np.append(0, np.cumsum(sizes))[units.edges])
     counted = np.diff(rows.offsets) if masking.count_special else maskable
     wanted = (masking.rate if found.rates is None else found.rates) * counted
-    counts = target_counts(masking, wanted, maskable, slots.first_row, purpose_key(key, "counts"))
+    counts = round_target_counts(masking, wanted, maskable, slots.first_row, purpose_key(key, "counts"))
     # Each target needs a draw; slots are fewer only in rows of almost nothing but separators.
-    counts = np.minimum(counts, slots.counts)
+    counts = np.minimum(counts, slots.draws_per_row)
     chosen = np.flatnonzero(_select_units(rows, units, counts=counts, slots=slots, masking=masking, key=key))
-    text = units.text(chosen)
+    text = units.token_offsets(chosen)
     exact = sizes is None and masking.count != "drawn"
     per_row = counts if exact else np.diff(np.searchsorted(text, rows.edges))
     positions = rows.token_indices(text, per_row)
@@ -321,9 +322,7 @@ def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
     if masking.replace.similar:
         assert similar is not None  # `Corpora` reads the table that the masking needs
         assert sizes is not None
-        rows.tokens[positions] = replace_words(
-            target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar
-        )
+        rows.tokens[positions] = replace_words(target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar)
     else:
         leaders = _first_targets_of_runs(positions) if masking.unit == "span" else None
         rows.tokens[positions] = replace_targets(target_ids, draws, leaders, masking.replace, vocabulary)
@@ -345,39 +344,37 @@ def _select_units(
                 return select_by_draw_count(units, counts, slots, purpose_key(key, "drawn"))
             return select_units(units, counts, slots, purpose_key(key, "targets"))
         case "ngram":
-            weights, longest = masking.ngram_weights, masking.longest or _NGRAM_WORDS
-            lengths = (
-                ngram_lengths(longest) if weights is None else LengthDraws.from_weights(np.array(weights))
-            )
+            weights, longest = masking.ngram_weights, masking.longest or _MAX_NGRAM_WORDS
+            lengths = ngram_lengths(longest) if weights is None else LengthDistribution.from_weights(np.array(weights))
             ngrams = SpanRule(lengths, overlap=False)
             return select_spans(
                 units,
                 rows.separators,
                 budgets=counts,
                 slots=slots,
-                stretches=ngrams,
+                rule=ngrams,
                 key=purpose_key(key, "ngrams"),
             )
         case "span":
-            lengths = span_lengths(masking.span_p or _SPAN_P, masking.longest or _SPAN_WORDS)
+            lengths = span_lengths(masking.span_p or _SPAN_LENGTH_P, masking.longest or _MAX_SPAN_WORDS)
             spans = SpanRule(lengths, overlap=True)
             return select_spans(
                 units,
                 rows.separators,
                 budgets=counts,
                 slots=slots,
-                stretches=spans,
+                rule=spans,
                 key=purpose_key(key, "spans"),
             )
         case _:
             assert_never(masking.unit)
 
 
-def _row_draws(per_row: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.uint64]:
+def _row_draws(targets_per_row: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.uint64]:
     """Return [M] uint64, a draw for each target. Target r of a row uses the row's slot r."""
     words = draw_uint64(key, int(slots.edges[0]), int(slots.edges[-1]))
-    before = np.cumsum(per_row) - per_row
-    shift = np.repeat(slots.edges[:-1] - slots.edges[0] - before, per_row)
+    before = np.cumsum(targets_per_row) - targets_per_row
+    shift = np.repeat(slots.edges[:-1] - slots.edges[0] - before, targets_per_row)
     return words[shift + np.arange(len(shift))]
 
 
@@ -387,6 +384,6 @@ def _first_targets_of_runs(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.repeat(starts, np.diff(np.append(starts, len(positions))))
 
 
-def purpose_key(key: Key, name: str) -> Key:
+def purpose_key(key: Key, purpose: str) -> Key:
     """Return the key of the draws for one purpose, from the key of a block's draws."""
-    return stream_key(key.hex(), name)
+    return stream_key(key.hex(), purpose)

@@ -26,19 +26,19 @@ class NextToken(DeterministicMasking):
 
     kind: Literal["clm"] = "clm"
 
-    def expected_targets(self, length: int, maskable: int) -> float:
+    def expected_target_count(self, length: int, maskable: int) -> float:
         """Return the number of targets in a row of one stretch with `maskable` tokens that are not special."""
         return float(max(0, maskable - 1))
 
-    def max_targets(self, tokens: int) -> float:
+    def max_target_count(self, tokens: int) -> float:
         """Return the largest number of targets in a row of `tokens` tokens."""
         return float(tokens)
 
 
-def next_tokens(rows: LaidOutRows, fixed: NDArray[np.int64]) -> Samples:
-    """Return the rows with their targets. `fixed`: offsets in the text of tokens that are never targets."""
+def next_token_samples(rows: LaidOutRows, excluded_offsets: NDArray[np.int64]) -> Samples:
+    """Return the rows with their targets. `excluded_offsets`: offsets in the text of tokens that are never targets."""
     follows = np.ones(int(rows.edges[-1]), dtype=np.bool_)
-    for without in (rows.edges[:-1], rows.separators, fixed):
+    for without in (rows.edges[:-1], rows.separators, excluded_offsets):
         follows[without] = False
     positions = rows.marked_token_indices(follows)
     causal = np.ones(len(rows.offsets) - 1, dtype=np.bool_)

@@ -56,7 +56,7 @@ class RowInput(BaseModel):
 Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
 
 
-class Packed(RowInput):
+class PackedInput(RowInput):
     """Rows of one segment, in which every token occurs once an epoch.
 
     RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, section 4.2), and plain cutting.
@@ -210,14 +210,12 @@ class RowCuts:
         return tuple(range(start, start + size) for start, size in ends if size)
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def row_lengths(self) -> NDArray[np.int64]:
         """[N] int64, number of tokens of each row, special ones included."""
         return np.diff(self.edges + np.searchsorted(self.separators, self.edges)) + SPECIAL_TOKENS_PER_ROW
 
 
-def cut_rows(
-    sentences: NDArray[np.int64], documents: NDArray[np.int64], packing: Packing, length: int
-) -> RowCuts:
+def cut_rows(sentences: NDArray[np.int64], documents: NDArray[np.int64], packing: Packing, length: int) -> RowCuts:
     """Return where a block is cut into rows of at most `length` tokens, special ones included.
 
     Rows are filled greedily with whole sentences. A sentence longer than a row is first cut into full rows; the rest of
@@ -244,9 +242,7 @@ def pack_block(block: Block, packing: Packing, length: int) -> RowCuts:
     return cut_rows(block.sentences, block.documents, packing, length)
 
 
-def count_contiguous_rows(
-    tokens: NDArray[np.int64], documents: NDArray[np.int64], length: int
-) -> NDArray[np.int64]:
+def count_contiguous_rows(tokens: NDArray[np.int64], documents: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     """Return [B] int64, the number of rows that `contiguous` packing cuts from blocks.
 
     `tokens`, `documents`: [B], their numbers in each block.
@@ -314,9 +310,10 @@ class LaidOutRows:
     edges: NDArray[np.int64]
     separators: NDArray[np.int64]
 
-    def token_indices(self, text: NDArray[np.int64], per_row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices in `tokens` of sorted text offsets. `per_row`: [N], number of the offsets in each row."""
-        shift = np.repeat(1 + SPECIAL_TOKENS_PER_ROW * np.arange(len(per_row)), per_row)
+    def token_indices(self, text: NDArray[np.int64], counts_per_row: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices in `tokens` of sorted text offsets. `counts_per_row`: [N], number of the offsets in
+        each row."""
+        shift = np.repeat(1 + SPECIAL_TOKENS_PER_ROW * np.arange(len(counts_per_row)), counts_per_row)
         if len(self.separators):
             passed = np.searchsorted(text, self.separators)
             shift += np.repeat(np.arange(len(passed) + 1), np.diff(passed, prepend=0, append=len(text)))

@@ -36,8 +36,8 @@ from data_service.samples.sentence_chunks import (
     Sentences,
     TokenRanges,
     chunk_starts,
-    draw_below,
     draw_bernoulli,
+    draw_integers_below,
     draw_random_second_segments,
     draw_target_lengths,
     truncate_pairs,
@@ -103,14 +103,14 @@ def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> 
     every = np.arange(len(sentences))
     targets = draw_target_lengths(sentences, room, config.short, key)
     end = sentences.chunk_ends_at_least(every, targets)
-    split = every + 1 + draw_below(key, "split", every, np.maximum(end - every - 1, 1))
+    split = every + 1 + draw_integers_below(key, "split", every, np.maximum(end - every - 1, 1))
     random = (split == end) | draw_bernoulli(key, "random", every, config.random)
     first = chunk_starts(np.where(random, split, end))
     split, end, random = split[first], end[first], random[first]
     a = sentences.token_range(first, split)
     b = sentences.token_range(split, end)
     wanted = targets[first] - (a[1] - a[0])
-    return _pair_segments(sentences, (a, b), first=first, random=random, wanted=wanted, room=room, key=key)
+    return _pair_segments(sentences, (a, b), first=first, random=random, wanted_tokens=wanted, room=room, key=key)
 
 
 class SentencePairs(_RandomPairs):
@@ -137,7 +137,7 @@ def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -
         (a, b),
         first=first,
         random=random,
-        wanted=np.ones_like(first),
+        wanted_tokens=np.ones_like(first),
         room=length - PAIR_SPECIAL_TOKENS,
         key=key,
     )
@@ -148,14 +148,14 @@ def _pair_segments(
     following: tuple[TokenRanges, TokenRanges],
     first: SentenceNumbers,
     random: NDArray[np.bool_],
-    wanted: SentenceNumbers,
+    wanted_tokens: SentenceNumbers,
     room: int,
     key: Key,
 ) -> Segments:
-    """Return segments cut to `room`. If `random`, B is `wanted` tokens from elsewhere in place of the following
+    """Return segments cut to `room`. If `random`, B is `wanted_tokens` tokens from elsewhere in place of the following
     text."""
     a, b = following
-    other = draw_random_second_segments(sentences, first, wanted, key)
+    other = draw_random_second_segments(sentences, first, wanted_tokens, key)
     b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
     return Segments.from_ends(*truncate_pairs(a, b, room, key), random.astype(np.int8))
 
@@ -203,9 +203,7 @@ def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> 
     return Segments.from_ends(a, b, (swapped | random).astype(np.int8))
 
 
-def _random_middles(
-    sentences: Sentences, first: SentenceNumbers, end: SentenceNumbers, key: Key
-) -> SentenceNumbers:
+def _random_middles(sentences: Sentences, first: SentenceNumbers, end: SentenceNumbers, key: Key) -> SentenceNumbers:
     """Return [N], the token offsets at which chunks are cut in two.
 
     They are cut between sentences; a chunk of one sentence is cut between tokens, if it has at least two.
@@ -213,7 +211,7 @@ def _random_middles(
     start, stop = sentences.token_range(first, end)
     lone = end == first + 1
     units = np.where(lone, stop - start, end - first)
-    cut = 1 + draw_below(key, "split", first, np.maximum(units - 1, 1))
+    cut = 1 + draw_integers_below(key, "split", first, np.maximum(units - 1, 1))
     return np.where(lone, start + cut, sentences.edges[np.minimum(first + cut, end)])
 
 
@@ -251,7 +249,7 @@ def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Se
     every = np.arange(len(sentences))
     single = draw_bernoulli(key, "single", every, config.single)
     short = draw_bernoulli(key, "short", every, config.short)
-    drawn = _SHORT_ROW_TOKENS + draw_below(key, "short target", every, length - _SHORT_ROW_TOKENS + 1)
+    drawn = _SHORT_ROW_TOKENS + draw_integers_below(key, "short target", every, length - _SHORT_ROW_TOKENS + 1)
     targets = np.where(short, drawn, length)
     room = np.where(single, length - SPECIAL_TOKENS_PER_ROW, length - PAIR_SPECIAL_TOKENS)
     end = np.minimum(sentences.chunk_ends_at_least(every, targets), sentences.chunk_ends_at_most(every, room))
@@ -292,9 +290,7 @@ def translation_rows(block: Block, length: int) -> RowCuts:
         )
     first = block.documents[:-1, None] + np.arange(TRANSLATION_TEXTS)
     starts = block.sentences[first]
-    sizes = _fit_pair_sizes(
-        block.sentences[first + 1] - starts, length - TRANSLATION_TEXTS * SPECIAL_TOKENS_PER_ROW
-    )
+    sizes = _fit_pair_sizes(block.sentences[first + 1] - starts, length - TRANSLATION_TEXTS * SPECIAL_TOKENS_PER_ROW)
     return RowCuts.from_separate_segments(Segments(starts, sizes, None))
 
 

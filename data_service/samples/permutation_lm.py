@@ -39,22 +39,22 @@ class PermutedPrediction(BaseModel):
     permutation: PositiveInt = 256
     copies: Literal["dynamic"] | PositiveInt = Field(default="dynamic")
 
-    def draw_epoch(self, epoch: int) -> int:
+    def epoch_of_draws(self, epoch: int) -> int:
         """Return the epoch whose draws are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
-    def expected_targets(self, length: int, maskable: int) -> float:
+    def expected_target_count(self, length: int, maskable: int) -> float:
         """Return the number of targets in a row."""
         return self.predict
 
     @property
-    def target_counts(self) -> tuple[int, int]:
+    def target_counts_by_part(self) -> tuple[int, int]:
         """Numbers of targets in a row's two parts."""
         return self.predict - self.predict // 2, self.predict // 2
 
 
 def factorisation_order(
-    ordered: NDArray[np.bool_], keys: NDArray[np.uint32], reuse: int, permutation: int
+    ordered: NDArray[np.bool_], keys: NDArray[np.uint32], reuse: int, group_tokens: int
 ) -> NDArray[np.int32]:
     """Return [N, L] int32, the position of each token in its row's factorisation order.
 
@@ -67,23 +67,21 @@ def factorisation_order(
         ordered: [N, L] bool, true for targets, `<sep>` and `<cls>`.
         keys: [N, L] random numbers, by which the `ordered` tokens of a group are sorted.
         reuse: number of tokens in the first part.
-        permutation: number of tokens of a part that are permuted together. (The official code permutes all such groups
+        group_tokens: number of tokens of a part that are permuted together. (The official code permutes all such groups
             of a part alike, here each has its own order; at the published sizes a part is one group.)
     """
-    first = _ranks(ordered[:, :reuse], keys[:, :reuse], permutation)
-    second = _ranks(ordered[:, reuse:], keys[:, reuse:], permutation)
+    first = _order_ranks(ordered[:, :reuse], keys[:, :reuse], group_tokens)
+    second = _order_ranks(ordered[:, reuse:], keys[:, reuse:], group_tokens)
     return np.concatenate([first, first.max(axis=1, keepdims=True) + 1 + second], axis=1)
 
 
-def _ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], permutation: int) -> NDArray[np.int32]:
+def _order_ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], group_tokens: int) -> NDArray[np.int32]:
     """Return [N, P] int32: the `ordered` tokens of each row numbered from 1 by group and key, the others 0."""
     rows, columns = np.nonzero(ordered)
     counts = ordered.sum(axis=1)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     # Group, key and column in one number: sorted by value, so that equal keys have one order on every machine.
-    keyed = ((columns // permutation) << 48).view(np.uint64) | (
-        keys[ordered].astype(np.uint64) << np.uint64(16)
-    )
+    keyed = ((columns // group_tokens) << 48).view(np.uint64) | (keys[ordered].astype(np.uint64) << np.uint64(16))
     places = np.full((len(ordered), int(counts.max(initial=0))), np.iinfo(np.uint64).max)
     places[rows, within] = keyed | columns.view(np.uint64)
     places.sort(axis=1)
@@ -131,16 +129,16 @@ def choose_targets(
 
 
 def choose_ngrams(
-    begins: NDArray[np.bool_],
-    fixed: NDArray[np.bool_],
+    word_starts: NDArray[np.bool_],
+    special_mask: NDArray[np.bool_],
     target_count: int,
     config: PermutedPrediction,
     draws: NDArray[np.uint64],
 ) -> NDArray[np.bool_]:
     """Return [N, P] bool, the targets in n-grams, at most `target_count` in a row. Arguments as for
     `choose_targets`."""
-    rows, width = begins.shape
-    units = _RowUnits(begins, fixed)
+    rows, width = word_starts.shape
+    units = _RowUnits(word_starts, special_mask)
     likely = _ngram_thresholds(config.longest)
     row = np.arange(rows)
     at, left = row * (width + 1), np.full(rows, target_count)
@@ -152,9 +150,7 @@ def choose_ngrams(
         context = n * config.context // config.chosen
         passed = scale_draws(word.astype(np.uint32), context)
         end_of_row = row * (width + 1) + width
-        start, stop = units.ngram_bounds(
-            np.minimum(at + passed, end_of_row), n, left, config.unit == "whole_word"
-        )
+        start, stop = units.ngram_bounds(np.minimum(at + passed, end_of_row), n, left, config.unit == "whole_word")
         found = (start < stop) & (stop < end_of_row)
         marks[start[found]] += 1
         marks[stop[found]] -= 1
@@ -185,13 +181,18 @@ class _RowUnits:
         self._next_fixed = _reversed_cumulative_minimum(np.where(barrier, number, last))
 
     def ngram_bounds(
-        self, at: NDArray[np.int64], n: NDArray[np.int64], max_tokens: NDArray[np.int64], whole_words: bool
+        self,
+        places: NDArray[np.int64],
+        n: NDArray[np.int64],
+        max_tokens: NDArray[np.int64],
+        whole_words: bool,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the places at which the n-gram after each place `at` starts and stops. They are equal if none fits.
+        """Return the places at which the n-gram after each place `places` starts and stops. They are equal if none
+        fits.
 
         n counts words or, from a word's beginning on, tokens. An n-gram of words has at most `max_tokens` tokens.
         """
-        unit = self._next_word[self._from[at]]
+        unit = self._next_word[self._from[places]]
         start, barrier = self._places[unit], self._next_fixed[unit]
         if not whole_words:
             return start, np.minimum(start + n, self._places[barrier])

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 from data_service.rng import scale_draws
 from data_service.types import Share, Tokens
 
-_DRAW_RANGE = 1 << 32
+_UINT32_RANGE = 1 << 32
 _SHARES_OMITTED_IF_ZERO = ("similar",)  # shares that later versions added: they are not written if they are 0
 
 
@@ -53,11 +53,7 @@ class Replacement(BaseModel):
     @model_serializer(mode="wrap")
     def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out shares that later versions added if they are 0, so that older specs keep their JSON."""
-        return {
-            name: value
-            for name, value in serialize(self).items()
-            if name not in _SHARES_OMITTED_IF_ZERO or value
-        }
+        return {name: value for name, value in serialize(self).items() if name not in _SHARES_OMITTED_IF_ZERO or value}
 
     @property
     def word_shares(self) -> dict[str, float]:
@@ -88,7 +84,7 @@ class Vocabulary:
         if self.counts is None:
             return self.ordinary[scale_draws(draws, len(self.ordinary))]
         upper = np.cumsum(self.counts)
-        edges = np.floor(upper[:-1] / upper[-1] * _DRAW_RANGE).astype(np.int64)
+        edges = np.floor(upper[:-1] / upper[-1] * _UINT32_RANGE).astype(np.int64)
         return self.ordinary[np.searchsorted(edges, draws.astype(np.int64), side="right")]
 
 
@@ -112,8 +108,8 @@ def replace_targets(
     action = draws >> np.uint64(32)
     if first_target_of_run is not None:
         action = action[first_target_of_run]
-    masked = action < round(replace.mask * _DRAW_RANGE)
-    randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * _DRAW_RANGE)))
+    masked = action < round(replace.mask * _UINT32_RANGE)
+    randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * _UINT32_RANGE)))
     ids = target_ids.copy()
     ids[masked] = vocabulary.mask
     ids[randomised] = vocabulary.draw_ids(draws[randomised].astype(np.uint32))

@@ -89,57 +89,54 @@ class Samples:
     @property
     def nbytes(self) -> int:
         """Size of all arrays in bytes."""
-        return sum(column.nbytes for column in _columns(self).values())
+        return sum(column.nbytes for column in _present_columns(self).values())
 
 
-_AXES: dict[str, ColumnAxis] = {
+_COLUMN_AXES: dict[str, ColumnAxis] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Samples, include_extras=True).items()
 }
 _OFFSET_COLUMNS = ("offsets", "corrupted_offsets")
 _INDEX_COLUMNS = ("target_positions", "holes")  # columns of indices in `tokens`, shifted when rows move
 
 
-def _columns(samples: Samples) -> dict[str, NDArray[Any]]:
+def _present_columns(samples: Samples) -> dict[str, NDArray[Any]]:
     """Return the columns that the samples have, by name."""
     found = {field.name: getattr(samples, field.name) for field in fields(samples)}
     return {name: column for name, column in found.items() if column is not None}
 
 
-def _axis_edges(samples: Samples, chosen: Sequence[int] | slice) -> dict[ColumnAxis, Edges]:
+def _row_edges_by_axis(samples: Samples, chosen: Sequence[int] | slice) -> dict[ColumnAxis, Edges]:
     """Return where the rows begin and end along each ragged axis: those that `chosen` takes of [N + 1] edges."""
-    columns, offsets = _columns(samples), samples.offsets[chosen]
-    places = {
-        _AXES[name]: np.searchsorted(columns[name], offsets) for name in _INDEX_COLUMNS if name in columns
-    }
-    return {_AXES[name]: columns[name][chosen] for name in _OFFSET_COLUMNS if name in columns} | places
+    columns, offsets = _present_columns(samples), samples.offsets[chosen]
+    places = {_COLUMN_AXES[name]: np.searchsorted(columns[name], offsets) for name in _INDEX_COLUMNS if name in columns}
+    return {_COLUMN_AXES[name]: columns[name][chosen] for name in _OFFSET_COLUMNS if name in columns} | places
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
     """Return rows `start` to `stop`. Their tokens are a view; target positions count from the first row and are
     copied."""
-    edges = _axis_edges(samples, [start, stop])
+    edges = _row_edges_by_axis(samples, [start, stop])
     found: dict[str, Any] = {}
-    for name, column in _columns(samples).items():
-        if _AXES[name] is ColumnAxis.ROW:
+    for name, column in _present_columns(samples).items():
+        if _COLUMN_AXES[name] is ColumnAxis.ROW:
             found[name] = column[start:stop]
         elif name in _OFFSET_COLUMNS:
             found[name] = column[start : stop + 1] - column[start]
         else:
-            first, last = edges[_AXES[name]]
+            first, last = edges[_COLUMN_AXES[name]]
             found[name] = (
-                column[first:last] - edges[ColumnAxis.TOKEN][0]
-                if name in _INDEX_COLUMNS
-                else column[first:last]
+                column[first:last] - edges[ColumnAxis.TOKEN][0] if name in _INDEX_COLUMNS else column[first:last]
             )
     return Samples(**found)
 
 
 def removed_token_indices(
-    places: NDArray[np.int64], offsets: NDArray[np.int64], removed_rows: NDArray[np.bool_]
+    removed_tokens: NDArray[np.int64], offsets: NDArray[np.int64], removed_rows: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Return `Samples.holes` of rows at `offsets`: `places`, and all tokens of the rows that are `removed_rows` [N]."""
+    """Return `Samples.holes` of rows at `offsets`: `removed_tokens`, and all tokens of the rows that are
+    `removed_rows` [N]."""
     found = np.repeat(removed_rows, np.diff(offsets))
-    found[places] = True
+    found[removed_tokens] = True
     return np.flatnonzero(found)
 
 
@@ -148,9 +145,9 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
     if len(parts) == 1:
         return parts[0]
     shifts = np.cumsum([0, *(part.offsets[-1] for part in parts)])
-    columns = [_columns(part) for part in parts]
+    columns = [_present_columns(part) for part in parts]
     found: dict[str, Any] = {}
-    for name in _AXES:
+    for name in _COLUMN_AXES:
         present = [(part[name], shift) for part, shift in zip(columns, shifts, strict=False) if name in part]
         if not present:
             continue
@@ -166,7 +163,7 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
 
 def distribute_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
     """Return for each of `parts`, [N] row numbers, the samples of these rows, in this order."""
-    edges = _axis_edges(samples, slice(None))
+    edges = _row_edges_by_axis(samples, slice(None))
     return [_take_rows(samples, edges, part) for part in parts]
 
 
@@ -175,11 +172,11 @@ def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArra
     taken = {axis: _ragged_indices(all_edges, rows) for axis, all_edges in edges.items()}
     moved = taken[ColumnAxis.TOKEN][1][:-1] - samples.offsets[rows]
     found: dict[str, Any] = {}
-    for name, column in _columns(samples).items():
-        if _AXES[name] is ColumnAxis.ROW:
+    for name, column in _present_columns(samples).items():
+        if _COLUMN_AXES[name] is ColumnAxis.ROW:
             found[name] = column[rows]
             continue
-        where, offsets = taken[_AXES[name]]
+        where, offsets = taken[_COLUMN_AXES[name]]
         found[name] = offsets if name in _OFFSET_COLUMNS else column[where]
         if name in _INDEX_COLUMNS:
             found[name] += np.repeat(moved, np.diff(offsets))

@@ -31,7 +31,7 @@ class Units:
     starts: NDArray[np.int64] | None = None
     sizes: NDArray[np.int64] | None = None
 
-    def text(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    def token_offsets(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sorted text offsets of all tokens of the sorted units `chosen`."""
         starts = chosen if self.starts is None else self.starts[chosen]
         return starts if self.sizes is None else expand_ranges(starts, self.sizes[chosen])
@@ -47,7 +47,7 @@ def expand_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArra
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
-def fixed_positions(text: Tokens, excluded_ids: tuple[int, ...]) -> NDArray[np.int64]:
+def excluded_token_offsets(text: Tokens, excluded_ids: tuple[int, ...]) -> NDArray[np.int64]:
     """Return the sorted offsets of the tokens whose id is in `excluded_ids`. Usually there are none."""
     found = np.zeros(len(text), dtype=np.bool_)
     for token in excluded_ids:
@@ -122,7 +122,7 @@ class DrawSlots:
         return cls(((text_edges * per_token) >> _FIXED_POINT_BITS) + _SPARE_SLOTS_PER_ROW * rows, first_row)
 
     @property
-    def counts(self) -> NDArray[np.int64]:
+    def draws_per_row(self) -> NDArray[np.int64]:
         return np.diff(self.edges)
 
 
@@ -140,7 +140,7 @@ def select_units(units: Units, budgets: NDArray[np.int64], slots: DrawSlots, key
     latest[drawn[::-1]] = order[::-1]  # reversed, so that each unit's first draw is assigned last
     first = latest[drawn] == order
     if units.sizes is None:
-        left = _select_first(chosen, drawn, counts, first, budgets)
+        left = _select_first_drawn(chosen, drawn, counts, first, budgets)
     else:
         left = _select_until_budget(
             chosen, drawn[first], np.repeat(np.arange(len(counts)), counts)[first], units.sizes, budgets
@@ -149,9 +149,7 @@ def select_units(units: Units, budgets: NDArray[np.int64], slots: DrawSlots, key
     return chosen
 
 
-def select_by_draw_count(
-    units: Units, draws: NDArray[np.int64], slots: DrawSlots, key: Key
-) -> NDArray[np.bool_]:
+def select_by_draw_count(units: Units, draws: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.bool_]:
     """Return [U] bool, whether each unit is drawn if `draws` [N] units of each row are drawn with replacement."""
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
     drawn, counts = _draw_units(units, slots, key)
@@ -162,7 +160,7 @@ def select_by_draw_count(
 
 def _draw_units(units: Units, slots: DrawSlots, key: Key) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return units drawn with replacement, row after row, and their number in each row (0 if a row has no unit)."""
-    counts, available = slots.counts, np.diff(units.edges)
+    counts, available = slots.draws_per_row, np.diff(units.edges)
     draws = draw_uint32(key, int(slots.edges[0]), int(slots.edges[-1]))
     if not available.all():
         draws = draws[np.repeat(available > 0, counts)]
@@ -172,18 +170,18 @@ def _draw_units(units: Units, slots: DrawSlots, key: Key) -> tuple[NDArray[np.in
     return drawn, counts
 
 
-def _select_first(
+def _select_first_drawn(
     chosen: NDArray[np.bool_],
     drawn: NDArray[np.int64],
     counts: NDArray[np.int64],
-    first: NDArray[np.bool_],
+    is_first_draw: NDArray[np.bool_],
     budgets: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Select the first `budgets` distinct units of each row; return the number of units that each row still lacks."""
-    distinct = np.cumsum(first)
+    distinct = np.cumsum(is_first_draw)
     ends = np.append(0, distinct)[np.cumsum(np.append(0, counts))]
     within = distinct <= np.repeat(ends[:-1] + budgets, counts)
-    within &= first
+    within &= is_first_draw
     chosen[drawn[within]] = True
     lacking: NDArray[np.int64] = np.maximum(budgets - np.diff(ends), 0)
     return lacking

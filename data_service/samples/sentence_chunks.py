@@ -17,7 +17,7 @@ from data_service.samples.packing import cut_long_sentences
 from data_service.types import Block
 
 PAIR_SPECIAL_TOKENS = 3  # special tokens of a row of two segments
-_DRAW_RANGE = 1 << 32
+_UINT32_RANGE = 1 << 32
 _BITS_PER_DRAW = 64
 
 SentenceNumbers = NDArray[np.int64]
@@ -85,7 +85,7 @@ def chunk_starts(following: SentenceNumbers) -> SentenceNumbers:
     return np.array(found, dtype=np.int64)
 
 
-def draw_below(
+def draw_integers_below(
     key: Key, purpose: str, draw_numbers: SentenceNumbers, bounds: SentenceNumbers | int
 ) -> SentenceNumbers:
     """Return [N] draws, uniform over 0 to `bounds` - 1. `draw_numbers`: [N], numbers of the draws in the stream."""
@@ -95,7 +95,7 @@ def draw_below(
 
 def draw_bernoulli(key: Key, purpose: str, draw_numbers: SentenceNumbers, share: float) -> NDArray[np.bool_]:
     """Return [N] bool, each true with probability `share`."""
-    return draw_below(key, purpose, draw_numbers, _DRAW_RANGE) < round(share * _DRAW_RANGE)
+    return draw_integers_below(key, purpose, draw_numbers, _UINT32_RANGE) < round(share * _UINT32_RANGE)
 
 
 def draw_target_lengths(sentences: Sentences, room: int, short_share: float, key: Key) -> SentenceNumbers:
@@ -105,7 +105,7 @@ def draw_target_lengths(sentences: Sentences, room: int, short_share: float, key
     """
     documents = np.arange(len(sentences.documents) - 1)
     is_short = draw_bernoulli(key, "short document", documents, short_share)
-    targets = np.where(is_short, 2 + draw_below(key, "short target", documents, room - 1), room)
+    targets = np.where(is_short, 2 + draw_integers_below(key, "short target", documents, room - 1), room)
     return targets[sentences.document]
 
 
@@ -118,17 +118,15 @@ def draw_random_second_segments(
     sentence) or the document ends. If the block has only one document, that one is used, as in google-research/bert.
     """
     own, others = sentences.document[first], len(sentences.documents) - 2
-    document = draw_below(key, "other document", first, max(others, 1))
+    document = draw_integers_below(key, "other document", first, max(others, 1))
     if others:
         document += document >= own
     begin = sentences.documents[document]
-    begin += draw_below(key, "other sentence", first, sentences.documents[document + 1] - begin)
+    begin += draw_integers_below(key, "other sentence", first, sentences.documents[document + 1] - begin)
     return sentences.token_range(begin, sentences.chunk_ends_at_least(begin, tokens))
 
 
-def truncate_pairs(
-    first: TokenRanges, second: TokenRanges, room: int, key: Key
-) -> tuple[TokenRanges, TokenRanges]:
+def truncate_pairs(first: TokenRanges, second: TokenRanges, room: int, key: Key) -> tuple[TokenRanges, TokenRanges]:
     """Return pairs of segments shortened to at most `room` tokens.
 
     One token after another is removed from the segment that is currently longer (the second if they are equal), at a

@@ -25,7 +25,7 @@ from data_service.formats import NEWER_REMEDY, newer_version_message
 from data_service.rng import scale_draws
 from data_service.samples.replacement import Replacement, Vocabulary
 from data_service.store.errors import KeyMissing
-from data_service.store.open import open_file
+from data_service.store.open import open_store_of_file
 from data_service.types import Tokens
 
 MAX_WORD_TOKENS = 8  # largest number of tokens of a word in the table
@@ -143,7 +143,7 @@ def read_similar_words(uri: str) -> bytes:
         CorpusError: the file does not exist.
         StoreError: the file cannot be read.
     """
-    store, name = open_file(uri)
+    store, name = open_store_of_file(uri)
     try:
         return store.get(name)
     except KeyMissing as error:
@@ -172,9 +172,7 @@ def parse_similar_words(content: bytes, where: str) -> SimilarWords:
             remedy="make it with `maskfleet corpus similar-words`, or restore it from a copy",
         ) from error
     by_size = groupby(sorted(pairs, key=lambda pair: len(pair.ids)), key=lambda pair: len(pair.ids))
-    return SimilarWords(
-        header.tokenizer, {size: WordsOfLength.from_pairs(of_size) for size, of_size in by_size}
-    )
+    return SimilarWords(header.tokenizer, {size: WordsOfLength.from_pairs(of_size) for size, of_size in by_size})
 
 
 def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> SimilarWords:
@@ -237,7 +235,7 @@ def _hash_words(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     return found
 
 
-_DRAW_RANGE = 1 << 32
+_UINT32_RANGE = 1 << 32
 
 
 def replace_words(
@@ -263,7 +261,7 @@ def replace_words(
     starts = np.cumsum(sizes) - sizes
     action = draws[starts] >> np.uint64(32)
     bounds = np.cumsum([replace.mask, replace.similar, replace.random])
-    masked, similar, random = (action < round(bound * _DRAW_RANGE) for bound in bounds)
+    masked, similar, random = (action < round(bound * _UINT32_RANGE) for bound in bounds)
     similar, random = similar & ~masked, random & ~similar & ~masked
     ids = target_ids.copy()
     ids[np.repeat(masked, sizes)] = vocabulary.mask

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from data_service.rng import Key, draw_uint64, scale_draws, stream_key
 from data_service.samples.selection import DrawSlots, Units, select_remaining
 
-_DRAW_RANGE = 1 << 32
+_UINT32_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
-class LengthDraws:
+class LengthDistribution:
     """A distribution over 1 to L words.
 
     Attributes:
@@ -28,31 +28,31 @@ class LengthDraws:
     edges: NDArray[np.uint32]
 
     @classmethod
-    def from_weights(cls, weights: NDArray[np.float64]) -> "LengthDraws":
+    def from_weights(cls, weights: NDArray[np.float64]) -> "LengthDistribution":
         """Return the distribution in which n words have probability proportional to weights[n - 1] (positive)."""
         # All machines round sums and one division alike, so that the same draws give the same lengths.
         upper = np.cumsum(weights)
-        return cls(np.rint(upper[:-1] / upper[-1] * _DRAW_RANGE).clip(0, _DRAW_RANGE - 1).astype(np.uint32))
+        return cls(np.rint(upper[:-1] / upper[-1] * _UINT32_RANGE).clip(0, _UINT32_RANGE - 1).astype(np.uint32))
 
     @property
     def max_length(self) -> int:
         return len(self.edges) + 1
 
-    def from_draws(self, draws: NDArray[np.uint32]) -> NDArray[np.int64]:
+    def lengths_from_draws(self, draws: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Return [N] int64, the number of words for each of [N] uniform 32-bit draws."""
         return np.searchsorted(self.edges, draws, side="right") + 1
 
 
-def ngram_lengths(max_words: int) -> LengthDraws:
+def ngram_lengths(max_words: int) -> LengthDistribution:
     """Return the distribution with p(n) proportional to 1 / n for n up to `max_words` (Lan et al. 2019, section
     3.1)."""
-    return LengthDraws.from_weights(1 / np.arange(1, max_words + 1))
+    return LengthDistribution.from_weights(1 / np.arange(1, max_words + 1))
 
 
-def span_lengths(p: float, max_words: int) -> LengthDraws:
+def span_lengths(p: float, max_words: int) -> LengthDistribution:
     """Return the distribution Geometric(p), truncated after `max_words` and renormalised (Joshi et al. 2020, sec.
     3.1)."""
-    return LengthDraws.from_weights(np.cumprod(np.append(p, np.full(max_words - 1, 1 - p))))
+    return LengthDistribution.from_weights(np.cumprod(np.append(p, np.full(max_words - 1, 1 - p))))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class SpanRule:
             (n-grams). No stretch begins inside another.
     """
 
-    lengths: LengthDraws
+    lengths: LengthDistribution
     overlap: bool
 
 
@@ -74,7 +74,7 @@ def select_spans(
     separators: NDArray[np.int64],
     budgets: NDArray[np.int64],
     slots: DrawSlots,
-    stretches: SpanRule,
+    rule: SpanRule,
     key: Key,
 ) -> NDArray[np.bool_]:
     """Return [U] bool, whether each word is selected.
@@ -89,15 +89,15 @@ def select_spans(
         separators: sorted text offsets before which a special token stands inside a row.
         budgets: [N] int64, largest number of tokens to choose in each row.
         slots: places of each row's draws.
-        stretches: kind of stretches to choose.
+        rule: kind of stretches to choose.
         key: key of the draws.
     """
-    rounds = _SpanSelection(units, separators, budgets, stretches)
+    rounds = _SpanSelection(units, separators, budgets, rule)
     words = draw_uint64(key, int(slots.edges[0]), int(slots.edges[-1]))
     slot, end = slots.edges[:-1] - slots.edges[0], slots.edges[1:] - slots.edges[0]
     active = np.flatnonzero((budgets > 0) & (np.diff(units.edges) > 0))
     while len(active):
-        rounds.take(active, words[slot[active]])
+        rounds.select_drawn_spans(active, words[slot[active]])
         slot[active] += 1
         active = active[(rounds.left[active] > 0) & (slot[active] < end[active])]
     chosen = rounds.chosen[: int(units.edges[-1])]
@@ -121,17 +121,15 @@ class _SpanSelection:
         width = min(stretches.lengths.max_length, int(self._available.max(initial=1)))
         self._steps = np.arange(width)
         self._sizes = np.append(units.sizes, np.zeros(width, dtype=np.int64))
-        self._ends = _separator_bounds(units.starts, units.sizes, units.edges, separators)
+        self._ends = _forced_span_ends(units.starts, units.sizes, units.edges, separators)
         self._stretches = stretches
         self.chosen = np.zeros(len(self._sizes), dtype=np.bool_)
         self.left = budgets.copy()
 
-    def take(self, rows: NDArray[np.int64], draws: NDArray[np.uint64]) -> None:
+    def select_drawn_spans(self, rows: NDArray[np.int64], draws: NDArray[np.uint64]) -> None:
         """Choose for each of `rows` the stretch of its draw, which may be empty."""
-        start = self._first[rows] + scale_draws(
-            (draws >> np.uint64(32)).astype(np.uint32), self._available[rows]
-        )
-        stop = start + self._stretches.lengths.from_draws(draws.astype(np.uint32))
+        start = self._first[rows] + scale_draws((draws >> np.uint64(32)).astype(np.uint32), self._available[rows])
+        stop = start + self._stretches.lengths.lengths_from_draws(draws.astype(np.uint32))
         stop = np.minimum(stop, self._ends[np.searchsorted(self._ends, start, side="right")])
         members = start[:, None] + self._steps
         inside = members < stop[:, None]
@@ -144,7 +142,7 @@ class _SpanSelection:
         self.left[rows] -= (sizes * taken).sum(1)
 
 
-def _separator_bounds(
+def _forced_span_ends(
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
     edges: NDArray[np.int64],

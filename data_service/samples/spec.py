@@ -23,7 +23,7 @@ from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.lanes import Lanes, check_lane_settings
 from data_service.samples.masking import MlmMasking, NoMasking
 from data_service.samples.next_token import NextToken
-from data_service.samples.packing import Packed
+from data_service.samples.packing import PackedInput
 from data_service.samples.pairs import Pairs, Translations
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.replacement import Vocabulary
@@ -33,7 +33,7 @@ from data_service.tokenizers.specials import SpecialIds
 
 WINDOW_BATCHES = 16  # batches that are shuffled together
 # Fields that later versions added are left out of the JSON unless they are set.
-_OMITTED_IF_UNSET = (
+_FIELDS_OMITTED_IF_UNSET = (
     "layout",
     "one_source",
     "temperature",
@@ -49,7 +49,7 @@ class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Input = Annotated[Packed | Pairs | Lanes | Translations | Texts, Field(discriminator="packing")]
+Input = Annotated[PackedInput | Pairs | Lanes | Translations | Texts, Field(discriminator="packing")]
 """How documents become rows: the settings under a recipe's `input`."""
 
 Masking = Annotated[
@@ -86,7 +86,7 @@ class SourceSpec(_Config):
         return len(self.languages) > 1
 
     @model_serializer(mode="wrap")
-    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         later = ("languages", "removals")
         return {name: value for name, value in serialize(self).items() if name not in later or value}
 
@@ -128,15 +128,13 @@ class Stage(_Config):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out a temperature of None, so that older specs keep their JSON."""
-        return {
-            name: value for name, value in serialize(self).items() if (name, value) != ("temperature", None)
-        }
+        return {name: value for name, value in serialize(self).items() if (name, value) != ("temperature", None)}
 
 
 class Annealing(_Config):
-    """A rate of masks that goes evenly from the masking's own to `end`, from sample to sample.
+    """A masking rate that changes linearly with each sample, from the masking's own rate to `end`.
 
     Attributes:
         end: rate after the last sample.
@@ -211,7 +209,7 @@ class StreamSpec(_Config):
 
     sources: tuple[SourceSpec, ...] = Field(min_length=1)
     split: Literal["train", "heldout"] = "train"
-    input: Input = Packed(packing="full_sentences")
+    input: Input = PackedInput(packing="full_sentences")
     length: int = Field(ge=8)
     masking: Masking = MlmMasking()
     lanes: PositiveInt | None = None
@@ -233,9 +231,7 @@ class StreamSpec(_Config):
     def _check_weights(self) -> Self:
         weighted = [source.name for source in self.sources if source.weight is not None]
         if weighted and len(weighted) < len(self.sources):
-            raise ValueError(
-                f"weights are given for {', '.join(weighted)} only; give one to every source or to none"
-            )
+            raise ValueError(f"weights are given for {', '.join(weighted)} only; give one to every source or to none")
         return self
 
     @model_validator(mode="after")
@@ -243,9 +239,7 @@ class StreamSpec(_Config):
         lanes = self.input if isinstance(self.input, Lanes) else None
         permuted = self.masking if isinstance(self.masking, PermutedPrediction) else None
         if (lanes is None) != (permuted is None) or (self.lanes is not None and lanes is None):
-            raise ValueError(
-                "input lanes needs permuted prediction (plm), and permuted prediction needs input lanes"
-            )
+            raise ValueError("input lanes needs permuted prediction (plm), and permuted prediction needs input lanes")
         if lanes is not None and permuted is not None:
             check_lane_settings(lanes, permuted, self.length, self.lanes)
         if lanes is not None and self.one_source is not None:
@@ -257,7 +251,7 @@ class StreamSpec(_Config):
             raise ValueError(
                 "inputs of several texts (pairs, sentences) need masking none, and all other inputs need a masking"
             )
-        if isinstance(self.masking, Denoising) and not isinstance(self.input, Packed):
+        if isinstance(self.masking, Denoising) and not isinstance(self.input, PackedInput):
             raise ValueError("denoising corrupts rows of one segment: it needs packed rows")
         return self
 
@@ -279,9 +273,7 @@ class StreamSpec(_Config):
         if not self.stages:
             return self
         if self.lanes is not None or self.one_source is not None:
-            raise ValueError(
-                "stages need rows that are independent of each other, in batches that mix the sources"
-            )
+            raise ValueError("stages need rows that are independent of each other, in batches that mix the sources")
         if self.stages[-1].length != self.length:
             raise ValueError("the rows of the last stage must have the stream's length")
         for stage in self.stages:
@@ -291,10 +283,10 @@ class StreamSpec(_Config):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         """Leave out newer fields that are not set, so that older specs keep their JSON and so their fingerprint."""
         fields = type(self).model_fields
-        unset = {name for name in _OMITTED_IF_UNSET if getattr(self, name) == fields[name].default}
+        unset = {name for name in _FIELDS_OMITTED_IF_UNSET if getattr(self, name) == fields[name].default}
         return {name: value for name, value in serialize(self).items() if name not in unset}
 
     @property
@@ -312,7 +304,7 @@ class StreamSpec(_Config):
     def input_for_source(self, source: int) -> Input:
         """Return the settings by which the blocks of one source are cut. Text in a stream of translations is packed."""
         if isinstance(self.input, Translations) and not self.sources[source].is_translation:
-            return Packed(packing=self.input.text)
+            return PackedInput(packing=self.input.text)
         return self.input
 
     @property
@@ -333,6 +325,4 @@ class StreamSpec(_Config):
         """The ids that masking writes."""
         ordinary = np.delete(np.arange(self.vocab_size), self.never_masked)
         narrow = self.vocab_size <= 1 << 16
-        return Vocabulary(
-            self.special.mask, ordinary.astype(np.uint16) if narrow else ordinary.astype(np.uint32)
-        )
+        return Vocabulary(self.special.mask, ordinary.astype(np.uint16) if narrow else ordinary.astype(np.uint32))

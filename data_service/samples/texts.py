@@ -57,7 +57,7 @@ class RepeatedSentences(RowInput):
 
 
 Texts = TextPairs | RepeatedSentences
-"""Rows of several texts, which nothing is masked in."""
+"""Rows of several texts, in which nothing is masked."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class TextRows:
         return len(self.starts)
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def row_lengths(self) -> NDArray[np.int64]:
         """[N] int64, number of tokens of each row, special ones included."""
         lengths: NDArray[np.int64] = (self.sizes + SPECIAL_TOKENS_PER_ROW).sum(axis=1)
         return lengths
@@ -106,15 +106,15 @@ def pair_rows(block: Block, texts_per_row: int, length: int) -> TextRows:
     return TextRows(starts, np.minimum(block.sentences[first + 1] - starts, length - SPECIAL_TOKENS_PER_ROW))
 
 
-def repeated_sentence_rows(block: Block, min_tokens: int, texts: int, length: int) -> TextRows:
-    """Return a row for each sentence of at least `min_tokens` tokens, with the sentence `texts` times."""
+def repeated_sentence_rows(block: Block, min_tokens: int, texts_per_row: int, length: int) -> TextRows:
+    """Return a row for each sentence of at least `min_tokens` tokens, with the sentence `texts_per_row` times."""
     sizes = np.diff(block.sentences)
     long_enough = np.flatnonzero(sizes >= min_tokens)
     starts, sizes = (
         block.sentences[long_enough],
         np.minimum(sizes[long_enough], length - SPECIAL_TOKENS_PER_ROW),
     )
-    return TextRows(np.repeat(starts[:, None], texts, axis=1), np.repeat(sizes[:, None], texts, axis=1))
+    return TextRows(np.repeat(starts[:, None], texts_per_row, axis=1), np.repeat(sizes[:, None], texts_per_row, axis=1))
 
 
 def text_rows(

@@ -20,8 +20,8 @@ from data_service.stream.stream import SlabLayout, StepStart
 from data_service.stream.token_axis import TokenAxis
 
 _log = logging.getLogger(__name__)
-_POLL_S = 2.0
-_MAX_BUILDS = 3  # failed builds of a window after which its read fails; each build has retried its requests
+_POLL_INTERVAL_S = 2.0
+_MAX_FAILED_BUILDS = 3  # failed builds of a window after which its read fails; each build has retried its requests
 
 
 @dataclass
@@ -53,9 +53,7 @@ class FeedClient:
         CorpusError, PlanError, StoreError: the stream cannot be opened.
     """
 
-    def __init__(
-        self, feed: FeedHandle, spec: StreamSpec, counted: Callable[[int], None] | None = None
-    ) -> None:
+    def __init__(self, feed: FeedHandle, spec: StreamSpec, counted: Callable[[int], None] | None = None) -> None:
         self.spec = spec
         self.wait_seconds = 0.0
         """Seconds that `read` has waited for samples so far."""
@@ -66,7 +64,7 @@ class FeedClient:
         self._changed = threading.Condition()  # guards the attributes below
         self._held: dict[EpochWindow, _HeldWindow] = {}
         self._steps: StepStart | None = None
-        self._announced = self._announce(())
+        self._announced = self._make_announced_windows(())
         self._reading: set[EpochWindow] = set()
         self._failures: dict[EpochWindow, Exception] = {}
         self._closed = False
@@ -102,7 +100,7 @@ class FeedClient:
         while True:
             (axis,) = self._wait_for_answer(self._feed.token_axis.remote(self._spec_json))
             try:
-                found: TokenAxis = _result(axis)
+                found: TokenAxis = _get_result(axis)
             except ray.exceptions.ObjectLostError:
                 # The axis was lost with its feed; the next feed computes it again.
                 continue
@@ -144,40 +142,38 @@ class FeedClient:
         """
         with self._changed:
             self._steps = steps
-            self._announced = self._announce(ranges)
+            self._announced = self._make_announced_windows(ranges)
             self._advance_windows()
 
     def close(self) -> None:
         """Stop fetching and drop all samples and references."""
         with self._changed:
             self._closed = True
-            self._announced, self._reading = self._announce(()), set()
+            self._announced, self._reading = self._make_announced_windows(()), set()
             self._advance_windows()
         self._thread.join()
 
-    def _announce(self, ranges: Iterable[tuple[int, int, int]]) -> AnnouncedWindows:
+    def _make_announced_windows(self, ranges: Iterable[tuple[int, int, int]]) -> AnnouncedWindows:
         spans = (
             ((epoch, window), first, last)
             for epoch, start, stop in ranges
             for window, first, last in self._opened.epoch_layout.split_by_window(start, stop)
         )
-        return AnnouncedWindows(spans, self._opened.windows_held, self._layout)
+        return AnnouncedWindows(spans, self._opened.windows_held, self._slab_layout)
 
-    def _layout(self, window: EpochWindow) -> SlabLayout:
+    def _slab_layout(self, window: EpochWindow) -> SlabLayout:
         """Return the layout with which a window is built; before that, the layout that we would request."""
         if window in self._held:
             return self._held[window].layout
-        return SlabLayout.for_window(
-            self._opened.epoch_layout, *window, rows=self._opened.slab_rows, steps=self._steps
-        )
+        return SlabLayout.for_window(self._opened.epoch_layout, *window, rows=self._opened.slab_rows, steps=self._steps)
 
     def _sample_parts(self, window: EpochWindow, first: int, last: int) -> list[Samples]:
         """Return samples `first` to `last` of a window, in order."""
         while True:
-            held = self._window(window, lambda layout: layout.slabs_with_samples(first, last))
+            held = self._get_window(window, lambda layout: layout.slabs_with_samples(first, last))
             try:
                 return [
-                    slice_rows(self._slab(window, held, slab), start, stop)
+                    slice_rows(self._get_slab(window, held, slab), start, stop)
                     for slab, start, stop in held.layout.iter_slab_ranges(first, last)
                 ]
             except _BuildLost:
@@ -197,24 +193,24 @@ class FeedClient:
         """Fetch announced slabs that are not here yet, in order, until `close`. The client's thread runs this."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._next_announced() is not None)
-                coming = self._next_announced()
+                self._changed.wait_for(lambda: self._closed or self._next_missing_slab() is not None)
+                coming = self._next_missing_slab()
             if coming is None:
                 return
             try:
-                self._fetch(*coming)
+                self._fetch_announced_slab(*coming)
             except _BuildLost:
                 continue
             except (UserError, ray.exceptions.RayError) as error:
                 with self._changed:
                     self._failures[coming[0]] = error  # The read that needs this window raises it.
 
-    def _fetch(self, window: EpochWindow, layout: SlabLayout, slab: int) -> None:
-        held = self._window(window, lambda found: [slab] if found == layout else [])
+    def _fetch_announced_slab(self, window: EpochWindow, layout: SlabLayout, slab: int) -> None:
+        held = self._get_window(window, lambda found: [slab] if found == layout else [])
         if held.layout == layout:
-            self._slab(window, held, slab)
+            self._get_slab(window, held, slab)
 
-    def _next_announced(self) -> tuple[EpochWindow, SlabLayout, int] | None:
+    def _next_missing_slab(self) -> tuple[EpochWindow, SlabLayout, int] | None:
         for window, part in self._announced.windows.items():
             held = self._held.get(window)
             missing = (slab for slab in part.slabs if held is None or slab not in held.slabs)
@@ -222,22 +218,22 @@ class FeedClient:
                 return window, part.layout, slab
         return None
 
-    def _slab(self, window: EpochWindow, held: _HeldWindow, slab: int) -> Samples:
-        """Return one slab, from here or from the object store. Raises _Gone: another build must be requested."""
+    def _get_slab(self, window: EpochWindow, held: _HeldWindow, slab: int) -> Samples:
+        """Return one slab, from here or from the object store. Raises _BuildLost: another build is needed."""
         if slab in held.slabs:
             return held.slabs[slab]
         try:
             samples = self._fetch_slab(window, held, slab)
         except StoreUnavailable as error:
-            if self._discard_build(window, held, _MAX_BUILDS) == _MAX_BUILDS:
+            if self._discard_build(window, held, _MAX_FAILED_BUILDS) == _MAX_FAILED_BUILDS:
                 raise
             raise _BuildLost from error
         except UserError:
             self._discard_build(window, held, 1)  # the next build may succeed
             raise
         except ray.exceptions.RayError as error:
-            if tasks.is_worker_death(error) or tasks.is_full(error):
-                self._report(window, held, error)
+            if tasks.is_worker_death(error) or tasks.is_object_store_full(error):
+                self._report_failed_build(window, held, error)
             elif tasks.is_lost_result(error):
                 self._discard_build(window, held)
             else:
@@ -248,26 +244,26 @@ class FeedClient:
         return samples
 
     def _fetch_slab(self, window: EpochWindow, held: _HeldWindow, slab: int) -> Samples:
-        """Return the slab as soon as either thread has it. Raises _Gone: it is no longer needed.
+        """Return the slab as soon as either thread has it. Raises _BuildLost: it is not needed any more.
 
         It polls, because if two threads ask Ray for the same object, one of them sometimes waits for ever.
         """
         ref = held.refs[slab]
-        while not ray.wait([ref], timeout=_POLL_S)[0]:
+        while not ray.wait([ref], timeout=_POLL_INTERVAL_S)[0]:
             if slab in held.slabs:
                 return held.slabs[slab]
             with self._changed:
                 if self._closed or self._held.get(window) is not held:
                     raise _BuildLost
-        samples: Samples = _result(ref)
+        samples: Samples = _get_result(ref)
         return samples
 
-    def _report(self, window: EpochWindow, held: _HeldWindow, error: Exception) -> None:
+    def _report_failed_build(self, window: EpochWindow, held: _HeldWindow, error: Exception) -> None:
         """Tell the feed that a build died or found no room; in the latter case wait a while for room.
 
         Raises BuildFailed: too many builds in a row have failed.
         """
-        most = tasks.MAX_FULL_STORES if (full := tasks.is_full(error)) else tasks.MAX_DEATHS
+        most = tasks.MAX_FULL_STORE_BUILDS if (full := tasks.is_object_store_full(error)) else tasks.MAX_DEATHS
         failed, (epoch, number) = self._discard_build(window, held, most), window
         name = f"window {number} of epoch {epoch} of the {self.spec.split} samples"
         if failed == most:
@@ -280,7 +276,7 @@ class FeedClient:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, timeout=2.0 ** (failed - 1))
 
-    def _window(self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]]) -> _HeldWindow:
+    def _get_window(self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]]) -> _HeldWindow:
         """Return the held build of a window with references to all needed slabs, after asking the feed if need be.
 
         `needed`: function that returns the numbers of the needed slabs in a layout.
@@ -294,10 +290,8 @@ class FeedClient:
                 if held is not None and all(slab in held.refs for slab in needed(held.layout)):
                     return held
                 wanted = self._missing_slabs_request(window, needed)
-                ahead = [
-                    self._missing_slabs_request(other) for other in self._announced.windows if other != window
-                ]
-            answer: dict[EpochWindow, WindowBuild] = _result(
+                ahead = [self._missing_slabs_request(other) for other in self._announced.windows if other != window]
+            answer: dict[EpochWindow, WindowBuild] = _get_result(
                 self._feed.windows.remote(self._spec_json, wanted, ahead)
             )
             with self._changed:
@@ -308,11 +302,11 @@ class FeedClient:
         self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]] = lambda layout: ()
     ) -> SlabRequest:
         """Return the request for those slabs that are needed or announced and to which we have no reference yet."""
-        layout, slabs = self._layout(window), dict[int, None]()
+        layout, slabs = self._slab_layout(window), dict[int, None]()
         slabs.update(dict.fromkeys(needed(layout)))
         if window in self._announced.windows:
             part = self._announced.windows[window]
-            part.lay(layout)
+            part.replace_layout(layout)
             slabs.update(part.slabs)
         known = self._held[window].refs if window in self._held else {}
         return SlabRequest(window, layout, tuple(slab for slab in slabs if slab not in known))
@@ -324,27 +318,27 @@ class FeedClient:
             return
         self._held[window] = _HeldWindow(build.name, build.layout, dict(build.refs))
         if window in self._announced.windows:
-            self._announced.windows[window].lay(build.layout)
+            self._announced.windows[window].replace_layout(build.layout)
 
     def _wait_for_answer(self, answer: Any) -> Any:
         """Wait for an answer that may take a counting pass, and return it. Raises the feed's error."""
-        while self._counted is not None and not ray.wait([answer], timeout=_POLL_S)[0]:
+        while self._counted is not None and not ray.wait([answer], timeout=_POLL_INTERVAL_S)[0]:
             progress = self._feed.progress.remote()
             # No answer comes while the feed is being restarted.
-            if ray.wait([progress], timeout=_POLL_S)[0]:
-                self._counted(_result(progress))
-        return _result(answer)
+            if ray.wait([progress], timeout=_POLL_INTERVAL_S)[0]:
+                self._counted(_get_result(progress))
+        return _get_result(answer)
 
     def _discard_build(self, window: EpochWindow, held: _HeldWindow, most: int = 0) -> int:
         """Tell the feed that another build is needed. `most` and the result are as for `Feed.forget`."""
         with self._changed:
             if self._held.get(window) is held:
                 del self._held[window]
-        failed: int = _result(self._feed.forget.remote(self._spec_json, window, held.name, most))
+        failed: int = _get_result(self._feed.forget.remote(self._spec_json, window, held.name, most))
         return failed
 
 
-def _result(ref: Any) -> Any:
+def _get_result(ref: Any) -> Any:
     """Return the result of `ray.get`. Raises the error of the task without Ray's wrapping."""
     try:
         return ray.get(ref)

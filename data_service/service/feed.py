@@ -20,10 +20,10 @@ from data_service.service.gauges import FeedGauges
 from data_service.service.prefetch import EpochWindow
 from data_service.service.tasks import (
     SlabRefs,
-    is_full,
+    is_object_store_full,
     object_store_bytes,
     object_store_full_error,
-    run_pass,
+    run_pass_on_ray,
     submit_window,
 )
 from data_service.store.base import Store
@@ -32,7 +32,7 @@ from data_service.stream.counts import PassRunner, RowCounts, count_rows, measur
 from data_service.stream.plan import EpochLayout, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.stages import make_plan
-from data_service.stream.stream import SlabLayout, slab_rows
+from data_service.stream.stream import SlabLayout, rows_per_slab
 from data_service.stream.token_axis import TokenAxis
 
 FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an actor's methods
@@ -115,7 +115,7 @@ class _HeldBuild(NamedTuple):
     def name(self) -> str:
         return str(self.slabs[0].hex())
 
-    def build(self, wanted: SlabRequest) -> WindowBuild:
+    def to_window_build(self, wanted: SlabRequest) -> WindowBuild:
         known = wanted.slabs if wanted.layout == self.layout else ()
         return WindowBuild(self.name, self.layout, {slab: self.slabs[slab] for slab in known})
 
@@ -152,7 +152,7 @@ class Feed:
 
     def __init__(self, config: FeedConfig) -> None:
         self._config = config
-        self._run: PassRunner = partial(run_pass, cpus=config.cpus)
+        self._run: PassRunner = partial(run_pass_on_ray, cpus=config.cpus)
         self._counted = 0
         self._streams: dict[str, _Stream] = {}
         self._builds: OrderedDict[_WindowKey, _HeldBuild] = OrderedDict()
@@ -185,7 +185,7 @@ class Feed:
             self._request_window(stream, wanted, requested, must=wanted is needed)
         self._gauges.update(len(self._builds) - self._unfinished())
         return {
-            wanted.window: self._builds[key].build(wanted)
+            wanted.window: self._builds[key].to_window_build(wanted)
             for wanted in (needed, *ahead_requests)
             if (key := _window_key(spec_json, wanted.window)) in self._builds
         }
@@ -205,7 +205,7 @@ class Feed:
             except ray.exceptions.RayError as error:
                 raise (
                     object_store_full_error("the lengths of a corpus's rows", error)
-                    if is_full(error)
+                    if is_object_store_full(error)
                     else error
                 ) from error
         return [self._axes[spec_json]]
@@ -243,7 +243,7 @@ class Feed:
         counts = count_rows(corpora, self._cache(), self._run, self._add_counted_blocks)
         plan = make_plan(corpora, counts, self._cache(), self._run, self._add_counted_blocks)
         held = max(2, (memory := self._memory()) // max(1, plan.epoch_layout.window_bytes))
-        rows = slab_rows(spec.row_length, self._config.slab_tokens)
+        rows = rows_per_slab(spec.row_length, self._config.slab_tokens)
         notes = plan.notes
         if memory < self._config.memory:
             requested = f"data_service.memory asks for {self._config.memory >> 20} MiB"
@@ -260,9 +260,7 @@ class Feed:
     def _cache(self) -> Store | None:
         return None if self._config.cache is None else open_store(self._config.cache)
 
-    def _request_window(
-        self, stream: _Stream, wanted: SlabRequest, requested: set[_WindowKey], *, must: bool
-    ) -> None:
+    def _request_window(self, stream: _Stream, wanted: SlabRequest, requested: set[_WindowKey], *, must: bool) -> None:
         """Mark a window as requested now. Start its build if there is room, or in any case if `must`."""
         key = _window_key(stream.spec_json, wanted.window)
         if key not in self._builds:
@@ -283,9 +281,7 @@ class Feed:
         return self._has_room_for(size, memory) and self._unfinished() < self._config.workers
 
     def _has_room_for(self, size: int, memory: int) -> bool:
-        held = sum(
-            self._streams[spec_json].plan.epoch_layout.window_bytes for spec_json, _, _ in self._builds
-        )
+        held = sum(self._streams[spec_json].plan.epoch_layout.window_bytes for spec_json, _, _ in self._builds)
         return held + size <= memory or len(self._builds) < 2
 
     def _unfinished(self) -> int:

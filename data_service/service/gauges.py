@@ -20,12 +20,13 @@ GAUGE_DESCRIPTIONS = {
 }
 
 
-def make_gauge(name: str, description: str, labels: Mapping[str, str], *further: str) -> Gauge:
-    """Return a gauge of this process. The values of `labels` are fixed; those of `further` are given with each value.
+def make_gauge(name: str, description: str, labels: Mapping[str, str], *variable_labels: str) -> Gauge:
+    """Return a gauge of this process. The values of `labels` are fixed; those of `variable_labels` are given with
+    each value.
 
     Ray accepts only printable ASCII in labels. Other characters of a fixed label are percent-encoded, as in a URI.
     """
-    made = Gauge(METRIC_PREFIX + name, description, (*labels, *further))
+    made = Gauge(METRIC_PREFIX + name, description, (*labels, *variable_labels))
     made.set_default_tags({label: quote(value, safe=_UNQUOTED_CHARACTERS) for label, value in labels.items()})
     return made
 

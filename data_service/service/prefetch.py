@@ -24,11 +24,11 @@ class AnnouncedWindow:
         self.slabs: dict[int, None] = {}
         self._ranges: list[tuple[int, int]] = []
 
-    def add(self, first: int, last: int) -> None:
+    def add_samples(self, first: int, last: int) -> None:
         self._ranges.append((first, last))
         self.slabs.update(dict.fromkeys(self.layout.slabs_with_samples(first, last)))
 
-    def lay(self, layout: SlabLayout) -> None:
+    def replace_layout(self, layout: SlabLayout) -> None:
         """Replace the expected layout by `layout`, with which the window has been built."""
         if layout != self.layout:
             self.layout, self.slabs = layout, {}
@@ -48,9 +48,7 @@ class AnnouncedWindows:
         windows: current windows: those to fetch now or to hold.
     """
 
-    def __init__(
-        self, spans: Iterable[WindowSpan], most: int, layout: Callable[[EpochWindow], SlabLayout]
-    ) -> None:
+    def __init__(self, spans: Iterable[WindowSpan], most: int, layout: Callable[[EpochWindow], SlabLayout]) -> None:
         self.windows: dict[EpochWindow, AnnouncedWindow] = {}
         self._spans: Iterator[WindowSpan] = iter(spans)
         self._next = next(self._spans, None)
@@ -67,5 +65,5 @@ class AnnouncedWindows:
                 if len(self.windows) >= self._most:
                     return
                 self.windows[window] = AnnouncedWindow(self._layout(window))
-            self.windows[window].add(first_row, last_row)
+            self.windows[window].add_samples(first_row, last_row)
             self._next = next(self._spans, None)

@@ -25,15 +25,20 @@ from data_service.processes import RAY_SESSION_MARK, mark_ray_session, temporary
 # Parts of Ray that one machine does not need.
 UNUSED_PROCESS_STARTERS = ("start_api_server", "start_monitor", "start_log_monitor")
 DRIVER_SYS_PATH_FIELD = "_py_driver_sys_path"
-NODE, DEAD, LOGS = "_global_node", "dead_processes", "get_logs_dir_path"
+GLOBAL_NODE_ATTRIBUTE, DEAD_PROCESSES_METHOD, LOGS_FOLDER_METHOD = (
+    "_global_node",
+    "dead_processes",
+    "get_logs_dir_path",
+)
 PRINT_FUNCTION = "print_to_stdstream"
 DRAINING_FUNCTION = "get_draining_nodes"
 _VITAL_PROCESSES = ("raylet", "gcs_server")
 NICENESS_VARIABLE = "RAY_worker_niceness"
 
 
-def start_ray(**local: Any) -> None:
-    """Join the cluster that RAY_ADDRESS names, or start a Ray on this machine with the settings `local` of `ray.init`.
+def start_ray(**local_settings: Any) -> None:
+    """Join the cluster that RAY_ADDRESS names, or start a Ray on this machine with the settings `local_settings` of
+    `ray.init`.
 
     What its processes print stays in Ray's log folder.
 
@@ -46,9 +51,9 @@ def start_ray(**local: Any) -> None:
     # Ray would print a dead raylet's log on standard output.
     setattr(worker, PRINT_FUNCTION, lambda *_, **__: None)
     # "local": without it Ray would join any cluster on the machine.
-    own = local | {"address": "local", "include_dashboard": False}
+    own = local_settings | {"address": "local", "include_dashboard": False}
     if not is_cluster_configured():
-        check_process_limits(local.get("object_store_memory", 0))
+        check_process_limits(local_settings.get("object_store_memory", 0))
         mark_ray_session()
     try:
         with _minimal_ray_process():
@@ -102,7 +107,7 @@ class _FrozenEmptyList(list[str]):
         pass
 
 
-def _attribute(owner: Any, name: str) -> Any:
+def _get_private_attribute(owner: Any, name: str) -> Any:
     """Return the attribute `name` of `owner`. Raises LibraryChanged: it does not exist."""
     try:
         return getattr(owner, name)
@@ -113,12 +118,12 @@ def _attribute(owner: Any, name: str) -> Any:
 
 def check_private_names() -> None:
     """Check all private names that can be looked up before Ray is started. Raises LibraryChanged: one is missing."""
-    for name in (*UNUSED_PROCESS_STARTERS, DEAD, LOGS):
-        _attribute(Node, name)
-    _attribute(JobConfig(), DRIVER_SYS_PATH_FIELD)
-    _attribute(worker, NODE)
-    _attribute(worker, PRINT_FUNCTION)
-    _attribute(state, DRAINING_FUNCTION)
+    for name in (*UNUSED_PROCESS_STARTERS, DEAD_PROCESSES_METHOD, LOGS_FOLDER_METHOD):
+        _get_private_attribute(Node, name)
+    _get_private_attribute(JobConfig(), DRIVER_SYS_PATH_FIELD)
+    _get_private_attribute(worker, GLOBAL_NODE_ATTRIBUTE)
+    _get_private_attribute(worker, PRINT_FUNCTION)
+    _get_private_attribute(state, DRAINING_FUNCTION)
 
 
 def job_config_without_driver_path() -> JobConfig:
@@ -128,7 +133,7 @@ def job_config_without_driver_path() -> JobConfig:
     packages. Ray has no public setting for this.
     """
     job = JobConfig()
-    _attribute(job, DRIVER_SYS_PATH_FIELD)
+    _get_private_attribute(job, DRIVER_SYS_PATH_FIELD)
     setattr(job, DRIVER_SYS_PATH_FIELD, _FrozenEmptyList())
     return job
 
@@ -140,7 +145,7 @@ def without_unused_processes() -> Iterator[None]:
     On one machine they are not needed, and each takes a second of a core to start. Ray has no public setting for this.
     """
     check_private_names()
-    before = {name: _attribute(Node, name) for name in UNUSED_PROCESS_STARTERS}
+    before = {name: _get_private_attribute(Node, name) for name in UNUSED_PROCESS_STARTERS}
     for name in UNUSED_PROCESS_STARTERS:
         setattr(Node, name, lambda *_, **__: None)
     try:
@@ -153,7 +158,7 @@ def without_unused_processes() -> Iterator[None]:
 def draining_nodes() -> frozenset[str]:
     """Return the ids of the nodes that are being drained, that is, will be removed. Ray has no public interface for
     it."""
-    return frozenset(_attribute(state, DRAINING_FUNCTION)())
+    return frozenset(_get_private_attribute(state, DRAINING_FUNCTION)())
 
 
 def dead_processes() -> list[str]:
@@ -161,9 +166,15 @@ def dead_processes() -> list[str]:
 
     Ray itself notices only after about a minute, and until then every call to it hangs.
     """
-    return [str(kind) for kind, _ in _attribute(_attribute(worker, NODE), DEAD)() if kind in _VITAL_PROCESSES]
+    return [
+        str(kind)
+        for kind, _ in _get_private_attribute(
+            _get_private_attribute(worker, GLOBAL_NODE_ATTRIBUTE), DEAD_PROCESSES_METHOD
+        )()
+        if kind in _VITAL_PROCESSES
+    ]
 
 
 def logs_folder() -> Path:
     """Return Ray's log folder on this node."""
-    return Path(_attribute(_attribute(worker, NODE), LOGS)())
+    return Path(_get_private_attribute(_get_private_attribute(worker, GLOBAL_NODE_ATTRIBUTE), LOGS_FOLDER_METHOD)())

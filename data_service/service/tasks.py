@@ -18,9 +18,9 @@ from data_service.stream.stream import SlabLayout, build_window
 SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 
 MAX_DEATHS = 8  # consecutive deaths of one task's processes after which the task is given up
-MAX_FULL_STORES = 8  # consecutive builds that may find the object store full: two minutes, pauses included
+MAX_FULL_STORE_BUILDS = 8  # consecutive builds that may find the object store full: two minutes, pauses included
 RAY_LOG_HINT = "Ray's logs/raylet.out of the node says what killed them"
-_TASK_BLOCKS = 64  # blocks in one counting task: a few seconds of work
+_BLOCKS_PER_TASK = 64  # blocks in one counting task: a few seconds of work
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:
@@ -37,7 +37,7 @@ def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: floa
     return refs if layout.slab_count > 1 else [refs]
 
 
-def run_pass(
+def run_pass_on_ray(
     job: CountingPass,
     corpora: Corpora,
     source: int,
@@ -46,7 +46,7 @@ def run_pass(
     *,
     cpus: float,
 ) -> PassResult:
-    """Run a pass over blocks of a source in Ray tasks. It is a `Runner`; `cpus`: cores that each task reserves.
+    """Run a pass over blocks of a source in Ray tasks. It is a `PassRunner`; `cpus`: cores that each task reserves.
 
     Raises:
         CorruptBlock, StoreError: a block cannot be read.
@@ -55,11 +55,11 @@ def run_pass(
     task = _PASS_TASK.options(num_cpus=cpus, max_retries=0, scheduling_strategy="SPREAD")
     spec_json = corpora.spec.model_dump_json()
 
-    def start(part: range) -> "ray.ObjectRef[PassResult]":
+    def submit_part(part: range) -> "ray.ObjectRef[PassResult]":
         return task.remote(job, spec_json, source, part.start, part.stop)
 
-    parts = [blocks[first : first + _TASK_BLOCKS] for first in range(0, len(blocks), _TASK_BLOCKS)]
-    coming = {start(part): part for part in parts}
+    parts = [blocks[first : first + _BLOCKS_PER_TASK] for first in range(0, len(blocks), _BLOCKS_PER_TASK)]
+    coming = {submit_part(part): part for part in parts}
     found, deaths = dict[int, PassResult](), Counter[int]()
     while coming:
         (done, *_), _ = ray.wait(list(coming))
@@ -72,7 +72,7 @@ def run_pass(
                 raise _counting_error(corpora, source, part, error) from error
             if not (is_worker_death(error) or is_lost_result(error)):
                 raise unwrap_task_error(error) from error
-            coming[start(part)] = part
+            coming[submit_part(part)] = part
         else:
             report_counted(len(part))
     return np.concatenate([job(corpora, source, 0, 0), *(found[part.start] for part in parts)])
@@ -102,7 +102,7 @@ def is_worker_death(error: Exception) -> bool:
     return isinstance(error, ray.exceptions.WorkerCrashedError | ray.exceptions.OutOfMemoryError)
 
 
-def is_full(error: Exception) -> bool:
+def is_object_store_full(error: Exception) -> bool:
     """Return whether an object store had no room for a result, even by spilling to the disk."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
     return isinstance(cause, ray.exceptions.ObjectStoreFullError | ray.exceptions.OutOfDiskError)
@@ -110,7 +110,7 @@ def is_full(error: Exception) -> bool:
 
 def build_failed_error(what: str, window_bytes: int, error: Exception) -> BuildFailed:
     """Return the error for a window of `window_bytes` whose builds failed repeatedly with `error`."""
-    if is_full(error):
+    if is_object_store_full(error):
         return object_store_full_error(what, error)
     return BuildFailed(
         f"{what} could not be built: {MAX_DEATHS} processes in a row died building it; the last: {death_reason(error)}",
@@ -141,9 +141,7 @@ def is_lost_result(error: Exception) -> bool:
 
 def death_reason(error: Exception) -> str:
     """Return why a task died, in one line."""
-    cause = (
-        error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None else error
-    )
+    cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None else error
     return str(cause).strip().partition("\n")[0] or type(cause).__name__
 
 

@@ -33,7 +33,7 @@ def check_key(root: str, key: str) -> str:
     """
     for part in key.split("/"):
         if part in ("", ".", "..") or "\0" in part or part.startswith(TEMP_PREFIX):
-            raise BadUri.at(f"{root}/{key}", f"{part!r} cannot be part of a key")
+            raise BadUri.for_uri(f"{root}/{key}", f"{part!r} cannot be part of a key")
     return key
 
 
@@ -64,7 +64,7 @@ class Store(Protocol):
     @property
     def uri(self) -> str: ...
 
-    def at(self, prefix: str) -> "Store":
+    def with_prefix(self, prefix: str) -> "Store":
         """Return a store of the objects below `prefix`, with `prefix` as its root."""
         ...
 
@@ -175,9 +175,9 @@ def digest(data: bytes | memoryview) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def chunk_digests(buffers: Iterable[memoryview], chunk: int) -> tuple[str, ...]:
-    """Return the digests of the joined `buffers`, one for every `chunk` bytes; the last chunk may be shorter."""
-    found, current, room = [], blake2b(digest_size=16), chunk
+def chunk_digests(buffers: Iterable[memoryview], chunk_bytes: int) -> tuple[str, ...]:
+    """Return the digests of the joined `buffers`, one for every `chunk_bytes` bytes; the last chunk may be shorter."""
+    found, current, room = [], blake2b(digest_size=16), chunk_bytes
     for buffer in buffers:
         rest = buffer.cast("B")
         while rest:
@@ -186,8 +186,8 @@ def chunk_digests(buffers: Iterable[memoryview], chunk: int) -> tuple[str, ...]:
             room -= len(part)
             if room == 0:
                 found.append(current.hexdigest())
-                current, room = blake2b(digest_size=16), chunk
-    return (*found, current.hexdigest()) if room < chunk else tuple(found)
+                current, room = blake2b(digest_size=16), chunk_bytes
+    return (*found, current.hexdigest()) if room < chunk_bytes else tuple(found)
 
 
 def read_verified(

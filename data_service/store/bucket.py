@@ -1,7 +1,7 @@
 """A bucket behind a network as an object store: what S3 and the other clouds do alike.
 
 Keys lie below a prefix. Requests are repeated while their failures may pass, and refused credentials are looked for
-again. What a request is, and what its failures mean, the subclasses say (`s3.py`, `cloud.py`).
+again. The subclasses define the requests, and translate their failures (`s3.py`, `cloud.py`).
 """
 
 import os
@@ -66,7 +66,7 @@ class BucketStore(ABC, Generic[_C]):
 
     @property
     @abstractmethod
-    def _service(self) -> Literal["s3", "gs", "az"]:
+    def _scheme(self) -> Literal["s3", "gs", "az"]:
         """The scheme of the store's URIs."""
 
     @abstractmethod
@@ -75,9 +75,9 @@ class BucketStore(ABC, Generic[_C]):
 
     @property
     def uri(self) -> str:
-        return f"{self._service}://{join_path(self.bucket, self.prefix)}"
+        return f"{self._scheme}://{join_path(self.bucket, self.prefix)}"
 
-    def at(self, prefix: str) -> Self:
+    def with_prefix(self, prefix: str) -> Self:
         below = check_key(self.uri, join_path(prefix, ""))
         return replace(self, prefix=join_path(self.prefix, below))
 
@@ -90,9 +90,9 @@ class BucketStore(ABC, Generic[_C]):
         return self._download(key, start, length)
 
     def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+        self, key: str, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
     ) -> None:
-        self._upload(key, Buffers(buffers), sent)
+        self._upload(key, Buffers(buffers), report_sent)
 
     def put_file(self, key: str, path: Path) -> None:
         self._upload(key, LocalFile(path), None)
@@ -106,30 +106,34 @@ class BucketStore(ABC, Generic[_C]):
         """Return `length` bytes from byte `start`; all that follow if it is None."""
 
     @abstractmethod
-    def _put_whole(self, name: str, body: bytes, client: _C) -> object:
+    def _put_object(self, name: str, body: bytes, client: _C) -> object:
         """Create or replace an object by one request."""
 
     @abstractmethod
-    def _put_parts(
-        self, name: str, source: Buffers | LocalFile, patience: RetryLimit, reached: Callable[[int], None]
+    def _put_in_parts(
+        self,
+        name: str,
+        source: Buffers | LocalFile,
+        patience: RetryLimit,
+        report_reached: Callable[[int], None],
     ) -> None:
-        """Create or replace an object by parts. `reached` is called with the number of bytes that are there."""
+        """Create or replace an object by parts. `report_reached` is called with the number of bytes that are there."""
 
     @staticmethod
     @abstractmethod
     def _translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
         """Return our error for one of `_failure_types` of a request about `uri`."""
 
-    def _upload(self, key: str, source: Buffers | LocalFile, sent: Callable[[int], None] | None) -> None:
-        name, patience = self._name(key), RetryLimit(self.patience_s)
+    def _upload(self, key: str, source: Buffers | LocalFile, report_sent: Callable[[int], None] | None) -> None:
+        name, patience = self._object_name(key), RetryLimit(self.patience_s)
         if source.size > self._single_upload_bytes:
-            self._put_parts(name, source, patience, combine_callbacks(patience.record_progress, sent))
+            self._put_in_parts(name, source, patience, combine_callbacks(patience.record_progress, report_sent))
             return
-        self._call(name, partial(self._put_whole, name, source.read(0, source.size)))
-        if sent is not None:
-            sent(source.size)
+        self._call_with_retries(name, partial(self._put_object, name, source.read(0, source.size)))
+        if report_sent is not None:
+            report_sent(source.size)
 
-    def _name(self, key: str) -> str:
+    def _object_name(self, key: str) -> str:
         name = join_path(self.prefix, check_key(self.uri, key))
         self._check_name(name, key)
         return name
@@ -138,9 +142,9 @@ class BucketStore(ABC, Generic[_C]):
         """Raise BadUri if the service has no objects of this name."""
 
     def _object_uri(self, name: str) -> str:
-        return f"{self._service}://{self.bucket}/{name}"
+        return f"{self._scheme}://{self.bucket}/{name}"
 
-    def _call(
+    def _call_with_retries(
         self,
         name: str,
         operation: Callable[[_C], _T],
@@ -153,11 +157,11 @@ class BucketStore(ABC, Generic[_C]):
         `signed`: whether an answer shows that the credentials are valid.
         """
         patience = RetryLimit(self.patience_s) if patience is None else patience
-        outage = get_outage(f"{self._service}://{self.bucket}")
+        outage = get_outage(f"{self._scheme}://{self.bucket}")
         return call_with_retries(lambda: self._try_once(name, operation, signed=signed), patience, outage)
 
     def _try_once(self, name: str, operation: Callable[[_C], _T], *, signed: bool = True) -> _T:
-        client, known = None, _CREDENTIALS_ACCEPTED[self._service]
+        client, known = None, _CREDENTIALS_ACCEPTED[self._scheme]
         try:
             client = self._connection.client()
             result = operation(client)

@@ -29,7 +29,7 @@ from data_service.store.cloud_transfer import (
     CloudDownload,
     CloudListing,
     CloudUpload,
-    head,
+    head_object,
     read_metadata_field,
 )
 from data_service.store.errors import BadUri, KeyMissing, StoreUnavailable
@@ -50,16 +50,16 @@ class CloudStore(BucketStore[CloudClient]):
     _translate_error = staticmethod(translate_error)
 
     @property
-    def _service(self) -> Scheme:
+    def _scheme(self) -> Scheme:
         return self.scheme
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         self.put_buffers(key, [memoryview(data)])
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        name, body, writer = self._name(key), bytes(data), uuid4().hex
+        name, body, writer = self._object_name(key), bytes(data), uuid4().hex
 
-        def write(client: CloudClient) -> bool:
+        def create_object(client: CloudClient) -> bool:
             try:
                 obstore.put(
                     client.requests,
@@ -73,32 +73,28 @@ class CloudStore(BucketStore[CloudClient]):
                 # An earlier attempt of ours may have created the object, although its answer was lost.
                 stored = read_metadata_field(client, name, WRITER_FIELD)
                 if stored is None:  # the object was deleted since
-                    raise StoreUnavailable.at(
-                        self._object_uri(name), "deleted while it was created"
-                    ) from error
+                    raise StoreUnavailable.for_uri(self._object_uri(name), "deleted while it was created") from error
                 return stored == writer
             return True
 
-        return self._call(name, write)
+        return self._call_with_retries(name, create_object)
 
     def entry(self, key: str) -> Entry | None:
-        name = self._name(key)
+        name = self._object_name(key)
 
         def request_metadata(client: CloudClient) -> Entry | None:
-            stored = head(client, name)
+            stored = head_object(client, name)
             return None if stored is None else Entry(key, int(stored["size"]), stored["e_tag"] or "")
 
-        return self._call(name, request_metadata)
+        return self._call_with_retries(name, request_metadata)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         root = f"{self.prefix}/" if self.prefix else ""
         wanted = root + prefix
         patience = RetryLimit(self.patience_s)
-        listing = CloudListing(
-            wanted.rpartition("/")[0], ordered=self.scheme != "az", reached=patience.record_progress
-        )
+        listing = CloudListing(wanted.rpartition("/")[0], ordered=self.scheme != "az", reached=patience.record_progress)
         while listing.more:
-            for item in self._call(listing.folder, listing.attempt, patience):
+            for item in self._call_with_retries(listing.folder, listing.request_next_page, patience):
                 name = str(item["path"])
                 if name.startswith(wanted):
                     yield Entry(name.removeprefix(root), int(item["size"]), item["e_tag"] or "")
@@ -111,40 +107,40 @@ class CloudStore(BucketStore[CloudClient]):
             found = obstore.list_with_delimiter(client.requests, prefix=self.prefix or None)
             return [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
 
-        yield from sorted(self._call(self.prefix, list_prefixes), key=lambda name: f"{name}/")
+        yield from sorted(self._call_with_retries(self.prefix, list_prefixes), key=lambda name: f"{name}/")
 
     def delete(self, key: str) -> None:
-        name = self._name(key)
+        name = self._object_name(key)
         with suppress(KeyMissing):  # Azure and Google raise this for a missing object; S3 does not
-            self._call(name, partial(_delete, [name]))
+            self._call_with_retries(name, partial(_delete_objects, [name]))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete up to 256 objects by one call, which is one request on Azure."""
         for start in range(0, len(keys), _MAX_DELETIONS):
             batch = keys[start : start + _MAX_DELETIONS]
-            names = [self._name(key) for key in batch]
+            names = [self._object_name(key) for key in batch]
             try:
-                self._call(self.prefix, partial(_delete, names))
+                self._call_with_retries(self.prefix, partial(_delete_objects, names))
             except KeyMissing:  # one object does not exist; it is unknown which others were deleted
                 for _ in parallel_map(self.delete, batch):
                     pass
 
     def clock(self) -> float | None:
-        return self._call(self.prefix, CloudClient.time, signed=False)
+        return self._call_with_retries(self.prefix, CloudClient.request_server_time, signed=False)
 
     def age(self, key: str) -> float | None:
         """Return the server's time minus that of the object.
 
         The time is asked for first. So an object that is replaced meanwhile is too young, never too old.
         """
-        name = self._name(key)
+        name = self._object_name(key)
 
         def object_age_s(client: CloudClient) -> float | None:
-            now = client.time()
-            stored = head(client, name)
+            now = client.request_server_time()
+            stored = head_object(client, name)
             return None if stored is None else max(0.0, now - float(stored["last_modified"].timestamp()))
 
-        return self._call(name, object_age_s)
+        return self._call_with_retries(name, object_age_s)
 
     def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         """Return 0: obstore does not list unfinished uploads.
@@ -155,26 +151,30 @@ class CloudStore(BucketStore[CloudClient]):
         return 0
 
     def _download(self, key: str, start: int, length: int | None) -> bytes:
-        name, patience = self._name(key), RetryLimit(self.patience_s)
+        name, patience = self._object_name(key), RetryLimit(self.patience_s)
         download = CloudDownload(name, self._object_uri(name), patience.record_progress, start, length)
-        return self._call(name, download.attempt, patience)
+        return self._call_with_retries(name, download.try_download, patience)
 
-    def _put_whole(self, name: str, body: bytes, client: CloudClient) -> object:
+    def _put_object(self, name: str, body: bytes, client: CloudClient) -> object:
         return obstore.put(client.requests, name, body, use_multipart=False)
 
-    def _put_parts(
-        self, name: str, source: Buffers | LocalFile, patience: RetryLimit, reached: Callable[[int], None]
+    def _put_in_parts(
+        self,
+        name: str,
+        source: Buffers | LocalFile,
+        patience: RetryLimit,
+        report_reached: Callable[[int], None],
     ) -> None:
-        self._call(name, CloudUpload(name, source, reached).attempt, patience)
+        self._call_with_retries(name, CloudUpload(name, source, report_reached).try_upload, patience)
 
     def _check_name(self, name: str, key: str) -> None:
         if "\\" in name or any(character < " " or character == "\x7f" for character in name):
-            raise BadUri.at(f"{self.uri}/{key}", "a key here cannot have a backslash or a control character")
+            raise BadUri.for_uri(f"{self.uri}/{key}", "a key here cannot have a backslash or a control character")
         if self.scheme == "az" and any(part.endswith(".") for part in name.split("/")):
-            raise BadUri.at(f"{self.uri}/{key}", "Azure drops the dot at the end of a name")
+            raise BadUri.for_uri(f"{self.uri}/{key}", "Azure drops the dot at the end of a name")
 
 
-def _delete(names: Sequence[str], client: CloudClient) -> None:
+def _delete_objects(names: Sequence[str], client: CloudClient) -> None:
     obstore.delete(client.requests, names)
 
 

@@ -48,11 +48,11 @@ class CloudClient:
     uploads: Any
     place: str
 
-    def time(self) -> float:
+    def request_server_time(self) -> float:
         """Return the server's time in seconds since 1970: the Date of its answer to a request without credentials,
         which it refuses.
 
-        obstore shows no headers. A Date says whole seconds.
+        obstore shows no headers. A Date has a resolution of one second.
 
         Raises OSError: there is no answer; ValueError: the answer has no valid Date.
         """
@@ -91,7 +91,7 @@ class CloudConnection(Connection[CloudClient]):
         return super().client()
 
     def _connect(self) -> CloudClient:
-        return _connect(self._scheme, self._bucket)
+        return _make_client(self._scheme, self._bucket)
 
 
 def _ensure_not_forked(uri: str) -> None:
@@ -105,17 +105,15 @@ def _ensure_not_forked(uri: str) -> None:
         )
 
 
-def _connect(scheme: Scheme, bucket: str) -> CloudClient:
+def _make_client(scheme: Scheme, bucket: str) -> CloudClient:
     endpoint = _endpoint(scheme)
     emulated = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
     plain = endpoint.startswith("http://") or emulated
-    requests = _make_store(scheme, bucket, plain, silence_s=_READ_TIMEOUT_S, retries=0)
-    uploads = _make_store(scheme, bucket, plain, silence_s=_PART_TIMEOUT_S, retries=_PART_RETRIES)
+    requests = _make_obstore(scheme, bucket, plain, read_timeout_s=_READ_TIMEOUT_S, retries=0)
+    uploads = _make_obstore(scheme, bucket, plain, read_timeout_s=_PART_TIMEOUT_S, retries=_PART_RETRIES)
     if not endpoint:
         account = requests.config.get("account_name", "")
-        away = (
-            "https://storage.googleapis.com" if scheme == "gs" else f"https://{account}.blob.core.windows.net"
-        )
+        away = "https://storage.googleapis.com" if scheme == "gs" else f"https://{account}.blob.core.windows.net"
         endpoint = _EMULATOR_URL if emulated else away
     return CloudClient(requests, uploads, f"{endpoint.rstrip('/')}/{quote(bucket)}")
 
@@ -130,12 +128,12 @@ def _endpoint(scheme: Scheme) -> str:
     return endpoint
 
 
-def _make_store(scheme: Scheme, bucket: str, plain: bool, *, silence_s: float, retries: int) -> Any:
-    """Return obstore's store. `plain`: whether HTTP without TLS is allowed."""
+def _make_obstore(scheme: Scheme, bucket: str, allow_http: bool, *, read_timeout_s: float, retries: int) -> Any:
+    """Return obstore's store. `allow_http`: whether HTTP without TLS is allowed."""
     options = {
-        "allow_http": plain,
+        "allow_http": allow_http,
         "connect_timeout": timedelta(seconds=10),
-        "read_timeout": timedelta(seconds=silence_s),
+        "read_timeout": timedelta(seconds=read_timeout_s),
         "timeout": timedelta(days=1),  # obstore's default is 30 s for a whole request
     }
     retry = {"max_retries": retries, "retry_timeout": timedelta(seconds=_PART_RETRY_TIMEOUT_S)}

@@ -36,7 +36,7 @@ _KIND_RE = re.compile(r"\bsource: (\w+)")
 _CAUSE_RE = re.compile(r'\b(?:message|error): "([^"]+)"')
 _STATUS_PREFIX = "Server returned non-2xx status code: "
 # Azure's answer to a request for many deletions has this text, but no code.
-_NO_CONTAINER = "specified container does not exist"
+_NO_CONTAINER_MESSAGE = "specified container does not exist"
 _MAX_REASON_CHARACTERS = 300  # largest number of characters of a reason
 
 _MISSING_CREDENTIALS_KINDS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")
@@ -57,7 +57,7 @@ _LOST_UPLOAD_CODES = (
 
 @dataclass(frozen=True)
 class CloudFailure:
-    """What is known of a failed request.
+    """The properties of a failed request, read from the text of obstore's error.
 
     Attributes:
         status: the answer's HTTP status; None if there was no answer.
@@ -77,14 +77,14 @@ class CloudFailure:
         status, code, kind = (_STATUS_RE.search(shown), _CODE_RE.search(shown), _KIND_RE.search(source))
         return cls(
             status=int(status[1]) if status else None,
-            code=code[1] if code else _NO_BUCKET_CODES[0] if _NO_CONTAINER in shown else "",
+            code=code[1] if code else _NO_BUCKET_CODES[0] if _NO_CONTAINER_MESSAGE in shown else "",
             kind=kind[1] if kind else "",
-            reason=_reason(error, shown, source),
+            reason=_failure_reason(error, shown, source),
         )
 
 
-def _reason(error: Exception, shown: str, source: str) -> str:
-    """Return the failure in one line. Of an answer with an error's body: its code and message."""
+def _failure_reason(error: Exception, shown: str, source: str) -> str:
+    """Return the failure in one line, with code and message if the answer has an error's body."""
     code, message, cause = (_CODE_RE.search(shown), _MESSAGE_RE.search(shown), _CAUSE_RE.search(source))
     head = shown.partition("<?xml")[0].partition("<Error")[0].rstrip(" :\n")
     parts = [head.rpartition(" - ")[2].removeprefix(_STATUS_PREFIX)]
@@ -111,25 +111,23 @@ def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) 
     if failure.kind.startswith(_TOKEN_KIND_PREFIX) or failure.kind in _MISSING_CREDENTIALS_KINDS:
         return _token_error(failure, uri, had_valid_credentials)
     if failure.kind == "MissingAccount":
-        return BadUri(
-            f"{uri}: no storage account is named", remedy="set AZURE_STORAGE_ACCOUNT_NAME, then start again"
-        )
+        return BadUri(f"{uri}: no storage account is named", remedy="set AZURE_STORAGE_ACCOUNT_NAME, then start again")
     if failure.kind in ("UnableToParseUrl", "InvalidUrl"):
-        return BadUri.at(uri, failure.reason)
+        return BadUri.for_uri(uri, failure.reason)
     if failure.kind == "InvalidAccessKey":
-        return AccessDenied.at(uri, f"AZURE_STORAGE_ACCOUNT_KEY holds no key ({failure.reason})")
+        return AccessDenied.for_uri(uri, f"AZURE_STORAGE_ACCOUNT_KEY holds no key ({failure.reason})")
     if failure.status is not None:
         return _refusal_error(failure, failure.status, uri, had_valid_credentials)
     if isinstance(error, BaseError | OSError):
-        return StoreUnavailable.at(uri, failure.reason)
-    return StoreUnavailable.at(
+        return StoreUnavailable.for_uri(uri, failure.reason)
+    return StoreUnavailable.for_uri(
         uri, f"the server's answer makes no sense ({type(error).__name__}: {failure.reason})"
     )
 
 
 def _token_error(failure: CloudFailure, uri: str, had_valid_credentials: bool) -> StoreError:
     kind = CredentialsExpired if had_valid_credentials else CredentialsMissing
-    return kind.at(uri, failure.reason)
+    return kind.for_uri(uri, failure.reason)
 
 
 def _refusal_error(failure: CloudFailure, status: int, uri: str, had_valid_credentials: bool) -> StoreError:
@@ -138,20 +136,18 @@ def _refusal_error(failure: CloudFailure, status: int, uri: str, had_valid_crede
         return BadUri.without_bucket(uri)
     if status == 401 or code in _WRONG_CREDENTIALS_CODES:
         expired = had_valid_credentials or _EXPIRED_RE.search(reason) is not None
-        return (CredentialsExpired if expired else AccessDenied).at(uri, reason)
+        return (CredentialsExpired if expired else AccessDenied).for_uri(uri, reason)
     if code in _QUOTA_CODES or status == 507:
-        return OutOfSpace.at(uri, reason)
+        return OutOfSpace.for_uri(uri, reason)
     if (
         code in _LOST_UPLOAD_CODES
         or status in (408, 409, 412, 429)
         or status < 400
         or (status >= 500 and status != 501)
     ):
-        return StoreUnavailable.at(uri, reason)
+        return StoreUnavailable.for_uri(uri, reason)
     if status == 404:
-        return KeyMissing.at(uri)
+        return KeyMissing.for_uri(uri)
     if status == 403:
-        return AccessDenied.at(uri, reason)
-    return StoreError(
-        f"the store refuses {uri}: {reason}", remedy="check that the server supports this request"
-    )
+        return AccessDenied.for_uri(uri, reason)
+    return StoreError(f"the store refuses {uri}: {reason}", remedy="check that the server supports this request")

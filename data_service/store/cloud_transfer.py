@@ -26,7 +26,7 @@ _CONCURRENT_PARTS = 4  # parts uploaded at the same time
 _PAGE_ENTRIES = 1000  # entries of a listing that are taken at a time
 
 
-def head(client: CloudClient, name: str) -> Any | None:
+def head_object(client: CloudClient, name: str) -> Any | None:
     """Return obstore's metadata of an object, which include the size and the ETag; None if it does not exist.
 
     If the server refuses the HEAD request, which it does without a reason, a GET request is made to learn the reason.
@@ -76,7 +76,7 @@ class CloudDownload:
     _pieces: list[bytes] = field(default_factory=list)
     _here: int = 0
 
-    def attempt(self, client: CloudClient) -> bytes:
+    def try_download(self, client: CloudClient) -> bytes:
         """Return all requested bytes.
 
         Raises:
@@ -84,7 +84,7 @@ class CloudDownload:
             FAILURES: obstore's errors. The next attempt continues where this one failed.
         """
         answer = self._request_body(client)
-        expected = self._expected(answer)
+        expected = self._expected_bytes(answer)
         if self._here < expected:
             for piece in answer.stream(min_chunk_size=_READ_BYTES):
                 self._pieces.append(bytes(piece))
@@ -110,19 +110,19 @@ class CloudDownload:
         except FAILURES as error:
             if not is_beyond_end(error):
                 raise
-            stored = head(client, self.name)
+            stored = head_object(client, self.name)
             if self._here or stored is None:
                 raise self._object_changed_error() from error
-            raise self._too_short(int(stored["size"])) from error
+            raise self._truncated_error(int(stored["size"])) from error
 
-    def _expected(self, answer: Any) -> int:
+    def _expected_bytes(self, answer: Any) -> int:
         """Return the number of bytes to read in all. Raises if the answer is not what was requested."""
         total, version = int(answer.meta["size"]), answer.meta["e_tag"]
         if self._version not in (None, version) or answer.range[0] != self.start + self._here:
             raise self._object_changed_error()
         self._version = version
         if self.length is not None and total < self.start + self.length:
-            raise self._too_short(total)
+            raise self._truncated_error(total)
         return total if self.length is None else self.length
 
     def _discard_read_bytes(self) -> None:
@@ -136,8 +136,8 @@ class CloudDownload:
             "the answer holds other bytes than were requested, or the object was replaced while it was read"
         )
 
-    def _too_short(self, size: int) -> Truncated:
-        return Truncated.at(self.uri, self.start, self.length or 0, size)
+    def _truncated_error(self, size: int) -> Truncated:
+        return Truncated.for_uri(self.uri, self.start, self.length or 0, size)
 
 
 @dataclass
@@ -151,20 +151,20 @@ class CloudUpload:
     source: UploadSource
     reached: Callable[[int], None]
 
-    def attempt(self, client: CloudClient) -> None:
+    def try_upload(self, client: CloudClient) -> None:
         """Send all parts and complete the upload. Raises FAILURES; what was sent is then deleted on the server."""
         size = max(_PART_BYTES, -(-self.source.size // _MAX_PARTS))
         obstore.put(
             client.uploads,
             self.name,
-            self._parts(size),
+            self._iter_parts(size),
             use_multipart=True,
             chunk_size=size,
             max_concurrency=_CONCURRENT_PARTS,
         )
         self.reached(self.source.size)
 
-    def _parts(self, size: int) -> Iterator[bytes]:
+    def _iter_parts(self, size: int) -> Iterator[bytes]:
         """Yield the parts. When obstore asks for another one, at most `_CONCURRENT_PARTS` earlier ones are on their
         way, so the server has all those before."""
         for number, start in enumerate(range(0, self.source.size, size), start=1):
@@ -187,13 +187,13 @@ class CloudListing:
     _after: str = ""
     _stream: Any = None
 
-    def attempt(self, client: CloudClient) -> list[Any]:
+    def request_next_page(self, client: CloudClient) -> list[Any]:
         """Return obstore's metadata of the next objects. Raises FAILURES; ValueError: the page cannot be the next."""
         return self._next_page(client) if self.ordered else self._all_objects(client)
 
     def _all_objects(self, client: CloudClient) -> list[Any]:
         found: list[Any] = []
-        for page in self._begin(client):
+        for page in self._begin_listing(client):
             found += page
             self.reached(len(found))
         self.more = False
@@ -201,7 +201,7 @@ class CloudListing:
 
     def _next_page(self, client: CloudClient) -> list[Any]:
         if self._stream is None:
-            self._stream = self._begin(client)
+            self._stream = self._begin_listing(client)
         # None if `next` raises, so that the next attempt begins a new listing.
         stream, self._stream = self._stream, None
         page = next(stream, None)
@@ -214,7 +214,7 @@ class CloudListing:
         self._after, self._stream = names[-1], stream
         return list(page)
 
-    def _begin(self, client: CloudClient) -> Any:
+    def _begin_listing(self, client: CloudClient) -> Any:
         return iter(
             obstore.list(
                 client.requests,

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from data_service.errors import UserError
 
-AWS_KEYS = "give keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in ~/.aws"
+AWS_KEYS_REMEDY = "give keys in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or in ~/.aws"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceTerms:
-    """The words of one kind of object store in messages.
+    """A service's own terms for the messages about its object stores.
 
     Attributes:
         bucket: what holds the objects.
@@ -50,7 +50,7 @@ SERVICES = {
 
 
 def _service_terms(uri: str) -> ServiceTerms:
-    """Return the words for a URI; those of S3 for a URI of none of `SERVICES`."""
+    """Return the service's terms for a URI; those of S3 if its scheme is not in `SERVICES`."""
     return SERVICES.get(uri.partition("://")[0].lower(), SERVICES["s3"])
 
 
@@ -62,17 +62,15 @@ class KeyMissing(StoreError):
     """An object that does not exist."""
 
     @classmethod
-    def at(cls, uri: str) -> "KeyMissing":
-        return cls(
-            f"{uri} does not exist", remedy="check the URI; list the folder above it to see what is there"
-        )
+    def for_uri(cls, uri: str) -> "KeyMissing":
+        return cls(f"{uri} does not exist", remedy="check the URI; list the folder above it to see what is there")
 
 
 class Truncated(StoreError):
     """An object that ends before the bytes that should be read from it."""
 
     @classmethod
-    def at(cls, uri: str, start: int, length: int, size: int) -> "Truncated":
+    def for_uri(cls, uri: str, start: int, length: int, size: int) -> "Truncated":
         problem = f"{uri} ends at byte {size}, but bytes {start} to {start + length} are needed"
         return cls(problem, remedy="restore the object from a copy, or write it again: it is truncated")
 
@@ -81,18 +79,16 @@ class AccessDenied(StoreError):
     """An object to which the store refuses access."""
 
     @classmethod
-    def at(cls, uri: str, reason: str) -> "AccessDenied":
-        return cls(
-            f"no permission for {uri}: {reason}", remedy="check the permissions or the credentials in use"
-        )
+    def for_uri(cls, uri: str, reason: str) -> "AccessDenied":
+        return cls(f"no permission for {uri}: {reason}", remedy="check the permissions or the credentials in use")
 
 
 class CredentialsMissing(AccessDenied):
-    """A lack of credentials in a process that never had any. It is retried for a short time: they may be issued
-    late."""
+    """A lack of credentials in a process that never had any. The operation is retried for a short time: they may be
+    issued late."""
 
     @classmethod
-    def at(cls, uri: str, reason: str) -> "CredentialsMissing":
+    def for_uri(cls, uri: str, reason: str) -> "CredentialsMissing":
         remedy = f"give credentials {_service_terms(uri).credentials}, then start again"
         return cls(f"no credentials for {uri}: {reason}", remedy=remedy)
 
@@ -101,7 +97,7 @@ class CredentialsExpired(AccessDenied):
     """Credentials that were valid earlier. The operation is retried, because they may be renewed meanwhile."""
 
     @classmethod
-    def at(cls, uri: str, reason: str) -> "CredentialsExpired":
+    def for_uri(cls, uri: str, reason: str) -> "CredentialsExpired":
         remedy = f"renew the credentials {_service_terms(uri).credentials}, then start again"
         return cls(f"the credentials for {uri} have expired or cannot be renewed: {reason}", remedy=remedy)
 
@@ -110,7 +106,7 @@ class OutOfSpace(StoreError):
     """A store that is full. Objects that were stored earlier are unharmed."""
 
     @classmethod
-    def at(cls, uri: str, reason: str) -> "OutOfSpace":
+    def for_uri(cls, uri: str, reason: str) -> "OutOfSpace":
         return cls(
             f"no space left to write {uri}: {reason}",
             remedy="free space or raise the quota, then start again",
@@ -121,7 +117,7 @@ class StoreUnavailable(StoreError):
     """A store that gave no valid answer, even after all retries."""
 
     @classmethod
-    def at(cls, uri: str, reason: str) -> "StoreUnavailable":
+    def for_uri(cls, uri: str, reason: str) -> "StoreUnavailable":
         where = (
             f"the network and the endpoint ({_service_terms(uri).endpoint})"
             if "://" in uri
@@ -134,7 +130,7 @@ class BadUri(StoreError):
     """A URI or key that is invalid."""
 
     @classmethod
-    def at(cls, uri: str, reason: str) -> "BadUri":
+    def for_uri(cls, uri: str, reason: str) -> "BadUri":
         return cls(
             f"{uri!r}: {reason}",
             remedy="use another name in a folder or below s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
@@ -143,7 +139,7 @@ class BadUri(StoreError):
     @classmethod
     def with_secret(cls, uri: str) -> "BadUri":
         scheme, words = uri.partition("://")[0].lower(), _service_terms(uri)
-        place, keys = "s3://bucket/prefix", AWS_KEYS
+        place, keys = "s3://bucket/prefix", AWS_KEYS_REMEDY
         if scheme in SERVICES and scheme != "s3":
             place, keys = f"{scheme}://{words.bucket}/prefix", f"give credentials {words.credentials}"
         return cls(

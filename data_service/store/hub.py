@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from data_service.store.base import Entry, Store, check_key, join_path
-from data_service.store.errors import (
-    AccessDenied,
-    BadUri,
-    KeyMissing,
-    StoreError,
-    StoreUnavailable,
-    Truncated,
-)
+from data_service.store.errors import AccessDenied, BadUri, KeyMissing, StoreError, StoreUnavailable, Truncated
 from data_service.store.retries import RetryLimit, call_with_retries, get_outage
 
 SCHEME = "hf"
@@ -44,9 +37,7 @@ def open_hub(uri: str, rest: str, patience_s: float) -> Store:
             f"{uri} names no data set of the Hub",
             remedy="write hf://datasets/OWNER/NAME, hf://datasets/OWNER/NAME@REVISION or a folder below it",
         )
-    return HubStore(
-        found["repo"], found["revision"] or "main", (found["prefix"] or "").strip("/"), patience_s
-    )
+    return HubStore(found["repo"], found["revision"] or "main", (found["prefix"] or "").strip("/"), patience_s)
 
 
 class HubStore:
@@ -60,7 +51,7 @@ class HubStore:
     def uri(self) -> str:
         return f"{SCHEME}://{join_path(f'datasets/{self._repo}@{self._revision}', self._prefix)}"
 
-    def at(self, prefix: str) -> "HubStore":
+    def with_prefix(self, prefix: str) -> "HubStore":
         return HubStore(self._repo, self._revision, join_path(self._prefix, prefix), self._patience_s)
 
     def get(self, key: str) -> bytes:
@@ -71,7 +62,7 @@ class HubStore:
             return b""
         data = self._read(key, {"Range": f"bytes={start}-{start + length - 1}"})
         if len(data) != length:
-            raise Truncated.at(self._name(key), start, length, start + len(data))
+            raise Truncated.for_uri(self._file_uri(key), start, length, start + len(data))
         return data
 
     def size(self, key: str) -> int | None:
@@ -79,35 +70,35 @@ class HubStore:
         return None if entry is None else entry.size
 
     def entry(self, key: str) -> Entry | None:
-        path = self._path(key)
+        path = self._path_in_repo(key)
 
-        def request() -> list[Any]:
+        def request_path_info() -> list[Any]:
             found: list[Any] = self._api().get_paths_info(
-                self._repo, [path], revision=self._commit(), repo_type="dataset"
+                self._repo, [path], revision=self._resolve_commit(), repo_type="dataset"
             )
             return found
 
-        files = [one for one in self._call(self._name(key), request) if _is_file(one)]
-        return _entry(key, files[0]) if files else None
+        files = [one for one in self._call_with_retries(self._file_uri(key), request_path_info) if _is_file(one)]
+        return _to_entry(key, files[0]) if files else None
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        def ask() -> list[Any]:
+        def request_tree() -> list[Any]:
             return list(
                 self._api().list_repo_tree(
                     self._repo,
                     self._prefix or None,
                     recursive=True,
-                    revision=self._commit(),
+                    revision=self._resolve_commit(),
                     repo_type="dataset",
                 )
             )
 
         try:
-            found = self._call(self.uri, ask)
+            found = self._call_with_retries(self.uri, request_tree)
         except KeyMissing:
             return
         inside = len(join_path(self._prefix, "x")) - 1
-        entries = (_entry(one.path[inside:], one) for one in found if _is_file(one))
+        entries = (_to_entry(one.path[inside:], one) for one in found if _is_file(one))
         yield from sorted((one for one in entries if one.key.startswith(prefix)), key=lambda one: one.key)
 
     def folders(self) -> Iterator[str]:
@@ -117,47 +108,48 @@ class HubStore:
         return None
 
     def age(self, key: str) -> float | None:
-        self._refuse(key)
+        self._raise_read_only(key)
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        self._refuse(key)
+        self._raise_read_only(key)
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        self._refuse(key)
+        self._raise_read_only(key)
 
     def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+        self, key: str, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
     ) -> None:
-        self._refuse(key)
+        self._raise_read_only(key)
 
     def put_file(self, key: str, path: Path) -> None:
-        self._refuse(key)
+        self._raise_read_only(key)
 
     def delete(self, key: str) -> None:
-        self._refuse(key)
+        self._raise_read_only(key)
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        self._refuse("")
+        self._raise_read_only("")
 
     def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
-        self._refuse(folder)
+        self._raise_read_only(folder)
 
-    def _refuse(self, key: str) -> NoReturn:
+    def _raise_read_only(self, key: str) -> NoReturn:
         raise BadUri(
-            f"{self._name(key)}: data sets of the Hub are only read here", remedy="write to a folder or to S3"
+            f"{self._file_uri(key)}: data sets of the Hub are only read here",
+            remedy="write to a folder or to S3",
         )
 
-    def _path(self, key: str) -> str:
+    def _path_in_repo(self, key: str) -> str:
         return join_path(self._prefix, check_key(self.uri, key))
 
-    def _name(self, key: str) -> str:
+    def _file_uri(self, key: str) -> str:
         return f"{self.uri}/{key}"
 
     def _api(self) -> Any:
         # HF_ENDPOINT may have been set after the import.
         return self._hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
 
-    def _commit(self) -> str:
+    def _resolve_commit(self) -> str:
         """Return the commit, which replaces the revision. Raises the Hub's errors."""
         if _COMMIT_HASH.fullmatch(self._revision) is None:
             self._revision = str(self._api().dataset_info(self._repo, revision=self._revision).sha)
@@ -165,14 +157,14 @@ class HubStore:
 
     def _read(self, key: str, headers: dict[str, str]) -> bytes:
         """Return an object, or the part of it that `headers` ask for."""
-        path = self._path(key)
+        path = self._path_in_repo(key)
 
-        def ask() -> bytes:
+        def request_content() -> bytes:
             url = self._hub.hf_hub_url(
                 self._repo,
                 path,
                 repo_type="dataset",
-                revision=self._commit(),
+                revision=self._resolve_commit(),
                 endpoint=os.environ.get("HF_ENDPOINT"),
             )
             wanted = self._hub.utils.build_hf_headers() | {"Accept-Encoding": "identity"} | headers
@@ -185,20 +177,20 @@ class HubStore:
             content: bytes = answer.content
             return content
 
-        return self._call(self._name(key), ask)
+        return self._call_with_retries(self._file_uri(key), request_content)
 
-    def _call(self, name: str, ask: Callable[[], _T]) -> _T:
-        """Return what `ask` returns. What passes is tried again until the patience is used up."""
+    def _call_with_retries(self, name: str, request: Callable[[], _T]) -> _T:
+        """Return what `request` returns. What passes is tried again until the patience is used up."""
 
-        def once() -> _T:
+        def request_once() -> _T:
             try:
-                return ask()
+                return request()
             except (self._hub.errors.HTTPError, OSError, ValueError) as error:
-                raise self._error(name, error) from error
+                raise self._translate_error(name, error) from error
 
-        return call_with_retries(once, RetryLimit(self._patience_s), get_outage(f"{SCHEME}://{self._repo}"))
+        return call_with_retries(request_once, RetryLimit(self._patience_s), get_outage(f"{SCHEME}://{self._repo}"))
 
-    def _error(self, name: str, error: Exception) -> StoreError:
+    def _translate_error(self, name: str, error: Exception) -> StoreError:
         """Return our error for an error that the Hub's library raised."""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         errors = self._hub.errors
@@ -206,15 +198,13 @@ class HubStore:
         if isinstance(error, errors.GatedRepoError) or status == 403:
             return AccessDenied(f"no permission for {name}: {reason}", remedy=_TOKEN_REMEDY)
         if isinstance(error, errors.EntryNotFoundError):
-            return KeyMissing.at(name)
+            return KeyMissing.for_uri(name)
         if isinstance(error, errors.RepositoryNotFoundError | errors.RevisionNotFoundError) or status == 401:
             return StoreError(
                 f"{name}: the Hub has no such data set or revision, or it is not public",
                 remedy=f"check the name; {_TOKEN_REMEDY}",
             )
-        if isinstance(error, ValueError) or (
-            status is not None and 400 <= status < 500 and status not in (408, 429)
-        ):
+        if isinstance(error, ValueError) or (status is not None and 400 <= status < 500 and status not in (408, 429)):
             return StoreError(f"{name}: {reason}", remedy="check the name of the data set and of the file")
         return StoreUnavailable(
             f"cannot reach {name}: {reason}",
@@ -226,7 +216,7 @@ def _is_file(found: Any) -> bool:
     return hasattr(found, "size")
 
 
-def _entry(key: str, file: Any) -> Entry:
+def _to_entry(key: str, file: Any) -> Entry:
     """Return the entry of a file of the Hub. The hash of its content is its version."""
     return Entry(key, int(file.size), str(file.lfs.sha256 if file.lfs else file.blob_id))
 

@@ -43,7 +43,7 @@ def report_full_disk(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL_ERRNOS:
             raise
-        raise OutOfSpace.at(str(folder), f"{error.strerror} (TMPDIR names the folder to use)") from error
+        raise OutOfSpace.for_uri(str(folder), f"{error.strerror} (TMPDIR names the folder to use)") from error
 
 
 @dataclass(frozen=True)
@@ -56,22 +56,22 @@ class LocalStore:
     def uri(self) -> str:
         return str(self.root)
 
-    def at(self, prefix: str) -> "LocalStore":
+    def with_prefix(self, prefix: str) -> "LocalStore":
         return LocalStore(self.root / check_key(self.uri, join_path(prefix, "")))
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
-        with _store_errors(path):
+        with _translate_os_errors(path):
             return path.read_bytes()
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         path = self._path(key)
-        with _store_errors(path), path.open("rb", buffering=0) as file:
+        with _translate_os_errors(path), path.open("rb", buffering=0) as file:
             data = os.pread(file.fileno(), length, start)
             while len(data) < length:  # one read returns at most 2 GiB
                 more = os.pread(file.fileno(), length - len(data), start + len(data))
                 if not more:
-                    raise Truncated.at(str(path), start, length, os.fstat(file.fileno()).st_size)
+                    raise Truncated.for_uri(str(path), start, length, os.fstat(file.fileno()).st_size)
                 data += more
             return data
 
@@ -79,16 +79,16 @@ class LocalStore:
         self.put_buffers(key, [memoryview(data)])
 
     def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+        self, key: str, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
     ) -> None:
-        self._write(key, lambda file: _write_all(file, buffers, sent), os.replace)
+        self._write_atomically(key, lambda file: _write_buffers(file, buffers, report_sent), os.replace)
 
     def put_file(self, key: str, path: Path) -> None:
-        self._write(key, lambda file: _copy(path, file), os.replace)
+        self._write_atomically(key, lambda file: _copy_file(path, file), os.replace)
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
         try:
-            self._write(key, lambda file: _write_all(file, [memoryview(data)]), _link)
+            self._write_atomically(key, lambda file: _write_buffers(file, [memoryview(data)]), _link_into_place)
         except FileExistsError:
             return False
         return True
@@ -100,11 +100,11 @@ class LocalStore:
     def entry(self, key: str) -> Entry | None:
         path = self._path(key)
         try:
-            with _store_errors(path):
+            with _translate_os_errors(path):
                 status = path.stat()
         except KeyMissing:
             return None
-        return None if stat.S_ISDIR(status.st_mode) else _entry(key, status)
+        return None if stat.S_ISDIR(status.st_mode) else _to_entry(key, status)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         folder, _, start = prefix.rpartition("/")
@@ -114,7 +114,7 @@ class LocalStore:
 
     def folders(self) -> Iterator[str]:
         try:
-            with _store_errors(self.root), os.scandir(self.root) as found:
+            with _translate_os_errors(self.root), os.scandir(self.root) as found:
                 names = [entry.name for entry in found if entry.is_dir()]
         except KeyMissing:
             return
@@ -124,11 +124,11 @@ class LocalStore:
     def delete(self, key: str) -> None:
         path = self._path(key)
         try:
-            with _store_errors(path):
+            with _translate_os_errors(path):
                 path.unlink()
         except KeyMissing:
             return
-        _remove_empty(path.parent, self.root)
+        _remove_empty_folders(path.parent, self.root)
 
     def delete_many(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -145,10 +145,10 @@ class LocalStore:
         path = self._path(key)
         if self.size(key) is None:
             return None
-        now = _file_system_clock(path.parent)
+        now = _file_system_time(path.parent)
         try:
             # The file is opened rather than only examined, because then an NFS client asks its server.
-            with _store_errors(path), path.open("rb") as file:
+            with _translate_os_errors(path), path.open("rb") as file:
                 return max(0.0, now - os.fstat(file.fileno()).st_mtime)
         except KeyMissing:
             return None
@@ -156,21 +156,21 @@ class LocalStore:
     def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         count = 0
         base = self.root / check_key(self.uri, join_path(folder, "")) if folder else self.root
-        deadline = math.inf if older_than_key is None else self._written_at(older_than_key)
+        deadline = math.inf if older_than_key is None else self._write_time(older_than_key)
         for place, _, names in os.walk(base):
             for path in (Path(place, name) for name in names if name.startswith(TEMP_PREFIX)):
                 # A writer that finishes meanwhile has renamed its file.
-                with _store_errors(path), suppress(FileNotFoundError):
+                with _translate_os_errors(path), suppress(FileNotFoundError):
                     if path.stat().st_mtime < deadline:
                         path.unlink()
                         count += 1
-            _remove_empty(Path(place), self.root)
+            _remove_empty_folders(Path(place), self.root)
         return count
 
-    def _written_at(self, key: str) -> float:
+    def _write_time(self, key: str) -> float:
         """Return when the object was written, by the file system's clock; 0 if it is absent."""
         try:
-            with _store_errors(self._path(key)):
+            with _translate_os_errors(self._path(key)):
                 return self._path(key).stat().st_mtime
         except KeyMissing:
             return 0.0
@@ -178,13 +178,15 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         return self.root / check_key(self.uri, key)
 
-    def _write(self, key: str, fill: Callable[[int], None], publish: Callable[[Path, Path], None]) -> None:
+    def _write_atomically(
+        self, key: str, write_content: Callable[[int], None], publish: Callable[[Path, Path], None]
+    ) -> None:
         target = self._path(key)
-        with _store_errors(target, writing=True):
-            temporary, descriptor = _open_temporary(target.parent)
+        with _translate_os_errors(target, writing=True):
+            temporary, descriptor = _create_temporary_file(target.parent)
             try:
                 try:
-                    fill(descriptor)
+                    write_content(descriptor)
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
@@ -195,7 +197,7 @@ class LocalStore:
 
 
 @contextmanager
-def _store_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
+def _translate_os_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
     """Turn the system's errors about `path` into ours, except FileExistsError, which callers expect."""
     try:
         yield
@@ -204,17 +206,17 @@ def _store_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in _PERMISSION_ERRNOS:
-            raise AccessDenied.at(str(path), reason) from error
+            raise AccessDenied.for_uri(str(path), reason) from error
         if error.errno in _FULL_ERRNOS:
-            raise OutOfSpace.at(str(path), reason) from error
+            raise OutOfSpace.for_uri(str(path), reason) from error
         if error.errno in _ABSENT_ERRNOS and not writing:
-            raise KeyMissing.at(str(path)) from error
+            raise KeyMissing.for_uri(str(path)) from error
         if error.errno in (*_ABSENT_ERRNOS, errno.ENAMETOOLONG):
-            raise BadUri.at(str(path), f"cannot be written as a file ({reason})") from error
-        raise StoreUnavailable.at(str(path), reason) from error
+            raise BadUri.for_uri(str(path), f"cannot be written as a file ({reason})") from error
+        raise StoreUnavailable.for_uri(str(path), reason) from error
 
 
-def _open_temporary(folder: Path) -> tuple[Path, int]:
+def _create_temporary_file(folder: Path) -> tuple[Path, int]:
     for attempt in range(_CREATE_ATTEMPTS):
         path = folder / f"{TEMP_PREFIX}{uuid4().hex}"
         try:
@@ -226,7 +228,7 @@ def _open_temporary(folder: Path) -> tuple[Path, int]:
     raise AssertionError("unreachable")
 
 
-def _file_system_clock(folder: Path) -> float:
+def _file_system_time(folder: Path) -> float:
     """Return the file system's time in seconds since 1970: the time of a file that is written into `folder` now."""
     path = folder / f"{TEMP_PREFIX}{uuid4().hex}"
     try:
@@ -266,8 +268,8 @@ def _flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_all(
-    descriptor: int, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
+def _write_buffers(
+    descriptor: int, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
 ) -> None:
     written = 0
     for buffer in buffers:
@@ -275,16 +277,16 @@ def _write_all(
         while rest:
             count = os.write(descriptor, rest[:_WRITE_BYTES])
             rest, written = rest[count:], written + count
-            if sent is not None:
-                sent(written)
+            if report_sent is not None:
+                report_sent(written)
 
 
-def _copy(source: Path, descriptor: int) -> None:
+def _copy_file(source: Path, descriptor: int) -> None:
     with source.open("rb") as reader, os.fdopen(os.dup(descriptor), "wb") as writer:
         shutil.copyfileobj(reader, writer, 1 << 20)
 
 
-def _link(temporary: Path, target: Path) -> None:
+def _link_into_place(temporary: Path, target: Path) -> None:
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder is in the way", str(target))
     try:
@@ -296,7 +298,7 @@ def _link(temporary: Path, target: Path) -> None:
                 return
         raise
     except FileNotFoundError:
-        # Who was quicker may have swept our file as left over: it is older than the object.
+        # A quicker writer may have removed our temporary file as a leftover, as it is older than the object.
         if not target.exists():
             raise
         raise FileExistsError(errno.EEXIST, "it was written meanwhile", str(target)) from None
@@ -309,31 +311,31 @@ def _link(temporary: Path, target: Path) -> None:
         ) from error
 
 
-def _walk(folder: Path, above: str, start: str) -> Iterator[Entry]:
+def _walk(folder: Path, key_prefix: str, name_prefix: str) -> Iterator[Entry]:
     """Yield entries of the files below `folder` in key order.
 
-    `above` is put before their keys. Only names in `folder` that begin with `start` are listed.
+    `key_prefix` is put before their keys. Only names in `folder` that begin with `name_prefix` are listed.
     """
     try:
-        with _store_errors(folder), os.scandir(folder) as found:
-            entries = [e for e in found if e.name.startswith(start) and not e.name.startswith(TEMP_PREFIX)]
+        with _translate_os_errors(folder), os.scandir(folder) as found:
+            entries = [e for e in found if e.name.startswith(name_prefix) and not e.name.startswith(TEMP_PREFIX)]
     except KeyMissing:
         return
     named = sorted((entry.name + "/" * _is_folder(entry), entry) for entry in entries)
     for name, entry in named:
         if name.endswith("/"):
             if not (entry.is_symlink() and _is_loop(folder / entry.name)):
-                yield from _walk(folder / entry.name, above + name, "")
+                yield from _walk(folder / entry.name, key_prefix + name, "")
             continue
         try:
-            with _store_errors(folder / name):
+            with _translate_os_errors(folder / name):
                 status = entry.stat()
         except KeyMissing:
             continue  # the file was deleted since, or is a link that leads nowhere
-        yield _entry(above + name, status)
+        yield _to_entry(key_prefix + name, status)
 
 
-def _entry(key: str, status: os.stat_result) -> Entry:
+def _to_entry(key: str, status: os.stat_result) -> Entry:
     return Entry(key, status.st_size, f"{status.st_mtime_ns}-{status.st_ctime_ns}")
 
 
@@ -353,7 +355,7 @@ def _is_loop(link: Path) -> bool:
         return False
 
 
-def _remove_empty(folder: Path, root: Path) -> None:
+def _remove_empty_folders(folder: Path, root: Path) -> None:
     """Remove empty folders from `folder` up to the root, because folders are not objects of a store."""
     while folder != root:
         try:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
 
-from data_service.printable import mask_secrets, visible
+from data_service.printable import escape_controls, mask_secrets
 from data_service.store.base import Store
 from data_service.store.errors import SERVICES, BadUri, StoreError
 from data_service.store.local import LocalStore
@@ -28,10 +28,10 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
     text = str(uri)
     scheme, separator, rest = text.partition("://")
     if not text:
-        raise BadUri.at(text, "the URI is empty")
+        raise BadUri.for_uri(text, "the URI is empty")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise BadUri(
-            f"{visible(text)}: its name is not valid UTF-8",
+            f"{escape_controls(text)}: its name is not valid UTF-8",
             remedy="rename the file or folder; no JSON can hold this name",
         )
     if mask_secrets(text) != text:
@@ -40,7 +40,7 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
         return LocalStore(_expand_home(text).absolute())
     match scheme.lower():
         case "file":
-            return _open_file(text, rest)
+            return _open_file_uri(text, rest)
         case "s3":
             return _open_s3(text, rest, default_patience_s() if patience_s is None else patience_s)
         case "gs" | "az" as cloud:
@@ -50,10 +50,10 @@ def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
 
             return open_hub(text, rest, default_patience_s() if patience_s is None else patience_s)
         case _:
-            raise BadUri.at(text, f"unknown scheme {scheme!r}")
+            raise BadUri.for_uri(text, f"unknown scheme {scheme!r}")
 
 
-def open_file(path: str) -> tuple[Store, str]:
+def open_store_of_file(path: str) -> tuple[Store, str]:
     """Return the store of the folder in which a file lies, and the file's name. Raises as `open_store`."""
     return open_store(parent_folder(path)), path.rpartition("/")[2]
 
@@ -72,10 +72,10 @@ def _expand_home(text: str) -> Path:
         return Path(text)
 
 
-def _open_file(uri: str, rest: str) -> Store:
+def _open_file_uri(uri: str, rest: str) -> Store:
     path = rest.removeprefix("localhost")
     if not path.startswith("/"):
-        raise BadUri.at(uri, "a file URI needs three slashes and an absolute folder")
+        raise BadUri.for_uri(uri, "a file URI needs three slashes and an absolute folder")
     return LocalStore(Path(unquote(path)))
 
 
@@ -99,7 +99,7 @@ def _split_bucket(uri: str, scheme: str, rest: str) -> tuple[str, str]:
     """Return bucket and prefix. Raises BadUri: the bucket is missing, or is the placeholder of bundled recipes."""
     bucket, _, prefix = rest.partition("/")
     if not bucket:
-        raise BadUri.at(uri, f"the URI names no {SERVICES[scheme].bucket}")
+        raise BadUri.for_uri(uri, f"the URI names no {SERVICES[scheme].bucket}")
     if bucket == _PLACEHOLDER_BUCKET:
         raise BadUri(
             f"{uri}: {_PLACEHOLDER_BUCKET} is a placeholder for the name of your bucket",

@@ -79,7 +79,7 @@ class RetryLimit:
             else self.seconds
         )
 
-    def pause_s(self, error: StoreError) -> float | None:
+    def next_pause_s(self, error: StoreError) -> float | None:
         """Return the seconds to wait after this failure; None if the patience is used up.
 
         They are drawn at random, so that many clients do not retry at the same moment.
@@ -122,7 +122,7 @@ class Outage:
         _log.warning("%s; trying again, for at most %.0f s without progress", reason, patience_s)
 
     def record_answer(self) -> None:
-        """Note that the store answered, even if it refused. Announce the end of an announced outage."""
+        """Record that the store answered, even if it refused. Log the end of an outage that was announced."""
         with self._lock:
             began, announced = self._began, self._announced
             self._began, self._announced = None, False
@@ -146,7 +146,7 @@ def call_with_retries(operation: Callable[[], _T], patience: RetryLimit, outage:
         try:
             result = operation()
         except TRANSIENT_ERRORS as error:
-            pause = patience.pause_s(error)
+            pause = patience.next_pause_s(error)
             if pause is None:
                 raise
             silent = max(began, patience.since)

@@ -27,7 +27,7 @@ from data_service.store.bucket import BucketStore, Connection
 from data_service.store.errors import BadUri, KeyMissing, StoreError, StoreUnavailable
 from data_service.store.retries import RetryLimit
 from data_service.store.s3_errors import FAILURES, error_code, translate_error
-from data_service.store.s3_transfer import MAX_DELETIONS, Deletion, Download, Listing, Upload, head
+from data_service.store.s3_transfer import MAX_DELETIONS, Deletion, Download, Listing, Upload, head_object
 from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, Buffers, LocalFile
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class _Connection(Connection["S3Client"]):
         return (_Connection, ())
 
     def _connect(self) -> "S3Client":
-        return _connect()
+        return _make_client()
 
 
-def _connect() -> "S3Client":
+def _make_client() -> "S3Client":
     elsewhere = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
     config = Config(
         retries={"mode": "standard", "total_max_attempts": 1},
@@ -68,7 +68,7 @@ def _connect() -> "S3Client":
     try:
         return boto3.Session(botocore_session=core).client("s3", config=config)
     except ValueError as error:
-        raise BadUri.at("AWS_ENDPOINT_URL", str(error)) from error
+        raise BadUri.for_uri("AWS_ENDPOINT_URL", str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,17 @@ class S3Store(BucketStore["S3Client"]):
     _translate_error = staticmethod(translate_error)
 
     @property
-    def _service(self) -> Literal["s3"]:
+    def _scheme(self) -> Literal["s3"]:
         return "s3"
 
     def put(self, key: str, data: bytes | memoryview) -> None:
-        name = self._name(key)
-        self._call(name, partial(self._put_whole, name, bytes(data)))
+        name = self._object_name(key)
+        self._call_with_retries(name, partial(self._put_object, name, bytes(data)))
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        name, body, writer = self._name(key), bytes(data), uuid4().hex
+        name, body, writer = self._object_name(key), bytes(data), uuid4().hex
 
-        def write(client: "S3Client") -> bool:
+        def create_object(client: "S3Client") -> bool:
             try:
                 client.put_object(
                     Bucket=self.bucket, Key=name, Body=body, IfNoneMatch="*", Metadata={WRITER_FIELD: writer}
@@ -103,47 +103,47 @@ class S3Store(BucketStore["S3Client"]):
                 if error_code(error) not in ("PreconditionFailed", "412"):
                     raise
                 # An earlier attempt of ours may have created the object, although its answer was lost.
-                stored = head(client, self.bucket, name)
+                stored = head_object(client, self.bucket, name)
                 if stored is None:  # the object was deleted since
-                    raise StoreUnavailable.at(
-                        self._object_uri(name), "deleted while it was created"
-                    ) from error
+                    raise StoreUnavailable.for_uri(self._object_uri(name), "deleted while it was created") from error
                 return stored["Metadata"].get(WRITER_FIELD) == writer
             return True
 
-        return self._call(name, write)
+        return self._call_with_retries(name, create_object)
 
     def entry(self, key: str) -> Entry | None:
-        name = self._name(key)
+        name = self._object_name(key)
 
         def request_metadata(client: "S3Client") -> Entry | None:
-            stored = head(client, self.bucket, name)
+            stored = head_object(client, self.bucket, name)
             return None if stored is None else Entry(key, stored["ContentLength"], stored.get("ETag", ""))
 
-        return self._call(name, request_metadata)
+        return self._call_with_retries(name, request_metadata)
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
         root = f"{self.prefix}/" if self.prefix else ""
-        for page in self._pages(Listing(self.bucket, root + prefix, after=root)):
+        for page in self._iter_pages(Listing(self.bucket, root + prefix, after=root)):
             for item in page.get("Contents", ()):
                 yield Entry(item["Key"].removeprefix(root), item["Size"], item.get("ETag", ""))
 
     def folders(self) -> Iterator[str]:
         root = f"{self.prefix}/" if self.prefix else ""
-        for page in self._pages(Listing(self.bucket, root, delimiter="/")):
+        for page in self._iter_pages(Listing(self.bucket, root, delimiter="/")):
             for item in page.get("CommonPrefixes", ()):
                 yield item["Prefix"].removeprefix(root).rstrip("/")
 
     def delete(self, key: str) -> None:
-        name = self._name(key)
+        name = self._object_name(key)
         with suppress(KeyMissing):
-            self._call(name, lambda client: client.delete_object(Bucket=self.bucket, Key=name))
+            self._call_with_retries(name, lambda client: client.delete_object(Bucket=self.bucket, Key=name))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         for start in range(0, len(keys), MAX_DELETIONS):
             batch = keys[start : start + MAX_DELETIONS]
             try:
-                self._call(self.prefix, Deletion(self.bucket, [self._name(key) for key in batch]).attempt)
+                self._call_with_retries(
+                    self.prefix, Deletion(self.bucket, [self._object_name(key) for key in batch]).try_delete
+                )
             except StoreError as error:
                 if type(error) is not StoreError:
                     raise
@@ -167,26 +167,26 @@ class S3Store(BucketStore["S3Client"]):
                     raise
                 return date
 
-        return self._call(self.prefix, server_time_s)
+        return self._call_with_retries(self.prefix, server_time_s)
 
     def age(self, key: str) -> float | None:
         """Return the age from one answer, which holds both the time of the object and the server's time."""
-        name = self._name(key)
+        name = self._object_name(key)
 
         def object_age_s(client: "S3Client") -> float | None:
-            stored = head(client, self.bucket, name)
+            stored = head_object(client, self.bucket, name)
             if stored is None:
                 return None
             now = _server_time(stored)
             return max(0.0, (time.time() if now is None else now) - stored["LastModified"].timestamp())
 
-        return self._call(name, object_age_s)
+        return self._call_with_retries(name, object_age_s)
 
     def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         """Abort unfinished multipart uploads (at most 1,000 a call), whose parts are stored and billed until then."""
         start = join_path(self.prefix, folder)
         start += "/" if start else ""
-        written = None if older_than_key is None else self._written_at(older_than_key)
+        written = None if older_than_key is None else self._write_time(older_than_key)
 
         def find_stale_uploads(client: "S3Client") -> list[tuple[str, str]]:
             answer = client.list_multipart_uploads(Bucket=self.bucket, Prefix=start)
@@ -196,46 +196,52 @@ class S3Store(BucketStore["S3Client"]):
                 if written is None or item["Initiated"] < written
             ]
 
-        uploads = self._call(start, find_stale_uploads)
+        uploads = self._call_with_retries(start, find_stale_uploads)
         for name, number in uploads:
             with suppress(KeyMissing):
-                self._abort(name, number)
+                self._abort_upload(name, number)
         return len(uploads)
 
-    def _written_at(self, key: str) -> datetime:
+    def _write_time(self, key: str) -> datetime:
         """Return when the object was written, by the store's clock; before all others if it is absent."""
-        stored = self._call(self._name(key), lambda client: head(client, self.bucket, self._name(key)))
+        stored = self._call_with_retries(
+            self._object_name(key), lambda client: head_object(client, self.bucket, self._object_name(key))
+        )
         return datetime.min.replace(tzinfo=UTC) if stored is None else stored["LastModified"]
 
-    def _abort(self, name: str, upload: str) -> None:
-        def abort(client: "S3Client") -> None:
+    def _abort_upload(self, name: str, upload_id: str) -> None:
+        def abort_upload(client: "S3Client") -> None:
             try:
-                client.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=upload)
+                client.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=upload_id)
             except ClientError as error:
                 # This code means that the upload was completed meanwhile.
                 if error_code(error) != "NoSuchUpload":
                     raise
 
-        self._call(name, abort)
+        self._call_with_retries(name, abort_upload)
 
-    def _pages(self, listing: Listing) -> "Iterator[ListObjectsV2OutputTypeDef]":
+    def _iter_pages(self, listing: Listing) -> "Iterator[ListObjectsV2OutputTypeDef]":
         while listing.more:
-            yield self._call(listing.prefix, listing.attempt)
+            yield self._call_with_retries(listing.prefix, listing.request_next_page)
 
     def _download(self, key: str, start: int, length: int | None) -> bytes:
-        name, patience = self._name(key), RetryLimit(self.patience_s)
+        name, patience = self._object_name(key), RetryLimit(self.patience_s)
         download = Download(self.bucket, name, patience.record_progress, start, length)
-        return self._call(name, download.attempt, patience)
+        return self._call_with_retries(name, download.try_download, patience)
 
-    def _put_whole(self, name: str, body: bytes, client: "S3Client") -> object:
+    def _put_object(self, name: str, body: bytes, client: "S3Client") -> object:
         return client.put_object(Bucket=self.bucket, Key=name, Body=body)
 
-    def _put_parts(
-        self, name: str, source: Buffers | LocalFile, patience: RetryLimit, reached: Callable[[int], None]
+    def _put_in_parts(
+        self,
+        name: str,
+        source: Buffers | LocalFile,
+        patience: RetryLimit,
+        report_reached: Callable[[int], None],
     ) -> None:
-        upload = Upload(self.bucket, name, source, reached)
+        upload = Upload(self.bucket, name, source, report_reached)
         try:
-            self._call(name, upload.attempt, patience)
+            self._call_with_retries(name, upload.try_upload, patience)
         except BaseException:
             with suppress(StoreError):
                 self._try_once(name, upload.abort)

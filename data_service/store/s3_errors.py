@@ -74,28 +74,28 @@ def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) 
         return _refusal_error(error, uri, had_valid_credentials)
     if isinstance(error, _MISSING_CREDENTIALS_ERRORS):
         kind = CredentialsExpired if had_valid_credentials else CredentialsMissing
-        return kind.at(uri, str(error))
+        return kind.for_uri(uri, str(error))
     if isinstance(error, ProfileNotFound) and not had_valid_credentials:
-        return AccessDenied.at(uri, str(error))
+        return AccessDenied.for_uri(uri, str(error))
     if isinstance(error, _RENEWAL_ERRORS) or (isinstance(error, RuntimeError) and "redential" in str(error)):
         # botocore has no class of its own for renewed credentials that have expired.
-        return CredentialsExpired.at(uri, str(error))
+        return CredentialsExpired.for_uri(uri, str(error))
     if isinstance(error, ParamValidationError):
-        return BadUri.at(uri, str(error))
+        return BadUri.for_uri(uri, str(error))
     if isinstance(error, BotoCoreError | HTTPError | HTTPException | OSError):
-        return StoreUnavailable.at(uri, str(error) or type(error).__name__)
-    return StoreUnavailable.at(uri, f"the server's answer makes no sense ({type(error).__name__}: {error})")
+        return StoreUnavailable.for_uri(uri, str(error) or type(error).__name__)
+    return StoreUnavailable.for_uri(uri, f"the server's answer makes no sense ({type(error).__name__}: {error})")
 
 
 def _refusal_error(error: ClientError, uri: str, had_valid_credentials: bool) -> StoreError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     name, reason = error_code(error), str(error)
     if name in _EXPIRED_CODES or (had_valid_credentials and name in _WRONG_CREDENTIALS_CODES):
-        return CredentialsExpired.at(uri, reason)
+        return CredentialsExpired.for_uri(uri, reason)
     if name in _NO_BUCKET_CODES:
         return BadUri.without_bucket(uri)
     if name in _QUOTA_CODES or status == 507:
-        return OutOfSpace.at(uri, reason)
+        return OutOfSpace.for_uri(uri, reason)
     if (
         name in _RETRYABLE_CODES
         or name in LOST_UPLOAD_CODES
@@ -103,11 +103,9 @@ def _refusal_error(error: ClientError, uri: str, had_valid_credentials: bool) ->
         or (status >= 500 and status != 501)
         or status < 300  # the answer began with a status of success, and its body holds an error
     ):
-        return StoreUnavailable.at(uri, reason)
+        return StoreUnavailable.for_uri(uri, reason)
     if status == 404:
-        return KeyMissing.at(uri)
+        return KeyMissing.for_uri(uri)
     if status in (401, 403):
-        return AccessDenied.at(uri, reason)
-    return StoreError(
-        f"the store refuses {uri}: {reason}", remedy="check that the server supports this request"
-    )
+        return AccessDenied.for_uri(uri, reason)
+    return StoreError(f"the store refuses {uri}: {reason}", remedy="check that the server supports this request")

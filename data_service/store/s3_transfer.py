@@ -20,11 +20,7 @@ from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, UploadSo
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import (
-        GetObjectOutputTypeDef,
-        HeadObjectOutputTypeDef,
-        ListObjectsV2OutputTypeDef,
-    )
+    from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, HeadObjectOutputTypeDef, ListObjectsV2OutputTypeDef
 
 
 _MAX_PARTS = 10_000
@@ -47,14 +43,14 @@ class Listing:
     _token: str = ""
     _empty: int = 0
 
-    def attempt(self, client: "S3Client") -> "ListObjectsV2OutputTypeDef":
+    def request_next_page(self, client: "S3Client") -> "ListObjectsV2OutputTypeDef":
         """Return the next page.
 
         Raises FAILURES: botocore's errors; ValueError or KeyError: the page cannot be the next one.
         """
         page = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, **self._page_start())
-        names = _names(page)
-        self._check(names)
+        names = _page_names(page)
+        self._check_page_names(names)
         more, token = page["IsTruncated"], ""
         if more and (self.delimiter or not names):
             token = page["NextContinuationToken"]
@@ -74,14 +70,14 @@ class Listing:
             return place | {"ContinuationToken": self._token}
         return place | ({"StartAfter": self.after} if self.after else {})
 
-    def _check(self, names: list[str]) -> None:
+    def _check_page_names(self, names: list[str]) -> None:
         if names and (min(names) <= self.after or len(set(names)) < len(names)):
             raise ValueError("a page of the listing repeats names of an earlier page")
         if not all(name.startswith(self.prefix) for name in names):
             raise ValueError("the listing holds other keys than were requested")
 
 
-def _names(page: "ListObjectsV2OutputTypeDef") -> list[str]:
+def _page_names(page: "ListObjectsV2OutputTypeDef") -> list[str]:
     """Return the names of the objects and folders in a page."""
     keys = [item["Key"] for item in page.get("Contents", ())]
     return keys + [item["Prefix"] for item in page.get("CommonPrefixes", ())]
@@ -99,7 +95,7 @@ class Deletion:
     bucket: str
     names: list[str]
 
-    def attempt(self, client: "S3Client") -> None:
+    def try_delete(self, client: "S3Client") -> None:
         """Delete the objects that are left. Raises FAILURES: botocore's errors, or the server deleted not all of
         them."""
         answer = client.delete_objects(
@@ -117,7 +113,7 @@ class Deletion:
             raise ClientError(cast(Any, response), "DeleteObjects")
 
 
-def head(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef | None":
+def head_object(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef | None":
     """Return the metadata of an object; None if it does not exist. Raises FAILURES.
 
     If the server refuses the HEAD request, which it does without a reason, a GET request is made to learn the reason.
@@ -154,7 +150,7 @@ class Download:
     _pieces: list[bytes] = field(default_factory=list)
     _here: int = 0
 
-    def attempt(self, client: "S3Client") -> bytes:
+    def try_download(self, client: "S3Client") -> bytes:
         """Return all requested bytes.
 
         Raises:
@@ -163,7 +159,7 @@ class Download:
         """
         answer = self._request_body(client)
         with closing(answer["Body"]) as body:
-            expected = self._expected(answer)
+            expected = self._expected_bytes(answer)
             while self._here < expected:
                 piece = body.read(min(PART_BYTES, expected - self._here))
                 if not piece:
@@ -183,12 +179,12 @@ class Download:
         except ClientError as error:
             if error_code(error) not in ("InvalidRange", "416"):
                 raise
-            stored = head(client, self.bucket, self.name)
+            stored = head_object(client, self.bucket, self.name)
             if self._here or stored is None:
-                raise self._changed() from error
-            raise self._too_short(stored["ContentLength"]) from error
+                raise self._object_changed_error() from error
+            raise self._truncated_error(stored["ContentLength"]) from error
 
-    def _expected(self, answer: "GetObjectOutputTypeDef") -> int:
+    def _expected_bytes(self, answer: "GetObjectOutputTypeDef") -> int:
         """Return the number of bytes to read in all. Raises if the answer is not what was requested."""
         first, total = 0, answer["ContentLength"]
         if "ContentRange" in answer:
@@ -196,13 +192,13 @@ class Download:
             first, total = int(span.partition("-")[0]), int(size)
         version = answer["ETag"]
         if self._version not in (None, version) or first != self.start + self._here:
-            raise self._changed()
+            raise self._object_changed_error()
         self._version = version
         if self.length is not None and total < self.start + self.length:
-            raise self._too_short(total)
+            raise self._truncated_error(total)
         return total if self.length is None else self.length
 
-    def _changed(self) -> ValueError:
+    def _object_changed_error(self) -> ValueError:
         """Forget the bytes read so far, so that the next attempt starts again; return the error to raise."""
         self._version, self._here = None, 0
         self._pieces.clear()
@@ -210,8 +206,8 @@ class Download:
             "the answer holds other bytes than were requested, or the object was replaced while it was read"
         )
 
-    def _too_short(self, size: int) -> Truncated:
-        return Truncated.at(f"s3://{self.bucket}/{self.name}", self.start, self.length or 0, size)
+    def _truncated_error(self, size: int) -> Truncated:
+        return Truncated.for_uri(f"s3://{self.bucket}/{self.name}", self.start, self.length or 0, size)
 
 
 @dataclass
@@ -231,7 +227,7 @@ class Upload:
     _accepted: int = 0  # bytes of the parts that the server has
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def attempt(self, client: "S3Client") -> None:
+    def try_upload(self, client: "S3Client") -> None:
         """Send the missing parts and complete the upload. Raises FAILURES; the next attempt continues."""
         if self._number is None:
             begun = client.create_multipart_upload(
@@ -239,7 +235,7 @@ class Upload:
             )
             self._number = begun["UploadId"]
         try:
-            self._send_missing(client, self._number)
+            self._send_missing_parts(client, self._number)
             parts = [{"PartNumber": number, "ETag": self._tags[number]} for number in sorted(self._tags)]
             client.complete_multipart_upload(
                 Bucket=self.bucket,
@@ -248,11 +244,9 @@ class Upload:
                 MultipartUpload={"Parts": parts},  # type: ignore[typeddict-item]
             )
         except ClientError as error:
-            if error_code(error) not in LOST_UPLOAD_CODES and not self._is_lost(client, self._number):
+            if error_code(error) not in LOST_UPLOAD_CODES and not self._is_upload_lost(client, self._number):
                 raise
-            if not self._is_own_object(
-                client
-            ):  # an attempt whose answer was lost may have completed the upload
+            if not self._is_own_object(client):  # an attempt whose answer was lost may have completed the upload
                 self._number, self._accepted = None, 0
                 self._tags.clear()
                 raise
@@ -263,48 +257,48 @@ class Upload:
         if self._number is not None:
             client.abort_multipart_upload(Bucket=self.bucket, Key=self.name, UploadId=self._number)
 
-    def _send_missing(self, client: "S3Client", number: str) -> None:
+    def _send_missing_parts(self, client: "S3Client", upload_id: str) -> None:
         """Send the missing parts, several at a time. After the first failure no further part is begun."""
         size = max(PART_BYTES, -(-self.source.size // _MAX_PARTS))
         failures: list[BaseException] = []
 
-        def send(part: int) -> None:
+        def send_part(part: int) -> None:
             if failures:
                 return
             try:
-                self._send(client, number, part, size)
+                self._send_part(client, upload_id, part, size)
             except BaseException as error:
                 failures.append(error)
 
         missing = [part for part in range(-(-self.source.size // size)) if part + 1 not in self._tags]
         with ThreadPoolExecutor(_CONCURRENT_PARTS, thread_name_prefix="upload") as pool:
             try:
-                list(pool.map(send, missing))
-            except BaseException as error:  # only a signal raises here: `send` catches all errors
+                list(pool.map(send_part, missing))
+            except BaseException as error:  # only a signal raises here: `send_part` catches all errors
                 failures.append(error)
                 raise
         if failures:
             raise failures[0]
 
-    def _send(self, client: "S3Client", number: str, part: int, size: int) -> None:
+    def _send_part(self, client: "S3Client", upload_id: str, part: int, size: int) -> None:
         body = self.source.read(part * size, size)
         answer = client.upload_part(
-            Bucket=self.bucket, Key=self.name, UploadId=number, PartNumber=part + 1, Body=body
+            Bucket=self.bucket, Key=self.name, UploadId=upload_id, PartNumber=part + 1, Body=body
         )
         with self._lock:
             self._tags[part + 1] = answer["ETag"]
             self._accepted += len(body)
             self.reached(self._accepted)
 
-    def _is_lost(self, client: "S3Client", number: str) -> bool:
+    def _is_upload_lost(self, client: "S3Client", upload_id: str) -> bool:
         """Return whether the server has forgotten the upload. Ceph answers each completion of it with InternalError,
         and NoSuchKey to this question (radosgw 16.2.15)."""
         try:
-            client.list_parts(Bucket=self.bucket, Key=self.name, UploadId=number, MaxParts=1)
+            client.list_parts(Bucket=self.bucket, Key=self.name, UploadId=upload_id, MaxParts=1)
         except ClientError as error:
             return error_code(error) in (*LOST_UPLOAD_CODES, "NoSuchKey")
         return False
 
     def _is_own_object(self, client: "S3Client") -> bool:
-        stored = head(client, self.bucket, self.name)
+        stored = head_object(client, self.bucket, self.name)
         return stored is not None and stored["Metadata"].get(WRITER_FIELD) == self._writer

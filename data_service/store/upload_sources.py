@@ -52,16 +52,17 @@ class LocalFile:
 
 
 def combine_callbacks(
-    report_reached: Callable[[int], None], sent: Callable[[int], None] | None
+    report_reached: Callable[[int], None], report_sent: Callable[[int], None] | None
 ) -> Callable[[int], None]:
-    """Return a function that calls both `report_reached` and `sent`, the latter only with numbers that have grown."""
+    """Return a function that calls both `report_reached` and `report_sent`, the latter only with numbers that have
+    grown."""
     most = 0
 
     def report(count: int) -> None:
         nonlocal most
         report_reached(count)
-        if sent is not None and count > most:
+        if report_sent is not None and count > most:
             most = count
-            sent(count)
+            report_sent(count)
 
     return report

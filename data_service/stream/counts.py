@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from data_service.corpus.manifest import BlockTable
 from data_service.samples.lanes import Lanes, count_lane_rows
 from data_service.samples.make import CutRows, cut_block, cutting_key
-from data_service.samples.packing import Packed, count_contiguous_rows
+from data_service.samples.packing import PackedInput, count_contiguous_rows
 from data_service.samples.pairs import RandomlyCutRows, Translations
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import TextPairs
@@ -40,7 +40,7 @@ PassResult: TypeAlias = NDArray[np.int64] | NDArray[np.uint32]
 """The result of a pass: row counts or row lengths."""
 
 CountingPass = Callable[[Corpora, int, int, int], PassResult]
-"""(corpora, source, start, stop) -> the result for blocks `start` to `stop`: `count_range` or `measure_range`."""
+"""(corpora, source, start, stop) -> the result for these blocks: `count_rows_in_blocks` or `measure_rows_in_blocks`."""
 
 ReportCountedBlocks = Callable[[int], None]
 """A function that is called with the number of blocks that have just been done."""
@@ -55,26 +55,26 @@ class PassRunner(Protocol):
 
 
 _log = logging.getLogger(__name__)
-_PIECE_BLOCKS = 2048  # blocks whose counts are stored in one object: minutes of one core's work
+_BLOCKS_PER_PIECE = 2048  # blocks whose counts are stored in one object: minutes of one core's work
 _DIGEST_BYTES = 32  # bytes of a sha256
 
 
-def count_range(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
+def count_rows_in_blocks(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
     """Return [(stop - start) * K] int64, the number of rows of each entry of blocks `start` to `stop`."""
-    return np.array([len(rows) for rows in _cut_range(corpora, source, start, stop)], dtype=np.int64)
+    return np.array([len(rows) for rows in _cut_blocks(corpora, source, start, stop)], dtype=np.int64)
 
 
-def measure_range(corpora: Corpora, source: int, start: int, stop: int) -> RowLengths:
+def measure_rows_in_blocks(corpora: Corpora, source: int, start: int, stop: int) -> RowLengths:
     """Return [N] uint32, the number of tokens of each row of blocks `start` to `stop`."""
-    lengths = [rows.lengths.astype(np.uint32) for rows in _cut_range(corpora, source, start, stop)]
+    lengths = [rows.row_lengths.astype(np.uint32) for rows in _cut_blocks(corpora, source, start, stop)]
     return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
 
 
-def _cut_range(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[CutRows]:
+def _cut_blocks(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[CutRows]:
     """Yield the rows of each of blocks `start` to `stop`, once for every way in which it is cut."""
     spec = corpora.spec
     for number in range(start, stop):
-        block = corpora.read(source, number)
+        block = corpora.read_source_block(source, number)
         for structure in range(spec.input.cut_count):
             yield cut_block(block, spec, cutting_key(spec, source, number, structure), source)
 
@@ -107,19 +107,24 @@ def count_rows(
         report_counted: function that is called with the number of blocks just done, those with kept counts included.
     """
     passing = _CachedPass(
-        kind="rows", job=count_range, corpora=corpora, cache=cache, run=runner, counted=report_counted
+        kind="rows",
+        job=count_rows_in_blocks,
+        corpora=corpora,
+        cache=cache,
+        run=runner,
+        counted=report_counted,
     )
     found: list[RowCounts] = []
     for source, table in enumerate(corpora.tables):
         known = _counts_from_manifest(corpora.spec, source, table)
-        found.append(passing.for_source(source).astype(np.int64, copy=False) if known is None else known)
+        found.append(passing.run_for_source(source).astype(np.int64, copy=False) if known is None else known)
     return tuple(found)
 
 
 def _counts_from_manifest(spec: StreamSpec, source: int, table: BlockTable) -> RowCounts | None:
     """Return the row counts of a source if they follow from its manifest; None if its blocks must be read."""
     match spec.input_for_source(source):
-        case Packed(packing="contiguous"):
+        case PackedInput(packing="contiguous"):
             return count_contiguous_rows(table.tokens, table.documents, spec.length)
         case TextPairs() | Translations():
             return table.documents
@@ -137,9 +142,9 @@ def measure_rows(
 ) -> tuple[RowLengths, ...]:
     """Return the row lengths of every source. Arguments as for `count_rows`."""
     passing = _CachedPass(
-        kind="lengths", job=measure_range, corpora=corpora, cache=cache, run=run, counted=counted
+        kind="lengths", job=measure_rows_in_blocks, corpora=corpora, cache=cache, run=run, counted=counted
     )
-    found = [passing.for_source(source) for source in range(len(corpora.tables))]
+    found = [passing.run_for_source(source) for source in range(len(corpora.tables))]
     return tuple(lengths.astype(np.uint32, copy=False) for lengths in found)
 
 
@@ -154,16 +159,16 @@ class _CachedPass:
     run: PassRunner
     counted: ReportCountedBlocks
 
-    def for_source(self, source: int) -> PassResult:
+    def run_for_source(self, source: int) -> PassResult:
         name = f"{self.kind}/{_cache_key(self.corpora.spec, source)}"
         blocks = len(self.corpora.tables[source])
-        kept = self._load(f"{name}.npy")
+        kept = self._load_result(f"{name}.npy")
         if kept is not None:
             self.counted(blocks)
             return kept
-        starts = range(0, blocks, _PIECE_BLOCKS)
-        pieces = {f"{name}/{start}.npy": range(start, min(start + _PIECE_BLOCKS, blocks)) for start in starts}
-        found = [self._piece(key, source, piece) for key, piece in pieces.items()]
+        starts = range(0, blocks, _BLOCKS_PER_PIECE)
+        pieces = {f"{name}/{start}.npy": range(start, min(start + _BLOCKS_PER_PIECE, blocks)) for start in starts}
+        found = [self._run_piece(key, source, piece) for key, piece in pieces.items()]
         whole: PassResult = np.concatenate([self.job(self.corpora, source, 0, 0), *found])
         self._store_result(f"{name}.npy", whole)
         if self.cache is not None:
@@ -171,8 +176,8 @@ class _CachedPass:
                 self.cache.delete(key)
         return whole
 
-    def _piece(self, key: str, source: int, blocks: range) -> PassResult:
-        kept = self._load(key)
+    def _run_piece(self, key: str, source: int, blocks: range) -> PassResult:
+        kept = self._load_result(key)
         if kept is not None:
             self.counted(len(blocks))
             return kept
@@ -180,7 +185,7 @@ class _CachedPass:
         self._store_result(key, found)
         return found
 
-    def _load(self, key: str) -> PassResult | None:
+    def _load_result(self, key: str) -> PassResult | None:
         """Return the result kept under `key`; None if there is none, or if it does not match its hash."""
         if self.cache is None:
             return None
@@ -192,7 +197,7 @@ class _CachedPass:
         if hashlib.sha256(body).digest() != digest:
             _log.warning(
                 "%s is damaged, or written by a version that stored no hash: counted again",
-                self.cache.at(key).uri,
+                self.cache.with_prefix(key).uri,
             )
             return None
         found: PassResult = np.load(io.BytesIO(body), allow_pickle=False)

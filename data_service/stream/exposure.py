@@ -39,11 +39,11 @@ class SampleFinder:
         self._plan, self._corpora = plan, corpora
         self._orders: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_MAX_CACHED_ORDERS)
 
-    def find(self, places: Sequence[TokenRange], epochs: range) -> Iterator[tuple[TokenRange, int, int]]:
+    def find_samples(self, places: Sequence[TokenRange], epochs: range) -> Iterator[tuple[TokenRange, int, int]]:
         """Yield (place, epoch, sample) for each sample of `epochs` that holds a token of a place.
 
         The places of one block follow each other, and so do the samples of one place; a sample that holds several
-        places comes once for each. Of a block that the corpus does not have (but one that grew from it) there is none.
+        places comes once for each. A block that only a grown version of the corpus has gives no sample.
 
         Raises:
             CorruptBlock, StoreError: a block cannot be read.
@@ -54,40 +54,40 @@ class SampleFinder:
         for (source, block), together in by_block.items():
             if block >= len(self._corpora.tables[source]):
                 continue
-            cuts = _BlockCuts(self._corpora, source, block)
+            cuts = _BlockRowText(self._corpora, source, block)
             for place in together:
                 for epoch in epochs:
-                    for row in self._rows(place, epoch, cuts):
-                        yield place, epoch, self._sample(source, epoch, row)
+                    for row in self._rows_with_text(place, epoch, cuts):
+                        yield place, epoch, self._sample_of_row(source, epoch, row)
 
-    def _rows(self, place: TokenRange, epoch: int, cuts: "_BlockCuts") -> Iterator[int]:
+    def _rows_with_text(self, place: TokenRange, epoch: int, cuts: "_BlockRowText") -> Iterator[int]:
         """Yield the rows of the source's line that the epoch takes and that hold a token of the place."""
-        start = self._plan.rows_before(place.source, epoch, 0)
+        start = self._plan.rows_before_window(place.source, epoch, 0)
         stop = start + self._plan.epoch_layout.quotas[place.source]
         if start == stop:
             return
         line = self._plan.lines[place.source]
-        for reading in range(line.reading(start)[0], line.reading(stop - 1)[0] + 1):
-            first = line.row_of(reading, place.block, 0)
+        for reading in range(line.reading_of_row(start)[0], line.reading_of_row(stop - 1)[0] + 1):
+            first = line.row_number_in_line(reading, place.block, 0)
             for row in cuts.rows_with_text(place, reading):
                 if start <= first + row < stop:
                     yield first + row
 
-    def _sample(self, source: int, epoch: int, row: int) -> int:
+    def _sample_of_row(self, source: int, epoch: int, row: int) -> int:
         """Return the sample of an epoch that is row `row` of a source's line."""
         plan, layout = self._plan, self._plan.epoch_layout
         windows = range(layout.windows)
         # The last window that begins at or before the row.
-        window = bisect_right(windows, row, key=lambda number: plan.rows_before(source, epoch, number)) - 1
+        window = bisect_right(windows, row, key=lambda number: plan.rows_before_window(source, epoch, number)) - 1
         others = sum(
-            layout.rows_before(other, window + 1) - layout.rows_before(other, window)
+            layout.samples_before_window(other, window + 1) - layout.samples_before_window(other, window)
             for other in range(source)
         )
-        thing = others + row - plan.rows_before(source, epoch, window)
-        positions = self._orders.get((epoch, window), lambda: self._positions(epoch, window))
+        thing = others + row - plan.rows_before_window(source, epoch, window)
+        positions = self._orders.get((epoch, window), lambda: self._positions_by_row(epoch, window))
         return layout.window_start(window) + int(positions[thing])
 
-    def _positions(self, epoch: int, window: int) -> NDArray[np.int64]:
+    def _positions_by_row(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Return [N] int64, the position in a window of each of its rows, which are counted piece after piece."""
         order = self._plan.window(epoch, window).order
         things = order.items_at(np.arange(order.size))
@@ -96,12 +96,12 @@ class SampleFinder:
         return positions
 
 
-class _BlockCuts:
+class _BlockRowText:
     """The text of the rows of one block. The block is read once."""
 
     def __init__(self, corpora: Corpora, source: int, block: int) -> None:
         self._spec, self._source, self._number = corpora.spec, source, block
-        self._block = corpora.read(source, block)
+        self._block = corpora.read_source_block(source, block)
         self._found: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
 
     def rows_with_text(self, place: TokenRange, reading: int) -> list[int]:
@@ -117,9 +117,7 @@ class _BlockCuts:
         # The rows of lanes are drawn again in each reading; other rows only depend on the way of cutting.
         kept_by = reading if isinstance(spec.input, Lanes) else reading % spec.input.cut_count
         if kept_by not in self._found:
-            rows = cut_block(
-                self._block, spec, cutting_key(spec, self._source, self._number, reading), self._source
-            )
+            rows = cut_block(self._block, spec, cutting_key(spec, self._source, self._number, reading), self._source)
             key = masking_key(spec, self._source, self._number, reading)
             self._found = {kept_by: row_text_ranges(self._block, rows, spec, key), **self._ranges_by_cut()}
         return self._found[kept_by]

@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 from data_service.errors import PlanError
 from data_service.samples.spec import SourceSpec
 
-_DIGITS = 28  # decimal digits of computations with temperatures: results are the same on every machine
+_DECIMAL_DIGITS = 28  # decimal digits of computations with temperatures: results are the same on every machine
 
 
 def source_weights(
@@ -30,16 +30,14 @@ def source_weights(
     if given or (temperature == 1 and translations is None):
         return given or None
     with localcontext() as context:
-        context.prec = _DIGITS
+        context.prec = _DECIMAL_DIGITS
         drawn = _temperature_weights(sources, sizes, temperature)
         if translations is not None:
             drawn = _scale_translations(sources, drawn, Decimal(translations))
         return list(map(float, drawn))
 
 
-def _temperature_weights(
-    sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float
-) -> list[Decimal]:
+def _temperature_weights(sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float) -> list[Decimal]:
     """Return each source's part of its language's size ** (1 / T). A source without languages is a group of its own."""
     groups = [source.languages or (f"source {source.name}", "", "") for source in sources]
     totals = Counter[tuple[str, ...]]()
@@ -59,11 +57,7 @@ def _scale_translations(
     translations."""
     totals = {
         kind: sum(
-            (
-                weight
-                for source, weight in zip(sources, weights, strict=True)
-                if source.is_translation == kind
-            ),
+            (weight for source, weight in zip(sources, weights, strict=True) if source.is_translation == kind),
             start=Decimal(0),
         )
         for kind in (True, False)
@@ -104,7 +98,7 @@ def fill_weights(
     return [next(filled) if weight is None else weight for weight in configured]
 
 
-def quotas(
+def mixed_batch_quotas(
     sources: Sequence[SourceSpec], weights: Sequence[float] | None, rows: Sequence[int], multiple: int
 ) -> tuple[int, ...]:
     """Return the number of samples of each source in an epoch that is as long as all sources together.
@@ -133,7 +127,7 @@ def quotas(
     return tuple(share * multiple for share in steps)
 
 
-def epoch_quotas(
+def one_source_batch_quotas(
     sources: Sequence[SourceSpec],
     rows: Sequence[int],
     batch: int,

@@ -73,9 +73,7 @@ class Permutation:
 def check_positions(positions: NDArray[np.int64], size: int) -> None:
     """Raise IndexError if a position is outside [0, size)."""
     if len(positions) and not (positions.min() >= 0 and positions.max() < size):
-        raise IndexError(
-            f"positions {positions.min()}..{positions.max()} are outside a permutation of {size}"
-        )
+        raise IndexError(f"positions {positions.min()}..{positions.max()} are outside a permutation of {size}")
 
 
 class _Feistel:
@@ -102,14 +100,14 @@ class _Feistel:
         high, low = values >> low_bits, values & low_mask
         for index in range(len(self._keys)):
             if index % 2:
-                low ^= self._round(index, high)
+                low ^= self._hash_half(index, high)
             else:
-                high ^= self._round(index, low)
+                high ^= self._hash_half(index, low)
         high <<= low_bits
         high |= low
         return high
 
-    def _round(self, index: int, half: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _hash_half(self, index: int, half: NDArray[np.int64]) -> NDArray[np.int64]:
         table = self._tables[index]
         if table is not None:
             # Indices are always in range: "clip" only avoids numpy's check.
@@ -201,12 +199,12 @@ class SpreadOrder:
         """Return [stretches] int64 residues. Stretch k holds the things whose remainder modulo `stretches` is residue
         k."""
         first = int(draw_uint64(stream_key("stretches", *self.name), 0, 1)[0] % np.uint64(self.stretches))
-        dealt = (first + _stride(self.stretches) * np.arange(self.stretches)) % self.stretches
+        dealt = (first + _coprime_stride(self.stretches) * np.arange(self.stretches)) % self.stretches
         return np.argsort(dealt)
 
 
-def _stride(stretches: int) -> int:
-    """Return the number nearest to `_GOLDEN * stretches` that is coprime to `stretches`."""
+def _coprime_stride(stretches: int) -> int:
+    """Return the number nearest to `_GOLDEN_FRACTION * stretches` that is coprime to `stretches`."""
     coprime = (n for n in range(1, stretches + 1) if gcd(n, stretches) == 1)
     return min(coprime, key=lambda n: abs(n - _GOLDEN_FRACTION * stretches))
 
@@ -247,10 +245,12 @@ class SourceOrder:
         for number in np.unique(source).tolist():
             here, size = source == number, self.sizes[number]
             start = int(ends[number]) * self.batch - size
-            rows[here] = start + self._within(number).items_at(batches[here] * self.batch - start + row[here])
+            rows[here] = start + self._order_within_source(number).items_at(
+                batches[here] * self.batch - start + row[here]
+            )
         return rows
 
-    def _within(self, source: int) -> Permutation | SpreadOrder:
+    def _order_within_source(self, source: int) -> Permutation | SpreadOrder:
         """Return the order of one source's rows: random, with neighbours spread if there is more than one stretch."""
         size, name = self.sizes[source], ("source", source, *self.name)
         stretches = min(self.stretches, size // self.batch)

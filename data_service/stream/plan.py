@@ -35,9 +35,9 @@ from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts
 from data_service.stream.mixture import (
-    epoch_quotas,
     min_weight,
-    quotas,
+    mixed_batch_quotas,
+    one_source_batch_quotas,
     source_weights,
     unread_sources,
 )
@@ -83,53 +83,53 @@ class SourceRowSequence:
         self._lines: RecentResults[int, ShuffledBlocks] = RecentResults(_MAX_CACHED_READINGS)
 
     @property
-    def round(self) -> int:
+    def rows_per_round(self) -> int:
         """Number of rows in one round."""
         return int(self._starts[-1])
 
-    def reading(self, row: int) -> tuple[int, int]:
+    def reading_of_row(self, row: int) -> tuple[int, int]:
         """Return (reading, row): the reading that row `row` of the line belongs to, and its number in that reading."""
-        round_, rest = divmod(row, self.round)
+        round_, rest = divmod(row, self.rows_per_round)
         structure = int(np.searchsorted(self._starts, rest, side="right")) - 1
         return round_ * self.structures + structure, rest - int(self._starts[structure])
 
-    def begin(self, epoch: int) -> int:
+    def first_row_of_reading(self, epoch: int) -> int:
         """Return the number, in the line, of the first row of reading `epoch`."""
         round_, structure = divmod(epoch, self.structures)
-        return round_ * self.round + int(self._starts[structure])
+        return round_ * self.rows_per_round + int(self._starts[structure])
 
-    def line(self, epoch: int) -> ShuffledBlocks:
+    def shuffled_blocks(self, epoch: int) -> ShuffledBlocks:
         """Return the blocks of reading `epoch`. The last few results are cached."""
-        return self._lines.get(epoch, lambda: self._draw_line(epoch))
+        return self._lines.get(epoch, lambda: self._shuffle_blocks(epoch))
 
-    def block_rows(self, block: int, epoch: int) -> int:
+    def block_row_count(self, block: int, epoch: int) -> int:
         """Return the number of rows of a block, as it is cut in reading `epoch`."""
         return int(self._counts[block, epoch % self.structures])
 
-    def pieces(self, start: int, stop: int) -> Iterator[BlockRows]:
+    def split_by_block(self, start: int, stop: int) -> Iterator[BlockRows]:
         """Yield rows `start` to `stop` of the line, block by block."""
         while start < stop:
-            epoch, row = self.reading(start)
-            blocks, ends = self.line(epoch)
+            epoch, row = self.reading_of_row(start)
+            blocks, ends = self.shuffled_blocks(epoch)
             end = min(row + stop - start, int(ends[-1]))
             index = int(np.searchsorted(ends, row, side="right"))
             start += end - row
             while row < end:
                 block, block_end = int(blocks[index]), int(ends[index])
-                base = block_end - self.block_rows(block, epoch)
+                base = block_end - self.block_row_count(block, epoch)
                 yield BlockRows(self._source, block, epoch, row - base, min(end, block_end) - base)
                 row, index = min(end, block_end), index + 1
 
-    def row_of(self, epoch: int, block: int, row: int) -> int:
+    def row_number_in_line(self, epoch: int, block: int, row: int) -> int:
         """Return the number, in the line, of row `row` of `block` in reading `epoch`.
 
         If `row` is the number of the block's rows, the result is the row that follows the block.
         """
-        blocks, ends = self.line(epoch)
+        blocks, ends = self.shuffled_blocks(epoch)
         index = int(np.flatnonzero(blocks == block)[0])
-        return self.begin(epoch) + int(ends[index]) - self.block_rows(block, epoch) + row
+        return self.first_row_of_reading(epoch) + int(ends[index]) - self.block_row_count(block, epoch) + row
 
-    def _draw_line(self, epoch: int) -> ShuffledBlocks:
+    def _shuffle_blocks(self, epoch: int) -> ShuffledBlocks:
         structure = epoch % self.structures
         counts = self._counts[:, structure]
         reading = epoch if self._spec.one_source is None else structure
@@ -140,11 +140,11 @@ class SourceRowSequence:
 
 
 _BYTES_PER_TARGET = 8  # the target's position
-_BYTES_PER_ORDER = 4
+_BYTES_PER_ORDER_ENTRY = 4
 _BYTES_PER_ROW = 16  # the row's beginning, its second segment's beginning, and its label
 _BYTES_PER_TEXT = 4  # the text's beginning
 _BYTES_PER_FORM = 8  # the beginning of a row's corrupted form
-_WORD_RANGE = 1 << 32
+_UINT32_RANGE = 1 << 32
 _GOLDEN_RATIO_32 = 0x9E3779B9  # 2**32 / phi: multiples spread evenly over a 32-bit word
 
 
@@ -174,13 +174,11 @@ class EpochLayout:
 
     def window_start(self, window: int) -> int:
         """Return the number of a window's first sample. `window_start(windows)` is the end of the epoch."""
-        return sum(self.rows_before(source, window) for source in range(len(self.quotas)))
+        return sum(self.samples_before_window(source, window) for source in range(len(self.quotas)))
 
-    def rows_before(self, source: int, window: int) -> int:
+    def samples_before_window(self, source: int, window: int) -> int:
         """Return the number of samples of a source that precede a window."""
-        shift = (
-            (source * _GOLDEN_RATIO_32 % _WORD_RANGE) * self.windows // _WORD_RANGE if self.staggered else 0
-        )
+        shift = (source * _GOLDEN_RATIO_32 % _UINT32_RANGE) * self.windows // _UINT32_RANGE if self.staggered else 0
         return (self.quotas[source] // self.granule * window + shift) // self.windows * self.granule
 
     def window_with_sample(self, sample: int) -> int:
@@ -203,7 +201,7 @@ class EpochLayout:
             yield window, start - base, end - base
             start = end
 
-    def size(self, window: int) -> int:
+    def window_size(self, window: int) -> int:
         """Return the number of samples in a window."""
         return self.window_start(window + 1) - self.window_start(window)
 
@@ -221,19 +219,19 @@ class StageSourceRows:
     quotas: tuple[int, ...]
 
 
-Order = Permutation | SpreadOrder | LaneOrder | SourceOrder
+WindowOrder = Permutation | SpreadOrder | LaneOrder | SourceOrder
 
 
 @dataclass(frozen=True)
 class Window:
-    """The rows of a window: sample i is row `order.at(i)` of its pieces, one after another.
+    """The rows of a window: sample i is row `order.item_at(i)` of its pieces, one after another.
 
     Attributes:
         first: number of its first sample, counted from the beginning of epoch 0.
     """
 
     pieces: tuple[BlockRows, ...]
-    order: Order
+    order: WindowOrder
     first: int = 0
 
 
@@ -278,35 +276,34 @@ class StreamPlan:
         self.spec = spec
         self.lines = tuple(SourceRowSequence(spec, source, rows) for source, rows in enumerate(counts))
         """The line of each source."""
-        totals = tuple(line.round for line in self.lines)
+        totals = tuple(line.rows_per_round for line in self.lines)
         self.begins = (0,) * len(counts) if share is None else share.begins
         """Number of rows of each source's line that precede epoch 0."""
-        self.epoch_layout = _epoch_layout(
-            spec, totals, sum(int(table.tokens.sum()) for table in tables), share
-        )
-        self.notes = (
-            _unread_remarks(spec, totals, self.epoch_layout.samples_per_epoch) if share is None else ()
-        )
+        self.epoch_layout = _epoch_layout(spec, totals, sum(int(table.tokens.sum()) for table in tables), share)
+        self.notes = _unread_remarks(spec, totals, self.epoch_layout.samples_per_epoch) if share is None else ()
         """Remarks on this plan for people to read."""
 
     def window(self, epoch: int, window: int) -> Window:
         """Return the rows of window `window` of `epoch`."""
         stretches = [
-            range(self.rows_before(source, epoch, window), self.rows_before(source, epoch, window + 1))
+            range(
+                self.rows_before_window(source, epoch, window),
+                self.rows_before_window(source, epoch, window + 1),
+            )
             for source in range(len(self.lines))
         ]
         pieces = [
             piece
             for line, rows in zip(self.lines, stretches, strict=True)
-            for piece in line.pieces(rows.start, rows.stop)
+            for piece in line.split_by_block(rows.start, rows.stop)
         ]
         corpora = (source.manifest_fingerprint for source in self.spec.sources)
         stage = ("stage", len(self.spec.stages)) if self.spec.stages else ()
         name = ("window", self.spec.seed, epoch, window, *corpora, self.spec.split, *stage)
         first = epoch * self.epoch_layout.samples_per_epoch + self.epoch_layout.window_start(window)
-        return Window(tuple(pieces), self._order(tuple(map(len, stretches)), name), first)
+        return Window(tuple(pieces), self._window_order(tuple(map(len, stretches)), name), first)
 
-    def _order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> Order:
+    def _window_order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> WindowOrder:
         if self.spec.one_source is not None:
             return SourceOrder(sizes, self.spec.one_source, self.spec.window.stretches, name)
         size = sum(sizes)
@@ -316,7 +313,7 @@ class StreamPlan:
             return SpreadOrder(size, self.spec.window.stretches, name)
         return Permutation.from_name(size, *name)
 
-    def origin(self, epoch: int, sample: int) -> RowOrigin:
+    def origin_of_sample(self, epoch: int, sample: int) -> RowOrigin:
         """Return the origin of sample `sample` of `epoch`."""
         ((window, position, _),) = self.epoch_layout.split_by_window(sample, sample + 1)
         found = self.window(epoch, window)
@@ -326,14 +323,14 @@ class StreamPlan:
         before = int(np.sum([len(other) for other in found.pieces[: found.pieces.index(piece)]]))
         return RowOrigin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
 
-    def rows_before(self, source: int, epoch: int, window: int) -> int:
+    def rows_before_window(self, source: int, epoch: int, window: int) -> int:
         """Return the number of rows of a source's line that precede a window."""
         quota = self.epoch_layout.quotas[source]
-        return self.begins[source] + epoch * quota + self.epoch_layout.rows_before(source, window)
+        return self.begins[source] + epoch * quota + self.epoch_layout.samples_before_window(source, window)
 
     def rows_in_block(self, piece: BlockRows) -> int:
         """Return the number of all rows of a piece's block, as it is cut in the piece's reading."""
-        return self.lines[piece.source].block_rows(piece.block, piece.epoch)
+        return self.lines[piece.source].block_row_count(piece.block, piece.epoch)
 
 
 def _epoch_layout(
@@ -343,9 +340,9 @@ def _epoch_layout(
     if share is not None:
         counted = share.quotas
     elif spec.one_source is None:
-        counted = quotas(spec.sources, _source_weights(spec, totals), totals, granule)
+        counted = mixed_batch_quotas(spec.sources, _source_weights(spec, totals), totals, granule)
     else:
-        counted = epoch_quotas(spec.sources, totals, spec.one_source, spec.temperature, spec.translations)
+        counted = one_source_batch_quotas(spec.sources, totals, spec.one_source, spec.temperature, spec.translations)
     rows = sum(counted)
     row_tokens = max(1, int(text_tokens * spec.input.cut_count * spec.input.mean_token_uses) // sum(totals))
     row_tokens = min(row_tokens, spec.row_length) if isinstance(spec.masking, NoMasking) else row_tokens
@@ -355,7 +352,7 @@ def _epoch_layout(
     wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
     windows = max(1, rows // max(wanted, granule))
     most = min(spec.row_length, row_tokens + 8 * spec.input.texts_per_row)
-    window_bytes = round(-(-rows // windows) * _row_bytes(spec, most))
+    window_bytes = round(-(-rows // windows) * _estimate_row_bytes(spec, most))
     return EpochLayout(counted, windows, window_bytes, granule, staggered=spec.one_source is not None)
 
 
@@ -363,19 +360,17 @@ def _source_weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | 
     return source_weights(spec.sources, totals, spec.temperature, spec.translations)
 
 
-def _row_bytes(spec: StreamSpec, tokens: int) -> float:
+def _estimate_row_bytes(spec: StreamSpec, tokens: int) -> float:
     """Return the bytes that `Samples` needs for a row of `tokens` tokens."""
     token = spec.vocabulary.ordinary.itemsize
     masking = spec.masking_at_highest_rate
     if isinstance(masking, NoMasking):
         return _BYTES_PER_ROW + spec.input.texts_per_row * _BYTES_PER_TEXT + tokens * token
-    targets = (
-        float(masking.predict) if isinstance(masking, PermutedPrediction) else masking.max_targets(tokens)
-    )
+    targets = float(masking.predict) if isinstance(masking, PermutedPrediction) else masking.max_target_count(tokens)
     size = _BYTES_PER_ROW + tokens * token + targets * (token + _BYTES_PER_TARGET)
     if isinstance(masking, RowMasking) and masking.makes_corrupted_form:
         size += tokens * token + _BYTES_PER_FORM
-    return size + tokens * _BYTES_PER_ORDER if isinstance(spec.input, Lanes) else size
+    return size + tokens * _BYTES_PER_ORDER_ENTRY if isinstance(spec.input, Lanes) else size
 
 
 def _unread_remarks(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
@@ -385,15 +380,13 @@ def _unread_remarks(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tup
     """
     weights = _source_weights(spec, totals) or []
     notes: list[str] = []
-    if spec.one_source is not None:  # checked by `epoch_quotas`
+    if spec.one_source is not None:  # checked by `one_source_batch_quotas`
         return ()
     for number, why in unread_sources(weights, rows).items():
         source = spec.sources[number]
         problem = f"source {source.name} ({source.uri}), {spec.split} split: {why}"
         if spec.split == "train":
             least = min_weight(weights, number, rows)
-            raise PlanError(
-                problem, remedy=f"raise its weight to {least:.2g} or more, or leave the source out"
-            )
+            raise PlanError(problem, remedy=f"raise its weight to {least:.2g} or more, or leave the source out")
         notes.append(problem)
     return tuple(notes)

@@ -37,7 +37,7 @@ class BatchSchedule:
     batch: int
     rise: BatchRamp | None = None
 
-    def at(self, step: int) -> int:
+    def batch_at_step(self, step: int) -> int:
         """Return the batch of a step, counted from 0 where the phase begins."""
         return self._levels[self._level(step)][1]
 
@@ -45,7 +45,7 @@ class BatchSchedule:
         """Return the number of samples or tokens in the first `step` steps together."""
         level = self._level(step)
         first, batch = self._levels[level]
-        return self._before[level] + (step - first) * batch
+        return self._units_before_levels[level] + (step - first) * batch
 
     def _level(self, step: int) -> int:
         return bisect_right(self._levels, step, key=lambda level: level[0]) - 1
@@ -61,12 +61,10 @@ class BatchSchedule:
         return (*levels.items(), (rise.steps, self.batch))
 
     @cached_property
-    def _before(self) -> tuple[int, ...]:
+    def _units_before_levels(self) -> tuple[int, ...]:
         """Number of samples or tokens in all steps before each level."""
         edges = [first for first, _ in self._levels]
-        taken = (
-            (stop - first) * batch for (first, batch), stop in zip(self._levels, edges[1:], strict=False)
-        )
+        taken = ((stop - first) * batch for (first, batch), stop in zip(self._levels, edges[1:], strict=False))
         return (0, *accumulate(taken))
 
 
@@ -149,7 +147,7 @@ class _SkippedUnits:
     used: int
 
 
-class Positions:
+class StepSampleRanges:
     """The samples of every step of a run.
 
     Args:
@@ -162,9 +160,7 @@ class Positions:
         PlanError: a batch of a phase is larger than its epoch.
     """
 
-    def __init__(
-        self, phases: Sequence[PhaseBatches], skips: Sequence[SampleRange] = (), begin: int = 0
-    ) -> None:
+    def __init__(self, phases: Sequence[PhaseBatches], skips: Sequence[SampleRange] = (), begin: int = 0) -> None:
         self._phases = tuple(phases)
         self._ends = list(accumulate(phase.steps for phase in phases))
         self._begin = begin
@@ -176,9 +172,9 @@ class Positions:
             epoch = 0 if phase.staged else epoch
             self._first_epochs.append(epoch)
             self._skips.append(_merge_skips(phase, epoch, [skip for skip in skips if skip.phase == number]))
-            used = self._used(number, self._ends[number])
+            used = self._units_used(number, self._ends[number])
             if used > 0:
-                epoch = phase.axis.sample_at_unit(self._unit(number, used - 1))[0] + 1
+                epoch = phase.axis.sample_at_unit(self._unit_after_used(number, used - 1))[0] + 1
 
     @property
     def steps(self) -> int:
@@ -196,22 +192,22 @@ class Positions:
             )
         return bisect_right(self._ends, step)
 
-    def phase_start(self, step: int) -> int:
+    def first_step_of_phase(self, step: int) -> int:
         """Return the first step that takes data in a step's phase. Raises IndexError as `phase_at_step`."""
         return self._first_step(self.phase_at_step(step))
 
-    def ranges(self, step: int) -> tuple[SampleRange, ...]:
+    def ranges_of_step(self, step: int) -> tuple[SampleRange, ...]:
         """Return the samples of a step, in order: one range, or several if an epoch ends or a range is skipped in
         it."""
         number = self.phase_at_step(step)
         phase = self._phases[number]
-        stretches = self._used_unit_ranges(number, self._used(number, step), self._used(number, step + 1))
-        return tuple(piece for start, stop in stretches for piece in _by_epoch(number, phase, start, stop))
+        stretches = self._used_unit_ranges(number, self._units_used(number, step), self._units_used(number, step + 1))
+        return tuple(piece for start, stop in stretches for piece in _split_by_epoch(number, phase, start, stop))
 
-    def joined_ranges(self, start: int, stop: int) -> tuple[SampleRange, ...]:
+    def ranges_of_steps(self, start: int, stop: int) -> tuple[SampleRange, ...]:
         """Return the samples of steps `start` to `stop`, in order; adjacent ranges are joined."""
         found: list[SampleRange] = []
-        for span in (span for step in range(start, stop) for span in self.ranges(step)):
+        for span in (span for step in range(start, stop) for span in self.ranges_of_step(step)):
             last = found[-1] if found else None
             if last and (last.phase, last.epoch, last.stop) == (span.phase, span.epoch, span.start):
                 found[-1] = SampleRange(span.phase, span.epoch, last.start, span.stop)
@@ -225,28 +221,30 @@ class Positions:
         begin, end = self._first_step(phase), self._ends[phase]
         unit = self._phases[phase].axis.unit_of_sample(epoch, sample)
         steps = range(begin, end)
-        index = bisect_right(steps, unit, key=lambda step: self._unit(phase, self._used(phase, step))) - 1
+        index = (
+            bisect_right(steps, unit, key=lambda step: self._unit_after_used(phase, self._units_used(phase, step))) - 1
+        )
         if index < 0:
             return None
         row = 0
-        for span in self.ranges(steps[index]):
+        for span in self.ranges_of_step(steps[index]):
             if span.epoch == epoch and span.start <= sample < span.stop:
                 return steps[index], row + sample - span.start
             row += span.stop - span.start
         return None
 
-    def epochs(self, phase: int) -> range:
+    def epochs_of_phase(self, phase: int) -> range:
         """Return the epochs of which a phase may take samples."""
-        used, locate = self._used(phase, self._ends[phase]), self._phases[phase].axis.sample_at_unit
+        used, locate = self._units_used(phase, self._ends[phase]), self._phases[phase].axis.sample_at_unit
         if used <= 0:
             return range(0)
-        return range(locate(self._unit(phase, 0))[0], locate(self._unit(phase, used - 1))[0] + 1)
+        return range(locate(self._unit_after_used(phase, 0))[0], locate(self._unit_after_used(phase, used - 1))[0] + 1)
 
     def _first_step(self, number: int) -> int:
         """Return the first step of a phase that takes data; if none does, the step at which the phase ends."""
         return max(self._ends[number] - self._phases[number].steps, self._begin)
 
-    def _used(self, number: int, step: int) -> int:
+    def _units_used(self, number: int, step: int) -> int:
         """Return the number of units that the phase has used before `step`, from its first step that takes data on."""
         phase, begin = self._phases[number], self._first_step(number)
         start = self._ends[number] - phase.steps
@@ -254,14 +252,14 @@ class Positions:
 
     def _used_unit_ranges(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield the stretches (start, stop) of the axis that hold the phase's used units `first` to `last`."""
-        start, stop = self._unit(number, first), self._unit(number, last - 1) + 1
+        start, stop = self._unit_after_used(number, first), self._unit_after_used(number, last - 1) + 1
         for skip in self._skips[number]:
             if start < skip.start < stop:
                 yield start, skip.start
                 start = skip.stop
         yield start, stop
 
-    def _unit(self, number: int, used: int) -> int:
+    def _unit_after_used(self, number: int, used: int) -> int:
         """Return the unit of the axis that the phase uses after its first `used` units."""
         skips = self._skips[number]
         passed = bisect_right(skips, used, key=lambda skip: skip.used)
@@ -287,7 +285,7 @@ def _merge_skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[SampleR
     """
     base = phase.axis.unit_of_sample(first_epoch, 0)
     skips: list[_SkippedUnits] = []
-    for start, stop in sorted(_range_units(phase.axis, skip) for skip in ranges if skip.epoch >= first_epoch):
+    for start, stop in sorted(_units_of_range(phase.axis, skip) for skip in ranges if skip.epoch >= first_epoch):
         if skips and start <= skips[-1].stop:
             skips[-1] = _SkippedUnits(skips[-1].start, max(stop, skips[-1].stop), skips[-1].used)
         else:
@@ -296,11 +294,11 @@ def _merge_skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[SampleR
     return skips
 
 
-def _range_units(axis: StreamAxis, skip: SampleRange) -> tuple[int, int]:
+def _units_of_range(axis: StreamAxis, skip: SampleRange) -> tuple[int, int]:
     return axis.unit_of_sample(skip.epoch, skip.start), axis.unit_of_sample(skip.epoch, skip.stop)
 
 
-def _by_epoch(number: int, phase: PhaseBatches, start: int, stop: int) -> Iterator[SampleRange]:
+def _split_by_epoch(number: int, phase: PhaseBatches, start: int, stop: int) -> Iterator[SampleRange]:
     """Yield the samples that begin in units `start` to `stop`, cut where an epoch ends."""
     (epoch, sample), (last_epoch, last_sample) = (
         phase.axis.sample_at_unit(start),

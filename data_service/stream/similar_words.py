@@ -21,7 +21,7 @@ from data_service.corpus.reader import read_block
 from data_service.corpus.removals import load_removals, replace_removed_text
 from data_service.errors import CorpusError, InputError
 from data_service.samples.similar_words import MAX_WORD_TOKENS, SimilarPair, dump_similar_words
-from data_service.store.open import open_file
+from data_service.store.open import open_store_of_file
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block
 
@@ -70,16 +70,14 @@ def write_similar_words(
     Raises:
         CorpusError: `output` exists already. Otherwise as `learn_similar_words`.
     """
-    store, name = open_file(output)
+    store, name = open_store_of_file(output)
     if store.size(name) is not None:
         raise CorpusError(f"{output} exists already", remedy="name a new file, or delete this one")
     pairs, tokenizer = learn_similar_words(uris, options, report)
     made = {**options.model_dump(), "corpora": [open_corpus(uri).manifest.fingerprint for uri in uris]}
     store.put(
         name,
-        dump_similar_words(
-            pairs, tokenizer=tokenizer.hash, vocab_size=tokenizer.vocab_size, build_settings=made
-        ),
+        dump_similar_words(pairs, tokenizer=tokenizer.hash, vocab_size=tokenizer.vocab_size, build_settings=made),
     )
     return TableCounts(len(pairs), sum(bool(pair.similar) for pair in pairs))
 
@@ -143,7 +141,7 @@ class _Sentences:
     def __iter__(self) -> Iterator[list[str]]:
         for corpus in self._corpora:
             table, left = corpus.table("train"), self._most
-            removed = load_removals(corpus.store, corpus.manifest).for_split("train")
+            removed = load_removals(corpus.store, corpus.manifest).removed_documents("train")
             for index in range(len(table)):
                 if left <= 0:
                     break

@@ -42,12 +42,11 @@ class Corpora:
             _check_source(spec, source, manifest)
         self.tables = tuple(_split_table(spec, manifest) for manifest in manifests)
         self._removed = [
-            _removed_documents(spec, *source)
-            for source in zip(spec.sources, self._stores, manifests, strict=True)
+            _removed_documents(spec, *source) for source in zip(spec.sources, self._stores, manifests, strict=True)
         ]
         self._counts = [manifest.unigram for manifest in manifests]
         self._levels = [manifest.words.levels if manifest.words else () for manifest in manifests]
-        self._word_rules = min(manifest.word_rules for manifest in manifests)
+        self._word_rules = min(manifest.word_rules_version for manifest in manifests)
         self._tokenizer_hash = manifests[0].tokenizer_hash
         for source, manifest in zip(spec.sources, manifests, strict=True):
             if manifest.tokenizer_hash != self._tokenizer_hash:
@@ -64,7 +63,7 @@ class Corpora:
         found.spec = self.spec.model_copy(update={"length": length, "stages": ()})
         return found
 
-    def read(self, source: int, block: int) -> Block:
+    def read_source_block(self, source: int, block: int) -> Block:
         """Return one verified block, with the padding id in place of removed documents. Raises as
         `data_service.corpus.reader.read_block`."""
         found, removed = read_block(self._stores[source], self.tables[source], block), self._removed[source]
@@ -93,7 +92,7 @@ class Corpora:
         if unit == "token":
             return None
         check_unit_levels(unit, {source.name: source.uri for source in self.spec.sources}, self._levels)
-        tokenizer = load_tokenizer(self._stores[0].at(TOKENIZER_FOLDER).uri)
+        tokenizer = load_tokenizer(self._stores[0].with_prefix(TOKENIZER_FOLDER).uri)
         starts = tokenizer.word_starts_by(self._word_rules)
         stored = all("word" in levels for levels in self._levels)
         if not stored and not starts[self.spec.vocabulary.ordinary].any():
@@ -148,9 +147,7 @@ def check_unit_levels(unit: str, uris: Mapping[str, str], levels: Sequence[tuple
             )
 
 
-def check_languages(
-    manifest: CorpusManifest, uri: str, rows: Input, source_name: str, languages: int
-) -> None:
+def check_languages(manifest: CorpusManifest, uri: str, rows: Input, source_name: str, languages: int) -> None:
     """Raise CorpusError if source `source_name` has the wrong number of `languages` for its corpus, in a recipe of
     translations.
 
@@ -170,7 +167,7 @@ def check_languages(
         )
 
 
-def check_kind(manifest: CorpusManifest, uri: str, rows: Input) -> None:
+def check_corpus_kind(manifest: CorpusManifest, uri: str, rows: Input) -> None:
     """Raise CorpusError if a corpus of pairs is read as text, a corpus of text as pairs, or pairs have too few
     negatives.
 
@@ -206,7 +203,7 @@ def _check_source(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest
             f"expected {source.manifest_fingerprint[:12]}",
             remedy="give the URI of the corpus with which the run was created, or start a new run on this one",
         )
-    check_kind(manifest, source.uri, spec.input)
+    check_corpus_kind(manifest, source.uri, spec.input)
     check_languages(manifest, source.uri, spec.input, source.name, len(source.languages))
     if manifest.vocab_size != spec.vocab_size:
         raise CorpusError(
@@ -228,4 +225,4 @@ def _removed_documents(
         return None
     # Padding takes the place of removed text, and must never be a target.
     assert spec.special.pad in spec.never_masked
-    return load_removals_up_to(store, manifest, source.removals).for_split(spec.split)
+    return load_removals_up_to(store, manifest, source.removals).removed_documents(spec.split)

@@ -49,9 +49,9 @@ class StageInputs:
 
     Attributes:
         text: number of tokens of text of each source.
-        lines: function that returns each source's line of rows of a given length.
-        tokens: function that returns the same lines measured in tokens, for stages in tokens.
-        starts: function that returns where the rows of a block begin in its text.
+        row_lines: function that returns each source's line of rows of a given length.
+        line_tokens_at_length: function that returns the same lines measured in tokens, for stages in tokens.
+        block_row_starts: function that returns where the rows of a block begin in its text.
     """
 
     text: tuple[int, ...]
@@ -89,19 +89,22 @@ def make_plan(
         return count_rows(corpora.with_row_length(length), cache, run, counted)
 
     @remembered
-    def lines(length: int) -> tuple[SourceRowSequence, ...]:
+    def lines_at_length(length: int) -> tuple[SourceRowSequence, ...]:
         return tuple(SourceRowSequence(spec, source, rows) for source, rows in enumerate(row_counts(length)))
 
     @remembered
-    def tokens(length: int) -> tuple[LineTokens, ...]:
+    def line_tokens(length: int) -> tuple[LineTokens, ...]:
         there = corpora.with_row_length(length)
         lengths = measure_rows(there, cache, run, counted)
-        return measure_lines(there.spec, lines(length), row_counts(length), lengths)
+        return measure_lines(there.spec, lines_at_length(length), row_counts(length), lengths)
 
-    def starts(length: int, source: int, block: int, reading: int) -> NDArray[np.int64]:
+    def row_starts_in_block(length: int, source: int, block: int, reading: int) -> NDArray[np.int64]:
         there = corpora.with_row_length(length).spec
         rows = cut_block(
-            corpora.read(source, block), there, cutting_key(there, source, block, reading), source
+            corpora.read_source_block(source, block),
+            there,
+            cutting_key(there, source, block, reading),
+            source,
         )
         return np.array([rows.token_ranges(row)[0].start for row in range(len(rows))], dtype=np.int64)
 
@@ -112,7 +115,7 @@ def make_plan(
                 f"source {source.name} ({source.uri}) has no text in its {spec.split} split",
                 remedy="leave the source out, or build it from more text",
             )
-    share = last_stage_rows(spec, StageInputs(text, lines, tokens, starts))
+    share = last_stage_rows(spec, StageInputs(text, lines_at_length, line_tokens, row_starts_in_block))
     return StreamPlan(spec, corpora.tables, counts, share)
 
 
@@ -150,43 +153,39 @@ def stage_weights(spec: StreamSpec, stage: Stage, text_tokens: Sequence[int]) ->
         )
     else:
         own = [weight for weight in stage.weights if weight is not None]
-        weights = (
-            own or source_weights(spec.sources, text_tokens, temperature, spec.translations) or text_tokens
-        )
+        weights = own or source_weights(spec.sources, text_tokens, temperature, spec.translations) or text_tokens
     return tuple(weight / sum(weights) for weight in weights)
 
 
-def _stage_quotas(
-    stage: Stage, weights: Sequence[float], begins: Sequence[int], rows: StageInputs
-) -> tuple[int, ...]:
+def _stage_quotas(stage: Stage, weights: Sequence[float], begins: Sequence[int], rows: StageInputs) -> tuple[int, ...]:
     if stage.in_tokens:
         parts = round_shares(weights, stage.units)
         return tuple(
-            line.row_at(line.tokens_before(begin) + part) - begin
+            line.first_row_at_token(line.tokens_before(begin) + part) - begin
             for line, begin, part in zip(rows.line_tokens_at_length(stage.length), begins, parts, strict=True)
         )
     lines = rows.row_lines(stage.length)
-    each = [weight * line.round / size for weight, line, size in zip(weights, lines, rows.text, strict=True)]
+    each = [weight * line.rows_per_round / size for weight, line, size in zip(weights, lines, rows.text, strict=True)]
     return tuple(round_shares(each, stage.units))
 
 
-def _convert_row(rows: StageInputs, source: int, length: int, row: int, other: int) -> int:
-    """Return the place in a source's line of rows of length `other` that corresponds to row `row` at `length`.
+def _convert_row(rows: StageInputs, source: int, length: int, row: int, new_length: int) -> int:
+    """Return the place in a source's line of rows of length `new_length` that corresponds to row `row` at `length`.
 
     It is the first row that begins at the same token of text or after it.
     """
-    if length == other:
+    if length == new_length:
         return row
     line = rows.row_lines(length)[source]
-    epoch, rest = line.reading(row)
-    blocks, ends = line.line(epoch)
+    epoch, rest = line.reading_of_row(row)
+    blocks, ends = line.shuffled_blocks(epoch)
     block = int(blocks[np.searchsorted(ends, rest, side="right")])
-    begun = rest - (line.row_of(epoch, block, 0) - line.begin(epoch))
+    begun = rest - (line.row_number_in_line(epoch, block, 0) - line.first_row_of_reading(epoch))
     if not begun:
-        return rows.row_lines(other)[source].row_of(epoch, block, 0)
+        return rows.row_lines(new_length)[source].row_number_in_line(epoch, block, 0)
     token = rows.block_row_starts(length, source, block, epoch)[begun]
-    behind = int(np.searchsorted(rows.block_row_starts(other, source, block, epoch), token))
-    return rows.row_lines(other)[source].row_of(epoch, block, behind)
+    behind = int(np.searchsorted(rows.block_row_starts(new_length, source, block, epoch), token))
+    return rows.row_lines(new_length)[source].row_number_in_line(epoch, block, behind)
 
 
 def _check_stage(
@@ -201,7 +200,7 @@ def _check_stage(
                 f"{'tokens' if stage.in_tokens else 'rows'}",
                 remedy="raise its weight, or set it to 0",
             )
-        reading, most = line.round / line.structures, stage.most_readings
+        reading, most = line.rows_per_round / line.structures, stage.most_readings
         before, end = share.begins[source] / reading, (share.begins[source] + stage.epochs * quota) / reading
         if weight and most is not None and end > most:
             raise PlanError(

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.corpus import open_corpus
-from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule, PairTexts, block_table
+from data_service.corpus.manifest import BlockTable, CorpusManifest, HeldoutRule, PairTexts, make_block_table
 from data_service.errors import PlanError
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking, NoMasking
-from data_service.samples.packing import Packed, count_contiguous_rows
+from data_service.samples.packing import PackedInput, count_contiguous_rows
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.samples.texts import TextPairs
 from data_service.stream.plan import StreamPlan
@@ -75,7 +75,7 @@ def shuffle_radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -
     starts = np.unique(np.linspace(0, samples // batch - 1, _EXAMINED_BATCHES, dtype=np.int64)) * batch
     windows = {plan.epoch_layout.window_with_sample(start) for start in starts.tolist()}
     reads = _sum_reads(_window_reads(plan, tables, window) for window in windows)
-    share = batch / sum(plan.epoch_layout.size(window) for window in windows)
+    share = batch / sum(plan.epoch_layout.window_size(window) for window in windows)
     found = [_batch_figures(plan, start, start + batch) for start in starts.tolist()]
     return ShuffleRadius(
         rows=batch,
@@ -105,9 +105,7 @@ def _batch_figures(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     }
 
 
-def _sample_rows(
-    plan: StreamPlan, window: int, first: int, last: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sample_rows(plan: StreamPlan, window: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return for samples `first` to `last` of a window [N, 3] their source, block and reading, and [N] their row."""
     made = plan.window(0, window)
     things = made.order.items_at(np.arange(first, last))
@@ -158,7 +156,7 @@ def corpus_radius(
     sources = (SourceSpec(name=str(i), uri="", manifest_fingerprint=str(i)) for i in range(len(tables)))
     spec = StreamSpec(
         sources=tuple(sources),
-        input=TextPairs(packing="pairs") if pairs else Packed(packing="contiguous"),
+        input=TextPairs(packing="pairs") if pairs else PackedInput(packing="contiguous"),
         masking=NoMasking() if pairs else MlmMasking(),
         length=length,
         special=SpecialIds(0, 1, 2, 3, 4),
@@ -168,8 +166,7 @@ def corpus_radius(
         window=WindowSize.from_batches(batch, is_spread=spread),
     )
     counts = tuple(
-        table.documents if pairs else count_contiguous_rows(table.tokens, table.documents, length)
-        for table in tables
+        table.documents if pairs else count_contiguous_rows(table.tokens, table.documents, length) for table in tables
     )
     return shuffle_radius(StreamPlan(spec, tuple(tables), counts), tables, batch)
 
@@ -179,7 +176,7 @@ def _imaginary_table(blocks: int, tokens: int) -> BlockTable:
     sentences, documents = tokens // _SENTENCE_TOKENS, max(1, tokens // _DOCUMENT_TOKENS)
     size = 2 * tokens + _BOUNDARY_BYTES * (sentences + documents)
     row = (0, 0, size, tokens, sentences, documents)
-    return block_table([row] * max(1, blocks), ["0" * 32] * max(1, blocks), ["imagined"])
+    return make_block_table([row] * max(1, blocks), ["0" * 32] * max(1, blocks), ["imagined"])
 
 
 @dataclass(frozen=True)

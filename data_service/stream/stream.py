@@ -71,7 +71,7 @@ class SlabLayout(NamedTuple):
 
         Slabs are consecutive samples if `steps` is None or a step is larger than the window.
         """
-        size = epoch_layout.size(window)
+        size = epoch_layout.window_size(window)
         if steps is None or steps.rows > size:
             return cls.from_slab_rows(size, rows)
         epochs = (epoch - steps.epoch) * epoch_layout.samples_per_epoch
@@ -111,7 +111,7 @@ class SlabLayout(NamedTuple):
         return list(dict.fromkeys(slab for slab, _, _ in self.iter_slab_ranges(first, end)))
 
 
-def slab_rows(length: int, slab_tokens: int = 1 << 19) -> int:
+def rows_per_slab(length: int, slab_tokens: int = 1 << 19) -> int:
     """Return the number of rows of `length` tokens in a slab of `slab_tokens`.
 
     A slab of the default size stays in a processor's cache while it is made.
@@ -127,15 +127,15 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
     """
     rows = window.order.items_at(np.arange(window.order.size))
     rates = iter(_mask_rates(corpora.spec, window, rows))
-    made = [_make(corpora, piece, block, next(rates)) for piece, block in _read_ahead(corpora, window.pieces)]
+    made = [
+        _make_piece_samples(corpora, piece, block, next(rates)) for piece, block in _read_ahead(corpora, window.pieces)
+    ]
     joined = join_rows(made)
     del made
     return distribute_rows(joined, (rows[layout.slab_positions(slab)] for slab in range(layout.slab_count)))
 
 
-def _mask_rates(
-    spec: StreamSpec, window: Window, rows: NDArray[np.int64]
-) -> list[NDArray[np.float64]] | list[None]:
+def _mask_rates(spec: StreamSpec, window: Window, rows: NDArray[np.int64]) -> list[NDArray[np.float64]] | list[None]:
     """Return for each piece of a window the rates of its rows' masks; None if they do not change.
 
     `rows`: [size] int64, for each sample of the window the number of its row among those of all pieces.
@@ -149,7 +149,7 @@ def _mask_rates(
     return np.split(spec.annealing.rates_at_samples(spec.masking.rate, window.first + places), ends[:-1])
 
 
-def _make(
+def _make_piece_samples(
     corpora: Corpora, piece: BlockRows, block: Block, rates: NDArray[np.float64] | None = None
 ) -> Samples:
     spec = corpora.spec
@@ -180,7 +180,7 @@ def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tup
         pending: list[Future[Block]] = []
         for index, piece in enumerate(pieces):
             for ahead in pieces[index + len(pending) : index + _CONCURRENT_READS]:
-                pending.append(pool.submit(corpora.read, ahead.source, ahead.block))
+                pending.append(pool.submit(corpora.read_source_block, ahead.source, ahead.block))
             yield piece, pending.pop(0).result()
 
 
@@ -227,7 +227,7 @@ class Stream:
         self._counts = count_rows(self._corpora, cache)
         self.plan = make_plan(self._corpora, self._counts, cache)
         self._kept: RecentResults[tuple[int, int], list[Samples]] = RecentResults(windows)
-        self._slab_rows = slab_rows(spec.row_length)
+        self._slab_rows = rows_per_slab(spec.row_length)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -241,7 +241,7 @@ class Stream:
             raise IndexError(f"the range of samples from {start} to {stop} is empty")
         return join_rows(
             [
-                slice_rows(self._window(epoch, window)[slab], low, high)
+                slice_rows(self._window_slabs(epoch, window)[slab], low, high)
                 for window, first, last in self.plan.epoch_layout.split_by_window(start, stop)
                 for slab, low, high in self._layout(window).iter_slab_ranges(first, last)
             ]
@@ -253,8 +253,8 @@ class Stream:
 
     def sample_text(self, epoch: int, sample: int) -> SampleText:
         """Return the text of a sample and the place that it comes from."""
-        origin = self.plan.origin(epoch, sample)
-        block = self._corpora.read(origin.source, origin.block)
+        origin = self.plan.origin_of_sample(epoch, sample)
+        block = self._corpora.read_source_block(origin.source, origin.block)
         key = cutting_key(self.spec, origin.source, origin.block, origin.epoch)
         rows = cut_block(block, self.spec, key, origin.source)
         corpus = self.spec.sources[origin.source]
@@ -272,14 +272,14 @@ class Stream:
         )
 
     def find(self, places: Sequence[TokenRange], epochs: range) -> Iterator[tuple[TokenRange, int, int]]:
-        """Yield the samples of `epochs` that hold a token of `places`, as `SampleFinder.find`."""
-        return SampleFinder(self.plan, self._corpora).find(places, epochs)
+        """Yield the samples of `epochs` that hold a token of `places`, as `SampleFinder.find_samples`."""
+        return SampleFinder(self.plan, self._corpora).find_samples(places, epochs)
 
     def _layout(self, window: int) -> SlabLayout:
-        return SlabLayout.from_slab_rows(self.plan.epoch_layout.size(window), self._slab_rows)
+        return SlabLayout.from_slab_rows(self.plan.epoch_layout.window_size(window), self._slab_rows)
 
-    def _window(self, epoch: int, window: int) -> list[Samples]:
-        def build() -> list[Samples]:
+    def _window_slabs(self, epoch: int, window: int) -> list[Samples]:
+        def build_slabs() -> list[Samples]:
             return build_window(self._corpora, self.plan.window(epoch, window), self._layout(window))
 
-        return self._kept.get((epoch, window), build)
+        return self._kept.get((epoch, window), build_slabs)

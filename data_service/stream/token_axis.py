@@ -29,9 +29,7 @@ class LineTokens:
         lengths: number of tokens of each row of the source, entry after entry.
     """
 
-    def __init__(
-        self, line: SourceRowSequence, counts: RowCounts, lengths: NDArray[np.unsignedinteger]
-    ) -> None:
+    def __init__(self, line: SourceRowSequence, counts: RowCounts, lengths: NDArray[np.unsignedinteger]) -> None:
         self._line, self._lengths, self._structures = line, lengths, line.structures
         self._first_row = np.append(0, np.cumsum(counts))
         # Tokens before each block, for each way of cutting it.
@@ -41,12 +39,12 @@ class LineTokens:
 
     def tokens_before(self, row: int) -> int:
         """Return the number of tokens in the first `row` rows of the line."""
-        epoch, rest = self._line.reading(row)
+        epoch, rest = self._line.reading_of_row(row)
         rounds, structure = divmod(epoch, self._structures)
         tokens = rounds * int(self._up_to[-1]) + int(self._readings[structure])
         if not rest:
             return tokens
-        blocks, ends = self._line.line(epoch)
+        blocks, ends = self._line.shuffled_blocks(epoch)
         index = int(np.searchsorted(ends, rest, side="right"))
         entries = blocks * self._structures + structure
         tokens += int(np.diff(self._up_to)[entries[:index]].sum())
@@ -54,9 +52,9 @@ class LineTokens:
         first = int(self._first_row[entries[index]]) if rest > done else 0
         return tokens + int(self._lengths[first : first + rest - done].sum())
 
-    def row_at(self, token: int) -> int:
+    def first_row_at_token(self, token: int) -> int:
         """Return the number of the line's first row that begins at `token` or after it."""
-        return _last_true(lambda row: row == 0 or self.tokens_before(row - 1) < token)
+        return _last_number_where(lambda row: row == 0 or self.tokens_before(row - 1) < token)
 
     def row_lengths(self, piece: BlockRows) -> NDArray[np.unsignedinteger]:
         """Return [N], the number of tokens of each row of a piece."""
@@ -76,9 +74,7 @@ class TokenAxis:
         CorpusError: the number of lengths is not the number of the plan's rows.
     """
 
-    def __init__(
-        self, plan: StreamPlan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]
-    ) -> None:
+    def __init__(self, plan: StreamPlan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]) -> None:
         self._plan = plan
         self._lines = measure_lines(plan.spec, plan.lines, counts, lengths)
         self._begin = sum(map(LineTokens.tokens_before, self._lines, plan.begins))
@@ -99,9 +95,9 @@ class TokenAxis:
 
     def sample_at_unit(self, unit: int) -> tuple[int, int]:
         """Return (epoch, sample) of the first sample that begins at token `unit` or after it."""
-        epoch = _last_true(lambda e: self._tokens_before(e, 0) <= unit)
+        epoch = _last_number_where(lambda e: self._tokens_before(e, 0) <= unit)
         windows = self._plan.epoch_layout.windows
-        window = _last_true(lambda w: w < windows and self._tokens_before(epoch, w) <= unit)
+        window = _last_number_where(lambda w: w < windows and self._tokens_before(epoch, w) <= unit)
         within = self._token_edges_in(epoch, window)
         sample = int(np.searchsorted(within[:-1], unit - self._tokens_before(epoch, window)))
         sample += self._plan.epoch_layout.window_start(window)
@@ -109,7 +105,7 @@ class TokenAxis:
 
     def _tokens_before(self, epoch: int, window: int) -> int:
         """Return the number of tokens before a window, from the start of epoch 0."""
-        rows = (self._plan.rows_before(source, epoch, window) for source in range(len(self._lines)))
+        rows = (self._plan.rows_before_window(source, epoch, window) for source in range(len(self._lines)))
         return sum(map(LineTokens.tokens_before, self._lines, rows)) - self._begin
 
     def _token_edges_in(self, epoch: int, window: int) -> NDArray[np.int64]:
@@ -157,7 +153,7 @@ def _sums_between(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.i
     return sums
 
 
-def _last_true(holds: Callable[[int], bool]) -> int:
+def _last_number_where(holds: Callable[[int], bool]) -> int:
     """Return the last number for which `holds` is true. It must be true from 0 to that number and false after it."""
     low, high = 0, 1
     while holds(high):

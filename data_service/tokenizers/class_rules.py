@@ -73,9 +73,9 @@ FAMILY_BY_CLASS = {name: family for family, names in _CLASS_NAMES.items() for na
 FAMILY_BY_TYPE = {name: family for family, names in _MODEL_TYPES.items() for name in names.split()}
 CLASSES_WITHOUT_RULES = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 """Classes that add nothing to the files."""
-FILE_CLASSES = ("FNetTokenizer", "ConvBertTokenizer")
-FILE_MODEL_TYPES = ("modernbert", "modernbert-decoder", "nystromformer", "umt5", "xlm-roberta-xl")
-"""Classes, and types of models whatever class is named, that follow a `tokenizer.json` where there is one."""
+CLASSES_FOLLOWING_FILE = ("FNetTokenizer", "ConvBertTokenizer")
+MODEL_TYPES_FOLLOWING_FILE = ("modernbert", "modernbert-decoder", "nystromformer", "umt5", "xlm-roberta-xl")
+"""Classes, and model types with any class, whose `tokenizer.json` is followed if there is one."""
 
 _SPECIAL_NAMES: Mapping[Family, SpecialNames] = {
     **dict.fromkeys(("bert", "splinter"), STYLES["bert"].names),
@@ -104,7 +104,7 @@ _MBART_CODES = (
 )
 MBART_LANGUAGES = tuple(_MBART_CODES.split())
 T5_SENTINELS = tuple(f"<extra_id_{i}>" for i in reversed(range(100)))
-FURTHER_ROLES: Mapping[Family, dict[str, str]] = {
+MORE_SPECIAL_TOKENS_BY_ROLE: Mapping[Family, dict[str, str]] = {
     "funnel": {"bos": "<s>", "eos": "</s>"},
     "splinter": {"question": "[QUESTION]"},
 }
@@ -146,34 +146,32 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
             folded = _decomposing_normalizer(
                 mapped, lower=lower is not False, strip_accents=not config.get("keep_accents")
             )
-            return _rules(folded, [spaces], scheme)
+            return _word_marking_rules(folded, [spaces], scheme)
         case "rembert":
             kept = config.get("keep_accents", True)
-            folded = _decomposing_normalizer(
-                mapped, lower=bool(lower), strip_accents=not kept, single_spaces=True
-            )
-            return _rules(folded, [], scheme)
+            folded = _decomposing_normalizer(mapped, lower=bool(lower), strip_accents=not kept, single_spaces=True)
+            return _word_marking_rules(folded, [], scheme)
         case "big_bird":
-            return _rules(normalizers.Replace(Regex(" {2,}"), SPACE_MARK), [], scheme)
+            return _word_marking_rules(normalizers.Replace(Regex(" {2,}"), SPACE_MARK), [], scheme)
         case "fnet":  # FNet's class has no rules of its own for a SentencePiece model
             spelt = [*([] if mapped is None else [mapped]), normalizers.Replace(" ", SPACE_MARK)]
             return TextRules(normalizers.Sequence(spelt), None, decoders.Replace(SPACE_MARK, " "))
         case "xlnet":  # XLNet's class strips accents even with `keep_accents`
-            return _rules(
+            return _word_marking_rules(
                 _decomposing_normalizer(mapped, lower=bool(lower), strip_accents=True), [spaces], "always"
             )
         case "deberta-v2":
             isolated = config.get("split_by_punct")
             before = [pre_tokenizers.Punctuation(behavior="isolated")] if isolated else []
-            return _rules(
+            return _word_marking_rules(
                 _composing_normalizer(lower=bool(lower)), before, "first" if prefixed is False else "always"
             )
         case "barthez":
-            return _rules(_composing_normalizer(lower=False), [], scheme)
+            return _word_marking_rules(_composing_normalizer(lower=False), [], scheme)
         case "xlm-roberta" | "camembert":
-            return _rules(mapped, [spaces], scheme)
+            return _word_marking_rules(mapped, [spaces], scheme)
         case "mbart" | "t5":
-            return _rules(mapped if family == "t5" else None, [spaces], "always")
+            return _word_marking_rules(mapped if family == "t5" else None, [spaces], "always")
         case "llama":
             first = "first" if scheme == "always" and not config.get("legacy") else scheme
             marks = pre_tokenizers.Metaspace(SPACE_MARK, prepend_scheme=first, split=False)
@@ -187,9 +185,7 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
 
 def _byte_decoder(*, strip: bool) -> decoders.Decoder:
     last = [decoders.Strip(content=" ", left=1)] if strip else []
-    return decoders.Sequence(
-        [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *last]
-    )
+    return decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse(), *last])
 
 
 def _bert_rules(config: Mapping[str, Any]) -> TextRules:
@@ -198,12 +194,10 @@ def _bert_rules(config: Mapping[str, Any]) -> TextRules:
         strip_accents=config.get("strip_accents"),
         handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
     )
-    return TextRules(
-        normalizer, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix="##", cleanup=False)
-    )
+    return TextRules(normalizer, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix="##", cleanup=False))
 
 
-def _rules(
+def _word_marking_rules(
     normalizer: normalizers.Normalizer | None,
     before: Sequence[pre_tokenizers.PreTokenizer],
     scheme: Literal["always", "never", "first"],
@@ -233,6 +227,4 @@ def _composing_normalizer(*, lower: bool) -> normalizers.Normalizer:
     the end."""
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lower else []
     spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
-    return normalizers.Sequence(
-        [*steps, spaces, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
-    )
+    return normalizers.Sequence([*steps, spaces, normalizers.NFC(), normalizers.Strip(left=False, right=True)])

@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from data_service.errors import TokenizerError
 from data_service.store.open import open_store
 from data_service.tokenizers.files import TokenizerRules, library_errors
-from data_service.tokenizers.load import choose_definition, configured_roles, from_files, read_files
+from data_service.tokenizers.load import choose_definition, configured_special_tokens, from_files, read_files
 from data_service.tokenizers.specials import find_known_name, row_template, token_name
 from data_service.tokenizers.tokenizer import Tokenizer
 
@@ -39,11 +39,13 @@ def complete_from_files(
     Raises:
         TokenizerError: as `from_files`, or nothing says what begins and ends a text.
     """
-    text, configured = choose_definition(files, where, rules), configured_roles(files, where)
+    text, configured = choose_definition(files, where, rules), configured_special_tokens(files, where)
     with library_errors(where):
         codec = tokenizers.Tokenizer.from_str(text)
     vocabulary = codec.get_vocab(with_added_tokens=True)
-    roles = {role: _name(role, vocabulary, configured) for role in (*_ENCLOSING_ROLE_KEYS, *_APPENDED_TOKENS)}
+    roles = {
+        role: _special_token_name(role, vocabulary, configured) for role in (*_ENCLOSING_ROLE_KEYS, *_APPENDED_TOKENS)
+    }
     if None not in roles.values():
         return from_files(files, where=where, rules=rules)
     for role, key in _ENCLOSING_ROLE_KEYS.items():
@@ -54,15 +56,13 @@ def complete_from_files(
                 remedy=f"name one of its tokens as {key} in tokenizer_config.json",
             )
     missing = [role for role, name in roles.items() if name is None]
-    codec.add_special_tokens(
-        [AddedToken(_APPENDED_TOKENS[role], special=True, normalized=False) for role in missing]
-    )
+    codec.add_special_tokens([AddedToken(_APPENDED_TOKENS[role], special=True, normalized=False) for role in missing])
     roles |= {role: _APPENDED_TOKENS[role] for role in missing}
     cls, sep = str(roles["cls"]), str(roles["sep"])
     codec.post_processor = row_template("bert", (cls, vocabulary[cls]), (sep, vocabulary[sep]))
     return Tokenizer(codec.to_str(), {f"{role}_token": name for role, name in roles.items()}, where=where)
 
 
-def _name(role: str, vocabulary: Mapping[str, int], configured: Mapping[str, object]) -> str | None:
+def _special_token_name(role: str, vocabulary: Mapping[str, int], configured: Mapping[str, object]) -> str | None:
     name = token_name(configured.get(f"{role}_token"))
     return name if name is not None else find_known_name(role, vocabulary)

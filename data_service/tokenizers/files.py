@@ -20,7 +20,7 @@ CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 ADDED_TOKENS = "added_tokens.json"
 MODEL_CONFIG = "config.json"
-MODEL_FILES = (
+SENTENCEPIECE_FILES = (
     "spiece.model",
     "spm.model",
     "tokenizer.model",
@@ -34,10 +34,10 @@ TOKENIZER_FILES = (
     TRAINING_REPORT,
     *(DEFINITION_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS),
     *("vocab.txt", "vocab.json", "merges.txt"),
-    *MODEL_FILES,
+    *SENTENCEPIECE_FILES,
 )
 """Names of all files that a tokenizer may have, here and in transformers."""
-VOCABULARY_FILES = (DEFINITION_FILE, "vocab.txt", "vocab.json", *MODEL_FILES)
+VOCABULARY_FILES = (DEFINITION_FILE, "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
 """Names of which every folder with a tokenizer has at least one."""
 
 Definition = dict[str, Any]  # a parsed tokenizer.json
@@ -60,7 +60,7 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": _UNLIMITED_MODEL_MAX_LENGTH,
         "clean_up_tokenization_spaces": False,
-        "model_input_names": _model_inputs(definition),
+        "model_input_names": _model_input_names(definition),
         "bos_token": names.cls,
         "eos_token": names.sep,
         **roles,
@@ -77,7 +77,7 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
     }
 
 
-def _model_inputs(definition: Definition) -> list[str]:
+def _model_input_names(definition: Definition) -> list[str]:
     # RoBERTa's layout has one token type; a model with one type must not be given a second id.
     has_types = '"type_id": 1' in json.dumps(definition.get("post_processor"))
     return ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"]
@@ -120,9 +120,7 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
     try:
         content = parse_json(text_file(files, name, where))
     except ValueError as error:
-        raise TokenizerError(
-            f"{where}: {name} is not JSON: {error}", remedy="save the tokenizer again"
-        ) from error
+        raise TokenizerError(f"{where}: {name} is not JSON: {error}", remedy="save the tokenizer again") from error
     if not isinstance(content, dict):
         raise TokenizerError(f"{where}: {name} is not a JSON object", remedy="save the tokenizer again")
     return content
@@ -149,7 +147,7 @@ def parse_definition(definition: str, where: str) -> dict[str, Any]:
         raise unreadable_error(where, str(error)) from error
     if not isinstance(parsed, dict) or not isinstance(parsed.get("model"), dict):
         raise unreadable_error(where, "it has no model section")
-    for problem in (*_rules_of_another_form(parsed), *_exceeded_limits(parsed)):
+    for problem in (*_find_non_object_rules(parsed), *_exceeded_limits(parsed)):
         raise unreadable_error(where, problem)
     return parsed
 
@@ -185,7 +183,7 @@ def unreadable_error(where: str, reason: str, what: str = "not a tokenizer defin
     )
 
 
-def _rules_of_another_form(parsed: dict[str, Any]) -> Iterator[str]:
+def _find_non_object_rules(parsed: dict[str, Any]) -> Iterator[str]:
     """Yield a problem for each rule that is no object.
 
     The library (tokenizers 0.23) also takes some lists, such as ["Lowercase"]. What reads a definition here does not.

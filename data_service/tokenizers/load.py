@@ -16,7 +16,7 @@ from data_service.tokenizers.files import (
     CONFIG_FILE,
     DEFINITION_FILE,
     MODEL_CONFIG,
-    MODEL_FILES,
+    SENTENCEPIECE_FILES,
     SPECIAL_TOKENS_FILE,
     TOKENIZER_FILES,
     TRAINING_REPORT,
@@ -26,7 +26,7 @@ from data_service.tokenizers.files import (
     library_errors,
     text_file,
 )
-from data_service.tokenizers.published import class_definition, default_roles, read_published
+from data_service.tokenizers.published import default_special_tokens, definition_by_class, read_published
 from data_service.tokenizers.tokenizer import Tokenizer
 
 PROBE_TEXTS = (
@@ -74,9 +74,7 @@ def read_files(folder: Store) -> dict[str, bytes]:
     return {name: content for name, content in found.items() if content is not None}
 
 
-def find_tokenizer(
-    folders: Iterable[Store], load: Callable[[str], Tokenizer] = load_tokenizer
-) -> Tokenizer | None:
+def find_tokenizer(folders: Iterable[Store], load: Callable[[str], Tokenizer] = load_tokenizer) -> Tokenizer | None:
     """Return the tokenizer in the first of the folders that holds one, as `load` reads it; None if none does. Raises as
     `load`."""
     return next((load(store.uri) for store in folders if holds_tokenizer(store)), None)
@@ -89,7 +87,7 @@ def holds_tokenizer(folder: Store) -> bool:
 
 def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
     """Write a tokenizer's files into a folder. `tokenizer.json`, without which it cannot be loaded, is written last.
-    Then remains of an earlier attempt go, unless the folder holds anything else, whose writer may be alive."""
+    Then remains of an earlier attempt are deleted, unless other files show that another writer may be alive."""
     store = open_store(uri)
     files = tokenizer.save_files()
     for name in sorted(files, key=lambda name: name == DEFINITION_FILE):
@@ -99,15 +97,13 @@ def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
     _saved_tokenizers[store.uri] = tokenizer
 
 
-def load_if_unchanged(uri: str) -> Tokenizer:
+def load_cached_tokenizer(uri: str) -> Tokenizer:
     """Return the tokenizer in a folder, without reading it if this process saved it there. Raises as
     `load_tokenizer`."""
     return _saved_tokenizers.get(uri) or load_tokenizer(uri)
 
 
-def from_files(
-    files: Mapping[str, bytes], *, where: str = "tokenizer", rules: TokenizerRules = "file"
-) -> Tokenizer:
+def from_files(files: Mapping[str, bytes], *, where: str = "tokenizer", rules: TokenizerRules = "file") -> Tokenizer:
     """Return the tokenizer that is described by file contents, given by name.
 
     `tokenizer.json` decides if it is there; else a WordPiece `vocab.txt`, a byte-level `vocab.json` with
@@ -129,12 +125,12 @@ def from_files(
                 f"{where}: {name} is a pickle, which could run code when read",
                 remedy="save the tokenizer with transformers' save_pretrained and give that folder",
             )
-    kept = {name: files[name] for name in (*MODEL_FILES, TRAINING_REPORT) if name in files}
-    roles = default_roles(files, where) | configured_roles(files, where)
+    kept = {name: files[name] for name in (*SENTENCEPIECE_FILES, TRAINING_REPORT) if name in files}
+    roles = default_special_tokens(files, where) | configured_special_tokens(files, where)
     return Tokenizer(choose_definition(files, where, rules), roles, model_files=kept, where=where)
 
 
-def configured_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
+def configured_special_tokens(files: Mapping[str, bytes], where: str) -> dict[str, object]:
     """Return what a folder's files configure: `cls_token`, `bos_token` ... Raises TokenizerError: one is damaged."""
     config = json_file(files, CONFIG_FILE, where)
     return json_file(files, SPECIAL_TOKENS_FILE, where) | {k: v for k, v in config.items() if v is not None}
@@ -144,7 +140,7 @@ def choose_definition(files: Mapping[str, bytes], where: str, rules: TokenizerRu
     """Return the text of a `tokenizer.json`. `rules`, and what is raised: as for `from_files`."""
     if DEFINITION_FILE in files:
         text = text_file(files, DEFINITION_FILE, where)
-        made = None if rules == "file" else class_definition(files, where, only_if_known=rules == "class")
+        made = None if rules == "file" else definition_by_class(files, where, only_if_known=rules == "class")
         if made is None or rules == "class":
             return text if made is None else made[1]
         _check_same_tokens(text, made[1], made[0], where)

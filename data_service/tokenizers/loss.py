@@ -32,13 +32,13 @@ KINDS: tuple[LossKind, ...] = get_args(LossKind)
 HARMLESS_KINDS: frozenset[LossKind] = frozenset({"case", "bytes"})
 """Kinds that never are a reason to refuse or warn: an uncased tokenizer was chosen as such, and bytes are not lost."""
 
-WARNED_SHARE, REFUSED_SHARE = 0.01, 0.2
+WARNED_LOSS_SHARE, REFUSED_LOSS_SHARE = 0.01, 0.2
 SHOWN_EXAMPLES = 5
 _MAX_KEPT_EXAMPLES = 64  # examples of each kind in a record: merged records still know the most frequent
 # Distinct unknown texts that are counted in one piece of work; later ones are not.
 _MAX_COUNTED_EXAMPLES = 4096
 _EXAMPLE_CHARACTERS = 24
-_WORD_CHARACTERS = 64  # characters of the longest word whose loss is cached, as lost words occur again
+_MAX_CACHED_WORD_CHARACTERS = 64  # characters of the longest word whose loss is cached, as lost words occur again
 
 
 class TextLoss(BaseModel):
@@ -78,14 +78,12 @@ class TextLoss(BaseModel):
             lost.update(part.lost)
             for kind, found in part.examples.items():
                 examples.setdefault(kind, Counter()).update(found)
-        kept = {
-            kind: _most_frequent(examples[kind], _MAX_KEPT_EXAMPLES) for kind in KINDS if kind in examples
-        }
+        kept = {kind: _most_frequent(examples[kind], _MAX_KEPT_EXAMPLES) for kind in KINDS if kind in examples}
         return cls(characters=characters, lost={k: lost[k] for k in KINDS if lost[k]}, examples=kept)
 
 
 def check_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, remedy: str) -> None:
-    """Raise TokenizerError if more than `REFUSED_SHARE` of a text is lost in a way that the user has not accepted.
+    """Raise TokenizerError if more than `REFUSED_LOSS_SHARE` of a text is lost in a way that the user has not accepted.
 
     Args:
         loss: the loss.
@@ -93,7 +91,7 @@ def check_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, remedy:
         what: the tokenizer and the text, for the message.
         remedy: what the user can do besides accepting the loss.
     """
-    refused = [kind for kind in loss.kinds_above(REFUSED_SHARE) if kind not in set(accepted_kinds)]
+    refused = [kind for kind in loss.kinds_above(REFUSED_LOSS_SHARE) if kind not in set(accepted_kinds)]
     if refused:
         named = "; ".join(describe_loss(loss, kind) for kind in refused)
         accept = " ".join(f"--accept-loss {kind}" for kind in refused)
@@ -150,7 +148,7 @@ class LossMeter:
         if not tokens.by_word:
             self._count_lost_texts(*_lost_texts(self._tokenizer, text, tokens))
             return
-        byte = _byte_tokens(self._tokenizer)
+        byte = _byte_piece_mask(self._tokenizer)
         lossy = tokens.ids == self._tokenizer.special.unk
         lossy = lossy | byte[tokens.ids] if byte is not None and byte.any() else lossy
         places = sorted(set(zip(tokens.starts[lossy].tolist(), tokens.ends[lossy].tolist(), strict=True)))
@@ -160,7 +158,9 @@ class LossMeter:
         if any(unicodedata.category(mark)[0] in "CM" and not mark.isspace() for mark in neighbours):
             words = [text]  # marks on both sides of a joiner that separates words make one cluster
         for word in words:
-            lost = _lost_in_single_text if len(word) <= _WORD_CHARACTERS else _lost_in_single_text.__wrapped__
+            lost = (
+                _lost_in_single_text if len(word) <= _MAX_CACHED_WORD_CHARACTERS else _lost_in_single_text.__wrapped__
+            )
             self._count_lost_texts(*lost(self._tokenizer, word))
 
     def _count_lost_texts(self, unknown: Sequence[str], spelt: Sequence[str]) -> None:
@@ -198,13 +198,11 @@ def _lost_in_single_text(tokenizer: "Tokenizer", text: str) -> tuple[Sequence[st
     return _lost_texts(tokenizer, text, tokenizer.encode_placed([text])[0])
 
 
-def _lost_texts(
-    tokenizer: "Tokenizer", text: str, tokens: "PlacedTokens"
-) -> tuple[Sequence[str], Sequence[str]]:
+def _lost_texts(tokenizer: "Tokenizer", text: str, tokens: "PlacedTokens") -> tuple[Sequence[str], Sequence[str]]:
     """Return the texts of unknown tokens, and the characters that are spelt byte by byte."""
     unknown = tokens.ids == tokenizer.special.unk
     spans = zip(tokens.starts[unknown].tolist(), tokens.ends[unknown].tolist(), strict=True)
-    spelt = "".join(text[start:stop] for start, stop in _byte_spelt_ranges(_byte_tokens(tokenizer), tokens))
+    spelt = "".join(text[start:stop] for start, stop in _byte_spelt_ranges(_byte_piece_mask(tokenizer), tokens))
     return [text[start:stop] for start, stop in spans], list(spelt)
 
 
@@ -249,7 +247,7 @@ def _space_effect(tokenizer: "Tokenizer", spaces: str) -> LossKind | None:
 def _character_effect(tokenizer: "Tokenizer", character: str) -> LossKind | None:
     """Return how a character that is no white space is lost; None if it is kept, or is unknown to the vocabulary."""
     text = f"a{character}a"
-    given, lowered, normal = map(_normalize_without_spaces, (text, text.lower(), tokenizer.normalized(text)))
+    given, lowered, normal = map(_normalize_without_spaces, (text, text.lower(), tokenizer.normalize(text)))
     if given == normal:
         return None if _has_own_token(tokenizer, character) else "other"
     if normal == lowered:
@@ -283,7 +281,7 @@ def _has_own_token(tokenizer: "Tokenizer", character: str) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _byte_tokens(tokenizer: "Tokenizer") -> NDArray[np.bool_] | None:
+def _byte_piece_mask(tokenizer: "Tokenizer") -> NDArray[np.bool_] | None:
     """Return [vocab_size] bool, the pieces that stand for one byte; None for byte-level BPE, whose every piece does so
     for several.
     """

@@ -38,7 +38,7 @@ def learn_merges(
     It ends with `vocab_size` pieces, or when no pair occurs `min_frequency` times.
 
     Args:
-        symbols: [n] ids of the symbols of each distinct word, END behind each word.
+        symbols: [n] ids of the symbols of each distinct word, WORD_END_SYMBOL behind each word.
         counts: [words] number of occurrences of each word. Occurrences of a symbol are below 2^63.
         pieces: pieces by id; no two are equal.
         prefix: what a piece that does not begin a word begins with. It is left out inside a merged piece.
@@ -46,8 +46,8 @@ def learn_merges(
     learner = _MergeLearner(symbols, counts, pieces, prefix)
     floor = 1
     if len(symbols) > _MAX_SYMBOLS_WITH_ALL_PAIRS:
-        floor = max((count for _, count, _ in learner.pairs(1)), default=1) // _MIN_COUNT_DIVISOR
-    while not learner.learn(vocab_size, max(floor, 1), min_frequency):
+        floor = max((count for _, count, _ in learner.frequent_pairs(1)), default=1) // _MIN_COUNT_DIVISOR
+    while not learner.learn_frequent_merges(vocab_size, max(floor, 1), min_frequency):
         floor //= _MIN_COUNT_DIVISOR
     return learner.pieces, [(learner.pieces[a], learner.pieces[b]) for a, b in learner.merges]
 
@@ -59,7 +59,7 @@ class _MergeLearner:
         self._symbols = symbols.copy()
         self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == WORD_END_SYMBOL), prepend=-1))
         self._next = np.arange(1, len(symbols) + 1, dtype=np.int32)
-        # A word's first symbol comes after the `WORD_END` of the word before.
+        # A word's first symbol comes after the `WORD_END_SYMBOL` of the word before.
         self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)
         self._prefix = prefix
         self.pieces = list(pieces)
@@ -69,18 +69,18 @@ class _MergeLearner:
         self._places: list[_SymbolIndices] = []
         self._queue: list[tuple[int, int, int]] = []  # -count, pair, index in _places
 
-    def pairs(self, floor: int) -> Iterator[tuple[int, int, _SymbolIndices]]:
+    def frequent_pairs(self, floor: int) -> Iterator[tuple[int, int, _SymbolIndices]]:
         """Yield (pair, occurrences, places of its first symbol) of every pair that occurs `floor` times or more."""
         places = np.flatnonzero(self._symbols >= 0)
         right = self._symbols[self._next[places]]
         places, right = places[right >= 0], right[right >= 0]
         return _group_places(_pair_keys(self._symbols[places], right), places, self._weights[places], floor)
 
-    def learn(self, vocab_size: int, min_count: int, min_frequency: int) -> bool:
+    def learn_frequent_merges(self, vocab_size: int, min_count: int, min_frequency: int) -> bool:
         """Merge all pairs that occur `min_count` times or more. Return whether nothing is left to learn."""
         self._counts = {(a << 32) | b: self._counts.get((a << 32) | b, 0) for a, b in self.merges}
         self._places, self._queue = [], []
-        for pair, count, places in self.pairs(min_count):
+        for pair, count, places in self.frequent_pairs(min_count):
             self._counts[pair] = count
             self._queue_pair(pair, places)
         lowest = max(min_count, min_frequency)
@@ -91,7 +91,7 @@ class _MergeLearner:
             elif -negative < lowest:
                 break
             else:
-                self._merge(pair, self._places[entry], min_count)
+                self._merge_pair(pair, self._places[entry], min_count)
                 self._places[entry] = _NO_PLACES
         return len(self.pieces) >= vocab_size or min_count <= max(min_frequency, 1)
 
@@ -99,9 +99,9 @@ class _MergeLearner:
         heapq.heappush(self._queue, (-self._counts[pair], pair, len(self._places)))
         self._places.append(places)
 
-    def _merge(self, pair: int, places: _SymbolIndices, floor: int) -> None:
+    def _merge_pair(self, pair: int, places: _SymbolIndices, floor: int) -> None:
         a, b = pair >> 32, pair & _LOW_32_BITS
-        merged = self._piece(a, b)
+        merged = self._merged_piece_id(a, b)
         first = self._current_places(places, a, b)
         second = self._next[first]
         after = self._next[second]
@@ -118,9 +118,9 @@ class _MergeLearner:
             both := np.concatenate([weights[begins], weights[ends]]),
         )
         removed = np.concatenate([_pair_keys(left[begins], a), _pair_keys(b, right[ends])])
-        self._count(list(added), _group_places(removed, removed, both), floor)
+        self._update_pair_counts(list(added), _group_places(removed, removed, both), floor)
 
-    def _count(
+    def _update_pair_counts(
         self,
         added: list[tuple[int, int, _SymbolIndices]],
         removed: Iterator[tuple[int, int, _SymbolIndices]],
@@ -139,7 +139,7 @@ class _MergeLearner:
             if self._counts[pair] < floor:
                 del self._counts[pair]
 
-    def _piece(self, a: int, b: int) -> int:
+    def _merged_piece_id(self, a: int, b: int) -> int:
         """Return the id of two pieces merged, which several merges can spell."""
         self.merges.pop((a, b), None)
         self.merges[a, b] = None
@@ -177,7 +177,5 @@ def _group_places(
     sums = np.add.reduceat(weights[order], starts)
     stops = np.append(starts[1:], len(keys))
     kept = sums >= floor
-    for start, stop, total in zip(
-        starts[kept].tolist(), stops[kept].tolist(), sums[kept].tolist(), strict=True
-    ):
+    for start, stop, total in zip(starts[kept].tolist(), stops[kept].tolist(), sums[kept].tolist(), strict=True):
         yield int(keys[start]), total, places[start:stop]

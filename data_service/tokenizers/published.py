@@ -3,7 +3,7 @@
 
 Older folders have only a vocabulary, which does not say how text is normalised and split before pieces are looked up;
 their class does. In `transformers` 5 many classes do so even if there is a `tokenizer.json` that says otherwise
-(`class_definition`).
+(`definition_by_class`).
 """
 
 import base64
@@ -18,15 +18,15 @@ from tokenizers import AddedToken, models
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.class_rules import (
+    CLASSES_FOLLOWING_FILE,
     CLASSES_WITHOUT_RULES,
     FAMILY_BY_CLASS,
     FAMILY_BY_TYPE,
-    FILE_CLASSES,
-    FILE_MODEL_TYPES,
     FURTHER_PIECES,
-    FURTHER_ROLES,
     LAYOUTS,
     MBART_LANGUAGES,
+    MODEL_TYPES_FOLLOWING_FILE,
+    MORE_SPECIAL_TOKENS_BY_ROLE,
     T5_SENTINELS,
     Family,
     special_names,
@@ -37,7 +37,7 @@ from data_service.tokenizers.files import (
     CONFIG_FILE,
     DEFINITION_FILE,
     MODEL_CONFIG,
-    MODEL_FILES,
+    SENTENCEPIECE_FILES,
     SPECIAL_TOKENS_FILE,
     Definition,
     json_file,
@@ -52,14 +52,19 @@ if TYPE_CHECKING:
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 # The order in which missing roles get ids.
-_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")
-_FAIRSEQ: tuple[Family, ...] = ("xlm-roberta", "camembert", "mbart", "barthez")
+_ROLE_ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")
+_FAIRSEQ_FAMILIES: tuple[Family, ...] = ("xlm-roberta", "camembert", "mbart", "barthez")
 # Ids that the classes give to text without a piece, whatever the vocabulary says.
-_UNKNOWN_IDS: Mapping[Family, int] = {"albert": 1, "rembert": 2, "t5": 2, **dict.fromkeys(_FAIRSEQ, 3)}
+_UNKNOWN_IDS: Mapping[Family, int] = {
+    "albert": 1,
+    "rembert": 2,
+    "t5": 2,
+    **dict.fromkeys(_FAIRSEQ_FAMILIES, 3),
+}
 
 
 @dataclass(frozen=True)
-class _Folder:
+class _TokenizerFolder:
     """The files of a folder. `files`: contents by name; `where`: name of the folder in errors."""
 
     files: Mapping[str, bytes]
@@ -81,7 +86,7 @@ class _Folder:
         return self.model_config.get("model_type")
 
     @cached_property
-    def named(self) -> str:
+    def declared_class(self) -> str:
         """The class that the tokenizer's or the model's configuration names; else the model's type; else nothing.
 
         `transformers` decides in the same way.
@@ -92,9 +97,11 @@ class _Folder:
     @cached_property
     def declared_family(self) -> Family | None:
         """The family of what is named; None if nothing is, or something that we do not know."""
-        found = FAMILY_BY_CLASS.get(self.named.removesuffix("Fast").removesuffix("Tokenizer"))
+        found = FAMILY_BY_CLASS.get(self.declared_class.removesuffix("Fast").removesuffix("Tokenizer"))
         return (
-            found if self.named.endswith(("Tokenizer", "TokenizerFast")) else FAMILY_BY_TYPE.get(self.named)
+            found
+            if self.declared_class.endswith(("Tokenizer", "TokenizerFast"))
+            else FAMILY_BY_TYPE.get(self.declared_class)
         )
 
     @cached_property
@@ -103,15 +110,18 @@ class _Folder:
         named = {key: value for key, value in self.config.items() if value is not None}
         return json_file(self.files, SPECIAL_TOKENS_FILE, self.where) | named
 
-    def refuse_unknown(self) -> None:
+    def refuse_unknown_class(self) -> None:
         """Raise TokenizerError if the folder names a class, or a type of model, whose rules we do not know."""
-        if not self.named or self.declared_family or self.named.removesuffix("Fast") in CLASSES_WITHOUT_RULES:
+        if (
+            not self.declared_class
+            or self.declared_family
+            or self.declared_class.removesuffix("Fast") in CLASSES_WITHOUT_RULES
+        ):
             return
         raise TokenizerError(
-            f"{self.where}: there is no {DEFINITION_FILE}, and the rules of {self.named} are unknown here",
+            f"{self.where}: there is no {DEFINITION_FILE}, and the rules of {self.declared_class} are unknown here",
             remedy=f"let transformers write {DEFINITION_FILE}, if the class has one: "
-            "AutoTokenizer.from_pretrained(FOLDER)"
-            ".save_pretrained(NEW_FOLDER)",
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)",
         )
 
 
@@ -123,40 +133,34 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
     Raises:
         TokenizerError: files are damaged, were not saved together, or the folder names a class that is not known.
     """
-    folder = _Folder(files, where)
+    folder = _TokenizerFolder(files, where)
     if "vocab.txt" in files:
-        folder.refuse_unknown()
+        folder.refuse_unknown_class()
         family = folder.declared_family or "bert"
         model = _wordpiece_model(folder, family)
         return _with_special_tokens(_make_codec(model, folder, family), folder, family)
     if "vocab.json" in files and "merges.txt" in files:
-        folder.refuse_unknown()
+        folder.refuse_unknown_class()
         model, brackets = _byte_bpe_model(folder)
         family = folder.declared_family or ("deberta" if brackets else "roberta")
         return _with_special_tokens(_make_codec(model, folder, family), folder, family)
-    name = next((name for name in MODEL_FILES if name in files), None)
+    name = next((name for name in SENTENCEPIECE_FILES if name in files), None)
     if name is None:
         return None
-    folder.refuse_unknown()
+    folder.refuse_unknown_class()
     proto = parse_model(files[name], f"{where}: {name}")
     found = folder.declared_family or ("deberta-v2" if name == "spm.model" else None)
     if found is None:
         return convert_model(proto, mask=None)
-    codec = _make_codec(
-        _sentencepiece_model(proto, folder, found),
-        folder,
-        found,
-        proto.normalizer_spec.precompiled_charsmap,
-    )
-    return _with_special_tokens(
-        codec, folder, found, [] if found in _FAIRSEQ else pieces_matched_first(proto)
-    )
+    model, characters = _sentencepiece_model(proto, folder, found), proto.normalizer_spec.precompiled_charsmap
+    codec = _make_codec(model, folder, found, characters)
+    return _with_special_tokens(codec, folder, found, [] if found in _FAIRSEQ_FAMILIES else pieces_matched_first(proto))
 
 
-def default_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
+def default_special_tokens(files: Mapping[str, bytes], where: str) -> dict[str, object]:
     """Return the special tokens, as `cls_token` and the like, that the named class of a folder without `tokenizer.json`
     takes where the folder names none. Raises TokenizerError: a file is damaged."""
-    family = None if DEFINITION_FILE in files else _Folder(files, where).declared_family
+    family = None if DEFINITION_FILE in files else _TokenizerFolder(files, where).declared_family
     return (
         {}
         if family is None
@@ -164,7 +168,7 @@ def default_roles(files: Mapping[str, bytes], where: str) -> dict[str, object]:
     )
 
 
-def class_definition(
+def definition_by_class(
     files: Mapping[str, bytes], where: str, *, only_if_known: bool = False
 ) -> tuple[str, str] | None:
     """Return (class, definition) for a folder with a `tokenizer.json`: the definition as the named class builds it
@@ -174,15 +178,19 @@ def class_definition(
         TokenizerError: a file is damaged; the named class must be `only_if_known`, and is not; or it makes another kind
             of vocabulary than the file holds.
     """
-    folder = _Folder(files, where)
+    folder = _TokenizerFolder(files, where)
     family, text = folder.declared_family, folder.text(DEFINITION_FILE)
     definition = parse_definition(text, where)
-    if only_if_known and family is None and folder.named.removesuffix("Fast") not in CLASSES_WITHOUT_RULES:
+    if only_if_known and family is None and folder.declared_class.removesuffix("Fast") not in CLASSES_WITHOUT_RULES:
+        unknown = f"the rules of {folder.declared_class} are unknown here"
         raise TokenizerError(
-            f"{where}: {f'the rules of {folder.named} are unknown here' if folder.named else 'it names no class'}",
+            f"{where}: {unknown if folder.declared_class else 'it names no class'}",
             remedy=f"follow {DEFINITION_FILE}: --tokenizer-rules file",
         )
-    follows = folder.named.removesuffix("Fast") in FILE_CLASSES or folder.model_type in FILE_MODEL_TYPES
+    follows = (
+        folder.declared_class.removesuffix("Fast") in CLASSES_FOLLOWING_FILE
+        or folder.model_type in MODEL_TYPES_FOLLOWING_FILE
+    )
     # The class of Llama 2 is named in folders of Llama 3, too, whose file is followed; ESM's class has no such file.
     if family is None or follows or family == "esm" or (family == "llama" and '"ByteLevel"' in text):
         return None
@@ -190,13 +198,13 @@ def class_definition(
         model = _class_model(family, definition["model"], _unknown_piece(folder, family))
         if model is None:
             raise TokenizerError(
-                f"{where}: {folder.named} makes no vocabulary of the kind {definition['model'].get('type')}, which "
-                f"{DEFINITION_FILE} holds",
+                f"{where}: {folder.declared_class} makes no vocabulary of the kind "
+                f"{definition['model'].get('type')}, which {DEFINITION_FILE} holds",
                 remedy=f"follow {DEFINITION_FILE}: --tokenizer-rules file; or correct tokenizer_class in {CONFIG_FILE}",
             )
         made = json.loads(_make_codec(model, folder, family, _character_map(definition)).to_str())
     changed = {part: made[part] for part in ("model", "normalizer", "pre_tokenizer", "decoder")}
-    return folder.named, json.dumps(definition | changed)
+    return folder.declared_class, json.dumps(definition | changed)
 
 
 def _class_model(family: Family, model: Definition, unknown: str) -> models.Model | None:
@@ -223,9 +231,7 @@ def _class_model(family: Family, model: Definition, unknown: str) -> models.Mode
             return _unigram_model(family, scored, unknown, int(family == "deberta-v2"))
 
 
-def _unigram_model(
-    family: Family, scored: list[tuple[str, float]], unknown: str, unknown_id: int
-) -> models.Unigram:
+def _unigram_model(family: Family, scored: list[tuple[str, float]], unknown: str, unknown_id: int) -> models.Unigram:
     """Return the model of scored pieces. `unknown_id`: the id of text without a piece if the class does not say it."""
     if family in ("big_bird", "deberta-v2"):
         other = 100 if family == "big_bird" else unknown_id
@@ -233,7 +239,7 @@ def _unigram_model(
     return models.Unigram(scored, unk_id=_UNKNOWN_IDS.get(family, unknown_id), byte_fallback=False)
 
 
-def _unknown_piece(folder: _Folder, family: Family) -> str:
+def _unknown_piece(folder: _TokenizerFolder, family: Family) -> str:
     return token_name(folder.config.get("unk_token")) or special_names(family).unk
 
 
@@ -247,7 +253,7 @@ def _character_map(definition: Definition) -> bytes:
 
 
 def _make_codec(
-    model: models.Model, folder: _Folder, family: Family, characters: bytes = b""
+    model: models.Model, folder: _TokenizerFolder, family: Family, characters: bytes = b""
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a model by the rules of a family. `characters`: SentencePiece's character map."""
     codec, rules = tokenizers.Tokenizer(model), text_rules(family, folder.settings, characters)
@@ -259,7 +265,7 @@ def _make_codec(
     return codec
 
 
-def _wordpiece_model(folder: _Folder, family: Family) -> models.Model:
+def _wordpiece_model(folder: _TokenizerFolder, family: Family) -> models.Model:
     # The library's own reader drops white space at the end of a line, a carriage return too.
     lines = folder.text("vocab.txt").removesuffix("\n").split("\n")
     ids = {line.rstrip(): i for i, line in enumerate(lines)}
@@ -274,7 +280,7 @@ def _wordpiece_model(folder: _Folder, family: Family) -> models.Model:
     return models.WordPiece(ids, unk_token=unknown)
 
 
-def _byte_bpe_model(folder: _Folder) -> tuple[models.Model, bool]:
+def _byte_bpe_model(folder: _TokenizerFolder) -> tuple[models.Model, bool]:
     """Return the model, and whether its special pieces are in brackets."""
     vocabulary = json_file(folder.files, "vocab.json", folder.where)
     lines = (line.rstrip() for line in folder.text("merges.txt").split("\n"))
@@ -289,13 +295,13 @@ def _byte_bpe_model(folder: _Folder) -> tuple[models.Model, bool]:
     return models.BPE(vocabulary, pairs), "[CLS]" in vocabulary
 
 
-def _sentencepiece_model(proto: "ModelProto", folder: _Folder, family: Family) -> models.Model:
+def _sentencepiece_model(proto: "ModelProto", folder: _TokenizerFolder, family: Family) -> models.Model:
     """Return the model of pieces; with fairseq's special pieces first where the class puts them there."""
     if family == "llama":
         return piece_model(proto, byte_fallback=True)
     if proto.trainer_spec.model_type != 1:
         raise TokenizerError(
-            f"{folder.where}: {folder.named or family} makes unigram of its pieces, but the SentencePiece "
+            f"{folder.where}: {folder.declared_class or family} makes unigram of its pieces, but the SentencePiece "
             "model is BPE",
             remedy=f"correct tokenizer_class in {CONFIG_FILE}; a folder that names none is read as SentencePiece "
             "reads it",
@@ -306,13 +312,7 @@ def _sentencepiece_model(proto: "ModelProto", folder: _Folder, family: Family) -
         case "xlm-roberta":
             scored = [*special, *scored[3:], ("<mask>", 0.0)]
         case "camembert":
-            unused = [
-                ("<s>NOTUSED", 0.0),
-                special[1],
-                ("</s>NOTUSED", 0.0),
-                special[3],
-                ("<unk>NOTUSED", -100.0),
-            ]
+            unused = [("<s>NOTUSED", 0.0), special[1], ("</s>NOTUSED", 0.0), special[3], ("<unk>NOTUSED", -100.0)]
             scored = [*unused, *scored[1:], ("<mask>", 0.0)]
         case "mbart":
             scored = [*special, *scored[3:], *((code, 0.0) for code in (*MBART_LANGUAGES, "<mask>"))]
@@ -324,7 +324,10 @@ def _sentencepiece_model(proto: "ModelProto", folder: _Folder, family: Family) -
 
 
 def _with_special_tokens(
-    codec: tokenizers.Tokenizer, folder: _Folder, family: Family, marked: list[AddedToken] | None = None
+    codec: tokenizers.Tokenizer,
+    folder: _TokenizerFolder,
+    family: Family,
+    unsplit_pieces: list[AddedToken] | None = None,
 ) -> tokenizers.Tokenizer:
     """Add a folder's added tokens, special tokens and row layout to `codec`; return it.
 
@@ -334,33 +337,29 @@ def _with_special_tokens(
         codec: tokenizer with the vocabulary.
         folder: folder with the configuration.
         family: family if the folder declares none.
-        marked: pieces that a SentencePiece model never splits; a configuration may name others instead.
+        unsplit_pieces: pieces that a SentencePiece model never splits; a configuration may name others instead.
     """
-    names: dict[str, str | None] = {**special_names(family).by_role(), **FURTHER_ROLES.get(family, {})}
-    names |= {role: found for role in _ROLES if (found := token_name(folder.settings.get(f"{role}_token")))}
-    special = [name for role in _ROLES if (name := names.get(role))] + [*FURTHER_PIECES.get(family, ())]
+    names: dict[str, str | None] = {**special_names(family).by_role(), **MORE_SPECIAL_TOKENS_BY_ROLE.get(family, {})}
+    names |= {role: found for role in _ROLE_ORDER if (found := token_name(folder.settings.get(f"{role}_token")))}
+    special = [name for role in _ROLE_ORDER if (name := names.get(role))] + [*FURTHER_PIECES.get(family, ())]
     _add_tokens_with_ids(codec, folder, special)
     if folder.declared_family is None and family != "deberta-v2":
         special = [name for name in special if codec.token_to_id(name) is not None]
     codec.add_special_tokens([_special_token(name, lstrip=name == names["mask"]) for name in special])
     if family == "esm":  # ESM's class looks for pieces before it splits text into words
-        codec.add_tokens(
-            [AddedToken(piece, normalized=False) for piece in codec.get_vocab() if piece not in special]
-        )
+        codec.add_tokens([AddedToken(piece, normalized=False) for piece in codec.get_vocab() if piece not in special])
     extra = folder.settings.get("extra_special_tokens") or folder.settings.get("additional_special_tokens")
     if isinstance(extra, list):
         codec.add_special_tokens([_special_token(name) for entry in extra if (name := token_name(entry))])
     else:
-        codec.add_tokens(marked or [])
-    ends = [
-        (name, i) for role in ("cls", "sep") if (i := codec.token_to_id(name := str(names[role]))) is not None
-    ]
+        codec.add_tokens(unsplit_pieces or [])
+    ends = [(name, i) for role in ("cls", "sep") if (i := codec.token_to_id(name := str(names[role]))) is not None]
     if len(ends) == 2:
         codec.post_processor = row_template(LAYOUTS.get(family, "roberta"), *ends)
     return codec
 
 
-def _add_tokens_with_ids(codec: tokenizers.Tokenizer, folder: _Folder, special: list[str]) -> None:
+def _add_tokens_with_ids(codec: tokenizers.Tokenizer, folder: _TokenizerFolder, special: list[str]) -> None:
     """Add the tokens that follow the vocabulary, with the ids that the folder gives them."""
     for wanted, token in sorted(_tokens_with_ids(folder, special), key=lambda entry: entry[0]):
         codec.add_tokens([token])
@@ -372,7 +371,7 @@ def _add_tokens_with_ids(codec: tokenizers.Tokenizer, folder: _Folder, special: 
             )
 
 
-def _tokens_with_ids(folder: _Folder, special: list[str]) -> list[tuple[int, AddedToken]]:
+def _tokens_with_ids(folder: _TokenizerFolder, special: list[str]) -> list[tuple[int, AddedToken]]:
     """Return (id, token) of the added tokens.
 
     They are in `added_tokens_decoder` of the configuration, or in the older file of added tokens.
@@ -388,10 +387,7 @@ def _tokens_with_ids(folder: _Folder, special: list[str]) -> list[tuple[int, Add
 
 
 def _token_from_json(token: Mapping[str, Any]) -> AddedToken:
-    flags = {
-        key: bool(token.get(key, False))
-        for key in ("single_word", "lstrip", "rstrip", "normalized", "special")
-    }
+    flags = {key: bool(token.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "normalized", "special")}
     return AddedToken(str(token["content"]), **flags)
 
 

@@ -36,14 +36,14 @@ COMPARED_CHARACTERS = 1 << 14
 MIN_QUICK_TEXT_BYTES = 1 << 20
 _MEMORY_CHECK_CHARACTERS = 1 << 22  # characters encoded between two checks of the process's memory
 # Growth of the process after which a library is opened again: fastokens caches every word that it meets.
-_CACHE_BYTES = 1 << 27
+_MAX_CACHE_GROWTH_BYTES = 1 << 27
 
 _LIBRARIES: dict[Kind, str] = {"byte_bpe": "fastokens", "wordpiece": "splintr-rs", "unigram": "splintr-rs"}
 _UNICODE_FORMS = ("NFC", "NFKC", "NFD", "NFKD")
 # Classes of characters.
 _REMOVED, _SEPARATOR, _LETTER, _WORD, _DIFFERING, _UNTRIED = range(6)
 _TRIAL_CONTEXTS = ("a{0}a", "a {0} a", "ab{0}de {0} {0}{0} x{0}1{0}. {0}")
-_CLASS_BY_TOKEN_COUNTS = {(1, 2): _REMOVED, (2, 2): _SEPARATOR, (1, 3): _LETTER, (3, 3): _WORD}
+_CLASS_BY_WORD_COUNTS = {(1, 2): _REMOVED, (2, 2): _SEPARATOR, (1, 3): _LETTER, (3, 3): _WORD}
 """Class of a character by the number of words of the first two contexts."""
 
 _Ids = NDArray[np.uint32]
@@ -75,17 +75,12 @@ class TextEncoder:
 
     def encode_placed(self, texts: Sequence[str], place_by_word: bool = False) -> list[PlacedTokens]:
         """Return the tokens of each text. `place_by_word`: whether they may have the places of their words."""
-        found = [
-            self._quick.encode(text, place_by_word) if self._quick is not None else None for text in texts
-        ]
+        found = [self._quick.encode(text, place_by_word) if self._quick is not None else None for text in texts]
         tried = self._count_texts_to_compare(texts) if self._quick is not None else 0
         chosen = [number for number, tokens in enumerate(found) if tokens is None or number < tried]
         placed = self._tokenizer.encode_placed([texts[number] for number in chosen])
         defined = dict(zip(chosen, placed, strict=True))
-        if any(
-            tokens is not None and not _same_tokens(defined[n], tokens)
-            for n, tokens in enumerate(found[:tried])
-        ):
+        if any(tokens is not None and not _same_tokens(defined[n], tokens) for n, tokens in enumerate(found[:tried])):
             assert self._quick is not None
             self._reason, self._quick = f" ({self._quick.name} differs)", None
             return self.encode_placed(texts, place_by_word)
@@ -124,7 +119,7 @@ class _QuickEncoder:
     """A quicker library for one tokenizer, and what is known of the characters."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises _Unsuited."""
+        """Raises _UnsuitableTokenizer."""
         library = _LIBRARIES.get(tokenizer.kind)
         if library is None:
             raise _UnsuitableTokenizer("no other library gives the same")
@@ -139,7 +134,7 @@ class _QuickEncoder:
         self._definition = tokenizer.text_definition
         self._pieces = _piece_rules(tokenizer, json.loads(self._definition))
         self._classes = CharacterClasses(_UNTRIED)
-        self._characters, self._most_bytes = 0, _resident_bytes() + _CACHE_BYTES
+        self._characters, self._most_bytes = 0, _resident_bytes() + _MAX_CACHE_GROWTH_BYTES
         try:
             with library_errors(self.name):
                 self._library = OPENERS[library](self._definition)
@@ -158,20 +153,20 @@ class _QuickEncoder:
             classes = self._classes.classify(text)
         if (classes == _DIFFERING).any():
             return None
-        ids = self._ids(text)
+        ids = self._encode_ids(text)
         if ids is None:
             return None
         if self._pieces.widths is not None:
             return _place_by_bytes(text, ids, self._pieces, self._tokenizer.id_dtype)
         return _place_by_words(classes, ids, self._pieces, self._tokenizer.id_dtype)
 
-    def _ids(self, text: str) -> _Ids | None:
+    def _encode_ids(self, text: str) -> _Ids | None:
         self._characters += len(text)
         if self._characters > _MEMORY_CHECK_CHARACTERS:
             self._characters = 0
             if _resident_bytes() > self._most_bytes:
                 self._library = OPENERS[self.name.split()[0]](self._definition)
-                self._most_bytes = _resident_bytes() + _CACHE_BYTES
+                self._most_bytes = _resident_bytes() + _MAX_CACHE_GROWTH_BYTES
         try:
             with library_errors(self.name):
                 return self._library(text)
@@ -184,18 +179,16 @@ class _QuickEncoder:
         defined = self._tokenizer.encode_batch(contexts)
         for place, code in enumerate(codes.tolist()):
             of_code = slice(place * len(_TRIAL_CONTEXTS), (place + 1) * len(_TRIAL_CONTEXTS))
-            quick = map(self._ids, contexts[of_code])
-            same = all(
-                q is not None and np.array_equal(q, d) for q, d in zip(quick, defined[of_code], strict=True)
-            )
-            self._classes.table[code] = self._class(defined[of_code]) if same else _DIFFERING
+            quick = map(self._encode_ids, contexts[of_code])
+            same = all(q is not None and np.array_equal(q, d) for q, d in zip(quick, defined[of_code], strict=True))
+            self._classes.table[code] = self._class_from_contexts(defined[of_code]) if same else _DIFFERING
 
-    def _class(self, contexts: Sequence[NDArray[Any]]) -> int:
+    def _class_from_contexts(self, contexts: Sequence[NDArray[Any]]) -> int:
         begins = self._pieces.begins
         if begins is None:
             return _LETTER
         alone, spaced = (int(begins[ids].sum()) for ids in contexts[:2])
-        return _CLASS_BY_TOKEN_COUNTS.get((alone, spaced), _DIFFERING)
+        return _CLASS_BY_WORD_COUNTS.get((alone, spaced), _DIFFERING)
 
 
 def _resident_bytes() -> int:
@@ -220,19 +213,15 @@ class _PieceRules(NamedTuple):
 
 
 def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRules:
-    """Raises _Unsuited: places cannot be reckoned by these rules."""
+    """Raises _UnsuitableTokenizer: places cannot be computed by these rules."""
     added = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
-    added[[token["id"] for token in definition["added_tokens"] if token["id"] != tokenizer.special.unk]] = (
-        True
-    )
+    added[[token["id"] for token in definition["added_tokens"] if token["id"] != tokenizer.special.unk]] = True
     normalizer, splitter = definition["normalizer"] or {}, definition["pre_tokenizer"] or {}
     if tokenizer.kind == "byte_bpe":
         form = normalizer.get("type")
         if form not in (None, *_UNICODE_FORMS):
             raise _UnsuitableTokenizer(f"texts are changed by {form}")
-        widths = [
-            len(piece.encode() if own else piece) for piece, own in zip(tokenizer.pieces, added, strict=True)
-        ]
+        widths = [len(piece.encode() if own else piece) for piece, own in zip(tokenizer.pieces, added, strict=True)]
         return _PieceRules(np.array(widths, dtype=np.int64), None, added, tokenizer.special.unk, form=form)
     steps = splitter.get("pretokenizers", [splitter])
     names = [step.get("type") for step in steps]
@@ -298,12 +287,12 @@ def _open_fastokens(definition: str) -> Callable[[str], _Ids]:
 
     library = fastokens.Tokenizer.from_json_str(definition)
 
-    def ids(text: str) -> _Ids:
+    def encode_ids(text: str) -> _Ids:
         # One text a call starts no threads, so that a process may be forked afterwards.
         found, _ = library.encode_batch_flat([text], add_special_tokens=False, split_special_tokens=True)
         return np.frombuffer(found, dtype="<u4")
 
-    return ids
+    return encode_ids
 
 
 def _open_splintr(definition: str) -> Callable[[str], _Ids]:

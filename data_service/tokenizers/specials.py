@@ -98,7 +98,7 @@ def resolve_names(
     """
     return SpecialNames(
         **{
-            role: _resolve(role, vocabulary, configured_tokens.get(f"{role}_token"), where)
+            role: _resolve_special_name(role, vocabulary, configured_tokens.get(f"{role}_token"), where)
             for role in _KNOWN_NAMES
         }
     )
@@ -110,7 +110,7 @@ def token_name(configured: object) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _resolve(role: str, vocabulary: Mapping[str, int], configured: object, where: str) -> str:
+def _resolve_special_name(role: str, vocabulary: Mapping[str, int], configured: object, where: str) -> str:
     name = token_name(configured)
     if name is not None:
         if name not in vocabulary:
@@ -161,8 +161,7 @@ def row_template(
 def added_tokens(style: SpecialStyle) -> list[AddedToken]:
     """Return the special tokens in id order. The mask token absorbs a space before it: "a <mask>" is like "a word"."""
     return [
-        AddedToken(piece, special=True, normalized=False, lstrip=piece == style.names.mask)
-        for piece in style.pieces
+        AddedToken(piece, special=True, normalized=False, lstrip=piece == style.names.mask) for piece in style.pieces
     ]
 
 

@@ -54,17 +54,17 @@ def append_pieces(proto: "ModelProto", scored_pieces: Iterable[tuple[str, float]
 
 
 def convert_model(
-    proto: "ModelProto", mask: str | None, mapping: normalizers.Normalizer | None = None
+    proto: "ModelProto", mask: str | None, character_normalizer: normalizers.Normalizer | None = None
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a parsed model.
 
     Args:
         proto: the model.
         mask: the control piece that absorbs a space before it; None for none.
-        mapping: what is done to characters; None for the model's own character map.
+        character_normalizer: what is done to characters; None for the model's own character map.
     """
     tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
-    tokenizer.normalizer = _normalizer(proto, mapping)
+    tokenizer.normalizer = _normalizer(proto, character_normalizer)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
         replacement=SPACE_MARK, prepend_scheme=_space_prefix(proto), split=True
     )
@@ -103,14 +103,14 @@ def piece_model(proto: "ModelProto", *, byte_fallback: bool) -> models.Unigram |
         return models.Unigram(scored, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
     return models.BPE(
         {piece.piece: i for i, piece in enumerate(proto.pieces)},
-        _merges(proto),
+        _ranked_merges(proto),
         unk_token=proto.pieces[proto.trainer_spec.unk_id].piece,
         fuse_unk=True,
         byte_fallback=byte_fallback,
     )
 
 
-def _merges(proto: "ModelProto") -> list[tuple[str, str]]:
+def _ranked_merges(proto: "ModelProto") -> list[tuple[str, str]]:
     """Return every pair of pieces that merges into a piece, ordered by the score of the result, best first."""
     ids = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == _NORMAL_PIECE}
     ranked = sorted(ids, key=lambda piece: (-proto.pieces[ids[piece]].score, ids[piece]))

@@ -17,13 +17,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.files import (
-    DEFINITION_FILE,
-    Definition,
-    companion_files,
-    library_errors,
-    parse_definition,
-)
+from data_service.tokenizers.files import DEFINITION_FILE, Definition, companion_files, library_errors, parse_definition
 from data_service.tokenizers.specials import END_OF_DOCUMENT_TOKEN, SpecialIds, SpecialNames, resolve_names
 from data_service.tokenizers.words import RULES_VERSION, word_start_table
 from data_service.types import Tokens
@@ -154,9 +148,10 @@ class Tokenizer:
         """[vocab_size] bool, true if a piece begins a word. See `data_service.tokenizers.words`."""
         return self.word_starts_by(RULES_VERSION)
 
-    def word_starts_by(self, rules: int) -> NDArray[np.bool_]:
-        """Return `word_start_table` by the rules of version `rules`. Older corpora keep the rules of their build."""
-        return word_start_table(self.kind, self.pieces, self.special_mask, rules)
+    def word_starts_by(self, rules_version: int) -> NDArray[np.bool_]:
+        """Return `word_start_table` by the rules of version `rules_version`. Older corpora keep the rules of their
+        build."""
+        return word_start_table(self.kind, self.pieces, self.special_mask, rules_version)
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the ids of each text, without special tokens: [n] uint16, or uint32 if there are more than 65,536 ids.
@@ -192,12 +187,12 @@ class Tokenizer:
 
     @property
     def text_definition(self) -> str:
-        """A `tokenizer.json` by which the names of `cls`, `sep`, `pad` and `mask` in a text are text, if the names of
-        tokens that it calls special are.
+        """A `tokenizer.json` by which the names of `cls`, `sep`, `pad` and `mask` in a text are plain text, provided
+        that the reader treats special tokens as text.
         """
         return str(self._encoder.to_str())
 
-    def normalized(self, text: str) -> str:
+    def normalize(self, text: str) -> str:
         """Return the text that reaches the vocabulary, before it is split into words."""
         normalizer = self._encoder.normalizer
         with library_errors(self._where, _UNSPLITTABLE_REASON):
@@ -236,15 +231,12 @@ class Tokenizer:
         """
         special = self.special
         protected = {special.cls, special.sep, special.pad, special.mask, special.eod}
-        added = [
-            token | {"special": token["id"] in protected}
-            for token in self._definition.get("added_tokens") or []
-        ]
+        added = [token | {"special": token["id"] in protected} for token in self._definition.get("added_tokens") or []]
         model = self._definition["model"]
         if self.kind in ("unigram", "wordlevel", "wordpiece"):
             # These match any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added tokens are
             # renamed, not left out, since those behind the vocabulary are numbered in order.
-            names = {self.pieces[i]: _unique_name(i) for i in protected if i is not None}
+            names = {self.pieces[i]: _unmatchable_name(i) for i in protected if i is not None}
             vocab = model["vocab"]
             renamed: object = (
                 [[names.get(piece, piece), score] for piece, score in vocab]
@@ -252,9 +244,7 @@ class Tokenizer:
                 else {names.get(piece, piece): i for piece, i in vocab.items()}
             )
             unknown = model.get("unk_token")
-            model = (
-                model | {"vocab": renamed} | ({"unk_token": names.get(unknown, unknown)} if unknown else {})
-            )
+            model = model | {"vocab": renamed} | ({"unk_token": names.get(unknown, unknown)} if unknown else {})
             added = [token | {"content": names.get(token["content"], token["content"])} for token in added]
         changed = {"added_tokens": added, "model": model, "post_processor": None}
         encoder = tokenizers.Tokenizer.from_str(json.dumps(self._definition | changed))
@@ -262,7 +252,7 @@ class Tokenizer:
         return encoder
 
 
-def _unique_name(token_id: int) -> str:
+def _unmatchable_name(token_id: int) -> str:
     return f"\uffff{token_id}\uffff"
 
 

@@ -35,13 +35,8 @@ from data_service.tokenizers.specials import (
 )
 from data_service.tokenizers.spm import convert_model, parse_model
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
-from data_service.tokenizers.word_counts import WordCounts, code_points, count_words
-from data_service.tokenizers.word_splits import (
-    BertSplitter,
-    ByteBpeSplitter,
-    SentencePieceSplitter,
-    WordSplitter,
-)
+from data_service.tokenizers.word_counts import WordCounts, count_words, word_code_points
+from data_service.tokenizers.word_splits import BertSplitter, ByteBpeSplitter, SentencePieceSplitter, WordSplitter
 from data_service.tokenizers.words import BYTES_BY_LETTER
 
 _DEFAULT_STYLE: dict[Kind, Style] = {
@@ -101,8 +96,8 @@ def train_tokenizer(
     """Learn a vocabulary of exactly `vocab_size` ids, special tokens included. It does not depend on the order of the
     texts.
 
-    Words are counted in a temporary folder, and the most frequent ones are learnt from: LEARNT_BYTES of them. What the
-    others are is a file of the tokenizer's, TRAINING_REPORT.
+    Words are counted in a temporary folder, and the most frequent ones are learnt from, up to
+    MAX_TRAINING_WORD_BYTES. The tokenizer's file TRAINING_REPORT says how many words were left out.
 
     Args:
         kind: byte_bpe, wordpiece, unigram or bpe.
@@ -125,7 +120,7 @@ def train_tokenizer(
     # For unigram models, SentencePiece takes 200 bytes of memory for each byte of text.
     limit = MAX_TRAINING_WORD_BYTES // 2 if kind == "unigram" else MAX_TRAINING_WORD_BYTES
     counts = count_words(kept, partial(_splitter, kind, options), limit, workers)
-    tokenizer = _train(kind, counts, vocab_size, options, allow_fewer_ids)
+    tokenizer = _train_from_counts(kind, counts, vocab_size, options, allow_fewer_ids)
     if tokenizer.vocab_size != vocab_size and not allow_fewer_ids:
         raise TokenizerError(
             f"vocab_size {vocab_size} is too large: the text supports {tokenizer.vocab_size} {kind} pieces",
@@ -141,7 +136,7 @@ def _splitter(kind: Kind, options: TokenizerOptions) -> WordSplitter:
         case "wordpiece":
             return BertSplitter(_bert_normalizer(options), options.lowercase)
         case "unigram" | "bpe":
-            return SentencePieceSplitter(_text_normalizer(options), options.lowercase)
+            return SentencePieceSplitter(_sentencepiece_normalizer(options), options.lowercase)
         case "wordlevel":
             raise TokenizerError(
                 "a tokenizer of kind wordlevel cannot be trained here",
@@ -149,7 +144,7 @@ def _splitter(kind: Kind, options: TokenizerOptions) -> WordSplitter:
             )
 
 
-def _train(
+def _train_from_counts(
     kind: Kind, counts: WordCounts, vocab_size: int, options: TokenizerOptions, at_most: bool
 ) -> Tokenizer:
     if kind == "byte_bpe":
@@ -201,9 +196,7 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(
-        tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files()
-    )
+    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files())
 
 
 def _check_byte_bpe(vocab_size: int, options: TokenizerOptions) -> None:
@@ -229,7 +222,7 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
     """
     style = options.special_style("wordpiece")
     normalizer = _bert_normalizer(options)
-    alphabet = _alphabet(counts, options.alphabet, normalizer)
+    alphabet = _wordpiece_alphabet(counts, options.alphabet, normalizer)
     smallest = len(style.pieces) + len(alphabet) + 1
     if vocab_size < smallest:
         raise TokenizerError(
@@ -253,38 +246,36 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX, cleanup=False)
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(
-        tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files()
-    )
+    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files())
 
 
 def _bert_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
     return normalizers.BertNormalizer(lowercase=options.lowercase, strip_accents=options.strip_marks)
 
 
-def _alphabet(counts: WordCounts, limit: int, normalizer: normalizers.Normalizer) -> list[str]:
+def _wordpiece_alphabet(counts: WordCounts, limit: int, normalizer: normalizers.Normalizer) -> list[str]:
     """Return the alphabet in code point order: the `limit` most frequent characters, then "##" before those that can
     occur inside a word.
     """
-    codes = code_points(counts.words)
+    codes = word_code_points(counts.words)
     totals = np.zeros(sys.maxunicode + 1, np.int64)
     np.add.at(totals, codes, np.repeat(counts.counts, [len(word) + 1 for word in counts.words]))
     totals[ord("\n")] = 0
     by_frequency = np.argsort(-totals, kind="stable")[: min(limit, np.count_nonzero(totals))]
     kept = [chr(code) for code in np.sort(by_frequency).tolist()]
     return kept + [
-        f"{CONTINUATION_PREFIX}{character}" for character in kept if _joins_words(character, normalizer)
+        f"{CONTINUATION_PREFIX}{character}" for character in kept if _can_be_inside_word(character, normalizer)
     ]
 
 
-def _joins_words(character: str, normalizer: normalizers.Normalizer) -> bool:
+def _can_be_inside_word(character: str, normalizer: normalizers.Normalizer) -> bool:
     between = normalizer.normalize_str(f"a{character}a")
     return len(pre_tokenizers.BertPreTokenizer().pre_tokenize_str(between)) == 1
 
 
 def _wordpiece_symbols(words: Sequence[str], pieces: Sequence[str]) -> NDArray[np.int32]:
-    """Return the ids of each word's characters and WORD_END. Characters without a piece are left out."""
-    codes = code_points(words)
+    """Return the ids of each word's characters and WORD_END_SYMBOL. Characters without a piece are left out."""
+    codes = word_code_points(words)
     absent = WORD_END_SYMBOL - 1
     begins, continues = np.full((2, sys.maxunicode + 1), absent, np.int32)
     for index, piece in enumerate(pieces):
@@ -327,13 +318,13 @@ def train_sentencepiece(
     proto = parse_model(model, MODEL_FILE)
     for field in ("input", "input_format"):  # these would name the temporary file
         proto.trainer_spec.ClearField(field)
-    tokenizer = convert_model(proto, mask=style.names.mask, mapping=_text_normalizer(options))
+    tokenizer = convert_model(proto, mask=style.names.mask, character_normalizer=_sentencepiece_normalizer(options))
     tokenizer.post_processor = post_processor(style)
     files = {MODEL_FILE: proto.SerializeToString(deterministic=True)} | counts.training_report_files()
     return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=files)
 
 
-def _text_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
+def _sentencepiece_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
     """Return what is done to characters: compatibility forms are folded (NFKC), all white space is a space, and case
     and marks are folded as the options say. Joiners, as in Persian or Sinhala words, stay.
     """

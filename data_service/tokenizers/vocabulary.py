@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tokenizers import decoders
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.files import DEFINITION_FILE, MODEL_FILES, Definition
+from data_service.tokenizers.files import DEFINITION_FILE, SENTENCEPIECE_FILES, Definition
 from data_service.tokenizers.load import from_files
 from data_service.tokenizers.spm import append_pieces, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -60,13 +60,11 @@ def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> ExtendedToke
     definition: Definition = json.loads(tokenizer.save_files()[DEFINITION_FILE])
     codec = tokenizers.Tokenizer.from_str(json.dumps(definition))
     words = {term: _pieces_for_term(codec, tokenizer, term) for term in wanted}
-    known = tuple(
-        term for term in wanted if all(_is_single_piece(tokenizer, form) for form in words[term].values())
-    )
+    known = tuple(term for term in wanted if all(_is_single_piece(tokenizer, form) for form in words[term].values()))
     vocabulary = set(tokenizer.pieces)
     pieces = dict.fromkeys(word for forms in words.values() for word in forms if word not in vocabulary)
     added = sorted(pieces, key=len) if tokenizer.kind == "unigram" else list(pieces)
-    extended = _rebuild(tokenizer, definition, added)
+    extended = _add_pieces(tokenizer, definition, added)
     _check_terms_are_pieces(extended, words)
     return ExtendedTokenizer(extended, tuple(added), known)
 
@@ -77,11 +75,7 @@ def _pieces_for_term(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: st
     found: dict[str, str] = {}
     for form in forms:
         normal = codec.normalizer.normalize_str(form) if codec.normalizer is not None else form
-        split = (
-            codec.pre_tokenizer.pre_tokenize_str(normal)
-            if codec.pre_tokenizer is not None
-            else [(normal, (0, 0))]
-        )
+        split = codec.pre_tokenizer.pre_tokenize_str(normal) if codec.pre_tokenizer is not None else [(normal, (0, 0))]
         if len(split) != 1:
             parts = " ".join(repr(part) for part, _ in split)
             raise TokenizerError(
@@ -97,21 +91,19 @@ def _is_single_piece(tokenizer: Tokenizer, text: str) -> bool:
     return len(ids) == 1 and int(ids[0]) != tokenizer.special.unk
 
 
-def _rebuild(old: Tokenizer, definition: Definition, added: Sequence[str]) -> Tokenizer:
+def _add_pieces(old: Tokenizer, definition: Definition, added: Sequence[str]) -> Tokenizer:
     model: dict[str, Any] = definition["model"]
-    files = {name: content for name, content in old.save_files().items() if name not in MODEL_FILES}
+    files = {name: content for name, content in old.save_files().items() if name not in SENTENCEPIECE_FILES}
     if old.kind == "unigram":
         # Added tokens stand in the order of their ids.
         model["vocab"] += [[piece, 0.0] for piece in old.pieces[len(model["vocab"]) :]]
         model["vocab"] += _score_pieces(model["vocab"], old, added)
-        files |= _model_files(old, model["vocab"])
+        files |= _extended_model_files(old, model["vocab"])
     else:
         model["vocab"] |= {piece: i for i, piece in enumerate([*old.pieces, *added]) if piece}
     if old.kind in ("byte_bpe", "bpe"):
         model["ignore_merges"] = True
-    return from_files(
-        files | {DEFINITION_FILE: json.dumps(definition).encode()}, where="the extended tokenizer"
-    )
+    return from_files(files | {DEFINITION_FILE: json.dumps(definition).encode()}, where="the extended tokenizer")
 
 
 def _score_pieces(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) -> list[list[Any]]:
@@ -119,11 +111,11 @@ def _score_pieces(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) 
     lowest = min(score for _, score in vocab)
     scores = {piece: score for i, (piece, score) in enumerate(vocab) if not old.special_mask[i]}
     for piece in added:
-        scores[piece] = _best_split(piece, scores, lowest - _UNKNOWN_PENALTY) + _SCORE_MARGIN
+        scores[piece] = _best_split_score(piece, scores, lowest - _UNKNOWN_PENALTY) + _SCORE_MARGIN
     return [[piece, scores[piece]] for piece in added]
 
 
-def _best_split(word: str, scores: dict[str, float], unknown: float) -> float:
+def _best_split_score(word: str, scores: dict[str, float], unknown: float) -> float:
     """Return the score of the best path through `word` (Kudo 2018, section 3.1), by Viterbi."""
     best = [0.0] + [-math.inf] * len(word)
     for stop in range(1, len(word) + 1):
@@ -133,11 +125,11 @@ def _best_split(word: str, scores: dict[str, float], unknown: float) -> float:
     return best[-1]
 
 
-def _model_files(old: Tokenizer, vocab: list[list[Any]]) -> dict[str, bytes]:
+def _extended_model_files(old: Tokenizer, vocab: list[list[Any]]) -> dict[str, bytes]:
     """Return the old tokenizer's SentencePiece model file, extended; empty if its pieces have other ids."""
     files = old.save_files()
     extended: dict[str, bytes] = {}
-    for name in MODEL_FILES & files.keys():
+    for name in SENTENCEPIECE_FILES & files.keys():
         proto = parse_model(files[name], name)
         count = len(proto.pieces)
         if [piece.piece for piece in proto.pieces] == list(old.pieces[:count]) and count == old.vocab_size:
@@ -177,7 +169,7 @@ class PieceOrigins:
     averaged: int
 
 
-def find_origins(old: Tokenizer, new: Tokenizer) -> PieceOrigins:
+def find_piece_origins(old: Tokenizer, new: Tokenizer) -> PieceOrigins:
     """Return the ids of `old` from which each piece of `new` is initialised.
 
     Raises TokenizerError: the two tokenizers write words in different ways, or have no piece in common.
@@ -187,7 +179,7 @@ def find_origins(old: Tokenizer, new: Tokenizer) -> PieceOrigins:
     same = _map_old_ids(old, new)
     if not same.keys() - _special_ids(new):
         raise _unrelated_error("the two tokenizers have no piece in common")
-    split = _Splitter(old)
+    split = _PieceSplitter(old)
     sources = [[same[i]] if i in same else split(piece) for i, piece in enumerate(new.pieces)]
     lengths = np.array([len(ids) for ids in sources], dtype=np.int64)
     return PieceOrigins(
@@ -221,7 +213,7 @@ def _special_ids(tokenizer: Tokenizer) -> set[int]:
     return {int(i) for i in tokenizer.special_mask.nonzero()[0]}
 
 
-class _Splitter:
+class _PieceSplitter:
     """A function that splits a piece of another vocabulary, which writes words in the same way, into ids of this one.
 
     The result is empty for the empty piece of an unused id.
@@ -240,20 +232,20 @@ class _Splitter:
     def _split(self, piece: str) -> list[int]:
         match self._tokenizer.kind:
             case "unigram" | "bpe" | "wordlevel":
-                return self._by_model(piece)
+                return self._split_by_model(piece)
             case "byte_bpe":
                 text = _BYTE_LEVEL.decode([piece])
                 # Part of a character is no text: its bytes are split as they stand.
-                return self._by_model(piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
+                return self._split_by_model(piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
             case "wordpiece":
                 continues = piece.startswith(_CONTINUATION)
-                return self._by_wordpiece(piece) if continues else self._tokenizer.encode(piece).tolist()
+                return self._split_by_wordpiece(piece) if continues else self._tokenizer.encode(piece).tolist()
 
-    def _by_model(self, piece: str) -> list[int]:
+    def _split_by_model(self, piece: str) -> list[int]:
         """Split a piece by the model alone, because it is in the form in which text reaches the model."""
         return [token.id for token in self._model.tokenize(piece)]
 
-    def _by_wordpiece(self, piece: str) -> list[int]:
+    def _split_by_wordpiece(self, piece: str) -> list[int]:
         """Split a continuing piece into the longest known pieces, one after another, as WordPiece does.
 
         The result is empty if a part of the piece is not known.

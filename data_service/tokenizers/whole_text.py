@@ -44,19 +44,19 @@ def encode_in_windows(
 def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tuple[PlacedTokens, int]:
     overlap = min(OVERLAP_CHARACTERS, window // 2)
 
-    def encode(start: int, stop: int) -> PlacedTokens:
+    def encode_range(start: int, stop: int) -> PlacedTokens:
         return encoder.encode_placed([text[start:stop]])[0].shift_characters(start)
 
     parts: list[PlacedTokens] = []
     # `begin`: the character at which the window begins; `first`: the window's first token that counts.
     cuts = begin = first = 0
-    current = encode(0, window + overlap)
+    current = encode_range(0, window + overlap)
     for middle in range(window, len(text), window):
-        following = encode(middle - overlap, middle + window + overlap)
+        following = encode_range(middle - overlap, middle + window + overlap)
         joint = _find_joint(current, following, middle, overlap)
         if joint is None:
             counted_from = current.starts[first] if first < len(current) else middle
-            current, following = encode(begin, middle), encode(middle, middle + window + overlap)
+            current, following = encode_range(begin, middle), encode_range(middle, middle + window + overlap)
             first = int(np.searchsorted(current.starts, counted_from))
             joint, cuts = (len(current), 0), cuts + 1
         parts.append(current.slice_tokens(first, joint[0]))

@@ -28,7 +28,7 @@ from data_service.tokenizers.word_splits import WordSplitter, split_text
 
 _MAX_PROCESSES = 4  # counting processes, with tables of 0.7 GB each; one reader can feed no more
 _MAX_TABLE_PIECES = 2_000_000  # largest number of pieces in a table, which take about 200 bytes each
-_SHORT_CHARACTERS = 64  # a piece longer than this counts as one more piece for each so many characters
+_MAX_SHORT_PIECE_CHARACTERS = 64  # a piece longer than this counts as one more piece for each so many characters
 _SPILL_FILE_BITS = 6  # bits of a word's hash that select its file
 _MAX_FILE_BYTES = 1 << 30  # size above which a file is divided by the hash's next bits
 _BATCH_CHARACTERS = 1 << 20  # characters of text that are sent to a process at a time
@@ -60,20 +60,20 @@ class WordCounts:
         return {TRAINING_REPORT: json.dumps(report, indent=2).encode() + b"\n"}
 
 
-def code_points(words: Iterable[str]) -> NDArray[np.uint32]:
+def word_code_points(words: Iterable[str]) -> NDArray[np.uint32]:
     """Return the characters of the words, a line's end behind each word."""
     return np.frombuffer("".join(f"{word}\n" for word in words).encode("utf-32-le"), np.uint32)
 
 
 def count_words(
-    texts: Iterable[str], splitter: Callable[[], WordSplitter], limit: int, workers: int = 1
+    texts: Iterable[str], make_splitter: Callable[[], WordSplitter], max_bytes: int, workers: int = 1
 ) -> WordCounts:
     """Count words, and keep the most frequent ones, of equally frequent ones the first by characters.
 
     Args:
         texts: documents or lines, read once.
-        splitter: makes what splits text; can be pickled.
-        limit: number of bytes of words to keep, one byte more for each word.
+        make_splitter: makes what splits text; can be pickled.
+        max_bytes: number of bytes of words to keep, one byte more for each word.
         workers: number of processes that split and count, four at most; 1: this process.
 
     Raises:
@@ -82,36 +82,36 @@ def count_words(
     """
     with temporary_folder("words") as folder, report_full_disk(folder):
         if workers > 1:
-            _count_in_processes(texts, splitter, folder, min(workers, _MAX_PROCESSES))
+            _count_in_processes(texts, make_splitter, folder, min(workers, _MAX_PROCESSES))
         else:
-            table = _SpillingCounter(splitter(), folder, 0)
+            table = _SpillingCounter(make_splitter(), folder, 0)
             for text in texts:
-                table.add(text)
+                table.count_text(text)
             table.write_counts()
-        return _most_frequent(_merge_spilled(folder), limit)
+        return _most_frequent(_merge_spilled(folder), max_bytes)
 
 
 class _SpillingCounter:
-    """Counts pieces, and spills the counts of their words. `number`: of the process, which has files of its own."""
+    """Counts pieces, and spills the counts of their words. `number`: number of the process; each has its own files."""
 
     def __init__(self, splitter: WordSplitter, folder: Path, number: int) -> None:
         self._splitter, self._folder, self._number = splitter, folder, number
         self._pieces: Counter[str] = Counter()
         self._long = 0  # number of characters of all long pieces
 
-    def add(self, text: str) -> None:
+    def count_text(self, text: str) -> None:
         for pieces, longest in split_text(text, self._splitter):
             self._pieces.update(pieces)
-            if longest > _SHORT_CHARACTERS:
-                self._long += sum(len(piece) for piece in pieces if len(piece) > _SHORT_CHARACTERS)
-            if len(self._pieces) + self._long // _SHORT_CHARACTERS > _MAX_TABLE_PIECES:
+            if longest > _MAX_SHORT_PIECE_CHARACTERS:
+                self._long += sum(len(piece) for piece in pieces if len(piece) > _MAX_SHORT_PIECE_CHARACTERS)
+            if len(self._pieces) + self._long // _MAX_SHORT_PIECE_CHARACTERS > _MAX_TABLE_PIECES:
                 self.write_counts()
 
     def write_counts(self) -> None:
         """Write the counts, and begin a new table."""
         counts: Counter[str] = Counter()
         for piece, count in self._pieces.items():
-            for word in self._splitter.words(piece):
+            for word in self._splitter.split_into_words(piece):
                 counts[word] += count
         self._pieces.clear()
         self._long = 0
@@ -135,9 +135,7 @@ def _merge_spilled(folder: Path, level: int = 1) -> Iterator[Counter[str]]:
     """Yield the counts of all words of a folder that was written, each word once, and empty the folder."""
     for place in sorted(folder.iterdir()):
         files = sorted(place.iterdir())
-        divided = (
-            sum(file.stat().st_size for file in files) > _MAX_FILE_BYTES and level * _SPILL_FILE_BITS < 32
-        )
+        divided = sum(file.stat().st_size for file in files) > _MAX_FILE_BYTES and level * _SPILL_FILE_BITS < 32
         counts: Counter[str] = Counter()
         for path in files:
             with path.open(encoding="utf-8") as file:
@@ -178,14 +176,10 @@ def _cut_to_bytes(entries: list[tuple[int, str]], limit: int) -> tuple[list[tupl
     return entries[:kept], int(sizes[kept - 1]) if kept else 0
 
 
-def _count_in_processes(
-    texts: Iterable[str], splitter: Callable[[], WordSplitter], folder: Path, workers: int
-) -> None:
+def _count_in_processes(texts: Iterable[str], splitter: Callable[[], WordSplitter], folder: Path, workers: int) -> None:
     """Spill the counts of texts, which processes take in turns."""
     with ExitStack() as stack:
-        pipes = [
-            stack.enter_context(_counting_process(splitter, folder, number)) for number in range(workers)
-        ]
+        pipes = [stack.enter_context(_counting_process(splitter, folder, number)) for number in range(workers)]
         for pipe, batch in zip(cycle(pipes), _batches(texts), strict=False):
             if pipe.poll():
                 break  # the process has ended
@@ -223,10 +217,8 @@ def _wait_for_process(pipe: Connection) -> None:
 
 
 @contextmanager
-def _counting_process(
-    splitter: Callable[[], WordSplitter], folder: Path, number: int
-) -> Iterator[Connection]:
-    """Yield a pipe to a process that counts the texts it is sent, and answers None by None, or before by an error."""
+def _counting_process(splitter: Callable[[], WordSplitter], folder: Path, number: int) -> Iterator[Connection]:
+    """Yield a pipe to a process that counts the texts it gets. It replies to None with None, or sends an error."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve_counts, args=(there, splitter, folder, number), daemon=True)
@@ -245,7 +237,7 @@ def _serve_counts(pipe: Connection, splitter: Callable[[], WordSplitter], folder
     try:
         while (texts := pipe.recv()) is not None:
             for text in texts:
-                table.add(text)
+                table.count_text(text)
         table.write_counts()
         pipe.send(None)
     except EOFError:  # the sending process has ended

@@ -18,16 +18,16 @@ _WINDOW_CHARACTERS = 1 << 20  # largest number of characters that are split at a
 _RUN_OR_SPACES = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
 # For Python \x1c to \x1f are white space, too.
 _WHITE_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE_SPACE}\x1c-\x1f])")
+_SPACE_BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE_SPACE}\x1c-\x1f])")
 
 
 class WordSplitter(Protocol):
     """A way to split text. A piece of text is split in the same way wherever it stands."""
 
-    def pieces(self, text: str) -> list[str]:
+    def split_into_pieces(self, text: str) -> list[str]:
         """Return the pieces of a text."""
 
-    def words(self, piece: str) -> list[str]:
+    def split_into_words(self, piece: str) -> list[str]:
         """Return the words of a piece."""
 
 
@@ -36,13 +36,13 @@ def split_text(text: str, splitter: WordSplitter) -> Iterator[tuple[list[str], i
     RUN_CHARACTERS are cut."""
     start = 0
     while start < len(text):
-        found = _BEFORE_WORD.search(text, start + _WINDOW_CHARACTERS)
+        found = _SPACE_BEFORE_WORD.search(text, start + _WINDOW_CHARACTERS)
         stop = found.start() if found else len(text)
         window = text[start:stop]
-        pieces = splitter.pieces(window)
+        pieces = splitter.split_into_pieces(window)
         longest = max(map(len, pieces), default=0)
         if longest > RUN_CHARACTERS:
-            pieces = [piece for part in _RUN_OR_SPACES.findall(window) for piece in splitter.pieces(part)]
+            pieces = [piece for part in _RUN_OR_SPACES.findall(window) for piece in splitter.split_into_pieces(part)]
         yield pieces, longest
         start = stop
 
@@ -59,8 +59,8 @@ class _ClassCache(dict[int, str]):
 
 
 class ByteBpeSplitter:
-    """Words of GPT-2's expression, each with the space before it. A piece has another space before each line's end than
-    the text, and lacks the one that it begins with. What a text begins with follows a space in place of nothing.
+    """Words of GPT-2's expression, each with the space before it. A piece has one more space before each line end than
+    the text, and lacks its own leading space. A text's first piece begins with a space if none precedes it.
     """
 
     _SPLIT = re.compile(rf" (?=\n?[^{_WHITE_SPACE}])").split
@@ -72,11 +72,11 @@ class ByteBpeSplitter:
         self._classes = _ClassCache(self._classify)
         self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
 
-    def pieces(self, text: str) -> list[str]:
+    def split_into_pieces(self, text: str) -> list[str]:
         first, *others = self._SPLIT(text.replace("\n", " \n"))
         return [*others, f" {first}"] if first else others
 
-    def words(self, piece: str) -> list[str]:
+    def split_into_words(self, piece: str) -> list[str]:
         text = piece if piece[0] == "\n" else piece[1:] if piece[0] == " " else f" {piece}"
         text = text.replace(" \n", "\n")
         if text.isascii():
@@ -104,14 +104,14 @@ class BertSplitter:
     _WORDS = re.compile("a+|!")
 
     def __init__(self, normalizer: normalizers.Normalizer, lowercase: bool) -> None:
-        self._normalised = _make_normalise(normalizer, lowercase)
+        self._normalised = _make_piece_normalizer(normalizer, lowercase)
         self._classes = _ClassCache(self._classify)
         self._split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
 
-    def pieces(self, text: str) -> list[str]:
+    def split_into_pieces(self, text: str) -> list[str]:
         return self._REMOVED.sub("", text).split()
 
-    def words(self, piece: str) -> list[str]:
+    def split_into_words(self, piece: str) -> list[str]:
         text = self._normalised(piece)
         found = self._WORDS.finditer(text.translate(self._classes))
         return [text[word.start() : word.end()] for word in found]
@@ -127,21 +127,21 @@ class SentencePieceSplitter:
     _WORDS = re.compile(r"[\S\x1f]+")
 
     def __init__(self, normalizer: normalizers.Normalizer, lowercase: bool) -> None:
-        self._normalised = _make_normalise(normalizer, lowercase)
+        self._normalised = _make_piece_normalizer(normalizer, lowercase)
 
-    def pieces(self, text: str) -> list[str]:
+    def split_into_pieces(self, text: str) -> list[str]:
         return self._WORDS.findall(text) if "\x1f" in text else text.split()
 
-    def words(self, piece: str) -> list[str]:
+    def split_into_words(self, piece: str) -> list[str]:
         return self._WORDS.findall(self._normalised(piece).replace(_SKIPPED_CHARACTER, " "))
 
 
-def _make_normalise(normalizer: normalizers.Normalizer, lowercase: bool) -> Callable[[str], str]:
-    """Return a quicker function that does the same to pieces: to ASCII nothing but its case is done."""
+def _make_piece_normalizer(normalizer: normalizers.Normalizer, lowercase: bool) -> Callable[[str], str]:
+    """Return a faster function with the same results for pieces: it changes only the case of printable ASCII."""
 
-    def normalised(piece: str) -> str:
+    def normalize_piece(piece: str) -> str:
         if not piece.isascii() or not piece.isprintable():
             return normalizer.normalize_str(piece)
         return piece.lower() if lowercase else piece
 
-    return normalised
+    return normalize_piece

@@ -9,16 +9,22 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 
 from encoder_core.families.config import WithGenerator
-from encoder_core.families.config_json import ENCODER_FLAGS, TABLES, TIED, ConfigJson, bert_fields
+from encoder_core.families.config_json import (
+    ENCODER_FLAGS,
+    TABLE_SIZE_FIELDS,
+    TIED_DECODER_CONSTANT,
+    ConfigJson,
+    bert_fields,
+)
 from encoder_core.families.interchange import (
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
-    Pair,
+    NamePair,
     embedding_pairs,
     layer_pairs,
-    with_bias,
+    weight_and_bias,
 )
 from encoder_core.layers.sizes import SmallForm
 
@@ -40,7 +46,7 @@ class AlbertConfig(WithGenerator):
     token_types: int = Field(default=2, ge=1)
 
     @property
-    def distinct_layers(self) -> int:
+    def distinct_layer_count(self) -> int:
         return self.groups
 
     @property
@@ -60,12 +66,12 @@ class AlbertConfig(WithGenerator):
     def with_layers(self, layers: int) -> Self:
         return super().with_layers(layers).model_copy(update={"groups": min(self.groups, layers)})
 
-    def shrink(self, form: SmallForm) -> dict[str, object]:
+    def small_form_fields(self, form: SmallForm) -> dict[str, object]:
         own = {"embedding": form.embedding, "groups": min(self.groups, form.layers)}
-        return super().shrink(form) | own
+        return super().small_form_fields(form) | own
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
-        fields = FORM.write(self, classifier_dropout_prob=self.dropout)
+        fields = CONFIG_JSON.to_fields(self, classifier_dropout_prob=self.dropout)
         match heads:
             case "mlm":
                 return HfNetwork("AlbertForMaskedLM", MASKED_LM, fields)
@@ -76,7 +82,7 @@ class AlbertConfig(WithGenerator):
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
-        return (ModelType("albert", "AlbertModel", lambda fields: cls(**FORM.read(fields))),)
+        return (ModelType("albert", "AlbertModel", lambda fields: cls(**CONFIG_JSON.read_settings(fields))),)
 
 
 _LAYER = (
@@ -86,16 +92,16 @@ _LAYER = (
 
 _PAIRS = (
     *embedding_pairs("albert.embeddings", token_types=True),
-    *with_bias("encoder.projection", "albert.encoder.embedding_hidden_mapping_in"),
+    *weight_and_bias("encoder.projection", "albert.encoder.embedding_hidden_mapping_in"),
     *layer_pairs("albert.encoder.albert_layer_groups.{layer}.albert_layers.0", _LAYER),
-    *with_bias("head.dense", "predictions.dense"),
-    *with_bias("head.norm", "predictions.LayerNorm"),
-    Pair("head.decoder.bias", "predictions.bias"),
+    *weight_and_bias("head.dense", "predictions.dense"),
+    *weight_and_bias("head.norm", "predictions.LayerNorm"),
+    NamePair("head.decoder.bias", "predictions.bias"),
 )
 
 _PAIR_HEAD = (
-    *with_bias("pair_head.pooler", "albert.pooler"),
-    *with_bias("pair_head.classifier", "sop_classifier.classifier"),
+    *weight_and_bias("pair_head.pooler", "albert.pooler"),
+    *weight_and_bias("pair_head.classifier", "sop_classifier.classifier"),
 )
 
 _TIED = ("predictions.decoder.weight", "predictions.decoder.bias")
@@ -104,7 +110,7 @@ _BUFFERS = ("albert.embeddings.position_ids", "albert.embeddings.token_type_ids"
 MASKED_LM = KeyTable(_PAIRS, tied=_TIED, unused=(*_BUFFERS, *(pair.theirs for pair in _PAIR_HEAD)))
 PRETRAINING = KeyTable((*_PAIRS, *_PAIR_HEAD), tied=_TIED, unused=_BUFFERS)
 
-FORM = ConfigJson(
+CONFIG_JSON = ConfigJson(
     "albert",
     {
         **bert_fields(
@@ -116,10 +122,13 @@ FORM = ConfigJson(
             attention_dropout=0.0,
             activation="gelu_new",
         ),
-        **TABLES,
+        **TABLE_SIZE_FIELDS,
         "embedding": ("embedding_size", 128),
         "groups": ("num_hidden_groups", 1),
     },
-    constants={**TIED, "inner_group_num": (1, "only ALBERT models with one layer a group can be loaded")},
+    constants={
+        **TIED_DECODER_CONSTANT,
+        "inner_group_num": (1, "only ALBERT models with one layer a group can be loaded"),
+    },
     unwritten=ENCODER_FLAGS,
 )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig, encoder_layers
-from encoder_core.families.config_json import TIED, ConfigJson
-from encoder_core.families.interchange import Heads, HfNetwork, KeyTable, ModelType, Pair, with_bias
-from encoder_core.layers.sizes import Initializer, layer_weights, linear_weights, norm_weights
+from encoder_core.families.config_json import TIED_DECODER_CONSTANT, ConfigJson
+from encoder_core.families.interchange import Heads, HfNetwork, KeyTable, ModelType, NamePair, weight_and_bias
+from encoder_core.layers.sizes import Initializer, layer_weight_count, linear_weight_count, norm_weight_count
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from torch import nn
@@ -55,22 +55,22 @@ class BartConfig(EncoderConfig):
         return Decoder(self.input_embeddings(word), layers)
 
     @property
-    def decoder_only_head(self) -> bool:
+    def has_bare_decoder_head(self) -> bool:
         return True
 
     @property
     def first_position(self) -> int:
-        """The same for any padding id, as in fairseq's models."""
+        """2 for any padding id, as in fairseq's models."""
         return 2
 
     @property
     def padding_row(self) -> int | None:
         return self.pad_id if self.pad_id < self.first_position else None
 
-    def decoder_weights(self) -> int:
-        across = 4 * linear_weights(self.hidden, self.hidden) + norm_weights(self.hidden)
-        tables = self.embedding_weights() - self.vocabulary * self.hidden
-        return tables + self.layers * (layer_weights(self.hidden, self.feed_forward) + across)
+    def decoder_weight_count(self) -> int:
+        across = 4 * linear_weight_count(self.hidden, self.hidden) + norm_weight_count(self.hidden)
+        tables = self.embedding_weight_count() - self.vocabulary_size * self.hidden
+        return tables + self.layers * (layer_weight_count(self.hidden, self.feed_forward) + across)
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         """Return how transformers' class holds encoder and decoder.
@@ -93,32 +93,32 @@ class BartConfig(EncoderConfig):
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
 
 
-def _stack(ours: str, theirs: str, attentions: dict[str, str]) -> tuple[Pair, ...]:
-    """Return the pairs of an encoder or a decoder without its words. `attentions`: names of its attentions."""
-    layer, their = f"{ours}.layers.{{layer}}", f"{theirs}.layers.{{layer}}"
+def _stack_pairs(our_prefix: str, their_prefix: str, attention_names: dict[str, str]) -> tuple[NamePair, ...]:
+    """Return the pairs of an encoder or a decoder without its words. `attention_names`: names of its attentions."""
+    layer, their = f"{our_prefix}.layers.{{layer}}", f"{their_prefix}.layers.{{layer}}"
     projections = [
         (f"{layer}.{name}.{part}", f"{their}.{its}.{proj}")
-        for name, its in attentions.items()
+        for name, its in attention_names.items()
         for part, proj in _ATTENTION.items()
     ]
-    norms = [(f"{layer}.{name}_norm", f"{their}.{its}_layer_norm") for name, its in attentions.items()]
+    norms = [(f"{layer}.{name}_norm", f"{their}.{its}_layer_norm") for name, its in attention_names.items()]
     modules = [
-        (f"{ours}.embeddings.norm", f"{theirs}.layernorm_embedding"),
+        (f"{our_prefix}.embeddings.norm", f"{their_prefix}.layernorm_embedding"),
         *projections,
         *norms,
         (f"{layer}.feed_forward.up", f"{their}.fc1"),
         (f"{layer}.feed_forward.down", f"{their}.fc2"),
         (f"{layer}.feed_forward_norm", f"{their}.final_layer_norm"),
     ]
-    position = Pair(f"{ours}.embeddings.position.weight", f"{theirs}.embed_positions.weight")
-    return (position, *(pair for names in modules for pair in with_bias(*names)))
+    position = NamePair(f"{our_prefix}.embeddings.position.weight", f"{their_prefix}.embed_positions.weight")
+    return (position, *(pair for names in modules for pair in weight_and_bias(*names)))
 
 
 TABLE = KeyTable(
     pairs=(
-        Pair("encoder.embeddings.word.weight", "model.shared.weight"),
-        *_stack("encoder", "model.encoder", {"attention": "self_attn"}),
-        *_stack("decoder", "model.decoder", {"attention": "self_attn", "across": "encoder_attn"}),
+        NamePair("encoder.embeddings.word.weight", "model.shared.weight"),
+        *_stack_pairs("encoder", "model.encoder", {"attention": "self_attn"}),
+        *_stack_pairs("decoder", "model.decoder", {"attention": "self_attn", "across": "encoder_attn"}),
     ),
     tied=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
     zero=("final_logits_bias",),
@@ -129,7 +129,7 @@ _DECODER = {"decoder_layers": "layers", "decoder_attention_heads": "heads", "dec
 EPSILON = 1e-5  # epsilon of every LayerNorm; transformers' configuration has no field for it
 
 _PUBLISHED = "use weights of BART's published architecture (mBART and Pegasus have another one)"
-FORM = ConfigJson(
+CONFIG_JSON = ConfigJson(
     "bart",
     {
         "layers": ("encoder_layers", 12),
@@ -144,8 +144,8 @@ FORM = ConfigJson(
         "initializer_range": ("init_std", 0.02),
         "activation": ("activation_function", "gelu"),
     },
-    constants={**TIED, "scale_embedding": (False, _PUBLISHED)},
-    # Older files say more of the norms.
+    constants={**TIED_DECODER_CONSTANT, "scale_embedding": (False, _PUBLISHED)},
+    # Older files have these fields for the norms.
     unwritten=dict.fromkeys(("normalize_before", "add_final_layer_norm"), (False, _PUBLISHED)),
     defaults={"decoder_layers": 12, "decoder_attention_heads": 16, "decoder_ffn_dim": 4096},
 )
@@ -163,7 +163,7 @@ def to_json(config: BartConfig) -> dict[str, Any]:
             remedy="train with model.layer_norm_eps: 1e-5",
         )
     decoder = {theirs: getattr(config, ours) for theirs, ours in _DECODER.items()}
-    return FORM.write(config, is_encoder_decoder=True, activation_dropout=0.0, **decoder)
+    return CONFIG_JSON.to_fields(config, is_encoder_decoder=True, activation_dropout=0.0, **decoder)
 
 
 def from_json(fields: dict[str, Any]) -> BartConfig:
@@ -172,12 +172,12 @@ def from_json(fields: dict[str, Any]) -> BartConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = FORM.complete(fields)
+    fields = CONFIG_JSON.fill_defaults(fields)
     for theirs, ours in _DECODER.items():
-        encoders = FORM.fields[ours][0]
+        encoders = CONFIG_JSON.fields[ours][0]
         if fields[theirs] != fields[encoders]:
             raise ModelError(
                 f"config.json: {theirs} is {fields[theirs]}, but {encoders} is {fields[encoders]}",
                 remedy="use a model whose encoder and decoder have the same shape",
             )
-    return BartConfig(**FORM.values(fields), layer_norm_eps=EPSILON)
+    return BartConfig(**CONFIG_JSON.to_settings(fields), layer_norm_eps=EPSILON)

@@ -16,16 +16,22 @@ from pydantic import Field
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator, encoder_layers
-from encoder_core.families.config_json import ENCODER_FLAGS, TABLES, TIED, ConfigJson, bert_fields
+from encoder_core.families.config_json import (
+    ENCODER_FLAGS,
+    TABLE_SIZE_FIELDS,
+    TIED_DECODER_CONSTANT,
+    ConfigJson,
+    bert_fields,
+)
 from encoder_core.families.interchange import (
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
-    Pair,
+    NamePair,
     embedding_pairs,
     layer_pairs,
-    with_bias,
+    weight_and_bias,
 )
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
@@ -48,14 +54,12 @@ class BertConfig(WithGenerator):
     position: Literal["absolute", "relative_key", "relative_key_query"] = "absolute"
 
     @property
-    def position_rows(self) -> int:
+    def position_table_rows(self) -> int:
         return self.max_length if self.position == "absolute" else 0
 
-    def encoder_weights(self) -> int:
-        relative = (
-            0 if self.position == "absolute" else (2 * self.max_length - 1) * (self.hidden // self.heads)
-        )
-        return super().encoder_weights() + self.layers * relative
+    def encoder_weight_count(self) -> int:
+        relative = 0 if self.position == "absolute" else (2 * self.max_length - 1) * (self.hidden // self.heads)
+        return super().encoder_weight_count() + self.layers * relative
 
     @property
     def has_pair_class(self) -> bool:
@@ -80,7 +84,7 @@ class BertConfig(WithGenerator):
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         match heads:
             case "mlm" if not self.token_types:
-                return HfNetwork("DistilBertForMaskedLM", DISTILLED, distilled_to_json(self))
+                return HfNetwork("DistilBertForMaskedLM", DISTILBERT_TABLE, distilled_to_json(self))
             case "mlm":
                 return HfNetwork("BertForMaskedLM", MASKED_LM, to_json(self))
             case "mlm_pair" if self.token_types:
@@ -91,7 +95,7 @@ class BertConfig(WithGenerator):
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
         return (
-            ModelType("bert", "BertModel", lambda fields: cls(**FORM.read(fields))),
+            ModelType("bert", "BertModel", lambda fields: cls(**CONFIG_JSON.read_settings(fields))),
             ModelType("distilbert", "DistilBertModel", distilled_from_json),
         )
 
@@ -99,14 +103,14 @@ class BertConfig(WithGenerator):
 _PAIRS = (
     *embedding_pairs("bert.embeddings", token_types=True),
     *layer_pairs("bert.encoder.layer.{layer}"),
-    *with_bias("head.dense", "cls.predictions.transform.dense"),
-    *with_bias("head.norm", "cls.predictions.transform.LayerNorm"),
-    Pair("head.decoder.bias", "cls.predictions.bias"),
+    *weight_and_bias("head.dense", "cls.predictions.transform.dense"),
+    *weight_and_bias("head.norm", "cls.predictions.transform.LayerNorm"),
+    NamePair("head.decoder.bias", "cls.predictions.bias"),
 )
 
 _PAIR_HEAD = (
-    *with_bias("pair_head.pooler", "bert.pooler.dense"),
-    *with_bias("pair_head.classifier", "cls.seq_relationship"),
+    *weight_and_bias("pair_head.pooler", "bert.pooler.dense"),
+    *weight_and_bias("pair_head.classifier", "cls.seq_relationship"),
 )
 
 _TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
@@ -115,10 +119,10 @@ _BUFFERS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 MASKED_LM = KeyTable(_PAIRS, tied=_TIED, unused=(*_BUFFERS, *(pair.theirs for pair in _PAIR_HEAD)))
 PRETRAINING = KeyTable((*_PAIRS, *_PAIR_HEAD), tied=_TIED, unused=_BUFFERS)
 
-FORM = ConfigJson(
+CONFIG_JSON = ConfigJson(
     "bert",
-    bert_fields() | TABLES,
-    constants=TIED,
+    bert_fields() | TABLE_SIZE_FIELDS,
+    constants=TIED_DECODER_CONSTANT,
     unwritten={
         **ENCODER_FLAGS,
         "position_embedding_type": ("absolute", "only BERT models with absolute positions can be loaded"),
@@ -137,7 +141,7 @@ def to_json(config: BertConfig) -> dict[str, Any]:
             f"model.position is {config.position!r}, which transformers' BERT no longer supports",
             remedy="train with model.position: absolute to export",
         )
-    return FORM.write(config)
+    return CONFIG_JSON.to_fields(config)
 
 
 _DISTILLED_LAYER = (
@@ -145,19 +149,19 @@ _DISTILLED_LAYER = (
     *("ffn.lin1", "ffn.lin2", "output_layer_norm"),
 )
 
-DISTILLED = KeyTable(
+DISTILBERT_TABLE = KeyTable(
     pairs=(
         *embedding_pairs("distilbert.embeddings"),
         *layer_pairs("distilbert.transformer.layer.{layer}", _DISTILLED_LAYER),
-        *with_bias("head.dense", "vocab_transform"),
-        *with_bias("head.norm", "vocab_layer_norm"),
-        Pair("head.decoder.bias", "vocab_projector.bias"),
+        *weight_and_bias("head.dense", "vocab_transform"),
+        *weight_and_bias("head.norm", "vocab_layer_norm"),
+        NamePair("head.decoder.bias", "vocab_projector.bias"),
     ),
     tied=("vocab_projector.weight",),
     unused=("distilbert.embeddings.position_ids",),
 )
 
-DISTILLED_FORM = ConfigJson(
+DISTILBERT_CONFIG_JSON = ConfigJson(
     "distilbert",
     {
         "layers": ("n_layers", 6),
@@ -172,7 +176,7 @@ DISTILLED_FORM = ConfigJson(
         "initializer_range": ("initializer_range", 0.02),
         "activation": ("activation", "gelu"),
     },
-    constants=TIED,
+    constants=TIED_DECODER_CONSTANT,
 )
 
 EPSILON = 1e-12  # epsilon of every LayerNorm; transformers' configuration has no field for it
@@ -190,7 +194,7 @@ def distilled_to_json(config: BertConfig) -> dict[str, Any]:
             "types it is exported as transformers' DistilBERT, which needs position absolute and layer_norm_eps 1e-12",
             remedy="train with model.position: absolute and model.layer_norm_eps: 1e-12, or with model.token_types: 1",
         )
-    return DISTILLED_FORM.write(config, sinusoidal_pos_embds=False)
+    return DISTILBERT_CONFIG_JSON.to_fields(config, sinusoidal_pos_embds=False)
 
 
 def distilled_from_json(fields: dict[str, Any]) -> BertConfig:
@@ -200,4 +204,4 @@ def distilled_from_json(fields: dict[str, Any]) -> BertConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    return BertConfig(**DISTILLED_FORM.read(fields), layer_norm_eps=EPSILON, token_types=0)
+    return BertConfig(**DISTILBERT_CONFIG_JSON.read_settings(fields), layer_norm_eps=EPSILON, token_types=0)

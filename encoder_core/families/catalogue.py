@@ -1,6 +1,6 @@
 """The list of model families: import a new family here and add it to a union. Its configuration does the rest.
 
-The configuration of any family becomes an encoder (`build_encoder`), is written for transformers (`interchange`), and
+The configuration of any family becomes an encoder (`build_encoder`), is written for transformers (`hf_format_of`), and
 is read from there (`read_config`).
 """
 
@@ -16,7 +16,7 @@ from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.config import EncoderConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
-from encoder_core.families.electra import ElectraConfig, with_detection
+from encoder_core.families.electra import ElectraConfig, add_detection_head
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.interchange import Heads, HfNetwork, ModelType
 from encoder_core.families.modernbert import ModernBertConfig
@@ -49,14 +49,14 @@ ModelConfig = Annotated[
 FAMILIES: tuple[type[ModelConfig], ...] = get_args(get_args(ModelConfig)[0])
 
 
-def family_names_where(suit: Callable[[type[EncoderConfig]], bool]) -> str:
+def family_names_where(predicate: Callable[[type[EncoderConfig]], bool]) -> str:
     """Return the names of the families that suit, for a remedy."""
-    return " or ".join(family.model_fields["family"].default for family in FAMILIES if suit(family))
+    return " or ".join(family.model_fields["family"].default for family in FAMILIES if predicate(family))
 
 
 def embedded_languages(config: ModelConfig) -> tuple[str, ...]:
     """Return the languages for which the model has embeddings, in their order; empty in most families."""
-    return config.languages if isinstance(config, XlmConfig) and config.language_rows else ()
+    return config.languages if isinstance(config, XlmConfig) and config.language_table_rows else ()
 
 
 def uses_mask_decoder(config: ModelConfig) -> bool:
@@ -76,7 +76,7 @@ def build_encoder(config: ModelConfig, *, embeddings: "Embeddings | None" = None
 
 
 @dataclass(frozen=True)
-class Interchange(HfNetwork):
+class HfFormat(HfNetwork):
     """How one model is written in transformers' format.
 
     Attributes:
@@ -86,7 +86,7 @@ class Interchange(HfNetwork):
     layers: int
 
 
-def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
+def hf_format_of(config: ModelConfig, heads: Heads = "mlm") -> HfFormat:
     """Return how this encoder with these heads is written for transformers.
 
     Raises:
@@ -94,7 +94,7 @@ def interchange(config: ModelConfig, heads: Heads = "mlm") -> Interchange:
     """
     its = _hf_network(config, heads)
     named = {} if its.architecture is None else {"architectures": [its.architecture]}
-    return Interchange(its.architecture, its.table, named | its.fields, config.distinct_layers)
+    return HfFormat(its.architecture, its.table, named | its.fields, config.distinct_layer_count)
 
 
 def hf_equivalent(config: ModelConfig) -> ModelConfig:
@@ -110,13 +110,13 @@ def hf_equivalent(config: ModelConfig) -> ModelConfig:
 def _hf_network(config: ModelConfig, heads: Heads) -> HfNetwork:
     if heads == "none":
         its = _hf_network(config, config.main_heads)
-        table = its.table if config.has_decoder else its.table.encoder()
-        return HfNetwork(_encoder_class(its), table, its.fields)
+        table = its.table if config.has_decoder else its.table.without_heads()
+        return HfNetwork(_encoder_class_name(its), table, its.fields)
     found = config.hf_network(heads)
     # Without such a class in transformers: the family's encoder, with ELECTRA's head.
     if found is None and heads == "rtd":
         its = _hf_network(config, "mlm")
-        found = HfNetwork(_encoder_class(its), with_detection(its.table.encoder()), its.fields)
+        found = HfNetwork(_encoder_class_name(its), add_detection_head(its.table.without_heads()), its.fields)
     if found is None:
         raise ModelError(
             f"transformers has no class for {config.family} with the heads {heads!r}",
@@ -128,19 +128,19 @@ def _hf_network(config: ModelConfig, heads: Heads) -> HfNetwork:
 _TYPES: dict[str, ModelType] = {its.model_type: its for family in FAMILIES for its in family.model_types()}
 
 
-def _encoder_class(its: HfNetwork) -> str | None:
+def _encoder_class_name(network: HfNetwork) -> str | None:
     """Return the name of the class that holds the encoder alone, if transformers has one."""
-    return _TYPES[its.fields["model_type"]].encoder
+    return _TYPES[network.fields["model_type"]].encoder
 
 
-CLASSLESS_TYPES = tuple(name for name, its in _TYPES.items() if its.encoder is None)
+TYPES_WITHOUT_HF_CLASS = tuple(name for name, its in _TYPES.items() if its.encoder is None)
 """Model types of ours for which transformers has no class."""
 
 
 _MAX_LAYERS = 10_000
-"""Each has names, so an absurd number would fill the memory."""
+"""A limit, because the names of an absurd number of layers would fill the memory."""
 _MALFORMED_CONFIG_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What arises where text, a list or null stands for a number, or the reverse: a folder is untrusted."""
+"""The errors that fields of a wrong type raise, such as text instead of a number: a folder is untrusted."""
 
 
 _MISSING_FEATURES = {
@@ -150,7 +150,7 @@ _MISSING_FEATURES = {
         "norms of queries and keys, norms after blocks, scaled embeddings and norms",
     ),
 }
-"""What decoders that people ask for have, and no layers here."""
+"""Features of requested decoder models that our layers lack, by model type."""
 
 
 def read_config(fields: dict[str, Any]) -> ModelConfig:

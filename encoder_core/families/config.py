@@ -1,4 +1,4 @@
-"""What every model has: its shape, and the interface of a family.
+"""The base class of model configurations: the shape of a model, and the interface of a family.
 
 A family is a class of configurations in a file of this folder. It builds its encoder, gives transformers' names, and
 defines its small form. Other code does not ask for a model's family, except for features that only one family has.
@@ -18,16 +18,16 @@ from encoder_core.layers.sizes import (
     Mup,
     Recurrence,
     SmallForm,
-    layer_weights,
-    linear_weights,
-    norm_weights,
+    layer_weight_count,
+    linear_weight_count,
+    norm_weight_count,
 )
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from torch import nn
 
     from encoder_core.layers.any_encoder import AnyEncoder
-    from encoder_core.layers.attention import Attend
+    from encoder_core.layers.attention import AttentionKernel
     from encoder_core.layers.decoder import Decoder
     from encoder_core.layers.encoder import Embeddings, EncoderLayer, PreNormLayer
 
@@ -46,10 +46,10 @@ class EncoderConfig(BaseModel, ABC):
         has_convolution: whether a convolution shows each token its neighbours.
         has_generator: whether the model trains beside a `generator`, for replaced-token detection.
         has_rotary_positions: whether attention turns queries and keys by their positions (`rope_base`).
-        takes_token_types: whether transformers' class accepts them for any number of `segments`.
+        takes_token_types: whether transformers' class accepts them for any number of `segment_count`.
         has_length_limit: whether a table of positions limits the length of a row.
         offsets_positions_by_padding: whether positions begin after the padding id, so that the parameters depend on it.
-        biases: whether Linears and LayerNorms have biases; `decoder_bias` answers for the decoder.
+        biases: whether Linears and LayerNorms have biases; `has_decoder_bias` answers for the decoder.
         embedding_norm: whether a norm follows the embeddings.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
         max_length: number of tokens in the longest row, including special tokens.
@@ -134,7 +134,7 @@ class EncoderConfig(BaseModel, ABC):
         return Encoder(
             embeddings or self.input_embeddings(),
             self.encoder_layers(),
-            schedule=[depth * self.distinct_layers // self.layers for depth in range(self.layers)],
+            schedule=[depth * self.distinct_layer_count // self.layers for depth in range(self.layers)],
             projection=nn.Linear(self.embedding_width, self.hidden) if self.projects_embeddings else None,
             final_norm=self.final_norm(),
         )
@@ -144,12 +144,12 @@ class EncoderConfig(BaseModel, ABC):
         from encoder_core.layers.encoder import Embeddings
 
         return Embeddings(
-            self.vocabulary,
+            self.vocabulary_size,
             self.embedding_width,
-            positions=self.position_rows,
+            positions=self.position_table_rows,
             first_position=self.first_position,
-            token_types=self.segments or 0,
-            languages=self.language_rows,
+            token_types=self.segment_count or 0,
+            languages=self.language_table_rows,
             padding=self.padding_row,
             norm_bias=self.biases,
             eps=self.layer_norm_eps if self.embedding_norm else None,
@@ -158,8 +158,8 @@ class EncoderConfig(BaseModel, ABC):
         )
 
     def encoder_layers(self) -> "Sequence[EncoderLayer | PreNormLayer]":
-        """Build the layers, `distinct_layers` of them."""
-        return encoder_layers(self, self.distinct_layers)
+        """Build the layers, `distinct_layer_count` of them."""
+        return encoder_layers(self, self.distinct_layer_count)
 
     def final_norm(self) -> "nn.Module | None":
         """Build the norm behind the last layer; None: the layers end with one themselves."""
@@ -187,7 +187,7 @@ class EncoderConfig(BaseModel, ABC):
         """Return the name by which the model is known when it is trained with the loss terms `terms`."""
         return self.name
 
-    def shrink(self, form: SmallForm) -> dict[str, object]:
+    def small_form_fields(self, form: SmallForm) -> dict[str, object]:
         """Return the fields that only this family changes in the small form of a recipe."""
         return {}
 
@@ -241,7 +241,7 @@ class EncoderConfig(BaseModel, ABC):
         return None
 
     @property
-    def segments(self) -> int | None:
+    def segment_count(self) -> int | None:
         """Number of segments that have embeddings of their own; None if the family has none."""
         count: int | None = getattr(self, "token_types", None)
         return count
@@ -252,7 +252,7 @@ class EncoderConfig(BaseModel, ABC):
         return False
 
     @property
-    def distinct_layers(self) -> int:
+    def distinct_layer_count(self) -> int:
         """Number of layers with parameters of their own."""
         return self.layers
 
@@ -262,32 +262,32 @@ class EncoderConfig(BaseModel, ABC):
         return self.activation
 
     @property
-    def decoder_only_head(self) -> bool:
+    def has_bare_decoder_head(self) -> bool:
         """Whether the masked-language-model head consists of the decoder alone."""
         return False
 
     @property
-    def head_inner(self) -> int | None:
-        """Inner width of the head's two Linears; None: it has one, or none (`decoder_only_head`)."""
+    def head_inner_width(self) -> int | None:
+        """Inner width of the head's two Linears; None: it has one, or none (`has_bare_decoder_head`)."""
         return None
 
     @property
-    def decoder_bias(self) -> bool:
+    def has_decoder_bias(self) -> bool:
         """Whether the decoder has a bias."""
-        return not self.decoder_only_head
+        return not self.has_bare_decoder_head
 
     @property
-    def tied(self) -> bool:
+    def has_tied_decoder(self) -> bool:
         """Whether the decoder's weights are the word embeddings."""
         return True
 
     @property
-    def norm_before_decoder(self) -> bool:
+    def has_norm_before_decoder(self) -> bool:
         """Whether the head of token ids has a norm of its own, directly before the decoder."""
-        return not self.decoder_only_head
+        return not self.has_bare_decoder_head
 
     @property
-    def width_keys(self) -> tuple[str, ...]:
+    def width_settings(self) -> tuple[str, ...]:
         """The settings that grow in proportion to `hidden` from a base of muP to this model. Embeddings of a width of
         their own keep it.
         """
@@ -300,7 +300,7 @@ class EncoderConfig(BaseModel, ABC):
         return 1.0
 
     @property
-    def position_rows(self) -> int:
+    def position_table_rows(self) -> int:
         """Rows of the table of positions at the input; 0 for no table."""
         return self.max_length + self.first_position if self.has_length_limit else 0
 
@@ -315,29 +315,29 @@ class EncoderConfig(BaseModel, ABC):
         return None
 
     @property
-    def language_rows(self) -> int:
+    def language_table_rows(self) -> int:
         """Number of rows in the table of languages; 0 for no table."""
         return 0
 
-    def embedding_weights(self) -> int:
+    def embedding_weight_count(self) -> int:
         """Return the number of parameters of all tables at the input and their norm."""
         width = self.embedding_width
-        norm = self.embedding_norm * norm_weights(width, self.biases)
-        rows = self.vocabulary + self.position_rows + (self.segments or 0) + self.language_rows
+        norm = self.embedding_norm * norm_weight_count(width, self.biases)
+        rows = self.vocabulary_size + self.position_table_rows + (self.segment_count or 0) + self.language_table_rows
         return rows * width + norm
 
-    def encoder_weights(self) -> int:
+    def encoder_weight_count(self) -> int:
         """Return the number of parameters of the encoder with its tables."""
-        projection = linear_weights(self.embedding_width, self.hidden) if self.projects_embeddings else 0
-        layers = self.distinct_layers * layer_weights(self.hidden, self.feed_forward)
-        return self.embedding_weights() + projection + layers
+        projection = linear_weight_count(self.embedding_width, self.hidden) if self.projects_embeddings else 0
+        layers = self.distinct_layer_count * layer_weight_count(self.hidden, self.feed_forward)
+        return self.embedding_weight_count() + projection + layers
 
-    def decoder_weights(self) -> int:
+    def decoder_weight_count(self) -> int:
         """Return the number of parameters of the decoder that the embeddings do not hold; 0 without one."""
         return 0
 
     @property
-    def vocabulary(self) -> int:
+    def vocabulary_size(self) -> int:
         """The number of token ids, `vocab`.
 
         Raises:
@@ -367,21 +367,25 @@ class WithGenerator(EncoderConfig):
     def paired_with(self, generator: EncoderConfig) -> Self:
         return self.model_copy(update={"generator_layers": generator.layers})
 
-    def shrink(self, form: SmallForm) -> dict[str, object]:
-        return super().shrink(form) | {"generator_layers": self.generator_layers and 1}
+    def small_form_fields(self, form: SmallForm) -> dict[str, object]:
+        return super().small_form_fields(form) | {"generator_layers": self.generator_layers and 1}
 
 
 def encoder_layers(
-    config: EncoderConfig, count: int, kernel: "Callable[[], Attend] | None" = None
+    config: EncoderConfig, count: int, kernel: "Callable[[], AttentionKernel] | None" = None
 ) -> "list[EncoderLayer]":
-    """Return `count` post-LayerNorm layers of the model's shape, each with its own `kernel()`; None: `automatic`."""
-    from encoder_core.layers.attention import SelfAttention, automatic
+    """Return `count` post-LayerNorm layers of the model's shape, each with its own `kernel()`; None:
+    `attend_with_best_kernel`."""
+    from encoder_core.layers.attention import SelfAttention, attend_with_best_kernel
     from encoder_core.layers.encoder import EncoderLayer, FeedForward
 
     return [
         EncoderLayer(
             SelfAttention(
-                config.hidden, config.heads, config.attention_dropout, kernel() if kernel else automatic
+                config.hidden,
+                config.heads,
+                config.attention_dropout,
+                kernel() if kernel else attend_with_best_kernel,
             ),
             FeedForward(config.hidden, config.feed_forward, config.activation),
             config.hidden,

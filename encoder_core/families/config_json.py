@@ -16,11 +16,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": "silu",
 }
 
-Fields = Mapping[str, tuple[str, Any]]
+JsonFields = Mapping[str, tuple[str, Any]]
 """Our configuration fields: their name for each, and what they assume where a config.json is silent."""
 
 ONLY_ENCODERS = "only encoders can be loaded"
-TIED = {
+TIED_DECODER_CONSTANT = {
     "tie_word_embeddings": (True, "only models whose decoder is tied to the word embeddings can be loaded"),
 }
 
@@ -38,12 +38,12 @@ class ConfigJson:
     """
 
     model_type: str
-    fields: Fields
+    fields: JsonFields
     constants: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     unwritten: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, config: object, **further: Any) -> dict[str, Any]:
+    def to_fields(self, config: object, **further: Any) -> dict[str, Any]:
         """Return the fields of config.json that describe the model, `further` ones among them."""
         named = {theirs: getattr(config, ours) for ours, (theirs, _) in self.fields.items()}
         if "activation" in self.fields:
@@ -51,7 +51,7 @@ class ConfigJson:
         fixed = {name: value for name, (value, _) in self.constants.items()}
         return {"model_type": self.model_type} | named | fixed | further
 
-    def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def fill_defaults(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a config.json and what it is silent about.
 
         Raises:
@@ -63,10 +63,10 @@ class ConfigJson:
         for name, (value, remedy) in expected.items():
             given = complete[name]
             if (bool(given) if isinstance(value, bool) else given) != value:
-                raise unsupported(name, complete, remedy)
+                raise unsupported_value_error(name, complete, remedy)
         return complete
 
-    def values(self, complete: Mapping[str, Any]) -> dict[str, Any]:
+    def to_settings(self, complete: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of our configuration's `fields`.
 
         Raises:
@@ -77,9 +77,9 @@ class ConfigJson:
             found["activation"] = activation_from_json(complete, self.fields["activation"][0])
         return found
 
-    def read(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `values` of a config.json as it is."""
-        return self.values(self.complete(fields))
+    def read_settings(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `to_settings` of a config.json as it is."""
+        return self.to_settings(self.fill_defaults(fields))
 
 
 def bert_fields(**defaults: Any) -> dict[str, tuple[str, Any]]:
@@ -100,7 +100,7 @@ def bert_fields(**defaults: Any) -> dict[str, tuple[str, Any]]:
     return {ours: (theirs, defaults.get(ours, default)) for ours, (theirs, default) in fields.items()}
 
 
-TABLES = {"max_length": ("max_position_embeddings", 512), "token_types": ("type_vocab_size", 2)}
+TABLE_SIZE_FIELDS = {"max_length": ("max_position_embeddings", 512), "token_types": ("type_vocab_size", 2)}
 """Fields of classes whose tables of positions and token types are as long as these numbers."""
 ENCODER_FLAGS = dict.fromkeys(("is_decoder", "add_cross_attention"), (False, ONLY_ENCODERS))
 
@@ -112,7 +112,7 @@ def activation_from_json(fields: Mapping[str, Any], key: str) -> Activation:
         ModelError: the activation is not supported.
     """
     if fields[key] not in ACTIVATIONS:
-        raise unsupported(key, fields, f"use a model with one of {', '.join(ACTIVATIONS)}")
+        raise unsupported_value_error(key, fields, f"use a model with one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[fields[key]]
 
 
@@ -120,13 +120,13 @@ def activation_to_json(activation: Activation) -> str:
     return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
 
 
-def unsupported(key: str, fields: Mapping[str, Any], remedy: str) -> ModelError:
+def unsupported_value_error(key: str, fields: Mapping[str, Any], remedy: str) -> ModelError:
     """Return the error about a config.json whose `key` has a value that we do not support."""
     value = fields.get(key)
     shown_value = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return ModelError(f"config.json: {key} is {shown_value}, which is not supported", remedy=remedy)
 
 
-def published(key: str, value: object) -> tuple[object, str]:
+def published_value(key: str, value: object) -> tuple[object, str]:
     """Return the only value of a field, and the remedy, where weights must be of the published architecture."""
     return value, f"use weights of the published architecture, whose {key} is {value!r}"

@@ -19,23 +19,23 @@ from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator
 from encoder_core.families.config_json import (
     ENCODER_FLAGS,
-    TIED,
+    TIED_DECODER_CONSTANT,
     ConfigJson,
-    Fields,
+    JsonFields,
     bert_fields,
-    published,
-    unsupported,
+    published_value,
+    unsupported_value_error,
 )
 from encoder_core.families.interchange import (
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
-    Pair,
+    NamePair,
     layer_pairs,
-    with_bias,
+    weight_and_bias,
 )
-from encoder_core.layers.sizes import SmallForm, linear_weights, norm_weights
+from encoder_core.layers.sizes import SmallForm, linear_weight_count, norm_weight_count
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.deberta_attention import RelativePositions
@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a 
     from encoder_core.layers.encoder import Embeddings
 
 
-class Disentangled(WithGenerator):
+class DisentangledConfig(WithGenerator):
     """What both versions share; positions are counted by the encoder.
 
     Attributes:
@@ -61,7 +61,7 @@ class Disentangled(WithGenerator):
     position_to_position: bool = False
 
     @property
-    def position_rows(self) -> int:
+    def position_table_rows(self) -> int:
         return 0
 
     def encoder(self, *, embeddings: "Embeddings | None" = None) -> "DisentangledEncoder":
@@ -70,41 +70,41 @@ class Disentangled(WithGenerator):
         config = cast(Deberta, self)
         return DisentangledEncoder(
             embeddings or self.input_embeddings(),
-            _relative_positions(config),
-            [_layer(config) for _ in range(self.layers)],
-            convolution=_convolution(config),
+            _build_relative_positions(config),
+            [_build_layer(config) for _ in range(self.layers)],
+            convolution=_build_convolution(config),
         )
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         config, name = cast(Deberta, self), self.transformers_name
         match heads:
             case "mlm":
-                return HfNetwork(f"{name}ForMaskedLM", table(config), to_json(config))
+                return HfNetwork(f"{name}ForMaskedLM", masked_lm_table(config), to_json(config))
             case "rtd":
-                return HfNetwork(f"{name}Model", detection(config), to_json(config))
+                return HfNetwork(f"{name}Model", detection_table(config), to_json(config))
             case _:
                 return None
 
 
-class DebertaConfig(Disentangled):
-    """The configuration of the first version. See `WithGenerator` and `Disentangled`."""
+class DebertaConfig(DisentangledConfig):
+    """The configuration of the first version. See `WithGenerator` and `DisentangledConfig`."""
 
     family: Literal["deberta"] = "deberta"
     name: ClassVar[str] = "DeBERTa"
     transformers_name: ClassVar[str] = "Deberta"
     recipe: ClassVar[str] = "deberta-base"
 
-    def encoder_weights(self) -> int:
-        positions = self.hidden * self.hidden + linear_weights(self.hidden, self.hidden) - self.hidden
+    def encoder_weight_count(self) -> int:
+        positions = self.hidden * self.hidden + linear_weight_count(self.hidden, self.hidden) - self.hidden
         tables = 2 * self.max_length * self.hidden
-        return super().encoder_weights() + tables + self.layers * positions  # keys have no bias
+        return super().encoder_weight_count() + tables + self.layers * positions  # keys have no bias
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
         return (ModelType("deberta", "DebertaModel", from_json),)
 
 
-class DebertaV2Config(Disentangled):
+class DebertaV2Config(DisentangledConfig):
     """The configuration of the second version, and of the third, which has the same encoder.
 
     Attributes:
@@ -129,14 +129,14 @@ class DebertaV2Config(Disentangled):
         deep = self.generator_layers and min(self.generator_layers, layers)
         return super().with_layers(layers).model_copy(update={"generator_layers": deep})
 
-    def shrink(self, form: SmallForm) -> dict[str, object]:
-        return super().shrink(form) | {"buckets": form.buckets}
+    def small_form_fields(self, form: SmallForm) -> dict[str, object]:
+        return super().small_form_fields(form) | {"buckets": form.buckets}
 
-    def encoder_weights(self) -> int:
+    def encoder_weight_count(self) -> int:
         kernel = (self.convolution or 0) * self.hidden
-        convolution = linear_weights(kernel, self.hidden) + norm_weights(self.hidden) if kernel else 0
-        table = 2 * self.buckets * self.hidden + norm_weights(self.hidden)
-        return super().encoder_weights() + convolution + table
+        convolution = linear_weight_count(kernel, self.hidden) + norm_weight_count(self.hidden) if kernel else 0
+        table = 2 * self.buckets * self.hidden + norm_weight_count(self.hidden)
+        return super().encoder_weight_count() + convolution + table
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
@@ -146,7 +146,7 @@ class DebertaV2Config(Disentangled):
 Deberta = DebertaConfig | DebertaV2Config
 
 
-def _relative_positions(config: Deberta) -> "RelativePositions":
+def _build_relative_positions(config: Deberta) -> "RelativePositions":
     from encoder_core.layers.deberta_attention import RelativePositions
 
     buckets = config.buckets if isinstance(config, DebertaV2Config) else None
@@ -155,7 +155,7 @@ def _relative_positions(config: Deberta) -> "RelativePositions":
     )
 
 
-def _layer(config: Deberta) -> "DisentangledLayer":
+def _build_layer(config: Deberta) -> "DisentangledLayer":
     from encoder_core.layers import deberta_attention as parts
     from encoder_core.layers.deberta_encoder import DisentangledLayer
     from encoder_core.layers.encoder import FeedForward
@@ -168,13 +168,13 @@ def _layer(config: Deberta) -> "DisentangledLayer":
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
         position_to_position=config.position_to_position,
-        attend=parts.automatic,
+        attend=parts.attend_with_best_kernel,
     )
     inner, eps = FeedForward(config.hidden, config.feed_forward, config.activation), config.layer_norm_eps
     return DisentangledLayer(attention, inner, config.hidden, eps=eps, dropout=config.dropout)
 
 
-def _convolution(config: Deberta) -> "Convolution | None":
+def _build_convolution(config: Deberta) -> "Convolution | None":
     from encoder_core.layers.deberta_encoder import Convolution
 
     if not isinstance(config, DebertaV2Config) or config.convolution is None:
@@ -183,37 +183,37 @@ def _convolution(config: Deberta) -> "Convolution | None":
     return Convolution(config.hidden, width, activation=config.activation, eps=eps, dropout=config.dropout)
 
 
-_LAYER = layer_pairs("deberta.encoder.layer.{layer}")[6:]
-"""Of BERT's names those without query, key and value."""
+_LAYER_PAIRS = layer_pairs("deberta.encoder.layer.{layer}")[6:]
+"""BERT's pairs of names without query, key and value."""
 
 _OUR_ATTENTION = "encoder.layers.{layer}.attention.projections"
 _THEIR_ATTENTION = "deberta.encoder.layer.{layer}.attention.self"
 
-_FUSED = (
-    Pair(f"{_OUR_ATTENTION}.content.weight", f"{_THEIR_ATTENTION}.in_proj.weight"),
-    Pair(f"{_OUR_ATTENTION}.query.bias", f"{_THEIR_ATTENTION}.q_bias"),
-    Pair(f"{_OUR_ATTENTION}.value.bias", f"{_THEIR_ATTENTION}.v_bias"),
-    Pair(f"{_OUR_ATTENTION}.position_key.weight", f"{_THEIR_ATTENTION}.pos_proj.weight"),
-    *with_bias(f"{_OUR_ATTENTION}.position_query", f"{_THEIR_ATTENTION}.pos_q_proj"),
+_FUSED_PROJECTIONS = (
+    NamePair(f"{_OUR_ATTENTION}.content.weight", f"{_THEIR_ATTENTION}.in_proj.weight"),
+    NamePair(f"{_OUR_ATTENTION}.query.bias", f"{_THEIR_ATTENTION}.q_bias"),
+    NamePair(f"{_OUR_ATTENTION}.value.bias", f"{_THEIR_ATTENTION}.v_bias"),
+    NamePair(f"{_OUR_ATTENTION}.position_key.weight", f"{_THEIR_ATTENTION}.pos_proj.weight"),
+    *weight_and_bias(f"{_OUR_ATTENTION}.position_query", f"{_THEIR_ATTENTION}.pos_q_proj"),
 )
 
-_SHARED = (
-    *with_bias(f"{_OUR_ATTENTION}.query", f"{_THEIR_ATTENTION}.query_proj"),
-    *with_bias(f"{_OUR_ATTENTION}.key", f"{_THEIR_ATTENTION}.key_proj"),
-    *with_bias(f"{_OUR_ATTENTION}.value", f"{_THEIR_ATTENTION}.value_proj"),
-    *with_bias("encoder.positions.norm", "deberta.encoder.LayerNorm"),
+_SHARED_PROJECTIONS = (
+    *weight_and_bias(f"{_OUR_ATTENTION}.query", f"{_THEIR_ATTENTION}.query_proj"),
+    *weight_and_bias(f"{_OUR_ATTENTION}.key", f"{_THEIR_ATTENTION}.key_proj"),
+    *weight_and_bias(f"{_OUR_ATTENTION}.value", f"{_THEIR_ATTENTION}.value_proj"),
+    *weight_and_bias("encoder.positions.norm", "deberta.encoder.LayerNorm"),
 )
 
 _EMBEDDINGS = (
-    Pair("encoder.embeddings.word.weight", "deberta.embeddings.word_embeddings.weight"),
-    *with_bias("encoder.embeddings.norm", "deberta.embeddings.LayerNorm"),
-    Pair("encoder.positions.embedding.weight", "deberta.encoder.rel_embeddings.weight"),
+    NamePair("encoder.embeddings.word.weight", "deberta.embeddings.word_embeddings.weight"),
+    *weight_and_bias("encoder.embeddings.norm", "deberta.embeddings.LayerNorm"),
+    NamePair("encoder.positions.embedding.weight", "deberta.encoder.rel_embeddings.weight"),
 )
 
 _HEAD = (
-    *with_bias("head.dense", "lm_predictions.lm_head.dense"),
-    *with_bias("head.norm", "lm_predictions.lm_head.LayerNorm"),
-    Pair("head.decoder.bias", "lm_predictions.lm_head.bias"),
+    *weight_and_bias("head.dense", "lm_predictions.lm_head.dense"),
+    *weight_and_bias("head.norm", "lm_predictions.lm_head.LayerNorm"),
+    NamePair("head.decoder.bias", "lm_predictions.lm_head.bias"),
 )
 
 # The same head in a folder whose config.json says `legacy: true`, as transformers writes by default.
@@ -224,48 +224,53 @@ _LEGACY_HEAD = (
 _LEGACY_TIED = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 
 _CONVOLUTION = (
-    *with_bias("encoder.convolution.convolution", "deberta.encoder.conv.conv"),
-    *with_bias("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
+    *weight_and_bias("encoder.convolution.convolution", "deberta.encoder.conv.conv"),
+    *weight_and_bias("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
 )
 
-_POSITIONS = Pair("decoder.position.weight", "deberta.embeddings.position_embeddings.weight")
+_ABSOLUTE_POSITIONS = NamePair("decoder.position.weight", "deberta.embeddings.position_embeddings.weight")
 
 # The discriminator's head, under the names of version 3's published weights, which carry it beside the other.
 _DETECTION = (
-    *with_bias("head.norm", "mask_predictions.LayerNorm"),
-    *with_bias("head.dense", "mask_predictions.dense"),
-    *with_bias("head.score", "mask_predictions.classifier"),
+    *weight_and_bias("head.norm", "mask_predictions.LayerNorm"),
+    *weight_and_bias("head.dense", "mask_predictions.dense"),
+    *weight_and_bias("head.score", "mask_predictions.classifier"),
 )
 
 # "_weight": published tables of differences (GDES), which "weight" contains already.
-_TABLES = ("position_ids", "word_embeddings._weight", "position_embeddings._weight")
-_BUFFERS = tuple(f"deberta.embeddings.{name}" for name in _TABLES)
+_UNUSED_TABLES = ("position_ids", "word_embeddings._weight", "position_embeddings._weight")
+_BUFFERS = tuple(f"deberta.embeddings.{name}" for name in _UNUSED_TABLES)
 
 
-def table(config: Deberta) -> KeyTable:
+def masked_lm_table(config: Deberta) -> KeyTable:
     """Return the parameters of this model and its masked-language-model head."""
-    pairs = (*_encoder(config), *_HEAD)
+    pairs = (*_encoder_pairs(config), *_HEAD)
     unused = (*_BUFFERS, *(pair.theirs for pair in _DETECTION))
     if config.mask_decoder == "enhanced":
-        pairs = (*pairs, _POSITIONS)
+        pairs = (*pairs, _ABSOLUTE_POSITIONS)
     else:
-        unused = (*unused, _POSITIONS.theirs)
+        unused = (*unused, _ABSOLUTE_POSITIONS.theirs)
     return KeyTable(pairs, tied=_LEGACY_TIED, unused=unused, aliases=_LEGACY_HEAD)
 
 
-def detection(config: Deberta) -> KeyTable:
+def detection_table(config: Deberta) -> KeyTable:
     """Return the discriminator's parameters (version 3, and version 1 trained in the same way)."""
-    unused = (*_BUFFERS, _POSITIONS.theirs, *(pair.theirs for pair in _HEAD), *_LEGACY_TIED)
-    return KeyTable((*_encoder(config), *_DETECTION), unused=unused, aliases=_LEGACY_HEAD)
+    unused = (*_BUFFERS, _ABSOLUTE_POSITIONS.theirs, *(pair.theirs for pair in _HEAD), *_LEGACY_TIED)
+    return KeyTable((*_encoder_pairs(config), *_DETECTION), unused=unused, aliases=_LEGACY_HEAD)
 
 
-def _encoder(config: Deberta) -> tuple[Pair, ...]:
+def _encoder_pairs(config: Deberta) -> tuple[NamePair, ...]:
     if isinstance(config, DebertaConfig):
-        return (*_EMBEDDINGS, *_LAYER, *_FUSED)
-    return (*_EMBEDDINGS, *_LAYER, *_SHARED, *(_CONVOLUTION if config.convolution is not None else ()))
+        return (*_EMBEDDINGS, *_LAYER_PAIRS, *_FUSED_PROJECTIONS)
+    return (
+        *_EMBEDDINGS,
+        *_LAYER_PAIRS,
+        *_SHARED_PROJECTIONS,
+        *(_CONVOLUTION if config.convolution is not None else ()),
+    )
 
 
-def _fields(**defaults: Any) -> Fields:
+def _fields(**defaults: Any) -> JsonFields:
     return {
         **bert_fields(layer_norm_eps=1e-7, **defaults),
         "max_length": ("max_position_embeddings", 512),
@@ -274,22 +279,22 @@ def _fields(**defaults: Any) -> Fields:
 
 
 _CONSTANTS = {
-    **TIED,
-    "relative_attention": published("relative_attention", True),
-    "position_biased_input": published("position_biased_input", False),
-    "type_vocab_size": published("type_vocab_size", 0),
+    **TIED_DECODER_CONSTANT,
+    "relative_attention": published_value("relative_attention", True),
+    "position_biased_input": published_value("position_biased_input", False),
+    "type_vocab_size": published_value("type_vocab_size", 0),
 }
 _V2_CONSTANTS = {
     **_CONSTANTS,
-    "share_att_key": published("share_att_key", True),
-    "norm_rel_ebd": published("norm_rel_ebd", "layer_norm"),
+    "share_att_key": published_value("share_att_key", True),
+    "norm_rel_ebd": published_value("norm_rel_ebd", "layer_norm"),
 }
-_SILENT = {"relative_attention": False, "position_biased_input": True, "max_relative_positions": -1}
+_HF_DEFAULTS = {"relative_attention": False, "position_biased_input": True, "max_relative_positions": -1}
 """What transformers assumes where a config.json is silent, which is never the published architecture."""
 
-FORMS = {
+CONFIG_JSON_BY_FAMILY = {
     "deberta": ConfigJson(
-        "deberta", _fields(vocab=50_265), _CONSTANTS, ENCODER_FLAGS, _SILENT | {"pos_att_type": None}
+        "deberta", _fields(vocab=50_265), _CONSTANTS, ENCODER_FLAGS, _HF_DEFAULTS | {"pos_att_type": None}
     ),
     "deberta_v2": ConfigJson(
         "deberta-v2",
@@ -299,7 +304,7 @@ FORMS = {
         },
         _V2_CONSTANTS,
         ENCODER_FLAGS,
-        _SILENT
+        _HF_DEFAULTS
         | {"pos_att_type": None, "share_att_key": False, "norm_rel_ebd": "none"}
         | {"conv_act": "tanh", "conv_kernel_size": 0},
     ),
@@ -318,7 +323,7 @@ def to_json(config: Deberta) -> dict[str, Any]:
             "model.position_to_position is true, but transformers' classes lack this term and compute other scores",
             remedy="set `start:` of another recipe to this run, or train without position_to_position to export",
         )
-    fields = FORMS[config.family].write(
+    fields = CONFIG_JSON_BY_FAMILY[config.family].to_fields(
         config, legacy=False, max_relative_positions=-1, pos_att_type=["p2c", "c2p"]
     )
     if isinstance(config, DebertaV2Config) and config.convolution is not None:
@@ -329,7 +334,7 @@ def to_json(config: Deberta) -> dict[str, Any]:
 def _published_fields(form: ConfigJson, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the complete fields of a config.json. Raises ModelError: the model is a variant that was never
     published."""
-    fields = form.complete(fields)
+    fields = form.fill_defaults(fields)
     kinds = fields["pos_att_type"] or []
     expected: dict[str, tuple[bool, object]] = {
         "max_relative_positions": (
@@ -345,18 +350,18 @@ def _published_fields(form: ConfigJson, fields: dict[str, Any]) -> dict[str, Any
         expected["conv_act"] = fields["conv_act"] == fields["hidden_act"], fields["hidden_act"]
     for name, (is_published, value) in expected.items():
         if not is_published:
-            raise unsupported(name, fields, published(name, value)[1])
+            raise unsupported_value_error(name, fields, published_value(name, value)[1])
     return fields
 
 
 def from_json(fields: dict[str, Any]) -> DebertaConfig:
     """Return our configuration for a config.json of the first version. Raises ModelError: as `_published_fields`."""
-    form = FORMS["deberta"]
-    return DebertaConfig(**form.values(_published_fields(form, fields)))
+    form = CONFIG_JSON_BY_FAMILY["deberta"]
+    return DebertaConfig(**form.to_settings(_published_fields(form, fields)))
 
 
 def v2_from_json(fields: dict[str, Any]) -> DebertaV2Config:
-    """Return the same for the second version."""
-    form = FORMS["deberta_v2"]
+    """Return our configuration for a config.json of the second version. Raises ModelError: as `_published_fields`."""
+    form = CONFIG_JSON_BY_FAMILY["deberta_v2"]
     fields = _published_fields(form, fields)
-    return DebertaV2Config(**form.values(fields), convolution=fields["conv_kernel_size"] or None)
+    return DebertaV2Config(**form.to_settings(fields), convolution=fields["conv_kernel_size"] or None)

@@ -11,16 +11,22 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field
 
 from encoder_core.families.config import EncoderConfig
-from encoder_core.families.config_json import ENCODER_FLAGS, TABLES, TIED, ConfigJson, bert_fields
+from encoder_core.families.config_json import (
+    ENCODER_FLAGS,
+    TABLE_SIZE_FIELDS,
+    TIED_DECODER_CONSTANT,
+    ConfigJson,
+    bert_fields,
+)
 from encoder_core.families.interchange import (
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
-    Pair,
+    NamePair,
     embedding_pairs,
     layer_pairs,
-    with_bias,
+    weight_and_bias,
 )
 from encoder_core.layers.sizes import Activation, SmallForm
 
@@ -64,17 +70,17 @@ class ElectraConfig(EncoderConfig):
     def paired_with(self, generator: EncoderConfig) -> Self:
         return self.model_copy(update={"generator_divisor": self.hidden // generator.hidden})
 
-    def shrink(self, form: SmallForm) -> dict[str, object]:
+    def small_form_fields(self, form: SmallForm) -> dict[str, object]:
         narrow = self.embedding < self.hidden
         own = {"embedding": form.embedding if narrow else form.hidden, "generator_divisor": 4}
-        return super().shrink(form) | own
+        return super().small_form_fields(form) | own
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         match heads:
             case "mlm":
-                return HfNetwork("ElectraForMaskedLM", masked_lm(self), FORM.write(self))
+                return HfNetwork("ElectraForMaskedLM", masked_lm_table(self), CONFIG_JSON.to_fields(self))
             case "rtd":
-                return HfNetwork("ElectraForPreTraining", detection(self), FORM.write(self))
+                return HfNetwork("ElectraForPreTraining", detection_table(self), CONFIG_JSON.to_fields(self))
             case _:
                 return None
 
@@ -83,7 +89,9 @@ class ElectraConfig(EncoderConfig):
         """Return them. A network is read with a generator as wide as itself, of which config.json says nothing."""
         return (
             ModelType(
-                "electra", "ElectraModel", lambda fields: cls(**FORM.read(fields), generator_divisor=1)
+                "electra",
+                "ElectraModel",
+                lambda fields: cls(**CONFIG_JSON.read_settings(fields), generator_divisor=1),
             ),
         )
 
@@ -93,54 +101,54 @@ _ENCODER = (
     *layer_pairs("electra.encoder.layer.{layer}"),
 )
 
-_PROJECTION = with_bias("encoder.projection", "electra.embeddings_project")
+_PROJECTION = weight_and_bias("encoder.projection", "electra.embeddings_project")
 
-_GENERATOR = (
-    *with_bias("head.dense", "generator_predictions.dense"),
-    *with_bias("head.norm", "generator_predictions.LayerNorm"),
-    Pair("head.decoder.bias", "generator_lm_head.bias"),
+_GENERATOR_HEAD = (
+    *weight_and_bias("head.dense", "generator_predictions.dense"),
+    *weight_and_bias("head.norm", "generator_predictions.LayerNorm"),
+    NamePair("head.decoder.bias", "generator_lm_head.bias"),
 )
 
-_DISCRIMINATOR = (
-    *with_bias("head.dense", "discriminator_predictions.dense"),
-    *with_bias("head.score", "discriminator_predictions.dense_prediction"),
+_DISCRIMINATOR_HEAD = (
+    *weight_and_bias("head.dense", "discriminator_predictions.dense"),
+    *weight_and_bias("head.score", "discriminator_predictions.dense_prediction"),
 )
 
 _BUFFERS = ("electra.embeddings.position_ids", "electra.embeddings.token_type_ids")
 
-FORM = ConfigJson(
+CONFIG_JSON = ConfigJson(
     "electra",
     {
         **bert_fields(hidden=256, heads=4, feed_forward=1024),
-        **TABLES,
+        **TABLE_SIZE_FIELDS,
         "embedding": ("embedding_size", 128),
     },
-    constants=TIED,
+    constants=TIED_DECODER_CONSTANT,
     unwritten=ENCODER_FLAGS,
 )
 
 
-def masked_lm(config: ElectraConfig) -> KeyTable:
+def masked_lm_table(config: ElectraConfig) -> KeyTable:
     """Return the generator's parameters; `config` is the generator's own configuration."""
     return KeyTable(
-        (*_shared_names(config), *_GENERATOR),
+        (*_encoder_pairs(config), *_GENERATOR_HEAD),
         tied=("generator_lm_head.weight",),
-        unused=(*_BUFFERS, *(pair.theirs for pair in _DISCRIMINATOR)),
+        unused=(*_BUFFERS, *(pair.theirs for pair in _DISCRIMINATOR_HEAD)),
     )
 
 
-def detection(config: ElectraConfig) -> KeyTable:
+def detection_table(config: ElectraConfig) -> KeyTable:
     """Return the discriminator's parameters."""
-    unused = (*_BUFFERS, *(pair.theirs for pair in _GENERATOR), "generator_lm_head.weight")
-    return KeyTable((*_shared_names(config), *_DISCRIMINATOR), unused=unused)
+    unused = (*_BUFFERS, *(pair.theirs for pair in _GENERATOR_HEAD), "generator_lm_head.weight")
+    return KeyTable((*_encoder_pairs(config), *_DISCRIMINATOR_HEAD), unused=unused)
 
 
-def with_detection(encoder: KeyTable) -> KeyTable:
+def add_detection_head(encoder: KeyTable) -> KeyTable:
     """Return the parameters of another family's encoder with a detection head under ELECTRA's names. The family's
     class of transformers ignores that head.
     """
-    return replace(encoder, pairs=(*encoder.pairs, *_DISCRIMINATOR))
+    return replace(encoder, pairs=(*encoder.pairs, *_DISCRIMINATOR_HEAD))
 
 
-def _shared_names(config: ElectraConfig) -> tuple[Pair, ...]:
+def _encoder_pairs(config: ElectraConfig) -> tuple[NamePair, ...]:
     return _ENCODER if config.embedding == config.hidden else (*_ENCODER, *_PROJECTION)

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from encoder_core.families.config_json import ConfigJson, unsupported
-from encoder_core.families.interchange import OUR_LAYER, Heads, HfNetwork, KeyTable, ModelType, Pair
+from encoder_core.families.config_json import ConfigJson, unsupported_value_error
+from encoder_core.families.interchange import OUR_LAYER, Heads, HfNetwork, KeyTable, ModelType, NamePair
 from encoder_core.families.pre_norm import PreNormConfig, plain_rope_base
 from encoder_core.layers.sizes import Activation, Initializer, SmallForm
 
@@ -52,37 +52,33 @@ class EuroBertConfig(PreNormConfig):
     rotary_base: float = Field(default=250_000.0, gt=0)
     # Early recipes lacked the keys below; they are not written where nothing is as UltraBERT has it.
     tied_decoder: bool = Field(default=False, exclude_if=lambda tied: not tied)
-    local_attention: int | None = Field(
-        default=None, gt=0, multiple_of=2, exclude_if=lambda tokens: tokens is None
-    )
+    local_attention: int | None = Field(default=None, gt=0, multiple_of=2, exclude_if=lambda tokens: tokens is None)
     local_rope_base: float = Field(default=10_000.0, gt=0, exclude_if=lambda base: base == 10_000.0)
     head_width: int | None = Field(default=None, gt=0, exclude_if=lambda width: width is None)
 
     @model_validator(mode="after")
-    def _ultrabert_is_whole(self) -> Self:
+    def _check_ultrabert_fields(self) -> Self:
         if (self.local_attention is None) != (self.head_width is None):
             raise ValueError("give local_attention and head_width, as an UltraBERT has, or neither")
         return self
 
     @model_validator(mode="after")
-    def _heads_are_shared_evenly(self) -> Self:
+    def _check_key_value_heads(self) -> Self:
         if self.heads % self.key_value_head_count:
-            raise ValueError(
-                f"heads ({self.heads}) must be a multiple of key_value_heads ({self.key_value_heads})"
-            )
+            raise ValueError(f"heads ({self.heads}) must be a multiple of key_value_heads ({self.key_value_heads})")
         return self
 
     @property
-    def width_keys(self) -> tuple[str, ...]:
+    def width_settings(self) -> tuple[str, ...]:
         further = ("key_value_heads", "head_width")
-        return (*super().width_keys, *(name for name in further if getattr(self, name) is not None))
+        return (*super().width_settings, *(name for name in further if getattr(self, name) is not None))
 
     @property
-    def decoder_only_head(self) -> bool:
+    def has_bare_decoder_head(self) -> bool:
         return self.head_width is None
 
     @property
-    def head_inner(self) -> int | None:
+    def head_inner_width(self) -> int | None:
         return self.head_width
 
     @property
@@ -90,15 +86,15 @@ class EuroBertConfig(PreNormConfig):
         return "gelu_tanh"
 
     @property
-    def decoder_bias(self) -> bool:
+    def has_decoder_bias(self) -> bool:
         return False
 
     @property
-    def norm_before_decoder(self) -> bool:
+    def has_norm_before_decoder(self) -> bool:
         return False
 
     @property
-    def tied(self) -> bool:
+    def has_tied_decoder(self) -> bool:
         return self.tied_decoder
 
     @property
@@ -106,7 +102,7 @@ class EuroBertConfig(PreNormConfig):
         return self.key_value_heads or self.heads
 
     def window(self, layer: int) -> int | None:
-        return self.local_attention // 2 if self.local_attention and is_local(layer) else None
+        return self.local_attention // 2 if self.local_attention and is_local_layer(layer) else None
 
     def rope_base(self, layer: int) -> float:
         return self.rotary_base if self.window(layer) is None else self.local_rope_base
@@ -114,19 +110,19 @@ class EuroBertConfig(PreNormConfig):
     def with_rope_base(self, base: float) -> Self:
         return self.model_copy(update={"rotary_base": base})
 
-    def shrink(self, form: SmallForm) -> dict[str, object]:
+    def small_form_fields(self, form: SmallForm) -> dict[str, object]:
         """Return the small form's fields: the ratio of key-value heads to query heads stays about the same."""
         shared = self.key_value_heads
         if shared is not None:
             shared = math.gcd(form.heads, max(1, form.heads * shared // self.heads))
         ultra = {} if self.head_width is None else {"local_attention": form.window, "head_width": form.hidden}
-        return super().shrink(form) | {"key_value_heads": shared} | ultra
+        return super().small_form_fields(form) | {"key_value_heads": shared} | ultra
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         if self.head_width is not None:
             table = ULTRABERT_TIED if self.tied_decoder else ULTRABERT
             return HfNetwork("UltrabertForMaskedLM", table, to_ultrabert(self)) if heads == "mlm" else None
-        table = TIED if self.tied_decoder else TABLE
+        table = TIED_TABLE if self.tied_decoder else TABLE
         return HfNetwork("EuroBertForMaskedLM", table, to_json(self)) if heads == "mlm" else None
 
     @classmethod
@@ -138,7 +134,7 @@ class EuroBertConfig(PreNormConfig):
         )
 
 
-def is_local(layer: int) -> bool:
+def is_local_layer(layer: int) -> bool:
     """Return whether an UltraBERT's layer sees a window only."""
     return (layer + 1) % 3 != 0
 
@@ -146,26 +142,26 @@ def is_local(layer: int) -> bool:
 _THEIR_LAYER = "model.layers.{layer}"
 TABLE = KeyTable(
     pairs=(
-        Pair("encoder.embeddings.word.weight", "model.embed_tokens.weight"),
-        Pair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.input_layernorm.weight"),
-        Pair(f"{OUR_LAYER}.attention.query.weight", f"{_THEIR_LAYER}.self_attn.q_proj.weight"),
-        Pair(f"{OUR_LAYER}.attention.key.weight", f"{_THEIR_LAYER}.self_attn.k_proj.weight"),
-        Pair(f"{OUR_LAYER}.attention.value.weight", f"{_THEIR_LAYER}.self_attn.v_proj.weight"),
-        Pair(f"{OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.self_attn.o_proj.weight"),
-        Pair(f"{OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.post_attention_layernorm.weight"),
-        Pair(f"{OUR_LAYER}.feed_forward.gate.weight", f"{_THEIR_LAYER}.mlp.gate_proj.weight"),
-        Pair(f"{OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.up_proj.weight"),
-        Pair(f"{OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.down_proj.weight"),
-        Pair("encoder.final_norm.weight", "model.norm.weight"),
-        Pair("head.decoder.weight", "lm_head.weight"),
+        NamePair("encoder.embeddings.word.weight", "model.embed_tokens.weight"),
+        NamePair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.input_layernorm.weight"),
+        NamePair(f"{OUR_LAYER}.attention.query.weight", f"{_THEIR_LAYER}.self_attn.q_proj.weight"),
+        NamePair(f"{OUR_LAYER}.attention.key.weight", f"{_THEIR_LAYER}.self_attn.k_proj.weight"),
+        NamePair(f"{OUR_LAYER}.attention.value.weight", f"{_THEIR_LAYER}.self_attn.v_proj.weight"),
+        NamePair(f"{OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.self_attn.o_proj.weight"),
+        NamePair(f"{OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.post_attention_layernorm.weight"),
+        NamePair(f"{OUR_LAYER}.feed_forward.gate.weight", f"{_THEIR_LAYER}.mlp.gate_proj.weight"),
+        NamePair(f"{OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.up_proj.weight"),
+        NamePair(f"{OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.down_proj.weight"),
+        NamePair("encoder.final_norm.weight", "model.norm.weight"),
+        NamePair("head.decoder.weight", "lm_head.weight"),
     )
 )
 
-TIED = KeyTable(pairs=TABLE.pairs[:-1], tied=("lm_head.weight",))
-"""The same, if the decoder's weights are the embeddings."""
+TIED_TABLE = KeyTable(pairs=TABLE.pairs[:-1], tied=("lm_head.weight",))
+"""The parameters of a EuroBERT whose decoder's weights are the embeddings."""
 
 _HEAD = tuple(
-    Pair(f"head.{ours}.weight", f"head.{theirs}.weight")
+    NamePair(f"head.{ours}.weight", f"head.{theirs}.weight")
     for ours, theirs in (("dense", "linear1"), ("second", "linear2"), ("decoder", "decoder"))
 )
 _ALIASES = (("ultrabert.", "model."), ("cls.", "head.decoder."))  # transformers' files, and its class
@@ -173,7 +169,7 @@ ULTRABERT = KeyTable(pairs=(*TABLE.pairs[:-1], *_HEAD), aliases=_ALIASES)
 ULTRABERT_TIED = KeyTable(pairs=ULTRABERT.pairs[:-1], tied=("head.decoder.weight",), aliases=_ALIASES)
 
 _NO_BIAS = (False, "no Linear may have a bias")
-FORM = ConfigJson(
+CONFIG_JSON = ConfigJson(
     "eurobert",
     {
         "layers": ("num_hidden_layers", 12),
@@ -211,7 +207,7 @@ ULTRABERT_DEFAULTS: dict[str, Any] = {
     "sliding_window": 128,
     "prediction_head_size": 768,
 }
-"""The same for an UltraBERT."""
+"""What transformers assumes of an UltraBERT where a config.json is silent."""
 
 ROPE_BASES = {"sliding_attention": 10_000.0, "full_attention": 2_560_000.0}
 """The bases of an UltraBERT's kinds of layers, where its file is silent."""
@@ -223,7 +219,7 @@ def to_json(config: EuroBertConfig) -> dict[str, Any]:
     transformers' class has no dropout on hidden states: the released files have `hidden_dropout`, but nothing there
     reads it.
     """
-    return FORM.write(
+    return CONFIG_JSON.to_fields(
         config,
         num_key_value_heads=config.key_value_head_count,
         head_dim=config.hidden // config.heads,
@@ -238,12 +234,12 @@ def from_json(fields: dict[str, Any]) -> EuroBertConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = FORM.complete(fields)
+    fields = CONFIG_JSON.fill_defaults(fields)
     if fields.get("head_dim") not in (None, fields["hidden_size"] // fields["num_attention_heads"]):
-        raise unsupported("head_dim", fields, "it must be hidden_size / num_attention_heads")
+        raise unsupported_value_error("head_dim", fields, "it must be hidden_size / num_attention_heads")
     shared, heads = fields["num_key_value_heads"], fields["num_attention_heads"]
     return EuroBertConfig(
-        **FORM.values(fields),
+        **CONFIG_JSON.to_settings(fields),
         key_value_heads=None if shared == heads else shared,
         rotary_base=plain_rope_base(fields),
         tied_decoder=bool(fields["tie_word_embeddings"]),
@@ -268,9 +264,7 @@ def to_ultrabert(config: EuroBertConfig) -> dict[str, Any]:
         "model_type": "ultrabert",
         "sliding_window": (config.local_attention or 0) // 2,
         "layer_types": _layer_types(config.layers),
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
-        },
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
         "prediction_head_size": config.head_width,
     }
 
@@ -288,11 +282,11 @@ def from_ultrabert(fields: dict[str, Any]) -> EuroBertConfig:
     windows, kinds = fields.get("attention_windows"), fields.get("layer_types")
     if windows is not None:
         if len({window for window in windows if window}) > 1:
-            raise unsupported("attention_windows", fields, "all local layers must have the same window")
+            raise unsupported_value_error("attention_windows", fields, "all local layers must have the same window")
         fields["sliding_window"] = next(filter(None, windows), fields["sliding_window"])
         kinds = kinds or ["sliding_attention" if window else "full_attention" for window in windows]
     if kinds is not None and kinds != _layer_types(len(kinds)):
-        raise unsupported(
+        raise unsupported_value_error(
             "layer_types", fields | {"layer_types": kinds}, "every third layer must be a global one"
         )
     bases = _rope_bases(fields)
@@ -308,7 +302,7 @@ def from_ultrabert(fields: dict[str, Any]) -> EuroBertConfig:
 
 
 def _layer_types(layers: int) -> list[str]:
-    return ["sliding_attention" if is_local(layer) else "full_attention" for layer in range(layers)]
+    return ["sliding_attention" if is_local_layer(layer) else "full_attention" for layer in range(layers)]
 
 
 def _rope_bases(fields: dict[str, Any]) -> dict[str, Any]:
@@ -317,12 +311,10 @@ def _rope_bases(fields: dict[str, Any]) -> dict[str, Any]:
     thetas, parameters = fields.get("rope_theta"), fields.get("rope_parameters")
     if parameters is not None:
         for kind in bases:
-            bases[kind] = plain_rope_base(
-                {"rope_theta": bases[kind], "rope_parameters": parameters.get(kind)}
-            )
+            bases[kind] = plain_rope_base({"rope_theta": bases[kind], "rope_parameters": parameters.get(kind)})
     elif thetas is not None:
         listed = list(zip(_layer_types(len(thetas)), thetas, strict=True))
         bases |= dict(listed)
         if any(bases[kind] != theta for kind, theta in listed):
-            raise unsupported("rope_theta", fields, "layers of the same kind must have the same base")
+            raise unsupported_value_error("rope_theta", fields, "layers of the same kind must have the same base")
     return bases

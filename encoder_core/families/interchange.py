@@ -16,7 +16,7 @@ Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "denoise", "none"]
 """The heads on an encoder: a masked-language-model head, the same with a pair head, ELECTRA's detection head, XLNet's
 head for permuted tokens, BART's decoder with its head, or none (of a BART: its decoder without a head)."""
 
-ENCODER = "encoder."
+ENCODER_PREFIX = "encoder."
 """The prefix of our names for an encoder's parameters; all other parameters belong to heads."""
 OUR_LAYER = "encoder.layers.{layer}"
 
@@ -38,7 +38,7 @@ class TensorPart:
 
 
 @dataclass(frozen=True)
-class Pair:
+class NamePair:
     """One parameter under its two names. `{layer}` stands for the index of each layer, from `first_layer` on.
 
     `part`: where it lies in their tensor; None: it is the whole tensor.
@@ -51,7 +51,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Fold:
+class FoldedTable:
     """A table of transformers' class that we lack, and of which only row 0 is ever used.
 
     Importing adds that row to every row of `ours`, which gives the same sums; exporting writes one row of zeros.
@@ -68,21 +68,21 @@ class KeyTable:
     Attributes:
         pairs: parameters that both sides have.
         tied: transformers' names for copies of the word embeddings (".weight") or of the decoder's bias (".bias"); see
-            `copies`. We never store them.
+            `tied_copies`. We never store them.
         unused: transformers' names that we have no use for; we ignore them in a file.
-        folds: tables to fold; see `Fold`.
+        folds: tables to fold; see `FoldedTable`.
         aliases: prefixes of names that other versions of the class write, each with the current prefix.
         zero: transformers' names for tensors that we lack and that must be zero, in a file that has them.
     """
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[NamePair, ...]
     tied: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
-    folds: tuple[Fold, ...] = ()
+    folds: tuple[FoldedTable, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     zero: tuple[str, ...] = ()
 
-    def names(self, layers: int) -> dict[str, str]:
+    def their_names(self, layers: int) -> dict[str, str]:
         """Return our names to transformers' names, for a model with `layers` distinct layers."""
         return {ours: theirs for ours, (theirs, _) in self._expanded(layers).items()}
 
@@ -91,9 +91,7 @@ class KeyTable:
         parts = self._expanded(layers).items()
         return {ours: part.height for ours, (_, part) in parts if part is not None}
 
-    def unpack(
-        self, read: "Callable[[str], Tensor]", matched: dict[str, str], layers: int
-    ) -> "dict[str, Tensor]":
+    def unpack(self, read: "Callable[[str], Tensor]", matched: dict[str, str], layers: int) -> "dict[str, Tensor]":
         """Return our parameters.
 
         Args:
@@ -135,15 +133,15 @@ class KeyTable:
             for i in (range(pair.first_layer, layers) if "{layer}" in pair.ours else (0,))
         }
 
-    def encoder(self) -> "KeyTable":
+    def without_heads(self) -> "KeyTable":
         """Return the table without heads; heads in a file are then ignored."""
-        heads = tuple(pair.theirs for pair in self.pairs if not pair.ours.startswith(ENCODER))
-        pairs = tuple(pair for pair in self.pairs if pair.ours.startswith(ENCODER))
+        heads = tuple(pair.theirs for pair in self.pairs if not pair.ours.startswith(ENCODER_PREFIX))
+        pairs = tuple(pair for pair in self.pairs if pair.ours.startswith(ENCODER_PREFIX))
         return replace(self, pairs=pairs, tied=(), unused=(*self.unused, *self.tied, *heads))
 
-    def copies(self, ours: str) -> list[str]:
+    def tied_copies(self, our_name: str) -> list[str]:
         """Return further names under which a file may hold our parameter: as equal copies, or in place of its own."""
-        ending = _TIED_ENDINGS.get(ours)
+        ending = _TIED_ENDINGS.get(our_name)
         return [name for name in self.tied if ending is not None and name.endswith(ending)]
 
     def match(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
@@ -153,9 +151,9 @@ class KeyTable:
             ModelError: a parameter is missing or unknown; the message names all such parameters.
         """
         stored = self.current_names(present)
-        names = self.names(layers)
+        names = self.their_names(layers)
         found = self._stored_spellings(stored, names)
-        _refuse([names[ours] for ours in names.keys() - found], self._unknown_names(stored, layers), where)
+        _refuse_mismatch([names[ours] for ours in names.keys() - found], self._unknown_names(stored, layers), where)
         return found
 
     def match_encoder(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
@@ -166,24 +164,24 @@ class KeyTable:
             ModelError: a parameter of the encoder is missing or unknown; the message names all such parameters.
         """
         stored = self.current_names(present)
-        names = self.names(layers)
+        names = self.their_names(layers)
         found = self._stored_spellings(stored, names)
-        missing = [names[ours] for ours in names.keys() - found if ours.startswith(ENCODER)]
-        unknown = [name for name in self._unknown_names(stored, layers) if name.startswith(self._base)]
-        _refuse(missing, unknown, where)
+        missing = [names[ours] for ours in names.keys() - found if ours.startswith(ENCODER_PREFIX)]
+        unknown = [name for name in self._unknown_names(stored, layers) if name.startswith(self._encoder_prefix)]
+        _refuse_mismatch(missing, unknown, where)
         return found
 
     def _stored_spellings(self, stored: dict[str, str], names: dict[str, str]) -> dict[str, str]:
         return {
             ours: next(stored[name] for name in spellings if name in stored)
             for ours, theirs in names.items()
-            if not stored.keys().isdisjoint(spellings := [theirs, *self.copies(ours)])
+            if not stored.keys().isdisjoint(spellings := [theirs, *self.tied_copies(ours)])
         }
 
     @property
-    def _base(self) -> str:
+    def _encoder_prefix(self) -> str:
         """The prefix of an encoder's names in a class with heads, such as "bert."."""
-        first = next(pair.theirs for pair in self.pairs if pair.ours.startswith(ENCODER))
+        first = next(pair.theirs for pair in self.pairs if pair.ours.startswith(ENCODER_PREFIX))
         return f"{first.partition('.')[0]}."
 
     def current_names(self, present: Iterable[str]) -> dict[str, str]:
@@ -191,11 +189,11 @@ class KeyTable:
         prefix.
         """
         stored = {self._without_alias(current_name(name)): name for name in present}
-        encoder = [theirs for ours, theirs in self.names(0).items() if ours.startswith(ENCODER)]
-        bare = {theirs.removeprefix(self._base) for theirs in encoder}
+        encoder = [theirs for ours, theirs in self.their_names(0).items() if ours.startswith(ENCODER_PREFIX)]
+        bare = {theirs.removeprefix(self._encoder_prefix) for theirs in encoder}
         if not bare & stored.keys():
             return stored
-        return {self._base + name: stored_name for name, stored_name in stored.items()}
+        return {self._encoder_prefix + name: stored_name for name, stored_name in stored.items()}
 
     def _without_alias(self, name: str) -> str:
         for old, new in self.aliases:
@@ -204,7 +202,7 @@ class KeyTable:
         return name
 
     def _unknown_names(self, stored: Iterable[str], layers: int) -> list[str]:
-        names = self.names(layers).values()
+        names = self.their_names(layers).values()
         known = {*names, *self.tied, *self.unused, *self.zero, *(fold.theirs for fold in self.folds)}
         return [name for name in stored if name not in known]
 
@@ -242,20 +240,21 @@ def current_name(name: str) -> str:
     return name
 
 
-def _refuse(missing: list[str], unknown: list[str], where: str) -> None:
+def _refuse_mismatch(missing: list[str], unknown: list[str], where: str) -> None:
     parts = [f"missing {', '.join(sorted(set(missing)))}"] if missing else []
     parts += [f"unknown {', '.join(sorted(unknown))}"] if unknown else []
     if parts:
         raise ModelError(
             f"{where} does not hold the expected parameters: {'; '.join(parts)}",
-            remedy="give a folder saved from the class that its config.json names in `architectures`, "
-            "heads included",
+            remedy="give a folder saved from the class that its config.json names in `architectures`, heads included",
         )
 
 
-def with_bias(ours: str, theirs: str) -> tuple[Pair, Pair]:
+def weight_and_bias(our_module: str, their_module: str) -> tuple[NamePair, NamePair]:
     """Return the weight and the bias of a Linear or LayerNorm."""
-    return Pair(f"{ours}.weight", f"{theirs}.weight"), Pair(f"{ours}.bias", f"{theirs}.bias")
+    return NamePair(f"{our_module}.weight", f"{their_module}.weight"), NamePair(
+        f"{our_module}.bias", f"{their_module}.bias"
+    )
 
 
 _LAYER = (
@@ -269,21 +268,21 @@ BERT_LAYER = (
 )
 
 
-def layer_pairs(theirs: str, names: Sequence[str] = BERT_LAYER) -> tuple[Pair, ...]:
+def layer_pairs(their_prefix: str, names: Sequence[str] = BERT_LAYER) -> tuple[NamePair, ...]:
     """Return the pairs of the encoder's post-LayerNorm layers. `names`: theirs for query, key, value and output of
-    attention, its norm, the two Linears of the feed-forward block and its norm, behind the prefix `theirs`.
+    attention, its norm, the two Linears of the feed-forward block and its norm, behind the prefix `their_prefix`.
     """
     named = zip(_LAYER, names, strict=True)
-    return tuple(p for own, name in named for p in with_bias(f"{OUR_LAYER}.{own}", f"{theirs}.{name}"))
+    return tuple(p for own, name in named for p in weight_and_bias(f"{OUR_LAYER}.{own}", f"{their_prefix}.{name}"))
 
 
-def embedding_pairs(theirs: str, *, token_types: bool = False) -> tuple[Pair, ...]:
+def embedding_pairs(their_prefix: str, *, token_types: bool = False) -> tuple[NamePair, ...]:
     """Return the pairs of word and position tables, of token types if there are any, and their LayerNorm."""
     ours = "encoder.embeddings"
-    segments = (Pair(f"{ours}.token_type.weight", f"{theirs}.token_type_embeddings.weight"),)
+    segments = (NamePair(f"{ours}.token_type.weight", f"{their_prefix}.token_type_embeddings.weight"),)
     return (
-        Pair(f"{ours}.word.weight", f"{theirs}.word_embeddings.weight"),
-        Pair(f"{ours}.position.weight", f"{theirs}.position_embeddings.weight"),
-        *with_bias(f"{ours}.norm", f"{theirs}.LayerNorm"),
+        NamePair(f"{ours}.word.weight", f"{their_prefix}.word_embeddings.weight"),
+        NamePair(f"{ours}.position.weight", f"{their_prefix}.position_embeddings.weight"),
+        *weight_and_bias(f"{ours}.norm", f"{their_prefix}.LayerNorm"),
         *(segments if token_types else ()),
     )

@@ -14,8 +14,13 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from encoder_core.families.config_json import TIED, ConfigJson, activation_to_json, unsupported
-from encoder_core.families.interchange import OUR_LAYER, Heads, HfNetwork, KeyTable, ModelType, Pair
+from encoder_core.families.config_json import (
+    TIED_DECODER_CONSTANT,
+    ConfigJson,
+    activation_to_json,
+    unsupported_value_error,
+)
+from encoder_core.families.interchange import OUR_LAYER, Heads, HfNetwork, KeyTable, ModelType, NamePair
 from encoder_core.families.pre_norm import PreNormConfig, plain_rope_base
 from encoder_core.layers.sizes import SmallForm
 
@@ -52,13 +57,13 @@ class ModernBertConfig(PreNormConfig):
     def with_rope_base(self, base: float) -> Self:
         return self.model_copy(update={"global_rope_base": base})
 
-    def shrink(self, form: SmallForm) -> dict[str, object]:
+    def small_form_fields(self, form: SmallForm) -> dict[str, object]:
         own = {
             "feed_forward": form.hidden * self.feed_forward // self.hidden,
             "local_attention": form.window,
             "attention_output_dropout": self.attention_output_dropout if form.drops else 0.0,
         }
-        return super().shrink(form) | own
+        return super().small_form_fields(form) | own
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         return HfNetwork("ModernBertForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
@@ -72,24 +77,24 @@ _THEIR_LAYER = "model.layers.{layer}"
 
 TABLE = KeyTable(
     pairs=(
-        Pair("encoder.embeddings.word.weight", "model.embeddings.tok_embeddings.weight"),
-        Pair("encoder.embeddings.norm.weight", "model.embeddings.norm.weight"),
-        Pair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.attn_norm.weight", first_layer=1),
-        Pair(f"{OUR_LAYER}.attention.qkv.weight", f"{_THEIR_LAYER}.attn.Wqkv.weight"),
-        Pair(f"{OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.attn.Wo.weight"),
-        Pair(f"{OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.mlp_norm.weight"),
-        Pair(f"{OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.Wi.weight"),
-        Pair(f"{OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.Wo.weight"),
-        Pair("encoder.final_norm.weight", "model.final_norm.weight"),
-        Pair("head.dense.weight", "head.dense.weight"),
-        Pair("head.norm.weight", "head.norm.weight"),
-        Pair("head.decoder.bias", "decoder.bias"),
+        NamePair("encoder.embeddings.word.weight", "model.embeddings.tok_embeddings.weight"),
+        NamePair("encoder.embeddings.norm.weight", "model.embeddings.norm.weight"),
+        NamePair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIR_LAYER}.attn_norm.weight", first_layer=1),
+        NamePair(f"{OUR_LAYER}.attention.qkv.weight", f"{_THEIR_LAYER}.attn.Wqkv.weight"),
+        NamePair(f"{OUR_LAYER}.attention.output.weight", f"{_THEIR_LAYER}.attn.Wo.weight"),
+        NamePair(f"{OUR_LAYER}.feed_forward_norm.weight", f"{_THEIR_LAYER}.mlp_norm.weight"),
+        NamePair(f"{OUR_LAYER}.feed_forward.up.weight", f"{_THEIR_LAYER}.mlp.Wi.weight"),
+        NamePair(f"{OUR_LAYER}.feed_forward.down.weight", f"{_THEIR_LAYER}.mlp.Wo.weight"),
+        NamePair("encoder.final_norm.weight", "model.final_norm.weight"),
+        NamePair("head.dense.weight", "head.dense.weight"),
+        NamePair("head.norm.weight", "head.norm.weight"),
+        NamePair("head.decoder.bias", "decoder.bias"),
     ),
     tied=("decoder.weight",),
 )
 
 _BIASES = "only the decoder may have, and has, a bias"
-FORM = ConfigJson(
+CONFIG_JSON = ConfigJson(
     "modernbert",
     {
         "layers": ("num_hidden_layers", 22),
@@ -107,7 +112,7 @@ FORM = ConfigJson(
         "activation": ("hidden_activation", "gelu"),
     },
     constants={
-        **TIED,
+        **TIED_DECODER_CONSTANT,
         **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), (False, _BIASES)),
         "decoder_bias": (True, _BIASES),
     },
@@ -126,7 +131,7 @@ def to_json(config: ModernBertConfig) -> dict[str, Any]:
     transformers' class has one rate for both dropouts of attention. We write that of the probabilities, as in the
     released models, whose 0.1 on attention's output is missing from their files.
     """
-    return FORM.write(
+    return CONFIG_JSON.to_fields(
         config,
         mlp_dropout=config.dropout,
         classifier_activation=activation_to_json(config.activation),
@@ -142,19 +147,19 @@ def from_json(fields: dict[str, Any]) -> ModernBertConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = FORM.complete(fields)
+    fields = CONFIG_JSON.fill_defaults(fields)
     if fields["classifier_activation"] != fields["hidden_activation"]:
-        raise unsupported("classifier_activation", fields, "it must be the same as hidden_activation")
+        raise unsupported_value_error("classifier_activation", fields, "it must be the same as hidden_activation")
     return ModernBertConfig(
-        **FORM.values(fields),
+        **CONFIG_JSON.to_settings(fields),
         attention_output_dropout=fields["attention_dropout"],
-        global_every=_global_every(fields),
+        global_every=_global_layer_period(fields),
         global_rope_base=_rope_base(fields, "full_attention", "global_rope_theta"),
         local_rope_base=_rope_base(fields, "sliding_attention", "local_rope_theta"),
     )
 
 
-def _global_every(fields: dict[str, Any]) -> int:
+def _global_layer_period(fields: dict[str, Any]) -> int:
     """Return the period of global layers, from `layer_types` if the file has it."""
     types = fields.get("layer_types")
     if types is None:
@@ -163,12 +168,12 @@ def _global_every(fields: dict[str, Any]) -> int:
     every = later[0] if later else max(len(types), 1)
     regular = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(types))]
     if types != regular or len(types) != fields["num_hidden_layers"]:
-        raise unsupported(
+        raise unsupported_value_error(
             "layer_types", fields, "every n-th layer from the first on must be global, the others local"
         )
     return every
 
 
-def _rope_base(fields: dict[str, Any], kind: str, former: str) -> float:
+def _rope_base(fields: dict[str, Any], kind: str, older_key: str) -> float:
     parameters = (fields.get("rope_parameters") or {}).get(kind)
-    return plain_rope_base(fields | {"rope_parameters": parameters}, former)
+    return plain_rope_base(fields | {"rope_parameters": parameters}, older_key)

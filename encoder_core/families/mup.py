@@ -20,13 +20,13 @@ def mup_base(model: _Model) -> _Model:
     mup = model.mup
     if mup is None:
         return model
-    if model.tied and not model.norm_before_decoder:
+    if model.has_tied_decoder and not model.has_norm_before_decoder:
         raise ModelError(
             f"muP is not defined for {model.name} whose decoder is the word embeddings: no norm of the head's own "
             "precedes the decoder, which could carry the output multiplier",
             remedy="leave model.mup out, or train a family whose head has a norm, or whose decoder is not tied",
         )
-    widths = {name: _narrowed_width(model, name, mup) for name in model.width_keys}
+    widths = {name: _narrowed_width(model, name, mup) for name in model.width_settings}
     if mup.feed_forward is not None:
         widths["feed_forward"] = mup.feed_forward
     try:

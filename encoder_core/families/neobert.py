@@ -16,15 +16,7 @@ from pydantic import Field
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config_json import ConfigJson
-from encoder_core.families.interchange import (
-    OUR_LAYER,
-    Heads,
-    HfNetwork,
-    KeyTable,
-    ModelType,
-    Pair,
-    TensorPart,
-)
+from encoder_core.families.interchange import OUR_LAYER, Heads, HfNetwork, KeyTable, ModelType, NamePair, TensorPart
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.sizes import Activation
 
@@ -47,15 +39,15 @@ class NeoBertConfig(PreNormConfig):
     rotary_base: float = Field(default=10_000.0, gt=0)
 
     @property
-    def decoder_only_head(self) -> bool:
+    def has_bare_decoder_head(self) -> bool:
         return True
 
     @property
-    def decoder_bias(self) -> bool:
+    def has_decoder_bias(self) -> bool:
         return True
 
     @property
-    def tied(self) -> bool:
+    def has_tied_decoder(self) -> bool:
         return False
 
     def rope_base(self, layer: int) -> float:
@@ -65,7 +57,7 @@ class NeoBertConfig(PreNormConfig):
         return self.model_copy(update={"rotary_base": base})
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
-        return HfNetwork(None, table(self), to_json(self)) if heads == "mlm" else None
+        return HfNetwork(None, key_table(self), to_json(self)) if heads == "mlm" else None
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
@@ -75,31 +67,31 @@ class NeoBertConfig(PreNormConfig):
 _THEIRS = "model.transformer_encoder.{layer}"
 
 
-def table(config: NeoBertConfig) -> KeyTable:
+def key_table(config: NeoBertConfig) -> KeyTable:
     """Return the names of the parameters, and where they lie in the packed matrices."""
     query, key, value = (partial(_head_rows, config, part) for part in range(3))
     qkv, inner = 3 * config.hidden, config.feed_forward
     return KeyTable(
         pairs=(
-            Pair("encoder.embeddings.word.weight", "model.encoder.weight"),
-            Pair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIRS}.attention_norm.weight"),
-            Pair(f"{OUR_LAYER}.attention.query.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, query)),
-            Pair(f"{OUR_LAYER}.attention.key.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, key)),
-            Pair(f"{OUR_LAYER}.attention.value.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, value)),
-            Pair(f"{OUR_LAYER}.attention.output.weight", f"{_THEIRS}.wo.weight"),
-            Pair(f"{OUR_LAYER}.feed_forward_norm.weight", f"{_THEIRS}.ffn_norm.weight"),
+            NamePair("encoder.embeddings.word.weight", "model.encoder.weight"),
+            NamePair(f"{OUR_LAYER}.attention_norm.weight", f"{_THEIRS}.attention_norm.weight"),
+            NamePair(f"{OUR_LAYER}.attention.query.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, query)),
+            NamePair(f"{OUR_LAYER}.attention.key.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, key)),
+            NamePair(f"{OUR_LAYER}.attention.value.weight", f"{_THEIRS}.qkv.weight", part=TensorPart(qkv, value)),
+            NamePair(f"{OUR_LAYER}.attention.output.weight", f"{_THEIRS}.wo.weight"),
+            NamePair(f"{OUR_LAYER}.feed_forward_norm.weight", f"{_THEIRS}.ffn_norm.weight"),
             *(
-                Pair(
+                NamePair(
                     f"{OUR_LAYER}.feed_forward.{half}.weight",
                     f"{_THEIRS}.ffn.w12.weight",
                     part=TensorPart(2 * inner, partial(range, first, first + inner)),
                 )
                 for half, first in (("gate", 0), ("up", inner))
             ),
-            Pair(f"{OUR_LAYER}.feed_forward.down.weight", f"{_THEIRS}.ffn.w3.weight"),
-            Pair("encoder.final_norm.weight", "model.layer_norm.weight"),
-            Pair("head.decoder.weight", "decoder.weight"),
-            Pair("head.decoder.bias", "decoder.bias"),
+            NamePair(f"{OUR_LAYER}.feed_forward.down.weight", f"{_THEIRS}.ffn.w3.weight"),
+            NamePair("encoder.final_norm.weight", "model.layer_norm.weight"),
+            NamePair("head.decoder.weight", "decoder.weight"),
+            NamePair("head.decoder.bias", "decoder.bias"),
         )
     )
 
@@ -112,7 +104,7 @@ def _head_rows(config: NeoBertConfig, part: int) -> list[int]:
     return [(3 * head + part) * width + row for head in range(config.heads) for row in order]
 
 
-FORM = ConfigJson(
+CONFIG_JSON = ConfigJson(
     "neobert",
     {
         "layers": ("num_hidden_layers", None),
@@ -148,7 +140,7 @@ def to_json(config: NeoBertConfig) -> dict[str, Any]:
             f"model.feed_forward is {config.feed_forward}, but NeoBERT supports multiples of {_WIDTH_MULTIPLE} only",
             remedy=f"train with model.feed_forward: {_round_up(config.feed_forward)} to export",
         )
-    return FORM.write(
+    return CONFIG_JSON.to_fields(
         config,
         embedding_init_range=config.initializer_range,
         intermediate_size=config.feed_forward * 3 // 2,
@@ -162,7 +154,7 @@ def from_json(fields: dict[str, Any]) -> NeoBertConfig:
     Raises:
         ModelError: a field is missing.
     """
-    required_names = [theirs for theirs, default in FORM.fields.values() if default is None]
+    required_names = [theirs for theirs, default in CONFIG_JSON.fields.values() if default is None]
     missing = [name for name in (*required_names, "intermediate_size") if name not in fields]
     if missing:
         raise ModelError(
@@ -170,7 +162,7 @@ def from_json(fields: dict[str, Any]) -> NeoBertConfig:
             remedy="take the file beside the published weights; if Maskfleet 0.2 wrote this one, export its run again",
         )
     return NeoBertConfig(
-        **FORM.read(fields),
+        **CONFIG_JSON.read_settings(fields),
         feed_forward=_round_up(2 * fields["intermediate_size"] // 3),
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from encoder_core.families.config import WithGenerator
-from encoder_core.families.config_json import unsupported
+from encoder_core.families.config_json import unsupported_value_error
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.encoder import PreNormLayer
@@ -41,7 +41,7 @@ class PreNormConfig(WithGenerator):
     layer_norm_eps: float = Field(default=1e-5, gt=0)
 
     @model_validator(mode="after")
-    def _heads_are_pairs(self) -> Self:
+    def _check_head_width_even(self) -> Self:
         if self.hidden // self.heads % 2:
             raise ValueError(
                 f"hidden / heads ({self.hidden // self.heads}) must be even: rotary positions turn pairs of numbers"
@@ -63,28 +63,28 @@ class PreNormConfig(WithGenerator):
         """Return whether a norm precedes the attention of a layer."""
         return layer > 0 or not self.embedding_norm
 
-    def encoder_weights(self) -> int:
+    def encoder_weight_count(self) -> int:
         attention = 2 * self.hidden * (self.hidden + self.hidden // self.heads * self.key_value_head_count)
         norms = sum(1 + self.has_attention_norm(layer) for layer in range(self.layers)) + 1
         layers = self.layers * (attention + 3 * self.hidden * self.feed_forward)
-        return self.embedding_weights() + layers + norms * self.hidden
+        return self.embedding_weight_count() + layers + norms * self.hidden
 
     def encoder_layers(self) -> "list[PreNormLayer]":
-        return [_layer(self, layer) for layer in range(self.layers)]
+        return [_build_layer(self, layer) for layer in range(self.layers)]
 
     def final_norm(self) -> "LayerNorm | RMSNorm":
-        return _norm(self)
+        return _build_norm(self)
 
 
-def _layer(config: PreNormConfig, layer: int) -> "PreNormLayer":
-    from encoder_core.layers.attention import SelfAttention, automatic
+def _build_layer(config: PreNormConfig, layer: int) -> "PreNormLayer":
+    from encoder_core.layers.attention import SelfAttention, attend_with_best_kernel
     from encoder_core.layers.encoder import GatedFeedForward, PreNormLayer
 
     attention = SelfAttention(
         config.hidden,
         config.heads,
         config.attention_dropout,
-        automatic,
+        attend_with_best_kernel,
         bias=config.biases,
         fused=config.fused,
         key_value_heads=config.key_value_head_count,
@@ -104,13 +104,13 @@ def _layer(config: PreNormConfig, layer: int) -> "PreNormLayer":
     return PreNormLayer(
         attention,
         feed_forward,
-        attention_norm=_norm(config) if config.has_attention_norm(layer) else None,
-        feed_forward_norm=_norm(config),
+        attention_norm=_build_norm(config) if config.has_attention_norm(layer) else None,
+        feed_forward_norm=_build_norm(config),
         dropout=config.attention_output_dropout,
     )
 
 
-def _norm(config: PreNormConfig) -> "LayerNorm | RMSNorm":
+def _build_norm(config: PreNormConfig) -> "LayerNorm | RMSNorm":
     from encoder_core.layers.residual import LayerNorm, RMSNorm
 
     if config.rms_norm:
@@ -128,5 +128,7 @@ def plain_rope_base(fields: Mapping[str, Any], key: str = "rope_theta") -> float
     parameters = fields.get("rope_parameters") or {}
     if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
         scaled = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-        raise unsupported(scaled, fields, "only plain rotary positions, of rope_type default, can be loaded")
+        raise unsupported_value_error(
+            scaled, fields, "only plain rotary positions, of rope_type default, can be loaded"
+        )
     return float(parameters.get("rope_theta", fields[key]))

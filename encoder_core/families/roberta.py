@@ -8,17 +8,17 @@ writing gives zeros.
 from typing import Any, ClassVar, Literal
 
 from encoder_core.families.config import WithGenerator
-from encoder_core.families.config_json import ENCODER_FLAGS, TIED, ConfigJson, bert_fields
+from encoder_core.families.config_json import ENCODER_FLAGS, TIED_DECODER_CONSTANT, ConfigJson, bert_fields
 from encoder_core.families.interchange import (
-    Fold,
+    FoldedTable,
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
-    Pair,
+    NamePair,
     embedding_pairs,
     layer_pairs,
-    with_bias,
+    weight_and_bias,
 )
 from encoder_core.layers.sizes import Activation
 
@@ -42,7 +42,7 @@ class RobertaConfig(WithGenerator):
 
     @property
     def first_position(self) -> int:
-        """As in fairseq."""
+        """The padding id + 1, as in fairseq."""
         return self.pad_id + 1
 
     @property
@@ -61,9 +61,9 @@ TABLE = KeyTable(
     pairs=(
         *embedding_pairs("roberta.embeddings"),
         *layer_pairs("roberta.encoder.layer.{layer}"),
-        *with_bias("head.dense", "lm_head.dense"),
-        *with_bias("head.norm", "lm_head.layer_norm"),
-        Pair("head.decoder.bias", "lm_head.bias"),
+        *weight_and_bias("head.dense", "lm_head.dense"),
+        *weight_and_bias("head.norm", "lm_head.layer_norm"),
+        NamePair("head.decoder.bias", "lm_head.bias"),
     ),
     tied=("lm_head.decoder.weight", "lm_head.decoder.bias"),
     unused=(
@@ -72,14 +72,14 @@ TABLE = KeyTable(
         "roberta.pooler.dense.weight",
         "roberta.pooler.dense.bias",
     ),
-    folds=(Fold("roberta.embeddings.token_type_embeddings.weight", "encoder.embeddings.position.weight"),),
+    folds=(FoldedTable("roberta.embeddings.token_type_embeddings.weight", "encoder.embeddings.position.weight"),),
 )
 
 
-FORM = ConfigJson(
+CONFIG_JSON = ConfigJson(
     "roberta",
     bert_fields(vocab=50_265, pad_id=1),
-    constants=TIED,
+    constants=TIED_DECODER_CONSTANT,
     unwritten=ENCODER_FLAGS,
     defaults={"max_position_embeddings": 512},
 )
@@ -88,7 +88,7 @@ FORM = ConfigJson(
 def to_json(config: RobertaConfig) -> dict[str, Any]:
     """Return the fields of config.json that describe the model."""
     rows = config.max_length + config.first_position
-    return FORM.write(config, max_position_embeddings=rows, type_vocab_size=1)
+    return CONFIG_JSON.to_fields(config, max_position_embeddings=rows, type_vocab_size=1)
 
 
 def from_json(fields: dict[str, Any]) -> RobertaConfig:
@@ -97,6 +97,6 @@ def from_json(fields: dict[str, Any]) -> RobertaConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = FORM.complete(fields)
+    fields = CONFIG_JSON.fill_defaults(fields)
     max_length = fields["max_position_embeddings"] - fields["pad_token_id"] - 1
-    return RobertaConfig(**FORM.values(fields), max_length=max_length)
+    return RobertaConfig(**CONFIG_JSON.to_settings(fields), max_length=max_length)

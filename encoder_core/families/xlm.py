@@ -13,15 +13,15 @@ from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import WithGenerator
-from encoder_core.families.config_json import TIED, ConfigJson, unsupported
+from encoder_core.families.config_json import TIED_DECODER_CONSTANT, ConfigJson, unsupported_value_error
 from encoder_core.families.interchange import (
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
-    Pair,
+    NamePair,
     layer_pairs,
-    with_bias,
+    weight_and_bias,
 )
 from encoder_core.layers.sizes import Initializer
 
@@ -44,13 +44,13 @@ class XlmConfig(WithGenerator):
     languages: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _languages_differ(self) -> Self:
+    def _check_languages_differ(self) -> Self:
         if len(set(self.languages)) < len(self.languages):
             raise ValueError(f"languages ({', '.join(self.languages)}) must differ from each other")
         return self
 
     @model_validator(mode="after")
-    def _inner_width_is_fixed(self) -> Self:
+    def _check_inner_width(self) -> Self:
         if self.feed_forward != INNER_RATIO * self.hidden:
             raise ValueError(
                 f"feed_forward ({self.feed_forward}) must be {INNER_RATIO} x hidden ({INNER_RATIO * self.hidden}): "
@@ -59,19 +59,19 @@ class XlmConfig(WithGenerator):
         return self
 
     @property
-    def decoder_only_head(self) -> bool:
+    def has_bare_decoder_head(self) -> bool:
         return True
 
     @property
-    def decoder_bias(self) -> bool:
+    def has_decoder_bias(self) -> bool:
         return True
 
     @property
-    def language_rows(self) -> int:
+    def language_table_rows(self) -> int:
         return len(self.languages) if len(self.languages) > 1 else 0
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
-        return HfNetwork("XLMWithLMHeadModel", table(self), to_json(self)) if heads == "mlm" else None
+        return HfNetwork("XLMWithLMHeadModel", key_table(self), to_json(self)) if heads == "mlm" else None
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
@@ -83,17 +83,17 @@ _LAYER = (
     *("attentions.{layer}.out_lin", "layer_norm1.{layer}"),
     *("ffns.{layer}.lin1", "ffns.{layer}.lin2", "layer_norm2.{layer}"),
 )
-_LANGUAGES = Pair("encoder.embeddings.language.weight", "transformer.lang_embeddings.weight")
+_LANGUAGES = NamePair("encoder.embeddings.language.weight", "transformer.lang_embeddings.weight")
 _PAIRS = (
-    Pair("encoder.embeddings.word.weight", "transformer.embeddings.weight"),
-    Pair("encoder.embeddings.position.weight", "transformer.position_embeddings.weight"),
-    *with_bias("encoder.embeddings.norm", "transformer.layer_norm_emb"),
+    NamePair("encoder.embeddings.word.weight", "transformer.embeddings.weight"),
+    NamePair("encoder.embeddings.position.weight", "transformer.position_embeddings.weight"),
+    *weight_and_bias("encoder.embeddings.norm", "transformer.layer_norm_emb"),
     *layer_pairs("transformer", _LAYER),
-    Pair("head.decoder.bias", "pred_layer.proj.bias"),
+    NamePair("head.decoder.bias", "pred_layer.proj.bias"),
 )
 
-_NO_OTHER = "only encoders with GELU can be loaded"
-FORM = ConfigJson(
+_GELU_REMEDY = "only encoders with GELU can be loaded"
+CONFIG_JSON = ConfigJson(
     "xlm",
     {
         "layers": ("n_layers", 12),
@@ -107,20 +107,20 @@ FORM = ConfigJson(
         "initializer_range": ("init_std", 0.02),
     },
     constants={
-        **TIED,
+        **TIED_DECODER_CONSTANT,
         "sinusoidal_embeddings": (False, "positions must be learned"),
         "causal": (False, "attention must see both ways"),
         "asm": (False, "the decoder must be a plain one, with scores of all ids at once"),
-        "gelu_activation": (True, _NO_OTHER),
+        "gelu_activation": (True, _GELU_REMEDY),
     },
-    unwritten={"is_encoder": (True, _NO_OTHER)},
+    unwritten={"is_encoder": (True, _GELU_REMEDY)},
     defaults={"n_langs": 1, "use_lang_emb": True, "pad_token_id": 2},
 )
 
 
-def table(config: XlmConfig) -> KeyTable:
+def key_table(config: XlmConfig) -> KeyTable:
     """Return the parameters, with the embeddings of languages if the model has them."""
-    languages = (_LANGUAGES,) if config.language_rows else ()
+    languages = (_LANGUAGES,) if config.language_table_rows else ()
     return KeyTable(
         pairs=(*_PAIRS, *languages),
         tied=("pred_layer.proj.weight",),
@@ -140,11 +140,11 @@ def to_json(config: XlmConfig) -> dict[str, Any]:
             remedy="train with model.activation: gelu to export",
         )
     ids = {name: number for number, name in enumerate(config.languages)}
-    return FORM.write(
+    return CONFIG_JSON.to_fields(
         config,
         embed_init_std=config.initializer_range,
         n_langs=max(1, len(config.languages)),
-        use_lang_emb=config.language_rows > 0,
+        use_lang_emb=config.language_table_rows > 0,
         lang2id=ids,
         id2lang={str(number): name for name, number in ids.items()},
         pad_index=config.pad_id,
@@ -158,11 +158,11 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = FORM.complete(fields)
+    fields = CONFIG_JSON.fill_defaults(fields)
     # transformers 4 reads and writes `pad_index`; 5 writes the same as `pad_token_id`, and null for none.
-    named = (fields.get("pad_index"), fields["pad_token_id"], FORM.defaults["pad_token_id"])
+    named = (fields.get("pad_index"), fields["pad_token_id"], CONFIG_JSON.defaults["pad_token_id"])
     return XlmConfig(
-        **FORM.values(fields),
+        **CONFIG_JSON.to_settings(fields),
         feed_forward=INNER_RATIO * fields["emb_dim"],
         pad_id=next(id_ for id_ in named if id_ is not None),
         languages=_languages(fields),
@@ -170,13 +170,13 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
 
 
 _MAX_LANGUAGES = 100_000
-"""More than there are. Each becomes a name, so an absurd number would fill the memory."""
+"""More languages than exist. A limit, because the names of an absurd number would fill the memory."""
 
 
 def _languages(fields: dict[str, Any]) -> tuple[str, ...]:
     count, names = fields["n_langs"], {number: name for name, number in (fields.get("lang2id") or {}).items()}
     if count > _MAX_LANGUAGES:
-        raise unsupported("n_langs", fields, f"at most {_MAX_LANGUAGES:,} languages can be loaded")
+        raise unsupported_value_error("n_langs", fields, f"at most {_MAX_LANGUAGES:,} languages can be loaded")
     if not fields["use_lang_emb"] or count < 2:
         return tuple(names.values()) if len(names) == 1 else ()
     return tuple(str(names.get(number, number)) for number in range(count))

@@ -11,17 +11,17 @@ from pydantic import Field, model_validator
 
 from encoder_core.errors import ModelError
 from encoder_core.families.config import EncoderConfig
-from encoder_core.families.config_json import ConfigJson, published
+from encoder_core.families.config_json import ConfigJson, published_value
 from encoder_core.families.interchange import (
     OUR_LAYER,
     Heads,
     HfNetwork,
     KeyTable,
     ModelType,
-    Pair,
-    with_bias,
+    NamePair,
+    weight_and_bias,
 )
-from encoder_core.layers.sizes import Recurrence, SmallForm, feed_forward_weights, norm_weights
+from encoder_core.layers.sizes import Recurrence, SmallForm, feed_forward_weight_count, norm_weight_count
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from encoder_core.layers.encoder import Embeddings
@@ -55,11 +55,9 @@ class XlnetConfig(EncoderConfig):
     memory_refresh: int = Field(default=100, gt=0)
 
     @model_validator(mode="after")
-    def _memory_comes_from_somewhere(self) -> Self:
+    def _check_memory_has_reuse(self) -> Self:
         if self.memory and not self.reuse:
-            raise ValueError(
-                f"memory is {self.memory}, but with reuse 0 no token joins it: set reuse, or memory to 0"
-            )
+            raise ValueError(f"memory is {self.memory}, but with reuse 0 no token joins it: set reuse, or memory to 0")
         return self
 
     def encoder(self, *, embeddings: "Embeddings | None" = None) -> "TwoStreamEncoder":
@@ -67,7 +65,7 @@ class XlnetConfig(EncoderConfig):
 
         return TwoStreamEncoder(
             self.input_embeddings(),
-            [_layer(self) for _ in range(self.layers)],
+            [_build_layer(self) for _ in range(self.layers)],
             recurrence=self.recurrence,
             dropout=self.dropout,
         )
@@ -77,23 +75,23 @@ class XlnetConfig(EncoderConfig):
         return Recurrence(self.reuse, self.memory, self.memory_refresh) if self.memory else None
 
     @property
-    def norm_before_decoder(self) -> bool:
+    def has_norm_before_decoder(self) -> bool:
         """Never: the decoder reads the query stream (`objectives/modules/permuted.py`)."""
         return False
 
-    def encoder_weights(self) -> int:
-        attention = 5 * self.hidden * self.hidden + 5 * self.hidden + norm_weights(self.hidden)
-        layer = attention + feed_forward_weights(self.hidden, self.feed_forward)
-        return self.embedding_weights() + self.hidden + self.layers * layer
+    def encoder_weight_count(self) -> int:
+        attention = 5 * self.hidden * self.hidden + 5 * self.hidden + norm_weight_count(self.hidden)
+        layer = attention + feed_forward_weight_count(self.hidden, self.feed_forward)
+        return self.embedding_weight_count() + self.hidden + self.layers * layer
 
-    def shrink(self, form: SmallForm) -> dict[str, object]:
+    def small_form_fields(self, form: SmallForm) -> dict[str, object]:
         scale = form.length / self.max_length
         own = {
             "reuse": round(scale * self.reuse),
             "memory": round(scale * self.memory),
             "memory_refresh": form.memory_refresh,
         }
-        return super().shrink(form) | own
+        return super().small_form_fields(form) | own
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
         """Return how transformers' class holds the encoder with XLNet's own head.
@@ -113,7 +111,7 @@ class XlnetConfig(EncoderConfig):
         return (ModelType("xlnet", "XLNetModel", from_json),)
 
 
-def _layer(config: XlnetConfig) -> "TwoStreamLayer":
+def _build_layer(config: XlnetConfig) -> "TwoStreamLayer":
     from encoder_core.layers.xlnet_attention import TwoStreamAttention
     from encoder_core.layers.xlnet_encoder import TwoStreamLayer
 
@@ -154,18 +152,18 @@ _ATTENTION = {
 
 TABLE = KeyTable(
     pairs=(
-        Pair("encoder.embeddings.word.weight", "transformer.word_embedding.weight"),
-        Pair("encoder.mask.weight", "transformer.mask_emb"),
-        *(Pair(f"{OUR_LAYER}.attention.{o}", f"{_THEIR_LAYER}.rel_attn.{t}") for o, t in _ATTENTION.items()),
-        *with_bias(f"{OUR_LAYER}.up", f"{_THEIR_LAYER}.ff.layer_1"),
-        *with_bias(f"{OUR_LAYER}.down", f"{_THEIR_LAYER}.ff.layer_2"),
-        *with_bias(f"{OUR_LAYER}.norm", f"{_THEIR_LAYER}.ff.layer_norm"),
-        Pair("head.decoder.bias", "lm_loss.bias"),
+        NamePair("encoder.embeddings.word.weight", "transformer.word_embedding.weight"),
+        NamePair("encoder.mask.weight", "transformer.mask_emb"),
+        *(NamePair(f"{OUR_LAYER}.attention.{o}", f"{_THEIR_LAYER}.rel_attn.{t}") for o, t in _ATTENTION.items()),
+        *weight_and_bias(f"{OUR_LAYER}.up", f"{_THEIR_LAYER}.ff.layer_1"),
+        *weight_and_bias(f"{OUR_LAYER}.down", f"{_THEIR_LAYER}.ff.layer_2"),
+        *weight_and_bias(f"{OUR_LAYER}.norm", f"{_THEIR_LAYER}.ff.layer_norm"),
+        NamePair("head.decoder.bias", "lm_loss.bias"),
     ),
     tied=("lm_loss.weight",),
 )
 
-FORM = ConfigJson(
+CONFIG_JSON = ConfigJson(
     "xlnet",
     {
         "layers": ("n_layer", 24),
@@ -182,9 +180,9 @@ FORM = ConfigJson(
         "max_length": ("longest_row", 512),
     },
     constants={
-        name: published(name, value) for name, value in (("attn_type", "bi"), ("tie_word_embeddings", True))
+        name: published_value(name, value) for name, value in (("attn_type", "bi"), ("tie_word_embeddings", True))
     },
-    unwritten={name: published(name, value) for name, value in (("clamp_len", -1), ("same_length", False))},
+    unwritten={name: published_value(name, value) for name, value in (("clamp_len", -1), ("same_length", False))},
     defaults={"mem_len": 512, "reuse_len": None},
 )
 
@@ -195,7 +193,7 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
     transformers has one rate for all dropout; our rate of attention probabilities is written beside it, and
     transformers does not read it.
     """
-    return FORM.write(
+    return CONFIG_JSON.to_fields(
         config,
         mem_len=config.memory or None,
         reuse_len=config.reuse or None,
@@ -210,9 +208,9 @@ def from_json(fields: dict[str, Any]) -> XlnetConfig:
     Raises:
         ModelError: the model has features that we do not support.
     """
-    fields = FORM.complete(fields)
+    fields = CONFIG_JSON.fill_defaults(fields)
     return XlnetConfig(
-        **FORM.values(fields),
+        **CONFIG_JSON.to_settings(fields),
         attention_dropout=fields.get("attention_dropout", fields["dropout"]),
         memory=(fields["mem_len"] or 0) if fields["reuse_len"] else 0,
         reuse=fields["reuse_len"] or 0,

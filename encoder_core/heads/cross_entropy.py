@@ -32,7 +32,7 @@ from encoder_core.layers.sizes import CHUNK_LOGITS
 from encoder_core.random_draws import draw_key, uniforms
 
 VOCAB_MULTIPLES = {"cuda": 64, "meta": 64, "cpu": 1}  # padding multiple of the vocabulary, by device
-GROUP_SIZE = 256  # ids that are sampled from together
+SAMPLING_GROUP_SIZE = 256  # ids that are sampled from together
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -100,7 +100,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if temperature is not None:
                 sampled[chunk] = _sample(scored.log_p_cV()[:, :own], draws[chunk], temperature)
             if gradients is not None:
-                d_cV, by_bias_V = scored.to_gradient(biased=bias is not None and own_c is None)
+                d_cV, by_bias_V = scored.overwrite_with_gradient(biased=bias is not None and own_c is None)
                 gradients.add(chunk, d_cV if own_c is None else d_cV.mul_(own_c[:, None]), by_bias_V)
         if gradients is not None:
             by_bias = gradients.bias[:own] if owns_bias and gradients.bias is not None else None
@@ -130,15 +130,15 @@ _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
 class _ChunkScores(Protocol):
     """The losses and predictions of a chunk of logits.
 
-    `to_gradient` overwrites the logits: it returns the gradient by the logits, and by the bias if the kernel computes
-    that sum over targets.
+    `overwrite_with_gradient` overwrites the logits: it returns the gradient by the logits, and by the bias if the
+    kernel computes that sum over targets.
     """
 
     losses_c: Tensor
     correct_c: Tensor
 
     def log_p_cV(self) -> Tensor: ...
-    def to_gradient(self, *, biased: bool) -> tuple[Tensor, Tensor | None]: ...
+    def overwrite_with_gradient(self, *, biased: bool) -> tuple[Tensor, Tensor | None]: ...
 
 
 def _score_class(features: Tensor) -> Callable[[Tensor, Tensor], _ChunkScores]:
@@ -168,7 +168,7 @@ class _PlainScores:
     def log_p_cV(self) -> Tensor:
         return self._log_p_cV
 
-    def to_gradient(self, *, biased: bool) -> tuple[Tensor, None]:
+    def overwrite_with_gradient(self, *, biased: bool) -> tuple[Tensor, None]:
         return _subtract_one_hot(self._log_p_cV.exp_(), self._ids_c), None
 
 
@@ -185,10 +185,10 @@ class _FusedScores:
         wide_cV = self._logits_cV.to(sums.losses.dtype, copy=True)
         return wide_cV.sub_(sums.largest[:, None]).sub_(sums.log_sums[:, None])
 
-    def to_gradient(self, *, biased: bool) -> tuple[Tensor, Tensor | None]:
-        from encoder_core.kernels.softmax_loss import to_gradient
+    def overwrite_with_gradient(self, *, biased: bool) -> tuple[Tensor, Tensor | None]:
+        from encoder_core.kernels.softmax_loss import overwrite_with_gradient
 
-        return self._logits_cV, to_gradient(self._logits_cV, self._ids_c, self._sums, biased=biased)
+        return self._logits_cV, overwrite_with_gradient(self._logits_cV, self._ids_c, self._sums, biased=biased)
 
 
 def pad_vocabulary(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -205,24 +205,28 @@ def pad_vocabulary(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor 
 
 
 def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
-    """Return [c] ids by inversion in two steps: which group of `GROUP_SIZE` ids, then which id of that group.
+    """Return [c] ids by inversion in two steps: which group of `SAMPLING_GROUP_SIZE` ids, then which id of that group.
 
     The ids are always in the vocabulary, even if the logits are not finite: such a step is skipped and must not crash.
     """
     p_cV = log_p_cV.exp() if temperature == 1.0 else (log_p_cV / temperature).softmax(-1)
     vocab = p_cV.shape[1]
-    whole = vocab // GROUP_SIZE
+    whole = vocab // SAMPLING_GROUP_SIZE
     sums = [
-        p_cV[:, : whole * GROUP_SIZE].view(len(p_cV), whole, GROUP_SIZE).sum(-1),
-        p_cV[:, whole * GROUP_SIZE :].sum(-1, True),
+        p_cV[:, : whole * SAMPLING_GROUP_SIZE].view(len(p_cV), whole, SAMPLING_GROUP_SIZE).sum(-1),
+        p_cV[:, whole * SAMPLING_GROUP_SIZE :].sum(-1, True),
     ]
-    group_c1 = _invert(torch.cat(sums, -1), draws_c2[:, :1])
-    ids_cG = group_c1 * GROUP_SIZE + torch.arange(GROUP_SIZE, device=p_cV.device)
+    group_c1 = _invert_cumulative(torch.cat(sums, -1), draws_c2[:, :1])
+    ids_cG = group_c1 * SAMPLING_GROUP_SIZE + torch.arange(SAMPLING_GROUP_SIZE, device=p_cV.device)
     members_cG = p_cV.gather(1, ids_cG.clamp(max=vocab - 1)).masked_fill(ids_cG >= vocab, 0.0)
-    return (group_c1 * GROUP_SIZE + _invert(members_cG, draws_c2[:, 1:])).squeeze(-1).clamp(max=vocab - 1)
+    return (
+        (group_c1 * SAMPLING_GROUP_SIZE + _invert_cumulative(members_cG, draws_c2[:, 1:]))
+        .squeeze(-1)
+        .clamp(max=vocab - 1)
+    )
 
 
-def _invert(weights: Tensor, draw_c1: Tensor) -> Tensor:
+def _invert_cumulative(weights: Tensor, draw_c1: Tensor) -> Tensor:
     """Return [c, 1], the first index whose cumulative weight exceeds draw * total.
 
     Weights are cumulated as integers, whose sums are the same in any order: torch has no deterministic cumulative sum

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from encoder_core.heads.cross_entropy import ChunkGradients, logit_chunks
 
-LOGIT_ARRAYS = 2
+LIVE_LOGIT_ARRAYS = 2
 """Number of logit arrays in memory at a time: the student's and a teacher's, where a cross-entropy has one."""
 
 
@@ -82,7 +82,7 @@ class _LinearDistillation(torch.autograd.Function):
         agreeing = torch.zeros((), dtype=torch.int64, device=features.device)
         student = LogitFactors(features, weight, bias)
         gradients = ChunkGradients(*student, wide) if wants_gradient else None
-        for chunk in logit_chunks(len(features), LOGIT_ARRAYS * weight.shape[0], weight.device):
+        for chunk in logit_chunks(len(features), LIVE_LOGIT_ARRAYS * weight.shape[0], weight.device):
             p_cV = _mean_softmax(teachers, chunk, temperature, wide)
             log_q_cV = _softened_logits(student, chunk, temperature, wide).log_softmax(-1)
             agreeing += (log_q_cV.argmax(-1) == p_cV.argmax(-1)).sum()
@@ -97,9 +97,7 @@ class _LinearDistillation(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad: Tensor, *_: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
         features, weight, bias = (
             None if saved is None else saved.mul_(grad).to(dtype)  # in place, because gradients are large
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
@@ -118,9 +116,7 @@ def _softened_logits(scores: LogitFactors, chunk: slice, temperature: float, wid
     return logits_cV.to(wide).div_(temperature)
 
 
-def _mean_softmax(
-    teachers: Sequence[LogitFactors], chunk: slice, temperature: float, wide: torch.dtype
-) -> Tensor:
+def _mean_softmax(teachers: Sequence[LogitFactors], chunk: slice, temperature: float, wide: torch.dtype) -> Tensor:
     """Return the mean of the teachers' softened distributions, [c, V]."""
     first, *others = teachers
     p_cV = _softened_logits(first, chunk, temperature, wide).softmax(-1)

@@ -119,7 +119,7 @@ class EnhancedMaskDecoder(nn.Module):
     ) -> Float[Tensor, "targets hidden"]:
         """Return the same from the states of `last_layer_input`, for callers that need those too."""
         at_M = batch.target_positions
-        queries_MH = x_TH.index_select(0, at_M) + self.position(batch.table_positions[at_M])
+        queries_MH = x_TH.index_select(0, at_M) + self.position(batch.absolute_positions[at_M])
         return encoder.rerun_last_layer(queries_MH, at_M, x_TH, batch, times=DECODER_PASSES)
 
 

@@ -84,12 +84,12 @@ class ShallowDecoder(nn.Module):
         place_TH = self.position(batch.positions)
         words_TH = words_TE if self.projection is None else self.projection(words_TE)
         query_TH = vector_TH + place_TH
-        text_TH = self.dropout(self.norm(words_TH + place_TH), batch.keys)
+        text_TH = self.dropout(self.norm(words_TH + place_TH), batch.random_keys)
         key_TH = torch.where((batch.positions == 0)[:, None], vector_TH, text_TH)
         attended_TH = self.output(self._attended_values(query_TH, key_TH, rows, visible_tokens(batch, rate)))
-        drop, keys_T = self.dropout, batch.keys
-        y_TH = normed_sum(self.attention_norm, query_TH, attended_TH, drop, keys_T, drop.draw())
-        return normed_sum(self.feed_forward_norm, y_TH, self.feed_forward(y_TH), drop, keys_T, drop.draw())
+        drop, keys_T = self.dropout, batch.random_keys
+        y_TH = normed_sum(self.attention_norm, query_TH, attended_TH, drop, keys_T, drop.next_draw())
+        return normed_sum(self.feed_forward_norm, y_TH, self.feed_forward(y_TH), drop, keys_T, drop.next_draw())
 
     def _attended_values(self, query_TH: Tensor, key_TH: Tensor, rows: Rows, visible_TL: Tensor) -> Tensor:
         """Return each query's mean of the values that it sees. Padding sees the row's vector, so that it is finite."""
@@ -120,7 +120,7 @@ def visible_tokens(batch: Batch, rate: float) -> Bool[Tensor, "tokens longest"]:
     1/65,536.
     """
     place_L = torch.arange(batch.max_length, device=batch.positions.device)
-    keep_TL = keep_mask(batch.keys, draw_key(), range(batch.max_length), drop_threshold(rate)).bool()
+    keep_TL = keep_mask(batch.random_keys, draw_key(), range(batch.max_length), drop_threshold(rate)).bool()
     here_TL = batch.positions[:, None]
     return ((keep_TL & (place_L != here_TL)) | (place_L == 0)) & _is_inside_row(batch, place_L)
 

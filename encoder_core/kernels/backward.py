@@ -15,18 +15,18 @@ import triton.language as tl
 from encoder_core.kernels.forward import keys_in_reach
 from encoder_core.kernels.tile import (
     add_vectors,
-    by_distance,
-    by_distance_of_keys,
-    carried_tiles,
     find_keys,
     find_queries,
+    gather_by_distance,
+    gather_by_key_distance,
     in_other_segment,
     in_upper_half,
     keep_mask,
     key_bounds,
     load_band,
     load_vectors,
-    product,
+    matrix_product,
+    memory_tile_count,
     row_bounds,
     row_sign,
     store_vectors,
@@ -47,7 +47,7 @@ def load_queries(x, tile: tl.constexpr, grad, log_sums, head, q_at, q_here):
 
 
 @triton.jit
-def make_deltas(x, tile: tl.constexpr, context, grads, deltas, head, q_at, q_here):
+def compute_deltas(x, tile: tl.constexpr, context, grads, deltas, head, q_at, q_here):
     """Compute, store and return the deltas of queries."""
     contexts = load_vectors(x, tile, context, head, q_at, q_here)
     delta = tl.sum(grads.to(tile.sums) * contexts.to(tile.sums), 1)
@@ -83,7 +83,7 @@ def softmax_gradients(
     """Return the probabilities after dropout, and the gradients by the unscaled scores, [S, S] each."""
     scores = tile_scores(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
     weights = tl.exp2(scores - log_sum[:, None])
-    d_weights = product(grads, tl.trans(v))
+    d_weights = matrix_product(grads, tl.trans(v))
     dropped = weights
     if x.draws is not None:
         keep = keep_mask(x, tile, head, q_at, q_here, k_first)
@@ -93,7 +93,7 @@ def softmax_gradients(
 
 
 @triton.jit
-def rows_of_sums(tile: tl.constexpr, sums, sign, q_first, k_first, half):
+def table_sum_rows(tile: tl.constexpr, sums, sign, q_first, k_first, half):
     """Return [S] int64, the rows of the program's sums that belong to half of the band of two tiles."""
     block = sign * (q_first - k_first) // tile.size - sums.lowest + half
     return ((tl.program_id(0).to(tl.int64) * sums.blocks + block) * tile.size) + tl.arange(0, tile.size)
@@ -108,19 +108,19 @@ def gradients_through_a(x, tile: tl.constexpr, sums, head, sign, r, turned, wait
     """
     half = (sign + 1) // 2
     complete = tl.where(in_upper_half(tile, sign, k_first, False) == (sign > 0), turned, waiting)
-    at = rows_of_sums(tile, sums, sign, q_first, k_first, half)
-    add_vectors(x, tile, sums.a, head, at, product(tl.trans(complete), r))
-    return product(complete, load_band(x, tile, x.table_a, head, sign, q_first, k_first, half))
+    at = table_sum_rows(tile, sums, sign, q_first, k_first, half)
+    add_vectors(x, tile, sums.a, head, at, matrix_product(tl.trans(complete), r))
+    return matrix_product(complete, load_band(x, tile, x.table_a, head, sign, q_first, k_first, half))
 
 
 @triton.jit
 def gradients_through_b(x, tile: tl.constexpr, sums, head, sign, k, turned, waiting, q_first, k_first):
-    """Do the same for table B: return gradients by k for the half that no later tile of queries uses."""
+    """Add to table B's gradients, and return those by k for the half that no later tile of queries uses."""
     half = (1 - sign) // 2
     complete = tl.where(in_upper_half(tile, sign, q_first, True) == (sign < 0), turned, waiting)
-    at = rows_of_sums(tile, sums, sign, q_first, k_first, half)
-    add_vectors(x, tile, sums.b, head, at, product(complete, k))
-    return product(tl.trans(complete), load_band(x, tile, x.table_b, head, sign, q_first, k_first, half))
+    at = table_sum_rows(tile, sums, sign, q_first, k_first, half)
+    add_vectors(x, tile, sums.b, head, at, matrix_product(complete, k))
+    return matrix_product(tl.trans(complete), load_band(x, tile, x.table_b, head, sign, q_first, k_first, half))
 
 
 @triton.jit
@@ -128,7 +128,7 @@ def gradients_through_c(x, tile: tl.constexpr, sums, head, sign, turned, q_first
     """Add to table C's gradients."""
     upper = in_upper_half(tile, sign, k_first, False)
     for half in tl.static_range(2):
-        at = rows_of_sums(tile, sums, sign, q_first, k_first, half)
+        at = table_sum_rows(tile, sums, sign, q_first, k_first, half)
         tl.atomic_add(
             sums.c + at * x.heads + head,
             tl.sum(tl.where(upper == (half == 1), turned, 0.0), 0),
@@ -137,7 +137,7 @@ def gradients_through_c(x, tile: tl.constexpr, sums, head, sign, turned, q_first
 
 
 @triton.jit
-def tile_of_queries(
+def process_query_tile(
     x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, q_first, tile: tl.constexpr
 ):
     """Compute what `queries_kernel` does for one tile of queries."""
@@ -147,7 +147,7 @@ def tile_of_queries(
         sign = row_sign(x, row)
         q_at, q_here = find_queries(x, tile, start, length, q_first)
         q, r, grads, log_sum = load_queries(x, tile, grad, log_sums, head, q_at, q_here)
-        delta = make_deltas(x, tile, context, grads, deltas, head, q_at, q_here)
+        delta = compute_deltas(x, tile, context, grads, deltas, head, q_at, q_here)
         dq = tl.full([tile.size, tile.padded], 0.0, tile.sums)
         dr = tl.full([tile.size, tile.padded], 0.0, tile.sums)
         d_same, d_other = tl.full([tile.size], 0.0, tile.sums), tl.full([tile.size], 0.0, tile.sums)
@@ -162,12 +162,12 @@ def tile_of_queries(
                 x, tile, head, sign, q, r, k, v, grads, log_sum, delta,
                 q_first, q_at, q_here, k_first, k_at, k_here,
             )  # fmt: skip
-            dq += product(d_scores.to(k.dtype), k)
+            dq += matrix_product(d_scores.to(k.dtype), k)
             if x.table_c is not None:
-                turned = by_distance(tile, sign, d_scores, k_first)
+                turned = gather_by_distance(tile, sign, d_scores, k_first)
                 gradients_through_c(x, tile, sums, head, sign, turned, q_first, k_first)
             if x.table_a is not None:
-                turned = by_distance(tile, sign, d_scores, k_first).to(q.dtype)
+                turned = gather_by_distance(tile, sign, d_scores, k_first).to(q.dtype)
                 by_r = gradients_through_a(x, tile, sums, head, sign, r, turned, waiting, q_first, k_first)
                 waiting = turned
                 if x.r is None:
@@ -203,13 +203,13 @@ def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sum
     """
     if x.table_a is None and x.table_c is None:
         row, number = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-        tile_of_queries(
+        process_query_tile(
             x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, number * tile.size, tile
         )
     else:
         for task in range(tl.program_id(0), x.rows * tiles, tl.num_programs(0)):
             row, number = row_and_tile(task, tiles)
-            tile_of_queries(
+            process_query_tile(
                 x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, number * tile.size, tile
             )
             tl.debug_barrier()  # the next tile adds to the same sums, perhaps by other threads
@@ -237,10 +237,10 @@ def queries_in_reach(x, tile: tl.constexpr, length, k_first):
 
 
 @triton.jit
-def tile_of_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile: tl.constexpr):
+def process_key_tile(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile: tl.constexpr):
     """Compute what `keys_kernel` does for one tile of keys."""
     head = tl.program_id(1)
-    k_first = (number - carried_tiles(x, tile)) * tile.size
+    k_first = (number - memory_tile_count(x, tile)) * tile.size
     start, length = row_bounds(x, row)
     k_start, k_length = key_bounds(x, row, start, length)
     if k_first < k_length:
@@ -260,10 +260,10 @@ def tile_of_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile: t
                 x, tile, head, sign, q, r, k, v, grads, log_sum, delta,
                 q_first, q_at, q_here, k_first, k_at, k_here,
             )  # fmt: skip
-            dv += product(tl.trans(dropped.to(grads.dtype)), grads)
-            dk += product(tl.trans(d_scores.to(q.dtype)), q)
+            dv += matrix_product(tl.trans(dropped.to(grads.dtype)), grads)
+            dk += matrix_product(tl.trans(d_scores.to(q.dtype)), q)
             if x.table_b is not None:
-                turned = by_distance_of_keys(tile, sign, d_scores, q_first).to(k.dtype)
+                turned = gather_by_key_distance(tile, sign, d_scores, q_first).to(k.dtype)
                 dk += gradients_through_b(x, tile, sums, head, sign, k, turned, waiting, q_first, k_first)
                 waiting = turned
         if x.table_b is not None:
@@ -282,9 +282,9 @@ def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, sums, tiles, tile: tl.const
     """
     if x.table_b is None:
         row, number = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-        tile_of_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
+        process_key_tile(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
     else:
         for task in range(tl.program_id(0), x.rows * tiles, tl.num_programs(0)):
             row, number = row_and_tile(task, tiles)
-            tile_of_keys(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
+            process_key_tile(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
             tl.debug_barrier()  # the next tile adds to the same sums, perhaps by other threads

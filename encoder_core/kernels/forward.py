@@ -8,13 +8,13 @@ import triton
 import triton.language as tl
 
 from encoder_core.kernels.tile import (
-    carried_tiles,
     find_keys,
     find_queries,
     keep_mask,
     key_bounds,
     load_vectors,
-    product,
+    matrix_product,
+    memory_tile_count,
     row_bounds,
     row_sign,
     store_vectors,
@@ -25,7 +25,7 @@ from encoder_core.kernels.tile import (
 @triton.jit
 def keys_in_reach(x, tile: tl.constexpr, length, q_first):
     """Return the start of the first tile of keys that the tile of queries may see, and the end of the last."""
-    low, high = 0 - carried_tiles(x, tile) * tile.size, length
+    low, high = 0 - memory_tile_count(x, tile) * tile.size, length
     if x.window is not None:
         low = tl.maximum(q_first - x.window, 0) // tile.size * tile.size
         high = tl.minimum(length, q_first + tile.size + x.window)
@@ -67,7 +67,7 @@ def forward_kernel(x, context, log_sums, tiles, tile: tl.constexpr):
         if x.draws is not None:
             weights = tl.where(keep_mask(x, tile, head, q_at, q_here, k_first), weights, 0.0)
         v = load_vectors(x, tile, x.v, head, k_at, k_here)
-        mixed = mixed * shrink[:, None] + product(weights.to(v.dtype), v)
+        mixed = mixed * shrink[:, None] + matrix_product(weights.to(v.dtype), v)
         highest = higher
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)

@@ -20,16 +20,16 @@ from encoder_core.kernels.forward import forward_kernel
 from encoder_core.kernels.operands import KernelInputs
 from encoder_core.kernels.table_gradients import (
     TableSums,
-    empty_sums,
     programs_per_head,
     table_gradient,
     tile_differences,
+    zero_sums,
 )
 from encoder_core.kernels.tiling import Tiling, Tilings, choose_tilings, compute_generation, make_tile
 
 
 @dataclass(frozen=True)
-class Layout:
+class AttentionLayout:
     """Where tokens are and what they see; fields as in `operands.KernelInputs`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Terms:
+class ScoreTerms:
     """The terms of the scores; fields as in `operands.KernelInputs`."""
 
     r: Tensor | None = None
@@ -70,17 +70,22 @@ class Terms:
 
 
 def fused_attention(
-    q: Tensor, k: Tensor, v: Tensor, terms: Terms, layout: Layout, cuts: Tilings | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    terms: ScoreTerms,
+    layout: AttentionLayout,
+    tilings: Tilings | None = None,
 ) -> Tensor:
-    """Return the context [M, N, D]; it is 0 for a query that sees nothing. `cuts` None: those of `tiling.py`."""
+    """Return the context [M, N, D]; it is 0 for a query that sees nothing. `tilings` None: those of `tiling.py`."""
     relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
-    used = cuts or choose_tilings(
+    used = tilings or choose_tilings(
         q.dtype,
         q.shape[-1],
         compute_generation(q.device),
-        relative=any(term is not None for term in relative),
-        by_keys=terms.table_b is not None,
-        by_position=terms.table_c is not None,
+        has_relative_terms=any(term is not None for term in relative),
+        has_table_b=terms.table_b is not None,
+        has_table_c=terms.table_c is not None,
     )
     return _apply(q, k, v, *relative, layout, used)
 
@@ -92,7 +97,7 @@ class _FusedAttention(torch.autograd.Function):
         tensors = [None if x is None else x.contiguous() for x in given]
         x = _kernel_inputs(tensors, layout)
         context = torch.empty_like(x.q)  # every query lies in a row, whose program writes its context
-        log_sums = _empty_by_query(x)
+        log_sums = _empty_per_query(x)
         if x.rows and layout.longest:
             tiles = -(-layout.longest // cuts.forward.size)
             forward_kernel[(x.rows * tiles, x.heads)](
@@ -111,45 +116,54 @@ class _FusedAttention(torch.autograd.Function):
             return *(None if tensor is None else torch.zeros_like(tensor) for tensor in tensors), None, None
         # Every token lies in a row, whose program writes the token's gradients.
         by = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
-        given = (x, grad.contiguous(), log_sums, _empty_by_query(x))
-        _run_queries(given, context, by, layout, ctx.cuts.queries)
-        _run_keys(given, by, layout, ctx.cuts.keys)
+        given = (x, grad.contiguous(), log_sums, _empty_per_query(x))
+        _run_query_kernel(given, context, by, layout, ctx.cuts.queries)
+        _run_key_kernel(given, by, layout, ctx.cuts.keys)
         return *by, None, None
 
 
 _apply: Callable[..., Tensor] = _FusedAttention.apply
 
 
-Inputs = tuple[KernelInputs, Tensor, Tensor, Tensor]
+BackwardInputs = tuple[KernelInputs, Tensor, Tensor, Tensor]
 """Inputs, the context's gradients, log2 of the sums of exponentials, and deltas: a query's context times its
 gradient, which the kernel by queries writes first."""
 
 
-def _run_queries(
-    given: Inputs, context: Tensor, by: list[Tensor | None], layout: Layout, cut: Tiling
+def _run_query_kernel(
+    inputs: BackwardInputs,
+    context: Tensor,
+    gradients: list[Tensor | None],
+    layout: AttentionLayout,
+    tiling: Tiling,
 ) -> None:
-    """Write the deltas, and into `by` the gradients by queries, r, segment scores, and tables A and C."""
-    x, grad, log_sums, deltas = given
-    tiles = -(-layout.longest // cut.size)
-    sums, programs = _sums_and_programs(x, (x.table_a, None, x.table_c), layout, tiles, cut.size)
+    """Write the deltas, and into `gradients` the gradients by queries, r, segment scores, and tables A and C."""
+    x, grad, log_sums, deltas = inputs
+    tiles = -(-layout.longest // tiling.size)
+    sums, programs = _sums_and_programs(x, (x.table_a, None, x.table_c), layout, tiles, tiling.size)
     queries_kernel[(programs, x.heads)](
-        x, grad, context, log_sums, deltas, by[0], by[3], by[7], sums, tiles, make_tile(x, cut.size), **cut.options
+        x, grad, context, log_sums, deltas, gradients[0], gradients[3], gradients[7], sums, tiles,
+        make_tile(x, tiling.size), **tiling.options,
     )  # fmt: skip
-    _add_up(sums, x, by, cut.size)
+    _write_table_gradients(sums, x, gradients, tiling.size)
 
 
-def _run_keys(given: Inputs, by: list[Tensor | None], layout: Layout, cut: Tiling) -> None:
-    """Write the gradients by keys, values and table B into `by`."""
-    x = given[0]
+def _run_key_kernel(
+    inputs: BackwardInputs, gradients: list[Tensor | None], layout: AttentionLayout, tiling: Tiling
+) -> None:
+    """Write the gradients by keys, values and table B into `gradients`."""
+    x = inputs[0]
     longest = layout.longest if layout.longest_k is None else layout.longest_k
-    tiles = -(-longest // cut.size) - (-x.carried // cut.size)
-    sums, programs = _sums_and_programs(x, (None, x.table_b, None), layout, tiles, cut.size)
-    keys_kernel[(programs, x.heads)](*given, by[1], by[2], sums, tiles, make_tile(x, cut.size), **cut.options)
-    _add_up(sums, x, by, cut.size)
+    tiles = -(-longest // tiling.size) - (-x.carried // tiling.size)
+    sums, programs = _sums_and_programs(x, (None, x.table_b, None), layout, tiles, tiling.size)
+    keys_kernel[(programs, x.heads)](
+        *inputs, gradients[1], gradients[2], sums, tiles, make_tile(x, tiling.size), **tiling.options
+    )
+    _write_table_gradients(sums, x, gradients, tiling.size)
 
 
 def _sums_and_programs(
-    x: KernelInputs, tables: tuple[Tensor | None, ...], layout: Layout, tiles: int, size: int
+    x: KernelInputs, tables: tuple[Tensor | None, ...], layout: AttentionLayout, tiles: int, size: int
 ) -> tuple[TableSums, int]:
     """Return the sums for a launch's gradients by tables A, B and C, and its number of programs for each head."""
     if all(table is None for table in tables):
@@ -158,29 +172,29 @@ def _sums_and_programs(
     lowest, differences = tile_differences(
         layout.longest, x.carried, size, backwards=layout.signs is not None, causal=layout.causal
     )
-    return empty_sums(tables, programs=programs, lowest=lowest, blocks=differences + 1, size=size), programs
+    return zero_sums(tables, programs=programs, lowest=lowest, blocks=differences + 1, size=size), programs
 
 
-def _add_up(sums: TableSums, x: KernelInputs, by: list[Tensor | None], size: int) -> None:
+def _write_table_gradients(sums: TableSums, x: KernelInputs, gradients: list[Tensor | None], size: int) -> None:
     first = sums.lowest * size - (size - 1) + x.center
     tables = (x.table_a, x.table_b, x.table_c)
     for number, (own, table) in enumerate(zip(sums[:3], tables, strict=True), 4):
         if own is not None:
-            by[number] = table_gradient(own, table, first)
+            gradients[number] = table_gradient(own, table, first)
 
 
-def _empty_by_query(x: KernelInputs) -> Tensor:
+def _empty_per_query(x: KernelInputs) -> Tensor:
     """Return [M, N], unwritten, in the dtype of sums."""
     dtype = torch.float64 if x.q.dtype == torch.float64 else torch.float32
     return torch.empty(x.q.shape[:2], dtype=dtype, device=x.q.device)
 
 
-def _kernel_inputs(tensors: list[Tensor | None], layout: Layout) -> KernelInputs:
+def _kernel_inputs(tensors: list[Tensor | None], layout: AttentionLayout) -> KernelInputs:
     named = dict(zip(_TENSORS, tensors, strict=True))
     q = named["q"]
     assert q is not None
     tables = [len(table) for name in _TABLES if (table := named[name]) is not None]
-    where = {name: value for name, value in vars(layout).items() if name not in _BY_HOST}
+    where = {name: value for name, value in vars(layout).items() if name not in _HOST_FIELDS}
     return KernelInputs(
         **named,
         **where,
@@ -194,5 +208,5 @@ def _kernel_inputs(tensors: list[Tensor | None], layout: Layout) -> KernelInputs
 _TABLES = ("table_a", "table_b", "table_c")
 _TENSORS = ("q", "k", "v", "r", *_TABLES, "segment_scores")
 """The tensors of `KernelInputs` that autograd knows, in the order of the function's arguments."""
-_BY_HOST = ("longest", "longest_k", "causal")
-"""The fields of `Layout` that decide on launches, or are told to kernels in another form."""
+_HOST_FIELDS = ("longest", "longest_k", "causal")
+"""The fields of `AttentionLayout` that decide on launches, or are told to kernels in another form."""

@@ -21,12 +21,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.kernels.tile import GOLDEN, mix
+from encoder_core.kernels.tile import GOLDEN_RATIO_64, mix_bits
 
 _MAX_PROGRAMS = 1024  # most programs of a backward pass: some warps for each multiprocessor, few sums to add
 
 
-class Norm(NamedTuple):
+class NormParameters(NamedTuple):
     """The parameters of a norm. `weight`, `bias` [H]; `centered`: LayerNorm, else RMSNorm."""
 
     weight: Tensor
@@ -36,7 +36,7 @@ class Norm(NamedTuple):
 
 
 @triton.jit
-def inverse_rate(threshold, sums: tl.constexpr):
+def kept_scale(threshold, sums: tl.constexpr):
     """Return the factor of kept numbers. Triton would take a float from the host as fp32, which is not exact enough
     for fp64.
     """
@@ -46,10 +46,10 @@ def inverse_rate(threshold, sums: tl.constexpr):
 
 @triton.jit
 def dropout_keep_mask(draws, row, threshold, padded: tl.constexpr):
-    """Return [padded] bool of a token: whether `random_draws.numbers16` of key and draw reaches the threshold."""
+    """Return [padded] bool of a token: whether `random_draws.uniform_int16` of key and draw reaches the threshold."""
     drawn = tl.load(draws + row).to(tl.uint64, bitcast=True)
     quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash serves four columns
-    hashed = mix(drawn + quad * GOLDEN)
+    hashed = mix_bits(drawn + quad * GOLDEN_RATIO_64)
     which = tl.arange(0, 4)[None, :]
     low, high = hashed.to(tl.uint32)[:, None], (hashed >> 32).to(tl.uint32)[:, None]
     bits = tl.where(which < 2, low, high) >> (which % 2 * 16).to(tl.uint32)
@@ -69,7 +69,7 @@ def forward_kernel(
     at = row * width + column
     added = tl.load(x + at, mask=here, other=0.0).to(sums)
     if draws is not None:
-        inverse = inverse_rate(threshold, sums)
+        inverse = kept_scale(threshold, sums)
         added = tl.where(dropout_keep_mask(draws, row, threshold, padded), added * inverse, 0.0)
     summed = tl.load(residual + at, mask=here, other=0.0).to(sums) + added
     # Rounded to the stored dtype, so that the norm is that of the sum which the backward pass reads.
@@ -119,7 +119,7 @@ def backward_kernel(
             d += tl.load(by_total + at, mask=here, other=0.0).to(sums)
         tl.store(dresidual + at, d.to(dresidual.dtype.element_ty), mask=here)
         if draws is not None:
-            inverse = inverse_rate(threshold, sums)
+            inverse = kept_scale(threshold, sums)
             d = tl.where(dropout_keep_mask(draws, row, threshold, padded), d * inverse, 0.0)
             tl.store(dx + at, d.to(dx.dtype.element_ty), mask=here)
     tl.store(dweight + program * width + column, by_weight, mask=here)
@@ -130,7 +130,7 @@ def backward_kernel(
 def residual_norm(
     x: Float[Tensor, "tokens hidden"],
     residual: Float[Tensor, "tokens hidden"],
-    norm: Norm,
+    norm: NormParameters,
     draws: Int[Tensor, " tokens"] | None,
     threshold: int,
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:

@@ -47,9 +47,7 @@ class SoftmaxSums(NamedTuple):
 
 # Numbers that change from chunk to chunk are not compiled in: what a trial compiles is what a run uses.
 @triton.jit(do_not_specialize_on_alignment=["ids"])
-def sums_kernel(
-    logits, ids, losses, correct, largest, log_sums, vocab, columns: tl.constexpr, sums: tl.constexpr
-):
+def sums_kernel(logits, ids, losses, correct, largest, log_sums, vocab, columns: tl.constexpr, sums: tl.constexpr):
     target = tl.program_id(0).to(tl.int64)
     row = logits + target * vocab
     most = tl.full([columns], _LOWEST, sums)
@@ -108,7 +106,7 @@ def softmax_sums(logits: Float[Tensor, "targets vocab"], ids: Int[Tensor, " targ
     return SoftmaxSums(losses, correct, largest, log_sums)
 
 
-def to_gradient(
+def overwrite_with_gradient(
     logits: Float[Tensor, "targets vocab"],
     ids: Int[Tensor, " targets"],
     sums: SoftmaxSums,

@@ -21,7 +21,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-BLOCK = 2048  # elements of a block; constant, so that a trial compiles the kernels that a run uses
+BLOCK_ELEMENTS = 2048  # elements of a block; constant, so that a trial compiles the kernels that a run uses
 _SUMMED_BLOCKS = 1024  # blocks that the second kernel adds at a time
 _OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 State = Mapping[str, Tensor]
@@ -44,7 +44,7 @@ def split_into_blocks(ranges: Iterable[tuple[int, int, int, int]], device: torch
     """Return the blocks of ranges, each given by its first element, its end, number and size of its parameter."""
     pieces, edges = [torch.empty(0, 4, dtype=torch.int64)], list[tuple[int, int, int]]()
     for start, *rest in (its for its in ranges if its[0] < its[1]):
-        firsts = torch.arange(start, rest[0], BLOCK)
+        firsts = torch.arange(start, rest[0], BLOCK_ELEMENTS)
         pieces.append(torch.stack([firsts, *(torch.full_like(firsts, number) for number in rest)], 1))
         before = edges[-1][1] if edges else 0
         edges.append((before, before + len(firsts), rest[1]))
@@ -80,9 +80,7 @@ def squares_kernel(sums, ranges, squares, columns: tl.constexpr):
 
 
 @triton.jit
-def weights_kernel(
-    weight, first, second, pieces, squares, rate, decay, inverse1, root2, eps, columns: tl.constexpr
-):
+def weights_kernel(weight, first, second, pieces, squares, rate, decay, inverse1, root2, eps, columns: tl.constexpr):
     its = pieces + 4 * tl.program_id(0).to(tl.int64)
     at = tl.load(its) + tl.arange(0, columns)
     here = at < tl.load(its + 1)
@@ -105,7 +103,7 @@ def update_moments(
     if len(blocks.ranges):
         moments_kernel[(len(blocks.pieces),)](
             gradient, state["exp_avg"], state["exp_avg_sq"], blocks.pieces, sums, beta1, 1 - beta1, beta2, 1 - beta2,
-            1 / (1 - beta2 ** group["step"]), group["eps"], columns=BLOCK, **_OPTIONS,
+            1 / (1 - beta2 ** group["step"]), group["eps"], columns=BLOCK_ELEMENTS, **_OPTIONS,
         )  # fmt: skip
         squares_kernel[(len(blocks.ranges),)](sums, blocks.ranges, squares, columns=_SUMMED_BLOCKS)
 
@@ -118,5 +116,5 @@ def update_weights(
     if len(blocks.ranges):
         weights_kernel[(len(blocks.pieces),)](
             weight, state["exp_avg"], state["exp_avg_sq"], blocks.pieces, squares, -group["lr"],
-            group["weight_decay"], 1 / bias1, bias2**-0.5, group["eps"], columns=BLOCK, **_OPTIONS,
+            group["weight_decay"], 1 / bias1, bias2**-0.5, group["eps"], columns=BLOCK_ELEMENTS, **_OPTIONS,
         )  # fmt: skip

@@ -40,28 +40,26 @@ def programs_per_head(device: torch.device, heads: int, tiles: int) -> int:
     return max(1, min(tiles, at_once // heads))
 
 
-def empty_sums(
-    tables: tuple[Tensor | None, ...], *, programs: int, lowest: int, blocks: int, size: int
-) -> TableSums:
+def zero_sums(tables: tuple[Tensor | None, ...], *, programs: int, lowest: int, blocks: int, size: int) -> TableSums:
     """Return sums of 0 for the gradients by tables A, B and C; None: not of this launch."""
 
-    def zeros(table: Tensor | None) -> Tensor | None:
+    def zeros_for_table(table: Tensor | None) -> Tensor | None:
         if table is None:
             return None
         dtype = torch.promote_types(table.dtype, torch.float32)
         return torch.zeros((programs, blocks * size, *table.shape[1:]), dtype=dtype, device=table.device)
 
-    a, b, c = (zeros(table) for table in tables)
+    a, b, c = (zeros_for_table(table) for table in tables)
     return TableSums(a, b, c, lowest, blocks)
 
 
-def table_gradient(sums: Tensor, table: Tensor, first: int) -> Tensor:
-    """Return the gradient by a table [E, ...] from the sums of all programs, which begin at its row `first`."""
+def table_gradient(sums: Tensor, table: Tensor, first_row: int) -> Tensor:
+    """Return the gradient by a table [E, ...] from the sums of all programs, which begin at its row `first_row`."""
     rows = sums.sum(0)
-    skipped = max(0, -first)
-    rows = rows[skipped : len(table) - first]
+    skipped = max(0, -first_row)
+    rows = rows[skipped : len(table) - first_row]
     gradient = torch.zeros_like(table)
-    gradient[first + skipped : first + skipped + len(rows)] = rows
+    gradient[first_row + skipped : first_row + skipped + len(rows)] = rows
     return gradient
 
 

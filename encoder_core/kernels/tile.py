@@ -17,14 +17,14 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-_HEAD_ODD = tl.constexpr(0xC2B2AE3D27D4EB4F)
-GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+_HEAD_MULTIPLIER = tl.constexpr(0xC2B2AE3D27D4EB4F)
+GOLDEN_RATIO_64 = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 
 @triton.jit
-def product(a, b):
+def matrix_product(a, b):
     """Return a @ b. fp32 takes three passes of tensor cores, with nearly full precision."""
     if a.dtype == tl.float64:
         return tl.dot(a, b, out_dtype=tl.float64)
@@ -59,7 +59,7 @@ def row_sign(x, row):
 
 
 @triton.jit
-def carried_tiles(x, tile: tl.constexpr):
+def memory_tile_count(x, tile: tl.constexpr):
     """Return the number of tiles of memory keys before the first token. Tiles begin at multiples of S on both sides
     of it.
     """
@@ -148,8 +148,8 @@ def in_upper_half(tile: tl.constexpr, sign, first, of_keys: tl.constexpr):
 @triton.jit
 def scores_by_a(x, tile: tl.constexpr, head, sign, r, q_first, k_first):
     """Return r_i . A[e], [S, S]."""
-    lower = product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 0)))
-    upper = product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 1)))
+    lower = matrix_product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 0)))
+    upper = matrix_product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 1)))
     both = tl.where(in_upper_half(tile, sign, k_first, False), upper, lower)
     return tl.gather(both, distance_index(tile, sign, k_first), 1)
 
@@ -158,14 +158,14 @@ def scores_by_a(x, tile: tl.constexpr, head, sign, r, q_first, k_first):
 def scores_by_b(x, tile: tl.constexpr, head, sign, k, q_first, k_first):
     """Return k_j . B[e], [S, S]."""
     keys = tl.trans(k)
-    lower = product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 0), keys)
-    upper = product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 1), keys)
+    lower = matrix_product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 0), keys)
+    upper = matrix_product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 1), keys)
     both = tl.where(in_upper_half(tile, sign, k_first, True), upper, lower)
     return tl.gather(both, distance_index(tile, sign, k_first), 0)
 
 
 @triton.jit
-def by_distance(tile: tl.constexpr, sign, values, first):
+def gather_by_distance(tile: tl.constexpr, sign, values, first):
     """Return [S queries, S places], `values` [S queries, S keys] at the places of their distances in either half of
     the band.
     """
@@ -175,8 +175,8 @@ def by_distance(tile: tl.constexpr, sign, values, first):
 
 
 @triton.jit
-def by_distance_of_keys(tile: tl.constexpr, sign, values, first):
-    """Return the same as `by_distance`, but [S places, S keys]."""
+def gather_by_key_distance(tile: tl.constexpr, sign, values, first):
+    """Return the same as `gather_by_distance`, but [S places, S keys]."""
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     query = (i[None, :] + sign * (i[:, None] + 1)) & (tile.size - 1)
     return tl.gather(values, query, 0)
@@ -210,7 +210,7 @@ def pair_is_visible(x, tile: tl.constexpr, q_first, q_at, q_here, k_first, k_at,
 @triton.jit
 def tile_scores(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here):
     """Return the scores [S, S] in units of log2, -inf for keys that are not visible."""
-    scores = product(q, tl.trans(k))
+    scores = matrix_product(q, tl.trans(k))
     if x.table_a is not None:
         scores += scores_by_a(x, tile, head, sign, r, q_first, k_first)
     if x.table_b is not None:
@@ -231,7 +231,7 @@ def tile_scores(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_her
 
 
 @triton.jit
-def mix(x):
+def mix_bits(x):
     """Mix the bits of a 64-bit word (`random_draws.py`)."""
     x = (x ^ (x >> 30)) * _MIX_1
     x = (x ^ (x >> 27)) * _MIX_2
@@ -240,19 +240,19 @@ def mix(x):
 
 @triton.jit
 def keep_mask(x, tile: tl.constexpr, head, q_at, q_here, k_first):
-    """Return [S, S] bool, the probabilities kept by dropout: `random_draws.numbers16` of query, head and key."""
+    """Return [S, S] bool, the probabilities kept by dropout: `random_draws.uniform_int16` of query, head and key."""
     drawn = tl.load(x.draws + q_at, mask=q_here, other=0).to(tl.uint64, bitcast=True)
-    drawn += head.to(tl.uint64) * _HEAD_ODD
+    drawn += head.to(tl.uint64) * _HEAD_MULTIPLIER
     first = k_first + x.carried
     limit = (x.threshold - 0x8000) << 16
     if tile.quads:  # one hash serves four keys, and a thread computes two of them
         pair = first // 2 + tl.arange(0, tile.size // 2)
-        hashed = mix(drawn[:, None] + ((pair // 2).to(tl.uint64) * GOLDEN)[None, :])
+        hashed = mix_bits(drawn[:, None] + ((pair // 2).to(tl.uint64) * GOLDEN_RATIO_64)[None, :])
         half = tl.where((pair % 2 == 0)[None, :], hashed.to(tl.uint32), (hashed >> 32).to(tl.uint32))
         half = half.to(tl.int32, bitcast=True)
         return tl.reshape(tl.join((half << 16), half) >= limit, [tile.size, tile.size])
     else:
         column = tl.maximum(first + tl.arange(0, tile.size), 0)
-        hashed = mix(drawn[:, None] + ((column // 4).to(tl.uint64) * GOLDEN)[None, :])
+        hashed = mix_bits(drawn[:, None] + ((column // 4).to(tl.uint64) * GOLDEN_RATIO_64)[None, :])
         bits = (hashed >> ((column % 4) * 16).to(tl.uint64)[None, :]).to(tl.uint32)
         return (bits << 16).to(tl.int32, bitcast=True) >= limit

@@ -51,14 +51,14 @@ def choose_tilings(
     width: int,
     generation: int,
     *,
-    relative: bool = True,
-    by_keys: bool = True,
-    by_position: bool = False,
+    has_relative_terms: bool = True,
+    has_table_b: bool = True,
+    has_table_c: bool = False,
 ) -> Tilings:
     """Return the tilings for heads of this dtype and width, on GPUs of this major compute capability.
 
-    `relative`: whether scores have other terms than queries times keys. `by_keys`, `by_position`: whether tables B and
-    C are among them.
+    `has_relative_terms`: whether scores have other terms than queries times keys. `has_table_b`, `has_table_c`:
+    whether tables B and C are among them.
     """
     half, wide, large = (
         dtype in (torch.bfloat16, torch.float16),
@@ -66,14 +66,14 @@ def choose_tilings(
         generation in _HOPPER_GENERATIONS,
     )
     if half and generation == _HOPPER and width in _TIMED_WIDTHS:
-        return _timed_configs(relative=relative, by_keys=by_keys)
-    match half, relative, wide:
+        return _timed_configs(has_relative_terms=has_relative_terms, has_table_b=has_table_b)
+    match half, has_relative_terms, wide:
         case False, _, _:  # full precision, in three products each
-            return Tilings(*[Tiling(16 if relative or wide else 32, 8, 1)] * 3)
+            return Tilings(*[Tiling(16 if has_relative_terms or wide else 32, 8, 1)] * 3)
         case _, True, True:
             return Tilings(Tiling(32, 8, 2), Tiling(32, 8, 2), Tiling(16, 4, 1))
         case _, True, False:
-            forward = Tiling(64, 8, 2) if large and not by_position else Tiling(32, 4, 2)
+            forward = Tiling(64, 8, 2) if large and not has_table_c else Tiling(32, 4, 2)
             return Tilings(forward, Tiling(32, 4, 2), Tiling(32, 4, 1))
         case _, _, True if large:
             return Tilings(Tiling(64, 4, 2), Tiling(64, 4, 1), Tiling(64 if generation == 10 else 32, 4, 2))
@@ -84,11 +84,11 @@ def choose_tilings(
     return Tilings(Tiling(64, 8, 1), Tiling(64, 8, 1), Tiling(32, 4, 2))
 
 
-def _timed_configs(*, relative: bool, by_keys: bool) -> Tilings:
+def _timed_configs(*, has_relative_terms: bool, has_table_b: bool) -> Tilings:
     """Return the fastest tilings on an H200, but for XLNet's kernel by queries."""
-    if not relative:
+    if not has_relative_terms:
         return Tilings(Tiling(64, 4, 3), Tiling(64, 4, 3), Tiling(64, 4, 3))
-    if by_keys:  # DeBERTa
+    if has_table_b:  # DeBERTa
         return Tilings(Tiling(64, 4, 1), Tiling(64, 4, 1), Tiling(64, 4, 1))
     return Tilings(Tiling(64, 4, 2), Tiling(64, 4, 1), Tiling(64, 4, 1))  # XLNet
 

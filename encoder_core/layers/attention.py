@@ -1,32 +1,33 @@
 """Multi-head self-attention over flat tokens, and the kernels that compute it inside rows.
 
-Only a kernel knows about rows. All kernels have the signature `Attend`:
+Only a kernel knows about rows. All kernels have the signature `AttentionKernel`:
 
 | function       | where                                | how                                              |
 |----------------|--------------------------------------|--------------------------------------------------|
 | `varlen_flash` | CUDA, bf16 or fp16, without dropout  | flash attention over `cu_seqlens`, no padding    |
 | the same       | Hopper, where a trial prefers it     | FlashAttention-3, if its package is installed    |
-| `fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
-| `blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
+| `attend_fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
+| `attend_blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
 | the same       | full rows, where a trial prefers it  | by cuDNN's attention alone                       |
 | `written_formula` | if a trial found all others wrong    | the formula on the same rectangle                |
 
-`automatic` chooses among them (`kernel_choice.py`). Flash attention draws its dropout from the device's
-generator; `fused` draws it by token (`random_draws.py`). So flash attention is used with dropout only where there is no
-Triton. torch's fused CPU kernel supports no dropout and falls back to one that writes every score to memory three
-times, which is why `blocked` exists. It supports no window either: with a mask it computes every score of a row.
+`attend_with_best_kernel` chooses among them (`kernel_choice.py`). Flash attention draws its dropout from the device's
+generator; `attend_fused` draws it by token (`random_draws.py`). So flash attention is used with dropout only where
+there is no Triton. torch's fused CPU kernel supports no dropout and falls back to one that writes every score to
+memory three times, which is why `attend_blocked` exists. It supports no window either: with a mask it computes every
+score of a row.
 
 A `window` is local attention (Beltagy et al., 2020, section 3.1): a query sees the keys of its row that are at most
 that many tokens away, on both sides. None: the whole row.
 
 Rows may be causal (`Rows.causal`), a property of the batch: then a query sees no later key. Every kernel reads it
-off the rows, and leaves out what nobody sees: flash attention and ours whole tiles, `blocked` blocks, torch's SDPA by
-its own switch. No weight depends on it, so the same layers train on causal rows and on others.
+off the rows, and leaves out what nobody sees: flash attention and ours whole tiles, `attend_blocked` blocks, torch's
+SDPA by its own switch. No weight depends on it, so the same layers train on causal rows and on others.
 
 Keys and values may have fewer heads than queries: grouped-query attention (Ainslie et al., 2023), in which equally
 many consecutive query heads share one. Flash attention supports this; the other kernels repeat keys and values.
-`RelativeKeyAttention` (`relative_key.py`) is an `Attend` too.
+`RelativeKeyAttention` (`relative_key.py`) is an `AttentionKernel` too.
 
 Keys and values may also be other tokens, S of them in rows of their own, `others`: a query sees the whole of the same
 row of them ("Attention Is All You Need", section 3.2.3). There are no windows then, and FlashAttention-3 and cuDNN are
@@ -46,16 +47,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.gpu_attention import (
-    cudnn_takes,
-    flash3_takes,
-    flash_takes,
+    cudnn_supports,
+    flash3_supports,
+    flash_supports,
     fused_attention,
-    fused_takes,
-    use_flash3,
+    fused_supports,
+    switch_flash3,
 )
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear, project
-from encoder_core.layers.planned import planned_rectangle
+from encoder_core.layers.planned import planned_sdpa
 from encoder_core.layers.rows import Rotation, Rows, repeat_shared_heads, rotate
 from encoder_core.layers.torch_internals import flash_attention
 from encoder_core.random_draws import head_keys
@@ -65,7 +66,7 @@ SharedHeads = Float[Tensor, "keys shared width"]  # heads of keys and values, sh
 
 
 @runtime_checkable
-class Attend(Protocol):
+class AttentionKernel(Protocol):
     """A kernel: (query, key, value, rows, dropout, window) -> context, the tensors being [T, N, D].
 
     Dropout acts on probabilities. Key and value may have fewer heads; N is a multiple of their number.
@@ -83,31 +84,31 @@ class Attend(Protocol):
     ) -> Tensor: ...
 
 
-def automatic(
+def attend_with_best_kernel(
     q_TND: Heads,
     k_TND: SharedHeads,
     v_TND: SharedHeads,
     rows: Rows,
     dropout: float,
     window: int | None = None,
-    others: Rows | None = None,
+    key_rows: Rows | None = None,
 ) -> Heads:
     """Compute attention with the best kernel. A batch without tokens, as an idle rank has, computes nothing."""
     if not len(q_TND):
         return q_TND + k_TND.sum() + v_TND.sum()
-    kernel = pick(_possible_kernels(q_TND, rows, dropout, window, others), dropped=dropout > 0.0)
-    use_flash3(kernel == "flash3")
-    given = (q_TND, k_TND, v_TND, rows, dropout, window, others)
+    kernel = pick(_possible_kernels(q_TND, rows, dropout, window, key_rows), dropped=dropout > 0.0)
+    switch_flash3(kernel == "flash3")
+    given = (q_TND, k_TND, v_TND, rows, dropout, window, key_rows)
     match kernel:
         case "fused":
-            return fused(*given)
+            return attend_fused(*given)
         case "flash" | "flash3":
             return varlen_flash(*given)
         case "cudnn":
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 return padded_sdpa(*given)
         case "blocked":
-            return blocked(*given)
+            return attend_blocked(*given)
         case "padded":
             return padded_sdpa(*given)
         case "written":
@@ -115,20 +116,23 @@ def automatic(
 
 
 def _possible_kernels(
-    q_TND: Heads, rows: Rows, dropout: float, window: int | None, others: Rows | None
+    q_TND: Heads, rows: Rows, dropout: float, window: int | None, key_rows: Rows | None
 ) -> list[Kernel]:
     """Return the possible kernels, the usual one first. With dropout, kernels that draw by token come first."""
-    kind, special = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]), dropout > 0.0 or rows.exceeds(window)
+    kind, special = (
+        (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]),
+        dropout > 0.0 or rows.exceeds_window(window),
+    )
     if q_TND.device.type == "cpu":
         return ["blocked", "padded", "written"] if special else ["padded", "blocked", "written"]
-    ours: list[Kernel] = ["fused"] if fused_takes(*kind) else []
-    flash: list[Kernel] = ["flash"] if flash_takes(*kind) else []
+    ours: list[Kernel] = ["fused"] if fused_supports(*kind) else []
+    flash: list[Kernel] = ["flash"] if flash_supports(*kind) else []
     if dropout > 0.0 or (special and not flash):
         return [*ours, *flash, "padded", "written"]
-    if others is not None:
+    if key_rows is not None:
         return [*flash, "padded", *ours, "written"]
-    third: list[Kernel] = ["flash3"] if flash3_takes(q_TND.device, *kind[1:], dropout) else []
-    whole: list[Kernel] = ["cudnn"] if cudnn_takes(q_TND, rows, dropout) else []
+    third: list[Kernel] = ["flash3"] if flash3_supports(q_TND.device, *kind[1:], dropout) else []
+    whole: list[Kernel] = ["cudnn"] if cudnn_supports(q_TND, rows, dropout) else []
     return [*flash, *third, *whole, "padded", *ours, "written"]
 
 
@@ -139,7 +143,7 @@ def varlen_flash(
     rows: Rows,
     dropout: float,
     window: int | None = None,
-    others: Rows | None = None,
+    key_rows: Rows | None = None,
 ) -> Heads:
     """Compute FlashAttention-2 (Dao, 2023) over rows of different lengths.
 
@@ -151,23 +155,23 @@ def varlen_flash(
         k_TND,
         v_TND,
         rows.cu_seqlens,
-        (others or rows).cu_seqlens,
+        (key_rows or rows).cu_seqlens,
         rows.max_length,
-        (others or rows).max_length,
+        (key_rows or rows).max_length,
         dropout,
         window=window,
-        causal=rows.causal and others is None,
+        causal=rows.causal and key_rows is None,
     )
 
 
-def fused(
+def attend_fused(
     q_TND: Heads,
     k_TND: SharedHeads,
     v_TND: SharedHeads,
     rows: Rows,
     dropout: float,
     window: int | None = None,
-    others: Rows | None = None,
+    key_rows: Rows | None = None,
 ) -> Heads:
     """Compute exact attention in tiles, without padding and without scores in memory; see `encoder_core/kernels`."""
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
@@ -177,7 +181,7 @@ def fused(
         v_TND,
         query_rows=rows,
         rows=rows,
-        others=others,
+        key_rows=key_rows,
         scale=q_TND.shape[-1] ** -0.5,
         dropout=dropout,
         window=window,
@@ -191,10 +195,10 @@ def padded_sdpa(
     rows: Rows,
     dropout: float,
     window: int | None = None,
-    others: Rows | None = None,
+    key_rows: Rows | None = None,
 ) -> Heads:
     """Compute torch's fused attention on a padded rectangle, without a mask if rows are full and no window cuts."""
-    return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, others)
+    return _attend_in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, key_rows)
 
 
 def written_formula(
@@ -204,49 +208,45 @@ def written_formula(
     rows: Rows,
     dropout: float,
     window: int | None = None,
-    others: Rows | None = None,
+    key_rows: Rows | None = None,
 ) -> Heads:
     """Compute the formula on a padded rectangle with every score in memory. Dropout belongs to tokens on every
     device.
     """
-    return _in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, others, by_torch=False)
+    return _attend_in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, key_rows, use_torch=False)
 
 
-def _in_rectangle(
+def _attend_in_rectangle(
     q_TND: Heads,
     k_TND: SharedHeads,
     v_TND: SharedHeads,
     rows: Rows,
     dropout: float,
     window: int | None,
-    others: Rows | None,
+    key_rows: Rows | None,
     *,
-    by_torch: bool = True,
+    use_torch: bool = True,
 ) -> Heads:
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
     q_RNLD = rows.pad(q_TND).transpose(1, 2)
-    k_RNLD, v_RNLD = ((others or rows).pad(x).transpose(1, 2) for x in (k_TND, v_TND))
+    k_RNLD, v_RNLD = ((key_rows or rows).pad(x).transpose(1, 2) for x in (k_TND, v_TND))
     # Padding comes after a row's tokens, so that a causal mask, which hides later keys, hides padding, too.
-    plain = others is None and rows.causal and not rows.exceeds(window)
-    causal = plain and _torch_takes(q_RNLD, dropout, by_torch=by_torch)
+    plain = key_rows is None and rows.causal and not rows.exceeds_window(window)
+    causal = plain and _torch_supports(q_RNLD, dropout, use_torch=use_torch)
     if causal and q_TND.is_meta:
-        context_RNLD = planned_rectangle(q_RNLD, k_RNLD, v_RNLD, None, dropout, None, causal=True)
+        context_RNLD = planned_sdpa(q_RNLD, k_RNLD, v_RNLD, None, dropout, None, causal=True)
     elif causal:
-        context_RNLD = F.scaled_dot_product_attention(
-            q_RNLD, k_RNLD, v_RNLD, dropout_p=dropout, is_causal=True
-        )
+        context_RNLD = F.scaled_dot_product_attention(q_RNLD, k_RNLD, v_RNLD, dropout_p=dropout, is_causal=True)
     else:
-        mask = rows.mask_within(window) if others is None else others.mask
+        mask = rows.mask_within(window) if key_rows is None else key_rows.mask
         scale = q_TND.shape[-1] ** -0.5
-        context_RNLD = attend_padded(
-            q_RNLD, k_RNLD, v_RNLD, mask, rows, dropout, scale=scale, by_torch=by_torch
-        )
+        context_RNLD = attend_padded(q_RNLD, k_RNLD, v_RNLD, mask, rows, dropout, scale=scale, use_torch=use_torch)
     return rows.unpad(context_RNLD.transpose(1, 2))
 
 
-def _torch_takes(q_RNQD: Tensor, dropout: float, *, by_torch: bool) -> bool:
+def _torch_supports(q_RNQD: Tensor, dropout: float, *, use_torch: bool) -> bool:
     """Return whether torch's fused attention computes a rectangle; see `attend_padded`."""
-    return by_torch and bool(len(q_RNQD)) and (not dropout or q_RNQD.device.type != "cpu")
+    return use_torch and bool(len(q_RNQD)) and (not dropout or q_RNQD.device.type != "cpu")
 
 
 def attend_padded(
@@ -258,45 +258,43 @@ def attend_padded(
     dropout: float,
     *,
     scale: float,
-    by_torch: bool = True,
+    use_torch: bool = True,
 ) -> Float[Tensor, "rows heads queries width"]:
     """Return softmax(scale q k' + bias) v on a rectangle. `bias` [R, N, Q, K] is added; if it is bool, false hides a
     key.
 
     torch's fused attention computes it, with two exceptions. On a CPU it has no fused dropout; on a GPU its dropout
     belongs to the rectangle, not to the tokens. Without rows (an idle batch) it leaves the bias out of the graph, and
-    with it parameters that ZeRO waits for on every rank. `by_torch` false: the formula always.
+    with it parameters that ZeRO waits for on every rank. `use_torch` false: the formula always.
     """
     if q_RNQD.is_meta:
-        return planned_rectangle(q_RNQD, k_RNKD, v_RNKD, bias, dropout, scale)
-    if _torch_takes(q_RNQD, dropout, by_torch=by_torch):
-        return F.scaled_dot_product_attention(
-            q_RNQD, k_RNKD, v_RNKD, attn_mask=bias, dropout_p=dropout, scale=scale
-        )
+        return planned_sdpa(q_RNQD, k_RNKD, v_RNKD, bias, dropout, scale)
+    if _torch_supports(q_RNQD, dropout, use_torch=use_torch):
+        return F.scaled_dot_product_attention(q_RNQD, k_RNKD, v_RNKD, attn_mask=bias, dropout_p=dropout, scale=scale)
     scores_RNQK = (q_RNQD * scale) @ k_RNKD.transpose(-1, -2)
     if bias is not None and bias.dtype == torch.bool:
         scores_RNQK = scores_RNQK.masked_fill(~bias, float("-inf"))
     elif bias is not None:
         scores_RNQK = scores_RNQK + bias
-    drawn_RNQ = head_keys(query_rows.pad(query_rows.keys), range(q_RNQD.shape[1])).transpose(1, 2)
+    drawn_RNQ = head_keys(query_rows.pad(query_rows.random_keys), range(q_RNQD.shape[1])).transpose(1, 2)
     weights_RNQK: Tensor = drop(scores_RNQK.softmax(-1), dropout, drawn_RNQ)
     return weights_RNQK @ v_RNKD
 
 
-def blocked(
+def attend_blocked(
     q_TND: Heads,
     k_TND: SharedHeads,
     v_TND: SharedHeads,
     rows: Rows,
     dropout: float,
     window: int | None = None,
-    others: Rows | None = None,
+    key_rows: Rows | None = None,
 ) -> Heads:
     """Compute exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
-    causal, bounds = (rows.causal, None) if others is None else (False, others.bounds)
+    causal, bounds = (rows.causal, None) if key_rows is None else (False, key_rows.bounds)
     context_TND: Tensor = blocked_attention(
-        q_TND, k_TND, v_TND, rows.keys, rows.bounds, dropout, window, causal, bounds
+        q_TND, k_TND, v_TND, rows.random_keys, rows.bounds, dropout, window, causal, bounds
     )
     return context_TND
 
@@ -304,11 +302,13 @@ def blocked(
 class SelfAttention(nn.Module):
     """Scaled dot-product self-attention with its projections ("Attention Is All You Need", section 3.2).
 
-    Query, key and value are separate parameters or, with `fused`, the three parts of one, as the family published
-    them. So an optimizer with a trust ratio for each parameter (LAMB) sees the same matrices as its authors did.
+    Query, key and value are separate parameters or, with `attend_fused`, the three parts of one, as the family
+    published them. So an optimizer with a trust ratio for each parameter (LAMB) sees the same matrices as its
+    authors did.
 
     Attributes:
-        key_value_heads: number of heads of keys and values, of which `heads` is a multiple; None: as many as `heads`.
+        key_value_heads: number of heads of keys and values, of which `project_heads` is a multiple; None: as many as
+            `project_heads`.
         window: number of tokens visible on each side (see the module); None: the whole row.
         rotary_base: base of the angles by which queries and keys are rotated (`rows.py`); None: no rotation.
         output_scale: scale of the output projection's fresh weights (`parameters.ScaledLinear`).
@@ -319,7 +319,7 @@ class SelfAttention(nn.Module):
         hidden: int,
         heads: int,
         dropout: float,
-        attend: Attend,
+        attend: AttentionKernel,
         *,
         bias: bool = True,
         fused: bool = False,
@@ -343,18 +343,16 @@ class SelfAttention(nn.Module):
             self.query, self.key, self.value = (nn.Linear(hidden, part, bias) for part in self.parts)
         self.output = ScaledLinear(hidden, hidden, bias, scale=output_scale)
 
-    def forward(
-        self, heads: tuple[Heads, SharedHeads, SharedHeads], rows: Rows
-    ) -> Float[Tensor, "tokens hidden"]:
+    def forward(self, heads: tuple[Heads, SharedHeads, SharedHeads], rows: Rows) -> Float[Tensor, "tokens hidden"]:
         """Return the kernel's context for queries, keys and values. The layer passes it to `output`."""
         context_TND = self.attend(*heads, rows, self.dropout if self.training else 0.0, self.window)
         return context_TND.flatten(-2)
 
     def rotation(self, rows: Rows) -> Rotation | None:
-        """Return the rotation of queries and keys for `heads`; None if the model has no rotary positions."""
+        """Return the rotation of queries and keys for `project_heads`; None if the model has no rotary positions."""
         return None if self.rotary_base is None else rows.rotation(self.rotary_base, self.width)
 
-    def heads(
+    def project_heads(
         self, x_TH: Float[Tensor, "tokens hidden"], rotation: Rotation | None
     ) -> tuple[Heads, SharedHeads, SharedHeads]:
         """Return queries, keys and values, rotated if there is a rotation."""

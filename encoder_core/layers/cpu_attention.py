@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.dropout import drop_threshold, inverse_rate, keep_mask
+from encoder_core.layers.dropout import drop_threshold, keep_mask, kept_scale
 from encoder_core.random_draws import draw_key, head_keys
 
 Slices = tuple[slice, slice]
@@ -53,16 +53,16 @@ class BlockedAttention(torch.autograd.Function):
         causal: bool,
         key_bounds: Bounds | None = None,
     ) -> Tensor:
-        scores = Draws.from_rate(drawn_T, dropout)
+        scores = ScoreDropout.from_rate(drawn_T, dropout)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         keeps = []
         for row, queries, keys, heads in _pieces(bounds, key_bounds, q.shape[1], window, causal=causal):
             hidden = _hidden_keys(queries, keys, window, causal)
             weights = _probabilities(q[queries, heads], k[keys, heads], hidden)
             if scores.threshold:
-                keeps.append(scores.kept(row, queries, keys, heads))
+                keeps.append(scores.mask_of_kept_scores(row, queries, keys, heads))
                 weights *= keeps[-1].to(weights.dtype)  # far quicker than a product of two types
-            product = torch.bmm(weights, v[keys, heads].transpose(0, 1)).mul_(inverse_rate(scores.threshold))
+            product = torch.bmm(weights, v[keys, heads].transpose(0, 1)).mul_(kept_scale(scores.threshold))
             out[queries, heads] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, *keeps)
         ctx.bounds, ctx.threshold, ctx.window = (bounds, key_bounds), scores.threshold, window
@@ -74,7 +74,7 @@ class BlockedAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *keeps = ctx.saved_tensors
         dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        inverse, (bounds, key_bounds) = inverse_rate(ctx.threshold), ctx.bounds
+        inverse, (bounds, key_bounds) = kept_scale(ctx.threshold), ctx.bounds
         pieces = _pieces(bounds, key_bounds, q.shape[1], ctx.window, causal=ctx.causal)
         for i, (_, queries, keys, heads) in enumerate(pieces):
             grad_nlD = grad[queries, heads].transpose(0, 1)
@@ -90,9 +90,7 @@ class BlockedAttention(torch.autograd.Function):
             row_sum = (d_weights * weights).sum(-1, keepdim=True)
             d_scores = d_weights.sub_(row_sum).mul_(weights).mul_(q.shape[-1] ** -0.5)
             dq[queries, heads] = torch.bmm(d_scores, k[keys, heads].transpose(0, 1)).transpose(0, 1)
-            dk[keys, heads] += torch.bmm(
-                d_scores.transpose(1, 2), q[queries, heads].transpose(0, 1)
-            ).transpose(0, 1)
+            dk[keys, heads] += torch.bmm(d_scores.transpose(1, 2), q[queries, heads].transpose(0, 1)).transpose(0, 1)
         return dq, dk, dv, None, None, None, None, None, None
 
 
@@ -104,11 +102,11 @@ def _pieces(
 ) -> Iterator[tuple[int, slice, slice, slice]]:
     if key_bounds is None:
         return local_pieces(bounds, heads, window, causal=causal)
-    return pieces_across(bounds, key_bounds, heads)
+    return cross_attention_pieces(bounds, key_bounds, heads)
 
 
 @dataclass(frozen=True)
-class Draws:
+class ScoreDropout:
     """Which scores dropout keeps, by the query's token, the head, and the key's position in its row."""
 
     drawn_T: Tensor
@@ -116,12 +114,12 @@ class Draws:
     draw: Tensor
 
     @classmethod
-    def from_rate(cls, drawn_T: Tensor, dropout: float) -> "Draws":
+    def from_rate(cls, drawn_T: Tensor, dropout: float) -> "ScoreDropout":
         """Return the next draw; nothing is drawn without dropout."""
         threshold = drop_threshold(dropout)
         return cls(drawn_T, threshold, draw_key() if threshold else drawn_T.new_zeros(()))
 
-    def kept(self, row: int, queries: slice, keys: slice, heads: slice) -> Tensor:
+    def mask_of_kept_scores(self, row: int, queries: slice, keys: slice, heads: slice) -> Tensor:
         """Return the mask of kept scores, [n, l, m] int8. `row` is the first token of the row."""
         drawn_nl = head_keys(self.drawn_T[queries], range(heads.start, heads.stop)).t()
         return keep_mask(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
@@ -169,9 +167,7 @@ def local_pieces(
                 yield start, queries, keys, together
 
 
-def pieces_across(
-    bounds: Bounds, key_bounds: Bounds, heads: int
-) -> Iterator[tuple[int, slice, slice, slice]]:
+def cross_attention_pieces(bounds: Bounds, key_bounds: Bounds, heads: int) -> Iterator[tuple[int, slice, slice, slice]]:
     """Yield the same where the keys of row i are row `key_bounds[i]` of other tokens; the start is that of the keys."""
     for (start, stop), (first, last) in zip(bounds, key_bounds, strict=True):
         for together in head_groups(heads, (stop - start) * (last - first)):

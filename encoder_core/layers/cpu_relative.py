@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.cpu_attention import Draws, Slices, head_groups
-from encoder_core.layers.dropout import inverse_rate
+from encoder_core.layers.cpu_attention import ScoreDropout, Slices, head_groups
+from encoder_core.layers.dropout import kept_scale
 from encoder_core.layers.torch_internals import softmax_backward
 
 HIDDEN_KEY_SCORE = -1e30  # score of a hidden key, whose probability is then 0
@@ -51,12 +51,12 @@ class RelativeRow:
     hidden: Tensor | None = None
 
     @property
-    def scores(self) -> int:
+    def score_count(self) -> int:
         """Number of scores of one head."""
         return int((self.queries.stop - self.queries.start) * (self.keys.stop - self.keys.start))
 
 
-class BlockedRelative(torch.autograd.Function):
+class BlockedRelativeAttention(torch.autograd.Function):
     """(q: [M, N, D'], k: [K, N, D'], v: [K, N, D]; r: [M, N, D], table_r: [N, E, D]; table_k: [N, E, D] or None, then
     D' is D; table_c: [N, E] or None; keys of the queries' draws: [M]; rows, dropout) -> [M, N, D].
 
@@ -80,7 +80,7 @@ class BlockedRelative(torch.autograd.Function):
         rows: Sequence[RelativeRow],
         dropout: float,
     ) -> Tensor:
-        draws = Draws.from_rate(drawn_M, dropout)
+        draws = ScoreDropout.from_rate(drawn_M, dropout)
         out = v.new_empty(r.shape)
         saved: list[Tensor] = []
         for row, heads, queries, keys in _pieces(rows, r.shape[1]):
@@ -91,9 +91,9 @@ class BlockedRelative(torch.autograd.Function):
             weights = _softmax(scores)
             saved.append(weights)
             if draws.threshold:
-                saved.append(draws.kept(row.keys.start, row.queries, row.keys, heads))
+                saved.append(draws.mask_of_kept_scores(row.keys.start, row.queries, row.keys, heads))
                 weights = weights * saved[-1].to(weights.dtype)
-            product = torch.bmm(weights, v[keys].transpose(0, 1)).mul_(inverse_rate(draws.threshold))
+            product = torch.bmm(weights, v[keys].transpose(0, 1)).mul_(kept_scale(draws.threshold))
             out[queries] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, r, table_r, table_k, *saved)
         ctx.rows, ctx.threshold, ctx.scored = rows, draws.threshold, table_c is not None
@@ -112,21 +112,19 @@ class BlockedRelative(torch.autograd.Function):
         each = 2 if ctx.threshold else 1
         for i, (row, heads, queries, keys) in enumerate(_pieces(ctx.rows, r.shape[1])):
             weights, *keep = saved[i * each : (i + 1) * each]
-            d_scores, dv[keys] = _through_softmax(grad[queries], v[keys], weights, keep, ctx.threshold)
+            d_scores, dv[keys] = _softmax_gradients(grad[queries], v[keys], weights, keep, ctx.threshold)
             dq[queries] = torch.bmm(d_scores, k[keys].transpose(0, 1)).transpose(0, 1)
             d_c = None if d_table_c is None else d_table_c[heads]
             dr[queries] = _add_gradients(d_scores, r[queries], table_r[heads], d_table_r[heads], row, d_c)
             turned = d_scores.transpose(1, 2)
             dk_nkD = torch.bmm(turned, q[queries].transpose(0, 1))
             if table_k is not None and d_table_k is not None:
-                dk_nkD += _add_gradients(turned, k[keys], table_k[heads], d_table_k[heads], row).transpose(
-                    0, 1
-                )
+                dk_nkD += _add_gradients(turned, k[keys], table_k[heads], d_table_k[heads], row).transpose(0, 1)
             dk[keys] = dk_nkD.transpose(0, 1)
         return dq, dk, dv, dr, d_table_r, d_table_k, d_table_c, None, None, None
 
 
-blocked_relative: Callable[
+blocked_relative_attention: Callable[
     [
         Tensor,
         Tensor,
@@ -140,14 +138,14 @@ blocked_relative: Callable[
         float,
     ],
     Tensor,
-] = BlockedRelative.apply
+] = BlockedRelativeAttention.apply
 
 
 def _pieces(rows: Sequence[RelativeRow], heads: int) -> Iterator[tuple[RelativeRow, slice, Slices, Slices]]:
     """Yield a row, some of its heads, and the slices of its queries and of its keys for these heads."""
     for row in rows:
-        if row.scores:
-            for together in head_groups(heads, row.scores):
+        if row.score_count:
+            for together in head_groups(heads, row.score_count):
                 yield row, together, (row.queries, together), (row.keys, together)
 
 
@@ -223,11 +221,11 @@ def _offsets(at_m: Tensor, row: RelativeRow, scores_nmk: Tensor) -> Tensor:
     return (keys_k - at_m[:, None] + row.origin).expand(scores_nmk.shape)
 
 
-def _blocks(length: int, others: int, origin: int) -> Iterator[Slices]:
+def _blocks(length: int, other_count: int, origin: int) -> Iterator[Slices]:
     """Yield slices of tokens and of table rows: a block, and the offsets from its tokens to the others."""
     for start in range(0, length, BLOCK_TOKENS):
         stop = min(start + BLOCK_TOKENS, length)
-        yield slice(start, stop), slice(origin - stop + 1, origin + others - start)
+        yield slice(start, stop), slice(origin - stop + 1, origin + other_count - start)
 
 
 def _diagonals(product_nbw: Tensor) -> Tensor:
@@ -240,11 +238,11 @@ def _diagonals(product_nbw: Tensor) -> Tensor:
     )
 
 
-def _through_softmax(
+def _softmax_gradients(
     grad_mnD: Tensor, v_knD: Tensor, weights_nmk: Tensor, keep: list[Tensor], threshold: int
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients by the scores, [n, m, k], and by the values, [k, n, D]."""
-    grad_nmD = grad_mnD.transpose(0, 1) * inverse_rate(threshold)
+    grad_nmD = grad_mnD.transpose(0, 1) * kept_scale(threshold)
     d_weights = torch.bmm(grad_nmD, v_knD.permute(1, 2, 0))
     dropped = weights_nmk
     if keep:

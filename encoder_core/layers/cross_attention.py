@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from encoder_core.layers.attention import SelfAttention, automatic
+from encoder_core.layers.attention import SelfAttention, attend_with_best_kernel
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import FeedForward
 from encoder_core.layers.parameters import project
-from encoder_core.layers.pieces import Draws, PieceWise, piece
+from encoder_core.layers.pieces import DropoutDraws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
 
-OtherHeads = Float[Tensor, "others heads width"]
+EncoderHeads = Float[Tensor, "others heads width"]
 
 
 class CrossAttention(nn.Module):
@@ -29,24 +29,24 @@ class CrossAttention(nn.Module):
         self.dropout = dropout
         self.query, self.key, self.value, self.output = (nn.Linear(hidden, hidden) for _ in range(4))
 
-    def heads(self, read_SH: Float[Tensor, "others hidden"]) -> tuple[OtherHeads, OtherHeads]:
+    def project_keys_and_values(self, encoder_SH: Float[Tensor, "others hidden"]) -> tuple[EncoderHeads, EncoderHeads]:
         """Return keys and values of an encoder's states."""
-        k_SH, v_SH = project(read_SH, (self.key, self.value))
+        k_SH, v_SH = project(encoder_SH, (self.key, self.value))
         return torch.unflatten(k_SH, -1, (-1, self.width)), torch.unflatten(v_SH, -1, (-1, self.width))
 
     def forward(
         self,
         q_TH: Float[Tensor, "tokens hidden"],
-        heads: tuple[OtherHeads, OtherHeads],
+        heads: tuple[EncoderHeads, EncoderHeads],
         rows: Rows,
-        others: Rows,
+        encoder_rows: Rows,
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return the context, which the layer passes to `output`. `q_TH`: projected queries; `heads`: keys and values
-        of the rows `others`.
+        """Return the context, which the layer passes to `output`. `q_TH`: projected queries;
+        `project_keys_and_values`: keys and values of the rows `encoder_rows`.
         """
         q_TND = torch.unflatten(q_TH, -1, (-1, self.width))
         dropout = self.dropout if self.training else 0.0
-        return automatic(q_TND, *heads, rows, dropout, None, others).flatten(-2)
+        return attend_with_best_kernel(q_TND, *heads, rows, dropout, None, encoder_rows).flatten(-2)
 
 
 class DecoderLayer(PieceWise):
@@ -77,19 +77,19 @@ class DecoderLayer(PieceWise):
         self,
         x_TH: Float[Tensor, "tokens hidden"],
         rows: Rows,
-        read_SH: Float[Tensor, "others hidden"],
-        others: Rows,
+        encoder_SH: Float[Tensor, "others hidden"],
+        encoder_rows: Rows,
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return the states after the layer. `read_SH`: the encoder's states, in the rows `others`."""
-        context_TH = self.attention(self.attention.heads(x_TH, None), rows)
-        draws = self.dropout.draw(), self.dropout.draw(), self.dropout.draw()
-        y_TH, q_TH = self.between(x_TH, context_TH, rows.keys, draws[:1])
-        found_TH = self.across(q_TH, self.across.heads(read_SH), rows, others)
-        return self.after(y_TH, found_TH, rows.keys, draws[1:])
+        """Return the states after the layer. `encoder_SH`: the encoder's states, in the rows `encoder_rows`."""
+        context_TH = self.attention(self.attention.project_heads(x_TH, None), rows)
+        draws = self.dropout.next_draw(), self.dropout.next_draw(), self.dropout.next_draw()
+        y_TH, q_TH = self.compute_between_kernels(x_TH, context_TH, rows.random_keys, draws[:1])
+        found_TH = self.across(q_TH, self.across.project_keys_and_values(encoder_SH), rows, encoder_rows)
+        return self.compute_after_kernels(y_TH, found_TH, rows.random_keys, draws[1:])
 
     @piece
-    def between(
-        self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: Draws
+    def compute_between_kernels(
+        self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: DropoutDraws
     ) -> tuple[Tensor, Tensor]:
         """Compute the part of the layer between its two kernels: the states, and the queries of the second."""
         attended_TH = self.attention.output(context_TH)
@@ -97,10 +97,8 @@ class DecoderLayer(PieceWise):
         return y_TH, self.across.query(y_TH)
 
     @piece
-    def after(self, y_TH: Tensor, found_TH: Tensor, keys_T: Tensor, draws: Draws) -> Tensor:
+    def compute_after_kernels(self, y_TH: Tensor, found_TH: Tensor, keys_T: Tensor, draws: DropoutDraws) -> Tensor:
         """Compute the part of the layer after both kernels."""
-        z_TH = normed_sum(
-            self.across_norm, y_TH, self.across.output(found_TH), self.dropout, keys_T, draws[0]
-        )
+        z_TH = normed_sum(self.across_norm, y_TH, self.across.output(found_TH), self.dropout, keys_T, draws[0])
         inner_TH = self.feed_forward(z_TH)
         return normed_sum(self.feed_forward_norm, z_TH, inner_TH, self.dropout, keys_T, draws[1])

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from encoder_core.batch import send
+from encoder_core.batch import copy_to_device
 from encoder_core.layers.attention import attend_padded
-from encoder_core.layers.cpu_relative import HIDDEN_KEY_SCORE, RelativeRow, blocked_relative
+from encoder_core.layers.cpu_relative import HIDDEN_KEY_SCORE, RelativeRow, blocked_relative_attention
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.gpu_attention import fused_attention, fused_takes
+from encoder_core.layers.gpu_attention import fused_attention, fused_supports
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import Bias, JoinedLinear, project
 from encoder_core.layers.rows import Rows
@@ -47,7 +47,7 @@ class Relations:
     hidden: Bool[Tensor, "#rows queries keys"] | None = None
 
     @property
-    def keys(self) -> Int[Tensor, " places"]:
+    def random_keys(self) -> Int[Tensor, " places"]:
         """Keys from which the random draws of the table's rows are hashed."""
         return table_keys(self.first, self.first + len(self.table), self.table.device)
 
@@ -88,7 +88,7 @@ class RelativePositions(nn.Module):
             distance = query_rows.pad(queries)[:, :, None] - keys_K
         ahead = torch.tensor(self.steps[: rows.max_length], dtype=torch.int64, device="cpu")
         steps = torch.cat([-ahead[1:].flip(0), ahead])
-        places = send((steps + self.span).clamp(0, 2 * self.span - 1) - low, queries.device)
+        places = copy_to_device((steps + self.span).clamp(0, 2 * self.span - 1) - low, queries.device)
         hidden = distance < 0 if rows.causal else None
         return Relations(table_PH, places, places[distance + rows.max_length - 1], low, hidden)
 
@@ -121,33 +121,34 @@ class Operands:
         return replace(self, position_scores=(self.position_q * self.position_k).sum(-1))
 
 
-AttendDisentangled = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
+DisentangledKernel = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
 """(operands, relations, rows of the queries, rows, dropout) -> context [M, N, D]; dropout acts on probabilities."""
 
 
-def automatic(
+def attend_with_best_kernel(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
     """Compute attention with the kernel that a trial preferred, or the usual one.
 
-    That is `blocked` on a CPU if the queries are the tokens themselves, `fused` on a GPU, else `padded`.
+    That is `attend_blocked` on a CPU if the queries are the tokens themselves, `attend_fused` on a GPU, else
+    `attend_padded_rows`.
     """
     device, known = operands.q.device.type, query_rows is rows or query_rows.at is not None
     possible: list[Kernel] = ["padded", "written"]
     if query_rows is rows and device == "cpu" and len(operands.q):
         possible.insert(0, "blocked")
-    if len(operands.q) and known and fused_takes(device, operands.q.dtype, operands.q.shape[-1]):
+    if len(operands.q) and known and fused_supports(device, operands.q.dtype, operands.q.shape[-1]):
         possible.insert(0, "fused")
     match pick(possible, dropped=dropout > 0.0):
         case "fused":
-            return fused(operands, relations, query_rows, rows, dropout)
+            return attend_fused(operands, relations, query_rows, rows, dropout)
         case "blocked":
-            return blocked(operands, relations, query_rows, rows, dropout)
+            return attend_blocked(operands, relations, query_rows, rows, dropout)
         case chosen:
-            return padded(operands, relations, query_rows, rows, dropout, by_torch=chosen != "written")
+            return attend_padded_rows(operands, relations, query_rows, rows, dropout, use_torch=chosen != "written")
 
 
-def blocked(
+def attend_blocked(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
     """Compute row by row in cache-sized pieces, without padding or gathers. The queries must be the tokens
@@ -163,7 +164,7 @@ def blocked(
     q = operands.q * operands.scale
     hidden = None if relations.hidden is None else relations.hidden[0].to(q.dtype) * HIDDEN_KEY_SCORE
     lines = [_relative_row(start, stop, rows.max_length - 1, hidden) for start, stop in rows.bounds]
-    return blocked_relative(
+    return blocked_relative_attention(
         q,
         operands.k,
         operands.v,
@@ -171,7 +172,7 @@ def blocked(
         table_k_NED,
         table_q_NED * operands.scale,
         scores_NE,
-        rows.keys,
+        rows.random_keys,
         lines,
         dropout,
     )
@@ -184,20 +185,20 @@ def _relative_row(start: int, stop: int, origin: int, hidden: Tensor | None) -> 
     return RelativeRow(slice(start, stop), slice(start, stop), origin, hidden=own)
 
 
-def fused(
+def attend_fused(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
     """Compute without padding and without scores in memory; see `encoder_core/kernels`."""
 
     # Not table[places]: an embedding's gradient is summed in a fixed order, an index's is not.
-    def by_distance(table: Tensor) -> Tensor:
+    def rows_by_distance(table: Tensor) -> Tensor:
         return F.embedding(relations.places, table.flatten(1)).view(-1, *table.shape[1:])
 
     between = operands.position_scores
     terms = {
-        "table_a": by_distance(operands.position_k),
-        "table_b": by_distance(operands.position_q),
-        "table_c": None if between is None else by_distance(between),
+        "table_a": rows_by_distance(operands.position_k),
+        "table_b": rows_by_distance(operands.position_q),
+        "table_c": None if between is None else rows_by_distance(between),
     }
     return fused_attention(
         operands.q,
@@ -212,29 +213,26 @@ def fused(
     )
 
 
-def padded(
+def attend_padded_rows(
     operands: Operands,
     relations: Relations,
     query_rows: Rows,
     rows: Rows,
     dropout: float,
     *,
-    by_torch: bool = True,
+    use_torch: bool = True,
 ) -> Float[Tensor, "queries heads width"]:
     """Compute on rows padded to a rectangle. The position scores enter torch's fused attention, or the formula, as a
     bias.
     """
     q_RNQD, k_RNKD, v_RNKD = (
-        r.pad(x).transpose(1, 2)
-        for r, x in ((query_rows, operands.q), (rows, operands.k), (rows, operands.v))
+        r.pad(x).transpose(1, 2) for r, x in ((query_rows, operands.q), (rows, operands.k), (rows, operands.v))
     )
     position_q_NDP, position_k_NDP = (p.permute(1, 2, 0) for p in (operands.position_q, operands.position_k))
     index_R1QK = relations.index[:, None]
-    shape = (rows.count, q_RNQD.shape[1], q_RNQD.shape[2], k_RNKD.shape[2])
+    shape = (rows.row_count, q_RNQD.shape[1], q_RNQD.shape[2], k_RNKD.shape[2])
     to_position = (q_RNQD @ position_k_NDP).gather(-1, index_R1QK.expand(shape))
-    of_position = (
-        (k_RNKD @ position_q_NDP).gather(-1, index_R1QK.expand(shape).transpose(2, 3)).transpose(2, 3)
-    )
+    of_position = (k_RNKD @ position_q_NDP).gather(-1, index_R1QK.expand(shape).transpose(2, 3)).transpose(2, 3)
     bias_RNQK = to_position + of_position
     if operands.position_scores is not None:
         bias_RNQK = bias_RNQK + operands.position_scores[relations.index].movedim(-1, 1)
@@ -251,7 +249,7 @@ def padded(
         query_rows,
         dropout,
         scale=operands.scale,
-        by_torch=by_torch,
+        use_torch=use_torch,
     )
     return query_rows.unpad(context_RNQD.transpose(1, 2))
 
@@ -275,11 +273,11 @@ class FusedProjections(nn.Module):
         if queries_MH is not None:  # two thirds of this product go unused, but the queries are few
             q, _, _ = self._contents(queries_MH)
         return Operands(
-            self._split(self.query(q)),
-            self._split(k),
-            self._split(self.value(v)),
-            self._split(self.position_query(table_PH)),
-            self._split(self.position_key(table_PH)),
+            self._split_heads(self.query(q)),
+            self._split_heads(k),
+            self._split_heads(self.value(v)),
+            self._split_heads(self.position_query(table_PH)),
+            self._split_heads(self.position_key(table_PH)),
         )
 
     def _contents(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -287,7 +285,7 @@ class FusedProjections(nn.Module):
         q, k, v = self.content(x).view(len(x), self.heads, 3, x.shape[-1] // self.heads).unbind(2)
         return q.flatten(1), k.flatten(1), v.flatten(1)
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
 
 
@@ -325,7 +323,7 @@ class DisentangledAttention(nn.Module):
         dropout: float,
         attention_dropout: float,
         position_to_position: bool,
-        attend: AttendDisentangled,
+        attend: DisentangledKernel,
     ) -> None:
         super().__init__()
         self.projections = projections
@@ -347,7 +345,7 @@ class DisentangledAttention(nn.Module):
 
         `queries_MH` None: the tokens themselves are the queries.
         """
-        operands = self.projections(queries_MH, x_TH, self.position_dropout(relations.table, relations.keys))
+        operands = self.projections(queries_MH, x_TH, self.position_dropout(relations.table, relations.random_keys))
         if self.position_to_position:
             operands = operands.with_position_scores()
         dropout = self.attention_dropout if self.training else 0.0

@@ -38,16 +38,14 @@ class DisentangledLayer(PostNormLayer):
         """
         residual = x_TH if queries_MH is None else queries_MH
         context_MH = self.attention(queries_MH, x_TH, relations, query_rows, rows)
-        draws = self.dropout.draw(), self.dropout.draw()
-        return self.after(residual, context_MH, query_rows.keys, draws)
+        draws = self.dropout.next_draw(), self.dropout.next_draw()
+        return self.compute_after_attention(residual, context_MH, query_rows.random_keys, draws)
 
 
 class Convolution(nn.Module):
     """A convolution over neighbouring embeddings, added to the first layer's output (DeBERTa v2, 1536 wide)."""
 
-    def __init__(
-        self, hidden: int, kernel: int, *, activation: Activation, eps: float, dropout: float
-    ) -> None:
+    def __init__(self, hidden: int, kernel: int, *, activation: Activation, eps: float, dropout: float) -> None:
         super().__init__()
         self.activation: Activation = activation
         self.convolution = nn.Conv1d(hidden, hidden, kernel, padding=kernel // 2)
@@ -67,11 +65,11 @@ class Convolution(nn.Module):
                 "DeBERTa's convolution shows each token the next one, which causal rows hide",
                 remedy="give rows that are not causal, or a model without the convolution",
             )
-        if rows.count:
+        if rows.row_count:
             mixed_TH = rows.unpad(self.convolution(rows.pad(embedded_TH).transpose(1, 2)).transpose(1, 2))
         else:  # a convolution cannot run on rows of length 0: on zero rows of one token instead
             mixed_TH = self.convolution(embedded_TH[:, :, None]).squeeze(2)
-        mixed_TH = self.dropout(mixed_TH, rows.keys)
+        mixed_TH = self.dropout(mixed_TH, rows.random_keys)
         y_TH: Tensor = self.norm(x_TH + activate(mixed_TH, self.activation))
         return y_TH
 
@@ -114,19 +112,19 @@ class DisentangledEncoder(LayerStack):
                 x_TH = self.convolution(embedded_TH, x_TH, rows)
             yield x_TH
 
-    def at(
-        self, at_M: Int[Tensor, " queries"], batch: Batch, most: int | None = None
+    def states_at(
+        self, at_M: Int[Tensor, " queries"], batch: Batch, max_per_row: int | None = None
     ) -> Float[Tensor, "queries hidden"]:
         """Return the last layer's output at flat token indices `at_M` (sorted). The last layer runs for these tokens
         only.
 
-        `most`: largest number of these tokens in a row; see `rows_of_queries`.
+        `max_per_row`: largest number of these tokens in a row; see `rows_of_queries`.
         """
         if self.convolution is not None and len(self.layers) == 1:
             x_TH = self.forward(batch)  # the convolution comes after, over whole rows
             return x_TH.index_select(0, at_M)
         x_TH = self.last_layer_input(batch)
-        return self.rerun_last_layer(x_TH.index_select(0, at_M), at_M, x_TH, batch, most=most)
+        return self.rerun_last_layer(x_TH.index_select(0, at_M), at_M, x_TH, batch, max_per_row=max_per_row)
 
     def last_layer_input(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the input of the last layer."""
@@ -140,15 +138,15 @@ class DisentangledEncoder(LayerStack):
         batch: Batch,
         *,
         times: int = 1,
-        most: int | None = None,
+        max_per_row: int | None = None,
     ) -> Float[Tensor, "queries hidden"]:
         """Run the last layer `times` times for queries at flat token indices `at_M` (sorted), which attend to `x_TH`
         each time.
 
-        `most`: largest number of queries in a row; see `rows_of_queries`.
+        `max_per_row`: largest number of queries in a row; see `rows_of_queries`.
         """
         rows = Rows.from_batch(batch)
-        query_rows = rows_of_queries(at_M, batch, most)
+        query_rows = rows_of_queries(at_M, batch, max_per_row)
         relations = self.positions.relate(batch.positions[at_M], rows, query_rows)
         last = len(self.layers) - 1
         for _ in range(times):
@@ -156,19 +154,19 @@ class DisentangledEncoder(LayerStack):
         return queries_MH
 
 
-def rows_of_queries(at_M: Int[Tensor, " queries"], batch: Batch, most: int | None = None) -> Rows:
+def rows_of_queries(at_M: Int[Tensor, " queries"], batch: Batch, max_per_row: int | None = None) -> Rows:
     """Return the queries at sorted flat token indices `at_M` as rows of their own, one (maybe empty) for each row.
 
-    `most` is the largest number of queries in a row. None: the host counts it; this waits for the device unless the
-    queries are the batch's targets.
+    `max_per_row` is the largest number of queries in a row. None: the host counts it; this waits for the device
+    unless the queries are the batch's targets.
     """
     edges = torch.searchsorted(at_M, batch.cu_seqlens.long())
     order = torch.arange(at_M.numel(), device=at_M.device)
     first = edges[:-1].repeat_interleave(edges.diff(), output_size=at_M.numel())
-    if most is None and at_M is batch.target_positions:
+    if max_per_row is None and at_M is batch.target_positions:
         host = batch.on_host
         ends = np.searchsorted(host.target_positions.numpy(), host.cu_seqlens.numpy())
-        most = int(np.diff(ends).max(initial=1))
-    elif most is None:
-        most = int(edges.diff().max()) if batch.rows else 1
-    return Rows(edges.int(), order - first, max(1, most), batch, at_M)
+        max_per_row = int(np.diff(ends).max(initial=1))
+    elif max_per_row is None:
+        max_per_row = int(edges.diff().max()) if batch.rows else 1
+    return Rows(edges.int(), order - first, max(1, max_per_row), batch, at_M)

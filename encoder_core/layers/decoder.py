@@ -27,21 +27,21 @@ class Decoder(LayerStack):
         self.layers = nn.ModuleList(layers)
 
     def forward(
-        self, batch: Batch, read_SH: Float[Tensor, "others hidden"], read: Batch
+        self, batch: Batch, encoder_SH: Float[Tensor, "others hidden"], encoder_batch: Batch
     ) -> Float[Tensor, "tokens hidden"]:
         """Return the last layer's output. At each token it predicts that token: its input is the token before, and for
         a row's first token the row's last, `</s>` (facebookresearch/fairseq, `move_eos_to_beginning`).
 
         Args:
             batch: the rows to write.
-            read_SH: the encoder's states.
-            read: the rows that the encoder has read, as many.
+            encoder_SH: the encoder's states.
+            encoder_batch: the rows that the encoder has read, as many.
         """
         inputs = shift_right(batch)
-        rows, others = Rows.from_batch(inputs), Rows.from_batch(read)
+        rows, others = Rows.from_batch(inputs), Rows.from_batch(encoder_batch)
         x_TH: Tensor = self.embeddings(inputs)
         for index in range(len(self.layers)):
-            x_TH = self.run_layer(index, x_TH, rows, read_SH, others)
+            x_TH = self.run_layer(index, x_TH, rows, encoder_SH, others)
         return x_TH
 
 

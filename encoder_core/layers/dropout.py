@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from encoder_core.random_draws import VALUES, draw_key, numbers16
+from encoder_core.random_draws import DRAW_VALUES, draw_key, uniform_int16
 
 
 class Dropout(nn.Module):
@@ -28,11 +28,11 @@ class Dropout(nn.Module):
     ) -> Float[Tensor, "*places width"]:
         return dropout(x, self.rate, keys) if self.training else x
 
-    def draw(self) -> Int[Tensor, ""] | None:
-        """Return the key of the next draw, for `by`; None if nothing is dropped."""
+    def next_draw(self) -> Int[Tensor, ""] | None:
+        """Return the key of the next draw, for `apply_draw`; None if nothing is dropped."""
         return draw_key() if self.training and drop_threshold(self.rate) else None
 
-    def by(
+    def apply_draw(
         self,
         draw: Int[Tensor, ""] | None,
         x: Float[Tensor, "*places width"],
@@ -57,8 +57,8 @@ def dropout(
         return x
     draw = draw_key() if draw is None else draw
     if torch.compiler.is_compiling():  # the compiler fuses and differentiates plain operations
-        keep = numbers16(keys, draw, range(x.shape[-1])) >= threshold - VALUES // 2
-        return torch.where(keep, x * inverse_rate(threshold), 0.0)
+        keep = uniform_int16(keys, draw, range(x.shape[-1])) >= threshold - DRAW_VALUES // 2
+        return torch.where(keep, x * kept_scale(threshold), 0.0)
     return _apply(x, keys, threshold, draw)
 
 
@@ -68,13 +68,13 @@ class _Dropout(torch.autograd.Function):
         keep = keep_mask(keys, draw, range(x.shape[-1]), threshold)
         ctx.save_for_backward(keep)
         ctx.threshold = threshold
-        return keep.to(x.dtype).mul_(inverse_rate(threshold)).mul_(x)
+        return keep.to(x.dtype).mul_(kept_scale(threshold)).mul_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         (keep,) = ctx.saved_tensors
-        return keep.to(grad.dtype).mul_(inverse_rate(ctx.threshold)).mul_(grad), None, None, None
+        return keep.to(grad.dtype).mul_(kept_scale(ctx.threshold)).mul_(grad), None, None, None
 
 
 _apply: Callable[[Tensor, Tensor, int, Tensor], Tensor] = _Dropout.apply
@@ -82,16 +82,16 @@ _apply: Callable[[Tensor, Tensor, int, Tensor], Tensor] = _Dropout.apply
 
 def drop_threshold(rate: float) -> int:
     """Return how many of the 65,536 values of a 16-bit draw drop an element."""
-    return min(round(rate * VALUES), VALUES - 1)
+    return min(round(rate * DRAW_VALUES), DRAW_VALUES - 1)
 
 
-def inverse_rate(threshold: int) -> float:
+def kept_scale(threshold: int) -> float:
     """Return the factor for kept elements that leaves the expectation unchanged."""
-    return VALUES / (VALUES - threshold)
+    return DRAW_VALUES / (DRAW_VALUES - threshold)
 
 
 def keep_mask(keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: range, threshold: int) -> Tensor:
     """Return int8 ones (keep) and zeros (drop), one for each place in each column."""
     # Smallest kept number; clamping takes a CPU a third of the time of a comparison.
-    least = threshold - VALUES // 2
-    return numbers16(keys, draw, columns).clamp(least - 1, least).sub_(least - 1).to(torch.int8)
+    least = threshold - DRAW_VALUES // 2
+    return uniform_int16(keys, draw, columns).clamp(least - 1, least).sub_(least - 1).to(torch.int8)

@@ -19,7 +19,7 @@ from encoder_core.batch import Batch
 from encoder_core.layers.attention import SelfAttention
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear
-from encoder_core.layers.pieces import Draws, PieceWise, piece
+from encoder_core.layers.pieces import DropoutDraws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum, sum_and_norm
 from encoder_core.layers.rows import Rotation, Rows
 from encoder_core.layers.sizes import Activation
@@ -95,10 +95,10 @@ class Embeddings(nn.Module):
             segments = batch.segments if batch.segments is not None else torch.zeros_like(batch.tokens)
             x_TE = x_TE + self.token_type(segments)
         if self.position is not None:
-            x_TE = x_TE + self.position(batch.table_positions + self.first_position)
+            x_TE = x_TE + self.position(batch.absolute_positions + self.first_position)
         if self.language is not None and batch.languages is not None:
             x_TE = x_TE + self.language(batch.languages)
-        embedded_TE: Tensor = self.dropout(self.norm(x_TE), batch.keys)
+        embedded_TE: Tensor = self.dropout(self.norm(x_TE), batch.random_keys)
         return embedded_TE
 
 
@@ -162,11 +162,9 @@ class GatedFeedForward(nn.Module):
         draw: Int[Tensor, ""] | None,
     ) -> Float[Tensor, "tokens hidden"]:
         """Apply the block. `keys_T`: keys from which each token's draws are hashed; `draw`: draw of `dropout`."""
-        gate_TF, value_TF = (
-            self.up(x_TH).chunk(2, -1) if self.gate is None else (self.gate(x_TH), self.up(x_TH))
-        )
+        gate_TF, value_TF = self.up(x_TH).chunk(2, -1) if self.gate is None else (self.gate(x_TH), self.up(x_TH))
         inner_TF = activate(gate_TF, self.activation) * value_TF
-        y_TH: Tensor = self.down(self.dropout.by(draw, inner_TF, keys_T))
+        y_TH: Tensor = self.down(self.dropout.apply_draw(draw, inner_TF, keys_T))
         return y_TH
 
 
@@ -184,7 +182,7 @@ class PostNormLayer(PieceWise):
         self.dropout = Dropout(dropout)
 
     @piece
-    def after(self, x_MH: Tensor, context_MH: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
+    def compute_after_attention(self, x_MH: Tensor, context_MH: Tensor, keys_M: Tensor, draws: DropoutDraws) -> Tensor:
         """Compute the part of the layer after the attention kernel, for the kernel's queries."""
         attended_MH = self.attention.output(context_MH)  # type: ignore[operator]
         y_MH = normed_sum(self.attention_norm, x_MH, attended_MH, self.dropout, keys_M, draws[0])
@@ -198,10 +196,10 @@ class EncoderLayer(PostNormLayer):
     attention: SelfAttention
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
-        heads = self.attention.heads(x_TH, self.attention.rotation(rows))
+        heads = self.attention.project_heads(x_TH, self.attention.rotation(rows))
         context_TH = self.attention(heads, rows)
-        draws = self.dropout.draw(), self.dropout.draw()
-        return self.after(x_TH, context_TH, rows.keys, draws)
+        draws = self.dropout.next_draw(), self.dropout.next_draw()
+        return self.compute_after_attention(x_TH, context_TH, rows.random_keys, draws)
 
 
 class PreNormLayer(PieceWise):
@@ -228,24 +226,22 @@ class PreNormLayer(PieceWise):
         self.dropout = Dropout(dropout)
 
     def forward(self, x_TH: Float[Tensor, "tokens hidden"], rows: Rows) -> Float[Tensor, "tokens hidden"]:
-        heads = self.before(x_TH, self.attention.rotation(rows))
+        heads = self.compute_before_attention(x_TH, self.attention.rotation(rows))
         context_TH = self.attention(heads, rows)
-        draws = self.dropout.draw(), self.feed_forward.dropout.draw()
-        return self.after(x_TH, context_TH, rows.keys, draws)
+        draws = self.dropout.next_draw(), self.feed_forward.dropout.next_draw()
+        return self.compute_after_attention(x_TH, context_TH, rows.random_keys, draws)
 
     @piece
-    def before(self, x_TH: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
+    def compute_before_attention(self, x_TH: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of the normalised states, for the kernel."""
         normed_TH = x_TH if self.attention_norm is None else self.attention_norm(x_TH)
-        return self.attention.heads(normed_TH, rotation)
+        return self.attention.project_heads(normed_TH, rotation)
 
     @piece
-    def after(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: Draws) -> Tensor:
+    def compute_after_attention(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: DropoutDraws) -> Tensor:
         """Compute the part of the layer after the attention kernel."""
         attended_TH = self.attention.output(context_TH)
-        y_TH, normed_TH = sum_and_norm(
-            self.feed_forward_norm, x_TH, attended_TH, self.dropout, keys_T, draws[0]
-        )
+        y_TH, normed_TH = sum_and_norm(self.feed_forward_norm, x_TH, attended_TH, self.dropout, keys_T, draws[0])
         z_TH: Tensor = y_TH + self.feed_forward(normed_TH, keys_T, draws[1])
         return z_TH
 

@@ -6,7 +6,7 @@ so that an installation without a GPU does not need Triton.
 
 FlashAttention-3 (Shah et al., 2024) runs on Hopper GPUs, without dropout, if its package is installed. torch
 registers it in place of its own flash attention, for the whole process. One operator then calls either, and
-`use_flash3` switches between them before a forward pass. The backward pass must follow before the next switch.
+`switch_flash3` switches between them before a forward pass. The backward pass must follow before the next switch.
 FlashAttention-3 is used only if a trial prefers it. It has not been run on a GPU yet.
 
 Shapes: T tokens, M queries, N heads, D head width, E distances.
@@ -20,10 +20,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from encoder_core.layers.dropout import drop_threshold, inverse_rate
+from encoder_core.layers.dropout import drop_threshold, kept_scale
 from encoder_core.layers.planned import SCORE_TERMS, is_planned, planned_attention
 from encoder_core.layers.rows import Rows
-from encoder_core.layers.sizes import ON_GPU
+from encoder_core.layers.sizes import GPU_DEVICE_TYPES
 from encoder_core.random_draws import draw_key
 
 _MAX_HEAD_WIDTH = 128
@@ -34,7 +34,7 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def fused_takes(device: str, dtype: torch.dtype, width: int) -> bool:
+def fused_supports(device: str, dtype: torch.dtype, width: int) -> bool:
     """Return whether the fused kernels support such heads: on CUDA with Triton, fp32 or half precision, up to 128
     wide.
     """
@@ -50,43 +50,43 @@ def fused_attention(
     *,
     query_rows: Rows,
     rows: Rows,
-    others: Rows | None = None,
+    key_rows: Rows | None = None,
     scale: float,
     dropout: float,
     terms: dict[str, Tensor | None] | None = None,
-    **where: Any,
+    **layout_fields: Any,
 ) -> Float[Tensor, "queries heads width"]:
     """Return the context of the queries, which are the tokens themselves if `query_rows` is `rows`.
 
-    `others` are the rows of keys and values, if these are other tokens: then queries see the same row of them, whole.
-    `terms` are the fields of `kernels.fused_attention.Terms`, `where` further fields of its `Layout`.
+    `key_rows` are the rows of keys and values, if these are other tokens: then queries see the same row of them, whole.
+    `terms` are the fields of `kernels.fused_attention.ScoreTerms`, `layout_fields` further fields of its `Layout`.
     """
     if is_planned(q_MND):
         given = (q_MND, k_KND, v_KND, *((terms or {}).get(name) for name in SCORE_TERMS))
         return planned_attention(
             given,
             rows,
-            carried=where.get("carried", 0),
-            window=where.get("window"),
-            keys=None if others is None else others.max_length,
+            carried=layout_fields.get("carried", 0),
+            window=layout_fields.get("window"),
+            keys=None if key_rows is None else key_rows.max_length,
         )
     from encoder_core.kernels import fused_attention as kernels
 
     threshold = drop_threshold(dropout)
-    layout = kernels.Layout(
+    layout = kernels.AttentionLayout(
         cu_seqlens=rows.cu_seqlens,
         longest=rows.max_length,
         scale=scale,
         slots=None if query_rows is rows else query_slots(query_rows, rows),
-        draws=query_rows.keys + draw_key() if threshold else None,
+        draws=query_rows.random_keys + draw_key() if threshold else None,
         threshold=threshold,
-        inverse=inverse_rate(threshold),
-        causal=rows.causal and others is None,
-        cu_seqlens_k=None if others is None else others.cu_seqlens,
-        longest_k=None if others is None else others.max_length,
-        **where,
+        inverse=kept_scale(threshold),
+        causal=rows.causal and key_rows is None,
+        cu_seqlens_k=None if key_rows is None else key_rows.cu_seqlens,
+        longest_k=None if key_rows is None else key_rows.max_length,
+        **layout_fields,
     )
-    return kernels.fused_attention(q_MND, k_KND, v_KND, kernels.Terms(**(terms or {})), layout)
+    return kernels.fused_attention(q_MND, k_KND, v_KND, kernels.ScoreTerms(**(terms or {})), layout)
 
 
 def query_slots(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:
@@ -102,12 +102,12 @@ _HOPPER = 9  # major version of its compute capability
 _HAS_FLASH3 = find_spec(FLASH3) is not None
 
 
-def flash_takes(device: str, dtype: torch.dtype, width: int) -> bool:
+def flash_supports(device: str, dtype: torch.dtype, width: int) -> bool:
     """Return whether flash attention supports such heads: on CUDA, half precision, head width 8, 16, ..., 256."""
-    return device in ON_GPU and dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
+    return device in GPU_DEVICE_TYPES and dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
 
 
-def flash3_takes(device: torch.device, dtype: torch.dtype, width: int, dropout: float) -> bool:
+def flash3_supports(device: torch.device, dtype: torch.dtype, width: int, dropout: float) -> bool:
     """Return whether FlashAttention-3 supports such heads, and is installed for this GPU."""
     if not _HAS_FLASH3 or device.type != "cuda" or dropout > 0.0:
         return False
@@ -115,19 +115,19 @@ def flash3_takes(device: torch.device, dtype: torch.dtype, width: int, dropout: 
     return half and width % 8 == 0 and width <= 256 and torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 
-def cudnn_takes(q_TND: Float[Tensor, "tokens heads width"], rows: Rows, dropout: float) -> bool:
+def cudnn_supports(q_TND: Float[Tensor, "tokens heads width"], rows: Rows, dropout: float) -> bool:
     """Return whether torch's cuDNN attention supports such rows. They must be full: for others torch's wrapper
     (`nn/attention/varlen.py`) has cuDNN switched off up to 2.13. In its deterministic mode torch refuses, because the
     backward pass sums in no fixed order.
     """
-    if q_TND.device.type != "cuda" or dropout > 0.0 or not rows.full:
+    if q_TND.device.type != "cuda" or dropout > 0.0 or not rows.is_full:
         return False
     q_RNLD = rows.pad(q_TND).transpose(1, 2)
     given = torch.backends.cuda.SDPAParams(q_RNLD, q_RNLD, q_RNLD, None, dropout, rows.causal, False)
     return torch.backends.cuda.can_use_cudnn_attention(given)
 
 
-def use_flash3(wanted: bool) -> None:
+def switch_flash3(wanted: bool) -> None:
     """Switch torch's flash attention to version 3 if `wanted`, else back to its own. Does nothing if the package is
     missing.
 

@@ -75,10 +75,12 @@ def initialise(
                 continue
             done.add(id(parameter))
             factor = factors.get(f"{place}.{name}" if place else name, 1.0)
-            _initialise(module, name, parameter, lambda p, scale: _draw(p, std * scale, initializer), factor)
+            _initialise_parameter(
+                module, name, parameter, lambda p, scale: _draw_normal(p, std * scale, initializer), factor
+            )
 
 
-def _initialise(
+def _initialise_parameter(
     module: nn.Module,
     name: str,
     parameter: nn.Parameter,
@@ -100,7 +102,7 @@ def _initialise(
 _RANDOMLY_INITIALISED = (nn.Linear, nn.Embedding, nn.Conv1d, Weights, IntoHeads, OutOfHeads, AttentionBias)
 
 
-def _draw(parameter: nn.Parameter, std: float, initializer: Initializer) -> None:
+def _draw_normal(parameter: nn.Parameter, std: float, initializer: Initializer) -> None:
     if initializer == "normal":
         nn.init.normal_(parameter, std=std)
     else:

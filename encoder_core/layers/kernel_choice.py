@@ -45,7 +45,7 @@ class Preference:
     dropped: tuple[Kernel, ...]
     elsewhere: Mapping[Place, tuple[Kernel, ...]] = field(default_factory=dict)
 
-    def at(self, place: Place, *, dropped: bool) -> tuple[Kernel, ...]:
+    def kernels_at(self, place: Place, *, dropped: bool) -> tuple[Kernel, ...]:
         if place == "attention":
             return self.dropped if dropped else self.plain
         return self.elsewhere.get(place, ())
@@ -76,7 +76,7 @@ def pick(possible: Sequence[Kernel], *, dropped: bool, place: Place = "attention
     If none is preferred, return the first one for attention, and the last one elsewhere.
     """
     _process.asked.setdefault((place, dropped), {}).update(dict.fromkeys(possible))
-    order = () if _process.preference is None else _process.preference.at(place, dropped=dropped)
+    order = () if _process.preference is None else _process.preference.kernels_at(place, dropped=dropped)
     unasked = possible[0] if place == "attention" else possible[-1]
     return next((kernel for kernel in order if kernel in possible), unasked)
 

@@ -22,7 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.sizes import ON_GPU
+from encoder_core.layers.sizes import GPU_DEVICE_TYPES
 
 
 class ScaledLinear(nn.Linear):
@@ -38,7 +38,7 @@ class ScaledLinear(nn.Linear):
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedLayout:
     """How several matrices are interleaved in one of shape [times * sum(rows), columns].
 
     It repeats `times` times: `rows` rows of each matrix in turn. A matrix with `rows` r is then [times * r, columns].
@@ -62,7 +62,7 @@ class JoinedLinear(nn.Linear):
 
     def __init__(self, inputs: int, outputs: Sequence[int], bias: bool = True, *, times: int = 1) -> None:
         super().__init__(inputs, times * sum(outputs), bias)
-        self.joined = Joined(tuple(outputs), times)
+        self.joined = JoinedLayout(tuple(outputs), times)
 
 
 class Weights(nn.Module):
@@ -125,12 +125,12 @@ def project(
     is each in compiled code, where the compiler arranges the products.
     """
     whole = not hasattr(linears[0].weight, "ds_id")
-    if x_TI.device.type in ON_GPU and whole and not torch.compiler.is_compiling():
-        return joint(x_TI, linears)
+    if x_TI.device.type in GPU_DEVICE_TYPES and whole and not torch.compiler.is_compiling():
+        return project_jointly(x_TI, linears)
     return tuple(linear(x_TI) for linear in linears)
 
 
-def joint(
+def project_jointly(
     x_TI: Float[Tensor, "tokens inputs"], linears: Sequence[nn.Linear]
 ) -> tuple[Float[Tensor, "tokens outputs"], ...]:
     """Compute `project` on any device as on a GPU. Weights are [O, I]; either all of `linears` have biases, or none."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from encoder_core.layers.torch_internals import distinct_sizes, limit_graphs, mark_dynamic, tensors_in
 
-Draws = Sequence[Int[Tensor, ""] | None]
-"""Draws of dropout, one for each dropout of a piece, in order (`Dropout.draw`)."""
+DropoutDraws = Sequence[Int[Tensor, ""] | None]
+"""Draws of dropout, one for each dropout of a piece, in order (`Dropout.next_draw`)."""
 
 _MIN_DYNAMIC_PLACES = 2  # for 0 and 1 places torch would compile separate graphs, which is not worth the time
 _SAVED_HOOKS = "AUTOGRAD_SAVED_TENSORS_HOOKS"
@@ -44,13 +44,13 @@ def piece(function: Callable[Concatenate[Layer, ...], Result]) -> Callable[Conca
     """Make a method a piece of its layer. The first dimension of its first argument is the number of places."""
 
     @wraps(function)
-    def run(layer: Layer, *inputs: Any) -> Result:
+    def run_compiled_or_plain(layer: Layer, *inputs: Any) -> Result:
         if layer.compiled is None or len(inputs[0]) < _MIN_DYNAMIC_PLACES:
             return function(layer, *inputs)
-        made: Result = layer.compiled.run(function, layer, *inputs)
+        made: Result = layer.compiled.run_piece(function, layer, *inputs)
         return made
 
-    return run
+    return run_compiled_or_plain
 
 
 class Pieces:
@@ -69,7 +69,7 @@ class Pieces:
         if "recompile_limit" not in _SUPPORTED_LIMITS:
             limit_graphs(_MAX_GRAPHS)
 
-    def run(self, function: Function, layer: nn.Module, *inputs: Any) -> Any:
+    def run_piece(self, function: Function, layer: nn.Module, *inputs: Any) -> Any:
         """Return the result of `function`, a piece of `layer`, for the inputs."""
         if not self._open:
             return self._compile_once(function)(layer, *inputs)

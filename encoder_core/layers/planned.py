@@ -25,23 +25,23 @@ from encoder_core.layers.rows import Rows
 from encoder_core.layers.torch_internals import attention_operators, efficient_attention
 
 SCORE_TERMS = ("r", "table_a", "table_b", "table_c", "segment_scores")
-"""Names of the terms of scores, in the order of `kernels.fused_attention.Terms`."""
+"""Names of the terms of scores, in the order of `kernels.fused_attention.ScoreTerms`."""
 
-_reported: list[int] | None = None
+_reported_flops: list[int] | None = None
 
 
 def collect_flops(into: list[int] | None) -> None:
     """Let the functions below append their FLOPs to this list; None: to none."""
-    global _reported
-    _reported = into
+    global _reported_flops
+    _reported_flops = into
 
 
-def _report(flops: int) -> None:
-    if _reported is not None:
-        _reported.append(flops)
+def _report_flops(flops: int) -> None:
+    if _reported_flops is not None:
+        _reported_flops.append(flops)
 
 
-def visible_pairs(length: int, window: int | None, *, causal: bool) -> int:
+def visible_pair_count(length: int, window: int | None, *, causal: bool) -> int:
     """Return how many pairs of a query and a key in sight a row of `length` tokens has. `window`: tokens that are seen
     on each side; None: the whole row.
     """
@@ -74,7 +74,7 @@ def planned_attention(
     query = tensors[0]
     assert query is not None
     longest = max(rows.max_length, 1)
-    seen = visible_pairs(longest, window, causal=rows.causal) / longest + carried if keys is None else keys
+    seen = visible_pair_count(longest, window, causal=rows.causal) / longest + carried if keys is None else keys
     tables = sum(table is not None for table in tensors[4:6])
     flops = round(2 * query.numel() * seen) * (2 + tables)
     return _attention(flops, *tensors)
@@ -88,7 +88,7 @@ class _Attention(torch.autograd.Function):
         tensors = [None if x is None else x.contiguous() for x in given]
         query = tensors[0]
         assert query is not None
-        _report(flops)
+        _report_flops(flops)
         context = torch.empty_like(query)
         ctx.save_for_backward(*tensors, context, _empty_sums(query))
         ctx.flops = flops
@@ -98,7 +98,7 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *tensors, _, _ = ctx.saved_tensors
-        _report(2 * ctx.flops)
+        _report_flops(2 * ctx.flops)
         deltas = _empty_sums(tensors[0])
         del deltas
         return None, *(None if x is None else torch.empty_like(x) for x in tensors)
@@ -174,7 +174,7 @@ class _RmsNorm(torch.autograd.Function):
 _rms_norm: Callable[..., Tensor] = _RmsNorm.apply
 
 
-def planned_rectangle(
+def planned_sdpa(
     q_RNQD: Tensor,
     k_RNKD: Tensor,
     v_RNKD: Tensor,
@@ -190,7 +190,7 @@ def planned_rectangle(
     return efficient_attention(q_RNQD, k_RNKD, v_RNKD, mask, dropout_p=dropout, is_causal=causal, scale=scale)
 
 
-def _flash_forward(
+def _flash_forward_flops(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -205,23 +205,23 @@ def _flash_forward(
     window = options.get("window_size_left")
     window = None if window == -1 else window
     across = longest != longest_k
-    seen = longest_k if across else visible_pairs(longest, window, causal=further[1]) / longest
+    seen = longest_k if across else visible_pair_count(longest, window, causal=further[1]) / longest
     return round(4 * q.numel() * seen)
 
 
-def _flash_backward(
+def _flash_backward_flops(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, *rows: Any, **options: Any
 ) -> int:
-    return 2 * _flash_forward(q, k, v, *rows, **options)
+    return 2 * _flash_forward_flops(q, k, v, *rows, **options)
 
 
-def _efficient_forward(q: Tensor, k: Tensor, *further: Any, **options: Any) -> int:
+def _efficient_forward_flops(q: Tensor, k: Tensor, *further: Any, **options: Any) -> int:
     """Return the FLOPs on rectangles [R, N, L, D], whole."""
     return 4 * q.numel() * k.shape[2]
 
 
-def _efficient_backward(grad: Tensor, q: Tensor, k: Tensor, *further: Any, **options: Any) -> int:
-    return 2 * _efficient_forward(q, k)
+def _efficient_backward_flops(grad: Tensor, q: Tensor, k: Tensor, *further: Any, **options: Any) -> int:
+    return 2 * _efficient_forward_flops(q, k)
 
 
 def _product_flops(summed: Tensor, a: Tensor, b: Tensor, **options: Any) -> int:
@@ -234,7 +234,7 @@ def flop_formulas() -> dict[Any, Any]:
     """
     from torch.utils.flop_counter import flop_registry  # loads Triton, if it is there
 
-    each = (_flash_forward, _flash_backward, _efficient_forward, _efficient_backward)
+    each = (_flash_forward_flops, _flash_backward_flops, _efficient_forward_flops, _efficient_backward_flops)
     ours = {torch.ops.aten.addmm_: _product_flops, **dict(zip(attention_operators(), each, strict=True))}
     return flop_registry | ours
 

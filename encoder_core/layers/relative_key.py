@@ -8,13 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.layers.attention import Heads, attend_padded
-from encoder_core.layers.gpu_attention import fused_attention, fused_takes
+from encoder_core.layers.gpu_attention import fused_attention, fused_supports
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.rows import Rows
 
 
 class RelativeKeyAttention(nn.Module):
-    """An `Attend` with a learned vector E[i - j] for each distance from key j to query i.
+    """An `AttentionKernel` with a learned vector E[i - j] for each distance from key j to query i.
 
     scores = (q_i k_j + q_i E[i - j]) / sqrt(D), and with `both_sides` also k_j E[i - j] in the sum. The scores differ
     by row and head, which flash kernels do not support: on a GPU our own kernels compute them, elsewhere rows are
@@ -34,16 +34,16 @@ class RelativeKeyAttention(nn.Module):
             return q_TND + k_TND + v_TND + 0.0 * self.distance.weight.sum()
         longest = rows.max_length
         table_PD = self.distance.weight[self.max_length - longest : self.max_length + longest - 1]
-        takes = fused_takes(q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
+        takes = fused_supports(q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
         possible: list[Kernel] = [*(("fused",) if takes else ()), "padded", "written"]
         given = (q_TND, k_TND, v_TND, table_PD, rows, dropout, window)
         match pick(possible, dropped=dropout > 0.0):
             case "fused":
-                return self.fused(*given)
+                return self.attend_fused(*given)
             case chosen:
-                return self.padded(*given, by_torch=chosen != "written")
+                return self.attend_padded_rows(*given, use_torch=chosen != "written")
 
-    def fused(
+    def attend_fused(
         self,
         q_TND: Heads,
         k_TND: Heads,
@@ -68,7 +68,7 @@ class RelativeKeyAttention(nn.Module):
             center=rows.max_length - 1,
         )
 
-    def padded(
+    def attend_padded_rows(
         self,
         q_TND: Heads,
         k_TND: Heads,
@@ -78,11 +78,11 @@ class RelativeKeyAttention(nn.Module):
         dropout: float,
         window: int | None,
         *,
-        by_torch: bool = True,
+        use_torch: bool = True,
     ) -> Heads:
         """Compute torch's attention on a rectangle, with the scores of distances as a bias."""
         q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
-        index_LL = self._places(rows.max_length, q_RNLD.device)
+        index_LL = self._distance_rows(rows.max_length, q_RNLD.device)
         bias_RNLL = _gather(q_RNLD @ table_PD.t(), index_LL)
         if self.both_sides:
             bias_RNLL = bias_RNLL + _gather(k_RNLD @ table_PD.t(), index_LL.t()).transpose(-1, -2)
@@ -91,13 +91,11 @@ class RelativeKeyAttention(nn.Module):
         mask = rows.mask_within(window)
         if mask is not None:
             bias_RNLL = bias_RNLL.masked_fill(~mask, float("-inf"))
-        context_RNLD = attend_padded(
-            q_RNLD, k_RNLD, v_RNLD, bias_RNLL, rows, dropout, scale=scale, by_torch=by_torch
-        )
+        context_RNLD = attend_padded(q_RNLD, k_RNLD, v_RNLD, bias_RNLL, rows, dropout, scale=scale, use_torch=use_torch)
         return rows.unpad(context_RNLD.transpose(1, 2))
 
     @staticmethod
-    def _places(longest: int, device: torch.device) -> Int[Tensor, "longest longest"]:
+    def _distance_rows(longest: int, device: torch.device) -> Int[Tensor, "longest longest"]:
         """Return the row of the table in use for query i and key j: i - j, counted from the most negative distance."""
         place = torch.arange(longest, device=device)
         return place[:, None] - place + longest - 1

@@ -20,7 +20,7 @@ from encoder_core.layers.dropout import Dropout, drop_threshold
 from encoder_core.layers.gpu_attention import has_triton
 from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.planned import is_planned, planned_norm, planned_rms_norm
-from encoder_core.layers.sizes import ON_GPU
+from encoder_core.layers.sizes import GPU_DEVICE_TYPES
 
 _MAX_ROW_WIDTH = 8192  # numbers of a row that one program holds in registers
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,9 +44,7 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """torch's RMSNorm, extended in the same way as `LayerNorm`."""
 
-    def forward(
-        self, x: Tensor, added: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0
-    ) -> Any:
+    def forward(self, x: Tensor, added: Tensor | None = None, draws: Tensor | None = None, threshold: int = 0) -> Any:
         if added is None:
             return planned_rms_norm(x, self.weight) if x.is_meta else super().forward(x)
         return _fused_norm(self, None, False, x, added, draws, threshold)
@@ -60,7 +58,7 @@ def normed_sum(
     keys_T: Int[Tensor, " tokens"],
     draw: Int[Tensor, ""] | None,
 ) -> Float[Tensor, "tokens hidden"]:
-    """Return norm(residual + dropout(x)), with a draw that was made before (`Dropout.draw`)."""
+    """Return norm(residual + dropout(x)), with a draw that was made before (`Dropout.next_draw`)."""
     return sum_and_norm(norm, residual_TH, x_TH, dropout, keys_T, draw)[1]
 
 
@@ -77,7 +75,7 @@ def sum_and_norm(
         draws_T = None if draw is None else keys_T + draw
         both: tuple[Tensor, Tensor] = norm(residual_TH, x_TH, draws_T, drop_threshold(dropout.rate))
         return both
-    total_TH = residual_TH + dropout.by(draw, x_TH, keys_T)
+    total_TH = residual_TH + dropout.apply_draw(draw, x_TH, keys_T)
     return total_TH, norm(total_TH)
 
 
@@ -88,7 +86,7 @@ def _picks_fused(draw: Tensor | None) -> bool:
 def _supports(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
     """Return whether the fused kernel supports these tensors."""
     return (
-        x_TH.device.type in ON_GPU
+        x_TH.device.type in GPU_DEVICE_TYPES
         and not torch.compiler.is_compiling()
         and isinstance(norm, LayerNorm | RMSNorm)
         and norm.eps is not None
@@ -110,7 +108,7 @@ def _fused_norm(
 ) -> tuple[Tensor, Tensor]:
     if is_planned(x_TH):
         return planned_norm(x_TH, residual_TH, norm.weight, bias, draws_T, centered=centered)
-    from encoder_core.kernels.residual_norm import Norm, residual_norm
+    from encoder_core.kernels.residual_norm import NormParameters, residual_norm
 
     assert norm.eps is not None
-    return residual_norm(x_TH, residual_TH, Norm(norm.weight, bias, norm.eps, centered), draws_T, threshold)
+    return residual_norm(x_TH, residual_TH, NormParameters(norm.weight, bias, norm.eps, centered), draws_T, threshold)

@@ -36,10 +36,10 @@ def rotation(positions_T: Int[Tensor, " tokens"], base: float, width: int) -> Ro
     return Rotation(angles_T1D.cos(), angles_T1D.sin())
 
 
-def rotate(x_TND: Float[Tensor, "tokens heads width"], by: Rotation) -> Float[Tensor, "tokens heads width"]:
+def rotate(x_TND: Float[Tensor, "tokens heads width"], angles: Rotation) -> Float[Tensor, "tokens heads width"]:
     """Rotate each pair of `x_TND` by its angle. Computed in fp32 or wider, returned in the dtype of `x_TND`."""
     first, second = x_TND.chunk(2, -1)
-    turned = torch.cat((first * by.cos - second * by.sin, second * by.cos + first * by.sin), -1)
+    turned = torch.cat((first * angles.cos - second * angles.sin, second * angles.cos + first * angles.sin), -1)
     return turned.to(x_TND.dtype)
 
 
@@ -68,23 +68,23 @@ class Rows:
         return cls(batch.cu_seqlens, batch.positions, batch.max_length, batch, causal=batch.causal)
 
     @cached_property
-    def keys(self) -> Int[Tensor, " tokens"]:
+    def random_keys(self) -> Int[Tensor, " tokens"]:
         """Keys from which each token's random draws are hashed (`random_draws.token_keys`). Without a batch, rows are
         numbered from 0.
         """
         if self.batch is None:
-            numbers = torch.arange(self.count, device=self.positions.device)
+            numbers = torch.arange(self.row_count, device=self.positions.device)
             return token_keys(numbers, self.cu_seqlens.diff(), self.positions)
-        return self.batch.keys if self.at is None else self.batch.keys.index_select(0, self.at)
+        return self.batch.random_keys if self.at is None else self.batch.random_keys.index_select(0, self.at)
 
     @property
-    def count(self) -> int:
+    def row_count(self) -> int:
         return self.cu_seqlens.numel() - 1
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether all rows are L long, so that flat and padded tokens are the same array."""
-        return self.positions.numel() == self.count * self.max_length
+        return self.positions.numel() == self.row_count * self.max_length
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
@@ -93,22 +93,22 @@ class Rows:
         return tuple(itertools.pairwise(edges))
 
     @cached_property
-    def slots(self) -> Int[Tensor, " tokens"]:
+    def padded_indices(self) -> Int[Tensor, " tokens"]:
         """[T] int64, index of each token in the padded rectangle, counted row after row."""
         lengths = self.cu_seqlens.diff()
-        row = torch.arange(self.count, device=lengths.device)
+        row = torch.arange(self.row_count, device=lengths.device)
         owner = row.repeat_interleave(lengths, output_size=self.positions.numel())
         return owner * self.max_length + self.positions
 
     @cached_property
     def mask(self) -> Bool[Tensor, "rows 1 1 longest"] | None:
-        """True where the rectangle holds a token, shaped to broadcast over heads and queries. None if `full`."""
-        if self.full:
+        """True where the rectangle holds a token, shaped to broadcast over heads and queries. None if `is_full`."""
+        if self.is_full:
             return None
         column = torch.arange(self.max_length, device=self.cu_seqlens.device)
         return (column < self.cu_seqlens.diff()[:, None])[:, None, None, :]
 
-    def exceeds(self, window: int | None) -> bool:
+    def exceeds_window(self, window: int | None) -> bool:
         """Return whether the longest row has tokens further apart than a window (`attention.py`) reaches."""
         return window is not None and self.max_length > window + 1
 
@@ -117,7 +117,7 @@ class Rows:
 
         Padding slots see the whole row, so that no query is without a key.
         """
-        if not self.causal and not self.exceeds(window):
+        if not self.causal and not self.exceeds_window(window):
             return self.mask
         at_L = torch.arange(self.max_length, device=self.cu_seqlens.device)
         ahead_LL = at_L[:, None] - at_L  # places from the key ahead to the query
@@ -141,16 +141,16 @@ class Rows:
 
     def pad(self, x: Shaped[Tensor, "tokens ..."]) -> Shaped[Tensor, "rows longest ..."]:
         """Lay flat tokens out as a rectangle, with zeros after the end of a row."""
-        shape = (self.count, self.max_length, *x.shape[1:])
-        if self.full:
+        shape = (self.row_count, self.max_length, *x.shape[1:])
+        if self.is_full:
             return x.view(shape)
-        flat = x.new_zeros((self.count * self.max_length, *x.shape[1:]))
-        return flat.index_copy(0, self.slots, x).view(shape)
+        flat = x.new_zeros((self.row_count * self.max_length, *x.shape[1:]))
+        return flat.index_copy(0, self.padded_indices, x).view(shape)
 
     def unpad(self, x: Shaped[Tensor, "rows longest ..."]) -> Shaped[Tensor, "tokens ..."]:
         """Return the flat tokens of a rectangle; the inverse of `pad`."""
-        flat = x.reshape(self.count * self.max_length, *x.shape[2:])
-        return flat if self.full else flat.index_select(0, self.slots)
+        flat = x.reshape(self.row_count * self.max_length, *x.shape[2:])
+        return flat if self.is_full else flat.index_select(0, self.padded_indices)
 
 
 def repeat_shared_heads(q_TND: Tensor, k_TND: Tensor, v_TND: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,29 +26,30 @@ def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
         return tuple(range(longest))
     whole = math.log((longest - 1) / exact)
     return tuple(
-        d if d <= exact else math.ceil(math.log(d / exact) / whole * (exact - 1)) + exact
-        for d in range(longest)
+        d if d <= exact else math.ceil(math.log(d / exact) / whole * (exact - 1)) + exact for d in range(longest)
     )
 
 
-def linear_weights(inputs: int, outputs: int, bias: bool = True) -> int:
+def linear_weight_count(inputs: int, outputs: int, bias: bool = True) -> int:
     """Return the number of parameters of a Linear."""
     return (inputs + bias) * outputs
 
 
-def norm_weights(width: int, bias: bool = True) -> int:
+def norm_weight_count(width: int, bias: bool = True) -> int:
     """Return the number of parameters of a norm."""
     return (1 + bias) * width
 
 
-def feed_forward_weights(hidden: int, inner: int) -> int:
+def feed_forward_weight_count(hidden: int, inner: int) -> int:
     """Return the number of parameters of a feed-forward block and its LayerNorm."""
-    return linear_weights(hidden, inner) + linear_weights(inner, hidden) + norm_weights(hidden)
+    return linear_weight_count(hidden, inner) + linear_weight_count(inner, hidden) + norm_weight_count(hidden)
 
 
-def layer_weights(hidden: int, inner: int) -> int:
+def layer_weight_count(hidden: int, inner: int) -> int:
     """Return the number of parameters of a post-LayerNorm layer."""
-    return 4 * linear_weights(hidden, hidden) + norm_weights(hidden) + feed_forward_weights(hidden, inner)
+    return (
+        4 * linear_weight_count(hidden, hidden) + norm_weight_count(hidden) + feed_forward_weight_count(hidden, inner)
+    )
 
 
 DECODER_PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
@@ -60,7 +61,7 @@ SPAN_POSITION_WIDTH = 200
 MAX_SPAN_TARGETS = 15
 """Largest number of tokens of one span that are predicted from its boundary (official code)."""
 
-ON_GPU = ("cuda", "meta")
+GPU_DEVICE_TYPES = ("cuda", "meta")
 """Kinds of device on which layers take the path of a GPU: a GPU, and tensors without numbers that stand for a GPU's
 (`planned.py`)."""
 

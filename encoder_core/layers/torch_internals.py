@@ -13,7 +13,7 @@ from torch import Tensor
 
 from encoder_core.errors import library_changed
 
-PRIVATE = (
+PRIVATE_NAMES = (
     "ops.aten._flash_attention_forward",
     "_softmax_backward_data",
     "_foreach_add_",
@@ -63,7 +63,7 @@ def flash_attention(*operands: Any, window: int | None, causal: bool) -> Tensor:
 
     `operands`: query, key, value, bounds and lengths of rows, dropout.
     """
-    operator = resolve(PRIVATE[0])
+    operator = resolve(PRIVATE_NAMES[0])
     right = 0 if causal and window is not None else window
     debugs = False
     context: Tensor = operator(*operands, causal, debugs, window_size_left=window, window_size_right=right)[0]
@@ -72,44 +72,49 @@ def flash_attention(*operands: Any, window: int | None, causal: bool) -> Tensor:
 
 def attention_operators() -> tuple[Any, Any, Any, Any]:
     """Return torch's operators of flash attention and its gradient, and of memory-efficient attention and its."""
-    return resolve(PRIVATE[0]), resolve(PRIVATE[7]), resolve(PRIVATE[6]), resolve(PRIVATE[8])
+    return (
+        resolve(PRIVATE_NAMES[0]),
+        resolve(PRIVATE_NAMES[7]),
+        resolve(PRIVATE_NAMES[6]),
+        resolve(PRIVATE_NAMES[8]),
+    )
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
     """Return the context of torch's memory-efficient attention on rectangles [R, N, L, D]."""
-    context: Tensor = resolve(PRIVATE[6])(q, k, v, bias, True, **options)[0]
+    context: Tensor = resolve(PRIVATE_NAMES[6])(q, k, v, bias, True, **options)[0]
     return context
 
 
 def softmax_backward(gradient: Tensor, weights: Tensor) -> Tensor:
     """Return the gradient by the scores, where `weights` are their softmax over the last dimension."""
-    found: Tensor = resolve(PRIVATE[1])(gradient, weights, -1, weights.dtype)
+    found: Tensor = resolve(PRIVATE_NAMES[1])(gradient, weights, -1, weights.dtype)
     return found
 
 
-def add_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float) -> None:
+def add_to_each(tensors: Sequence[Tensor], addends: Sequence[Tensor], factor: float) -> None:
     """Add factor * others[i] to tensors[i], in place, with few kernels."""
-    resolve(PRIVATE[2])(tensors, others, alpha=factor)
+    resolve(PRIVATE_NAMES[2])(tensors, addends, alpha=factor)
 
 
-def copy_to_each(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+def copy_to_each(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy others[i] to tensors[i], with few kernels."""
-    resolve(PRIVATE[10])(tensors, others)
+    resolve(PRIVATE_NAMES[10])(tensors, sources)
 
 
 def multiply_each(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
     """Multiply tensors[i] by factors[i], in place, with few kernels."""
-    resolve(PRIVATE[11])(tensors, factors)
+    resolve(PRIVATE_NAMES[11])(tensors, factors)
 
 
-def sum_of_each(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float) -> list[Tensor]:
+def sum_of_each(tensors: Sequence[Tensor], addends: Sequence[Tensor], factor: float) -> list[Tensor]:
     """Return tensors[i] + factor * others[i], with few kernels."""
-    return list(resolve(PRIVATE[12])(tensors, others, alpha=factor))
+    return list(resolve(PRIVATE_NAMES[12])(tensors, addends, alpha=factor))
 
 
 def norm_of_each(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the Frobenius norm of each tensor, with few kernels."""
-    return list(resolve(PRIVATE[13])(tensors))
+    return list(resolve(PRIVATE_NAMES[13])(tensors))
 
 
 def fused_adamw(*operands: Any, **settings: Any) -> None:
@@ -117,26 +122,26 @@ def fused_adamw(*operands: Any, **settings: Any) -> None:
 
     `operands`: lists of tensors, gradients and both moments, an empty list, and the number of each tensor's update.
     """
-    resolve(PRIVATE[14])(*operands, **settings, amsgrad=False, maximize=False)
+    resolve(PRIVATE_NAMES[14])(*operands, **settings, amsgrad=False, maximize=False)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
     """Return all tensors in nested containers."""
-    return [leaf for leaf in resolve(PRIVATE[3])(tree) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in resolve(PRIVATE_NAMES[3])(tree) if isinstance(leaf, Tensor)]
 
 
-def dispatch_mode() -> Any:
+def dispatch_mode_class() -> Any:
     """Return the class of contexts that see every operation."""
-    return resolve(PRIVATE[4])
+    return resolve(PRIVATE_NAMES[4])
 
 
-def fake_tensors() -> Any:
+def fake_tensor_module() -> Any:
     """Return the module of tensors that have a device and no numbers."""
-    return resolve(PRIVATE[9])
+    return resolve(PRIVATE_NAMES[9])
 
 
 def skip_compiler(mode: type) -> type:
-    """Let a dispatch mode be used without importing torch's compiler, as in `without_compiler`."""
+    """Let a dispatch mode be used without importing torch's compiler, as in `skip_compiler_import`."""
     plain = vars(mode)["__torch_dispatch__"]
     plain = getattr(plain, "__wrapped__", plain)
     vars(plain).setdefault("__dynamo_disable", plain)
@@ -148,7 +153,7 @@ def nccl_backends() -> list[Any]:
     if not (dist.is_initialized() and dist.is_nccl_available()):
         return []
     try:
-        known = list(resolve(PRIVATE[5]).pg_map)  # another thread may add one
+        known = list(resolve(PRIVATE_NAMES[5]).pg_map)  # another thread may add one
         groups = [group for group in known if dist.get_backend(group) == "nccl"]
         found = [group._get_backend(torch.device("cuda")) for group in groups]
         for backend in found:
@@ -170,13 +175,13 @@ def distinct_sizes() -> AbstractContextManager[None]:
     return patch
 
 
-def limit_graphs(most: int) -> None:
+def limit_graphs(max_graphs: int) -> None:
     """Limit the graphs of one function in this process; before torch 2.12, `torch.compile` has no option for it."""
     resolve(COMPILER_NAMES[4])
-    resolve("_dynamo.config").recompile_limit = most
+    resolve("_dynamo.config").recompile_limit = max_graphs
 
 
-def without_compiler() -> None:
+def skip_compiler_import() -> None:
     """Let optimizers be made and used without importing torch's compiler.
 
     Torch wraps `WRAPPED_METHODS` so that their first call imports the compiler, only to keep it from tracing them:
@@ -195,6 +200,6 @@ def discard_graphs() -> None:
     resolve(COMPILER_NAMES[1]).clear()
 
 
-def graphs_compiled() -> int:
+def compiled_graph_count() -> int:
     """Return how many graphs this process has compiled."""
     return int(resolve(COMPILER_NAMES[1])["stats"]["unique_graphs"])

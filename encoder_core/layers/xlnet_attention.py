@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.layers.attention import attend_padded
-from encoder_core.layers.cpu_relative import blocked_relative
+from encoder_core.layers.cpu_relative import blocked_relative_attention
 from encoder_core.layers.dropout import Dropout
-from encoder_core.layers.gpu_attention import fused_attention, fused_takes
+from encoder_core.layers.gpu_attention import fused_attention, fused_supports
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import AttentionBias, IntoHeads, OutOfHeads, Weights
 from encoder_core.layers.residual import LayerNorm
@@ -28,28 +28,22 @@ from encoder_core.layers.xlnet_scope import AttentionScope
 class TwoStreamAttention(nn.Module):
     """Projections, biases and the residual LayerNorm, shared by both streams."""
 
-    def __init__(
-        self, hidden: int, heads: int, *, eps: float, dropout: float, attention_dropout: float
-    ) -> None:
+    def __init__(self, hidden: int, heads: int, *, eps: float, dropout: float, attention_dropout: float) -> None:
         super().__init__()
         width = hidden // heads
         self.query, self.key, self.value, self.distance = (IntoHeads(hidden, heads) for _ in range(4))
         self.output = OutOfHeads(hidden, heads)
-        self.content_bias, self.distance_bias, self.segment_bias = (
-            AttentionBias(heads, width) for _ in range(3)
-        )
+        self.content_bias, self.distance_bias, self.segment_bias = (AttentionBias(heads, width) for _ in range(3))
         self.segment = Weights(2, heads, width)
         self.norm = LayerNorm(hidden, eps=eps)
         self.dropout = Dropout(dropout)
         self.attention_dropout = attention_dropout
 
-    def keys(self, content_RKH: Float[Tensor, "rows keys hidden"]) -> tuple[Tensor, Tensor]:
+    def project_keys_and_values(self, content_RKH: Float[Tensor, "rows keys hidden"]) -> tuple[Tensor, Tensor]:
         """Return keys and values, [R, N, K, D] each, of the memory and the content states, in rows."""
         return self.key(content_RKH).transpose(1, 2), self.value(content_RKH).transpose(1, 2)
 
-    def distances(
-        self, table_PH: Float[Tensor, "distances hidden"]
-    ) -> Float[Tensor, "heads distances width"]:
+    def project_distances(self, table_PH: Float[Tensor, "distances hidden"]) -> Float[Tensor, "heads distances width"]:
         """Return the keys of the distances."""
         distances_NPD: Tensor = self.distance(table_PH).transpose(0, 1)
         return distances_NPD
@@ -63,7 +57,7 @@ class TwoStreamAttention(nn.Module):
     ) -> Float[Tensor, "queries heads width"]:
         """Return the kernel's context for one stream's states."""
         query_MND: Tensor = self.query(x_MH)
-        takes = fused_takes(query_MND.device.type, query_MND.dtype, query_MND.shape[-1])
+        takes = fused_supports(query_MND.device.type, query_MND.dtype, query_MND.shape[-1])
         possible: list[Kernel] = ["padded", "written"]
         if scope.tokens.positions.numel():
             if query_MND.device.type == "cpu":
@@ -72,18 +66,19 @@ class TwoStreamAttention(nn.Module):
                 possible.insert(0, "fused")
         match pick(possible, dropped=self.training and self.attention_dropout > 0.0):
             case "fused":
-                return self.fused(query_MND, keys, distances_NPD, scope)
+                return self.attend_fused(query_MND, keys, distances_NPD, scope)
             case "blocked":
-                return self.blocked(query_MND, keys, distances_NPD, scope)
+                return self.attend_blocked(query_MND, keys, distances_NPD, scope)
             case chosen:
-                return self.padded(query_MND, keys, distances_NPD, scope, by_torch=chosen != "written")
+                return self.attend_padded_rows(query_MND, keys, distances_NPD, scope, use_torch=chosen != "written")
 
-    def fused(
+    def attend_fused(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
     ) -> Float[Tensor, "queries heads width"]:
         """Compute without scores in memory; see `encoder_core/kernels`.
 
-        Parameters are used in the order of `padded`, which idle ranks run: at ZeRO 3 all ranks gather them together.
+        Parameters are used in the order of `attend_padded_rows`, which idle ranks run: at ZeRO 3 all ranks gather
+        them together.
         """
         key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
         content_MND, distance_MND, segment_scores = (
@@ -106,15 +101,15 @@ class TwoStreamAttention(nn.Module):
                 "table_a": distances_NPD.transpose(0, 1),
                 "segment_scores": segment_scores,
             },
-            **scope.layout,
+            **scope.kernel_layout,
         )
 
-    def blocked(
+    def attend_blocked(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
     ) -> Float[Tensor, "queries heads width"]:
         """Compute row by row in cache-sized pieces on a CPU, without padding. A query that sees no key gets zeros.
 
-        Parameters are used in the order of `padded`, as in `fused`.
+        Parameters are used in the order of `attend_padded_rows`, as in `attend_fused`.
         """
         key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
         scale = key_KND.shape[-1] ** -0.5
@@ -123,11 +118,11 @@ class TwoStreamAttention(nn.Module):
             self.distance_bias(query_MND) * scale,
         )
         if scope.batch.segments is not None:
-            content_MND, key_KND = self._with_segments(query_MND, content_MND, key_KND, scope, scale)
+            content_MND, key_KND = self._add_segment_columns(query_MND, content_MND, key_KND, scope, scale)
         table_NED = distances_NPD.flip(1)  # distances from query to key, which are the negative ones
         if scope.batch.reversed_rows is not None:
             table_NED = torch.cat([table_NED, distances_NPD], dim=1)
-        context_MND = blocked_relative(
+        context_MND = blocked_relative_attention(
             content_MND,
             key_KND,
             value_KND,
@@ -135,15 +130,17 @@ class TwoStreamAttention(nn.Module):
             table_NED,
             None,
             None,
-            scope.rows.keys,
+            scope.rows.random_keys,
             scope.relative_rows(query_MND.dtype),
             self.attention_dropout if self.training else 0.0,
         )
         return (
-            context_MND if scope.blind is None else context_MND.masked_fill(scope.blind[:, None, None], 0.0)
+            context_MND
+            if scope.blind_queries is None
+            else context_MND.masked_fill(scope.blind_queries[:, None, None], 0.0)
         )
 
-    def _with_segments(
+    def _add_segment_columns(
         self, query_MND: Tensor, content_MND: Tensor, key_KND: Tensor, scope: AttentionScope, scale: float
     ) -> tuple[Tensor, Tensor]:
         """Return queries and keys with extra columns whose product adds the scores of segments.
@@ -153,36 +150,36 @@ class TwoStreamAttention(nn.Module):
         """
         scores_MNS = torch.einsum("mnd,snd->mns", self.segment_bias(query_MND), self.segment())
         own_MN1 = (scores_MNS[..., :1] - scores_MNS[..., 1:]) * scale
-        segments_M1S, segments_K1S = (x[:, None].to(query_MND.dtype) for x in scope.segments)
+        segments_M1S, segments_K1S = (x[:, None].to(query_MND.dtype) for x in scope.one_hot_segments)
         wider_KNS = segments_K1S.expand(-1, key_KND.shape[1], -1)
         return (
             torch.cat([content_MND, own_MN1 * segments_M1S], dim=-1),
             torch.cat([key_KND, wider_KNS], dim=-1),
         )
 
-    def padded(
+    def attend_padded_rows(
         self,
         query_MND: Tensor,
         keys: tuple[Tensor, Tensor],
         distances_NPD: Tensor,
         scope: AttentionScope,
         *,
-        by_torch: bool = True,
+        use_torch: bool = True,
     ) -> Float[Tensor, "queries heads width"]:
         """Compute attention on rows padded to one length. Torch's attention computes the scores of contents; those of
         positions and segments enter it as a bias. A query that sees no key gets zeros.
         """
         key_RNKD, value_RNKD = keys
         scale = key_RNKD.shape[-1] ** -0.5
-        shape = (len(key_RNKD), key_RNKD.shape[1], scope.distance.shape[1], key_RNKD.shape[2])
-        to_content_RNQD = self._rectangle(self.content_bias(query_MND), scope)
-        to_distance_RNQD = self._rectangle(self.distance_bias(query_MND), scope)
+        shape = (len(key_RNKD), key_RNKD.shape[1], scope.distance_index.shape[1], key_RNKD.shape[2])
+        to_content_RNQD = self._pad_queries(self.content_bias(query_MND), scope)
+        to_distance_RNQD = self._pad_queries(self.distance_bias(query_MND), scope)
         scores_RNQP = to_distance_RNQD @ distances_NPD.transpose(1, 2)
-        bias_RNQK = scores_RNQP.gather(-1, scope.distance[:, None].expand(shape))
-        if scope.other is not None:
-            to_segment_RNQD = self._rectangle(self.segment_bias(query_MND), scope)
+        bias_RNQK = scores_RNQP.gather(-1, scope.distance_index[:, None].expand(shape))
+        if scope.in_other_segment is not None:
+            to_segment_RNQD = self._pad_queries(self.segment_bias(query_MND), scope)
             same, other = torch.einsum("rnqd,snd->srnq", to_segment_RNQD, self.segment()).unsqueeze(-1)
-            bias_RNQK = bias_RNQK + torch.where(scope.other[:, None], other, same)
+            bias_RNQK = bias_RNQK + torch.where(scope.in_other_segment[:, None], other, same)
         blind = ~scope.visible.any(-1, keepdim=True)[:, None]
         hidden = ~(scope.visible[:, None] | blind)
         context_RNQD = attend_padded(
@@ -193,19 +190,17 @@ class TwoStreamAttention(nn.Module):
             scope.rows,
             self.attention_dropout if self.training else 0.0,
             scale=scale,
-            by_torch=by_torch,
+            use_torch=use_torch,
         )
         return scope.rows.unpad(context_RNQD.masked_fill(blind, 0.0).transpose(1, 2))
 
     @staticmethod
-    def _rectangle(x_MND: Tensor, scope: AttentionScope) -> Float[Tensor, "rows heads queries width"]:
+    def _pad_queries(x_MND: Tensor, scope: AttentionScope) -> Float[Tensor, "rows heads queries width"]:
         return scope.rows.pad(x_MND).transpose(1, 2)
 
 
 def sinusoids(first: int, last: int, hidden: int, device: torch.device) -> Float[Tensor, "distances hidden"]:
     """Return [last - first + 1, H] fp32: sines, then cosines, of the distances first .. last (Dai et al. 2019)."""
     exponents = torch.arange(0, hidden, 2, device=device).float() / hidden
-    angles = torch.arange(first, last + 1, device=device).float()[:, None] * (
-        1 / torch.pow(10_000, exponents)
-    )
+    angles = torch.arange(first, last + 1, device=device).float()[:, None] * (1 / torch.pow(10_000, exponents))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)

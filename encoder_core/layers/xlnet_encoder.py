@@ -17,7 +17,7 @@ from encoder_core.layers.deberta_encoder import rows_of_queries
 from encoder_core.layers.dropout import Dropout
 from encoder_core.layers.encoder import Embeddings, LayerStack, activate
 from encoder_core.layers.parameters import Weights
-from encoder_core.layers.pieces import Draws, PieceWise, piece
+from encoder_core.layers.pieces import DropoutDraws, PieceWise, piece
 from encoder_core.layers.residual import LayerNorm, normed_sum
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.sizes import Activation, Recurrence
@@ -71,32 +71,35 @@ class TwoStreamLayer(PieceWise):
         query_MH: Float[Tensor, "targets hidden"] | None,
         carried_RCH: Float[Tensor, "rows carried hidden"] | None,
         table_PH: Float[Tensor, "distances hidden"],
-        sights: tuple[AttentionScope, AttentionScope | None],
+        scopes: tuple[AttentionScope, AttentionScope | None],
     ) -> tuple[Tensor, Tensor | None]:
-        of_content, of_query = sights
+        of_content, of_query = scopes
         content_RKH = of_content.rows.pad(content_TH)
         if carried_RCH is not None:
             content_RKH = torch.cat([carried_RCH, content_RKH], dim=1)
-        keys, distances_NPD = self.attention.keys(content_RKH), self.attention.distances(table_PH)
-        content_TH = self._stream(content_TH, keys, distances_NPD, of_content)
+        keys, distances_NPD = (
+            self.attention.project_keys_and_values(content_RKH),
+            self.attention.project_distances(table_PH),
+        )
+        content_TH = self._run_stream(content_TH, keys, distances_NPD, of_content)
         if query_MH is not None and of_query is not None:
-            query_MH = self._stream(query_MH, keys, distances_NPD, of_query)
+            query_MH = self._run_stream(query_MH, keys, distances_NPD, of_query)
         return content_TH, query_MH
 
-    def _stream(
+    def _run_stream(
         self, x_MH: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
     ) -> Tensor:
         context_MND = self.attention(x_MH, keys, distances_NPD, scope)
-        draws = self.attention.dropout.draw(), self.dropout.draw(), self.dropout.draw()
-        return self.after(x_MH, context_MND, scope.rows.keys, draws)
+        draws = self.attention.dropout.next_draw(), self.dropout.next_draw(), self.dropout.next_draw()
+        return self.compute_after_attention(x_MH, context_MND, scope.rows.random_keys, draws)
 
     @piece
-    def after(self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draws: Draws) -> Tensor:
+    def compute_after_attention(self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draws: DropoutDraws) -> Tensor:
         """Compute the part of the layer after the attention kernel, for either stream."""
         attention = self.attention
         attended_MH = attention.output(context_MND)
         y_MH = normed_sum(attention.norm, x_MH, attended_MH, attention.dropout, keys_M, draws[0])
-        inner_MF = self.dropout.by(draws[1], activate(self.up(y_MH), self.activation), keys_M)
+        inner_MF = self.dropout.apply_draw(draws[1], activate(self.up(y_MH), self.activation), keys_M)
         return normed_sum(self.norm, y_MH, self.down(inner_MF), self.dropout, keys_M, draws[2])
 
 
@@ -138,7 +141,7 @@ class TwoStreamEncoder(LayerStack):
         """
         last = self.states(batch, memory)[-1]
         query = None if last.query is None else self.dropout(last.query, _target_keys(batch))
-        return replace(last, content=self.dropout(last.content, batch.keys), query=query)
+        return replace(last, content=self.dropout(last.content, batch.random_keys), query=query)
 
     def states(self, batch: Batch, memory: Memory | None = None) -> list[Streams]:
         """Return both streams from the embeddings to the last layer, before the final dropout; the last ones have the
@@ -148,9 +151,7 @@ class TwoStreamEncoder(LayerStack):
         memory = memory or ()
         self._ensure_fits_memory(batch, memory, recurrence)
         content_TH: Tensor = self.embeddings(batch)
-        query_MH = (
-            None if batch.order is None else self.dropout(self._initial_queries(batch), _target_keys(batch))
-        )
+        query_MH = None if batch.order is None else self.dropout(self._initial_queries(batch), _target_keys(batch))
         sights = self._scopes(batch, memory[0].shape[1] if memory else 0)
         table_PH = self._distance_table(batch, memory).to(content_TH.dtype)
         streams, carried = [Streams(content_TH, query_MH, ())], []
@@ -204,11 +205,11 @@ def _shortest_row(batch: Batch) -> int:
 
 
 def _target_keys(batch: Batch) -> Tensor:
-    return batch.keys.index_select(0, batch.target_positions)
+    return batch.random_keys.index_select(0, batch.target_positions)
 
 
 @torch.no_grad()
-def _next_memory(recurrence: Recurrence, before: Tensor | None, content_RLH: Tensor) -> Tensor:
+def _next_memory(recurrence: Recurrence, previous: Tensor | None, content_RLH: Tensor) -> Tensor:
     fresh = content_RLH[:, : recurrence.reuse]
-    joined = fresh if before is None else torch.cat([before, fresh], dim=1)
+    joined = fresh if previous is None else torch.cat([previous, fresh], dim=1)
     return joined[:, -recurrence.length :].detach().clone()

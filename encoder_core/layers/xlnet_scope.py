@@ -48,7 +48,7 @@ class AttentionScope:
         return x if self.rows.at is None else x.index_select(0, self.rows.at)
 
     @cached_property
-    def distance(self) -> Int[Tensor, "#rows queries keys"]:
+    def distance_index(self) -> Int[Tensor, "#rows queries keys"]:
         """[R or 1, Q, K] int64, row of the distance table from key to query."""
         keys_K = torch.arange(-self.carried, self.tokens.max_length, device=self.batch.tokens.device)
         if self._serves_content_stream:
@@ -75,7 +75,7 @@ class AttentionScope:
         return present & F.pad(in_order, (self.carried, 0), value=True)
 
     @cached_property
-    def other(self) -> Bool[Tensor, "rows queries keys"] | None:
+    def in_other_segment(self) -> Bool[Tensor, "rows queries keys"] | None:
         """[R, Q, K] bool, whether query and key are in different segments; None without segments.
 
         Memory counts as segment 0, as in the published code.
@@ -87,7 +87,7 @@ class AttentionScope:
         return self.rows.pad(self._select_queries(segments))[:, :, None] != keys[:, None, :]
 
     @cached_property
-    def segments(self) -> tuple[Int[Tensor, "queries segments"], Int[Tensor, "all_keys segments"]]:
+    def one_hot_segments(self) -> tuple[Int[Tensor, "queries segments"], Int[Tensor, "all_keys segments"]]:
         """One-hot segments of the queries and of the keys. The batch must have segments; memory counts as segment 0."""
         segments = self.batch.segments
         assert segments is not None
@@ -96,8 +96,8 @@ class AttentionScope:
         return F.one_hot(queries.long(), count), F.one_hot(keys.long(), count)
 
     @cached_property
-    def layout(self) -> dict[str, Any]:
-        """Fields of `kernels.fused_attention.Layout` for the fused kernel; none has Q times K elements."""
+    def kernel_layout(self) -> dict[str, Any]:
+        """Fields of `kernels.fused_attention.AttentionLayout` for the fused kernel; none has Q times K elements."""
         batch, order, segments = self.batch, self.batch.order, self.batch.segments
         backwards = batch.reversed_rows
         ranks = None if order is None else self._select_queries(order) + int(self._serves_content_stream)
@@ -127,9 +127,9 @@ class AttentionScope:
     def _build_rows(self, dtype: torch.dtype) -> Iterator[RelativeRow]:
         first, last = distance_range(self.batch, self.carried)
         ahead, backwards = max(self.batch.max_length - 1, 0), self.batch.reversed_rows
-        second = [False] * self.tokens.count if backwards is None else backwards.tolist()
+        second = [False] * self.tokens.row_count if backwards is None else backwards.tolist()
         positions = None if self._serves_content_stream else self._select_queries(self.batch.positions)
-        for row, (queries, keys) in enumerate(zip(self.rows.bounds, self._keys.bounds, strict=True)):
+        for row, (queries, keys) in enumerate(zip(self.rows.bounds, self._key_rows.bounds, strict=True)):
             yield RelativeRow(
                 slice(*queries),
                 slice(*keys),
@@ -143,12 +143,12 @@ class AttentionScope:
     ) -> Float[Tensor, "queries keys"]:
         """Return, for one row, 0 where its queries see its keys and `HIDDEN_KEY_SCORE` elsewhere."""
         visible_QK = self.visible[row, : queries[1] - queries[0]]
-        keys = slice(*self._keys.bounds[row])
+        keys = slice(*self._key_rows.bounds[row])
         visible_QK = visible_QK[:, : keys.stop - keys.start]
         return torch.zeros(visible_QK.shape, dtype=dtype).masked_fill_(~visible_QK, HIDDEN_KEY_SCORE)
 
     @cached_property
-    def blind(self) -> Bool[Tensor, " queries"] | None:
+    def blind_queries(self) -> Bool[Tensor, " queries"] | None:
         """[M] bool, queries that see no key; None if there cannot be any."""
         if self._serves_content_stream or self.carried:
             return None
@@ -159,14 +159,14 @@ class AttentionScope:
 
     def flat_keys(self, x: Shaped[Tensor, "rows keys ..."]) -> Shaped[Tensor, "all_keys ..."]:
         """Return the keys without padding: of each row the memory, then its tokens."""
-        return self._keys.unpad(x)
+        return self._key_rows.unpad(x)
 
     @cached_property
-    def _keys(self) -> Rows:
+    def _key_rows(self) -> Rows:
         """The rows of memory and tokens."""
         edges = self.tokens.cu_seqlens
         first = edges + self.carried * torch.arange(len(edges), dtype=edges.dtype, device=edges.device)
-        count = self.tokens.positions.numel() + self.tokens.count * self.carried
+        count = self.tokens.positions.numel() + self.tokens.row_count * self.carried
         starts = first[:-1].long().repeat_interleave(first.diff(), output_size=count)
         positions = torch.arange(count, device=edges.device) - starts
         return Rows(first, positions, self.tokens.max_length + self.carried)

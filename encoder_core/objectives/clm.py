@@ -9,8 +9,8 @@ from encoder_core.objectives.term import (
     HeadConfig,
     HeadTerm,
     Refusal,
-    Setting,
-    Shared,
+    SharedParts,
+    TermSetting,
     TermSums,
     family_refusal,
     refuse_decoder_family,
@@ -37,7 +37,7 @@ class ClmConfig(HeadConfig):
     causal = True
     predicts_ids = True
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse other terms than mlm, layers that see later tokens in any case, and rows without running text."""
         others = [name for name in setting.terms if name not in _COMBINABLE_TERMS]
         if others:
@@ -70,7 +70,7 @@ class ClmConfig(HeadConfig):
                 "set input.packing to full_sentences",
             )
 
-    def build(self, shared: Shared) -> "NextTokens":
+    def build(self, shared: SharedParts) -> "NextTokens":
         return NextTokens(self, shared)
 
 
@@ -80,13 +80,13 @@ class NextTokens(HeadTerm):
     Rows that are not causal have no targets: they belong to the term of masked tokens beside this one.
     """
 
-    def __init__(self, config: ClmConfig, shared: Shared) -> None:
+    def __init__(self, config: ClmConfig, shared: SharedParts) -> None:
         self.head = shared.head()
         super().__init__(config, {"head": self.head})
         self._alone = True
 
-    def connect(self, others: Mapping[str, HeadTerm]) -> None:
-        self._alone = others.keys() == {self.name}
+    def connect(self, terms: Mapping[str, HeadTerm]) -> None:
+        self._alone = terms.keys() == {self.name}
 
     def target_count(self, batch: "Batch") -> int:
         """Return the number of targets.

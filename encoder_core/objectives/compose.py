@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.objectives.term import AroundConfig, HeadConfig, ModuleConfig, Refusal, Setting, TermConfig
-from encoder_core.objectives.weights import network_weights
+from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, TermConfig, TermSetting, WrapperConfig
+from encoder_core.objectives.weights import network_weight_count
 
 if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
     from encoder_core.objectives.modules.losses import ObjectiveModule
 
 
-def refusals(setting: Setting) -> list[Refusal]:
+def refusals(setting: TermSetting) -> list[Refusal]:
     """Return why the terms of `setting` cannot be trained there, each reason once, in the words of its term."""
     found = [refusal for term in setting.terms.values() for refusal in term.refusals(setting)]
     whole = [
         name
         for name, term in setting.terms.items()
-        if isinstance(term, ModuleConfig) and not isinstance(term, AroundConfig)
+        if isinstance(term, ModuleConfig) and not isinstance(term, WrapperConfig)
     ]
     if len(whole) > 1 and not found:
         found.append(
@@ -40,12 +40,12 @@ class ObjectiveParts:
 
     heads: Sequence[HeadConfig]
     whole: ModuleConfig | None
-    around: AroundConfig | None
+    around: WrapperConfig | None
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, TermConfig]) -> "ObjectiveParts":
         """Sort the terms. A term that can be around others is the whole module if it is the only one."""
-        around = next((term for term in terms.values() if isinstance(term, AroundConfig)), None)
+        around = next((term for term in terms.values() if isinstance(term, WrapperConfig)), None)
         if around is not None and len(terms) == 1:
             return cls((), around, None)
         heads = [term for term in terms.values() if isinstance(term, HeadConfig)]
@@ -60,10 +60,10 @@ def weight_count(model: ModelConfig, terms: Mapping[str, TermConfig]) -> int:
         ModelError: the size of the vocabulary is unknown.
     """
     parts = ObjectiveParts.from_terms(terms)
-    added = 0 if parts.around is None else parts.around.added_weights(model)
+    added = 0 if parts.around is None else parts.around.added_weight_count(model)
     if parts.whole is None:
-        return added + network_weights(model, parts.heads)
-    return added + parts.whole.weights(model, parts.heads)
+        return added + network_weight_count(model, parts.heads)
+    return added + parts.whole.weight_count(model, parts.heads)
 
 
 def compose(model: ModelConfig, terms: Mapping[str, TermConfig]) -> "ObjectiveModule":
@@ -75,7 +75,7 @@ def compose(model: ModelConfig, terms: Mapping[str, TermConfig]) -> "ObjectiveMo
     """
     from encoder_core.objectives.modules.multitask import multitask_model
 
-    for refusal in refusals(Setting(model, terms)):
+    for refusal in refusals(TermSetting(model, terms)):
         raise ModelError(refusal.what, remedy=refusal.remedy)
     parts = ObjectiveParts.from_terms(terms)
     if parts.whole is None:

@@ -14,14 +14,14 @@ from pydantic import Field, PositiveInt
 
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.config import encoder_layers
-from encoder_core.layers.sizes import layer_weights
+from encoder_core.layers.sizes import layer_weight_count
 from encoder_core.objectives.term import (
     BottleneckConfig,
     HeadTerm,
     Refusal,
-    Setting,
-    Shared,
+    SharedParts,
     SmallObjective,
+    TermSetting,
     TermSums,
 )
 
@@ -49,14 +49,14 @@ class CondenserConfig(BottleneckConfig):
         """Return `early` of a model with so many layers."""
         return layers // 2 if self.early is None else self.early
 
-    def weights(self, model: ModelConfig) -> int:
-        return self.layers * layer_weights(model.hidden, model.feed_forward)
+    def weight_count(self, model: ModelConfig) -> int:
+        return self.layers * layer_weight_count(model.hidden, model.feed_forward)
 
     def shrink(self, form: SmallObjective) -> "CondenserConfig":
         """Return the term for a model of fewer layers: it reads the middle one."""
         return self.model_copy(update={"early": None})
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse also an early layer that is none of the model's, or its last."""
         yield from super().refusals(setting)
         layers = setting.model.layers
@@ -68,7 +68,7 @@ class CondenserConfig(BottleneckConfig):
                 f"give 0 (the embeddings) to {layers - 1}, or null for {layers // 2}",
             )
 
-    def build(self, shared: Shared) -> "Condenser":
+    def build(self, shared: SharedParts) -> "Condenser":
         return Condenser(self, shared)
 
 
@@ -78,7 +78,7 @@ class Condenser(HeadTerm):
     The layers of the head have LayerNorms after their blocks, whatever those of the encoder are.
     """
 
-    def __init__(self, config: CondenserConfig, shared: Shared) -> None:
+    def __init__(self, config: CondenserConfig, shared: SharedParts) -> None:
         from torch import nn
 
         self._early = config.early_layer(shared.model.layers)

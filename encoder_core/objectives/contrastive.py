@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from encoder_core.families.catalogue import ModelConfig, build_encoder
-from encoder_core.layers.sizes import linear_weights
+from encoder_core.layers.sizes import linear_weight_count
 from encoder_core.objectives.term import (
-    AroundConfig,
     HeadConfig,
     OmittedWeightTerm,
     Refusal,
     RowFacts,
-    Setting,
     SmallObjective,
+    TermSetting,
+    WrapperConfig,
     last_weight,
     refuse_decoder_family,
 )
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # torch is imported only where modules are built: reading a r
     from encoder_core.objectives.modules.text_vectors import ContrastiveModel
 
 
-class ContrastiveConfig(OmittedWeightTerm, AroundConfig):
+class ContrastiveConfig(OmittedWeightTerm, WrapperConfig):
     """How a text's vector is computed, and how vectors are compared.
 
     Attributes:
@@ -51,12 +51,12 @@ class ContrastiveConfig(OmittedWeightTerm, AroundConfig):
 
     @field_validator("matryoshka")
     @classmethod
-    def _widths_fall(cls, widths: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    def _check_widths_descend(cls, widths: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if any(a <= b for a, b in pairwise(widths or ())):
             raise ValueError("give each width once, the largest first")
         return widths
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse families with a decoder, running text if there is no other term, and several updates a step if there
         is one.
         """
@@ -93,7 +93,7 @@ class ContrastiveConfig(OmittedWeightTerm, AroundConfig):
         if setting.phases and setting.rows is not None:
             yield from self._phase_refusals(setting, setting.rows)
 
-    def _phase_refusals(self, setting: Setting, rows: RowFacts) -> Iterator[Refusal]:
+    def _phase_refusals(self, setting: TermSetting, rows: RowFacts) -> Iterator[Refusal]:
         """Refuse examples whose two texts do not differ, and batches without negatives."""
         model = setting.model
         rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
@@ -120,15 +120,15 @@ class ContrastiveConfig(OmittedWeightTerm, AroundConfig):
 
     def build(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> "ContrastiveModel":
         """Build any family's encoder, of two networks the discriminator's."""
-        return self._vectors(build_encoder(model), model)
+        return self._build_vectors_model(build_encoder(model), model)
 
     def wrap(self, module: "ObjectiveModule", model: ModelConfig) -> "ObjectiveModule":
         from encoder_core.objectives.modules.detection import task_encoder
         from encoder_core.objectives.modules.text_vectors import add_vectors
 
-        return add_vectors(module, self._vectors(task_encoder(module), model))
+        return add_vectors(module, self._build_vectors_model(task_encoder(module), model))
 
-    def _vectors(self, encoder: "AnyEncoder", model: ModelConfig) -> "ContrastiveModel":
+    def _build_vectors_model(self, encoder: "AnyEncoder", model: ModelConfig) -> "ContrastiveModel":
         from encoder_core.objectives.modules.text_vectors import ContrastiveModel
 
         return ContrastiveModel(
@@ -143,8 +143,8 @@ class ContrastiveConfig(OmittedWeightTerm, AroundConfig):
             bidirectional=self.bidirectional,
         )
 
-    def weights(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:
-        return super().weights(model) + self.added_weights(model)
+    def weight_count(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:
+        return super().weight_count(model) + self.added_weight_count(model)
 
-    def added_weights(self, model: ModelConfig) -> int:
-        return linear_weights(model.hidden, model.hidden) if self.projection else 0
+    def added_weight_count(self, model: ModelConfig) -> int:
+        return linear_weight_count(model.hidden, model.hidden) if self.projection else 0

@@ -4,14 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from encoder_core.families.catalogue import ModelConfig, build_encoder
-from encoder_core.objectives.term import (
-    HeadConfig,
-    ModuleConfig,
-    Refusal,
-    Setting,
-    family_refusal,
-    last_weight,
-)
+from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, TermSetting, family_refusal, last_weight
 
 if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
     from encoder_core.objectives.modules.denoising import DenoisingModel
@@ -25,11 +18,11 @@ class DenoiseConfig(ModuleConfig):
     name = "denoise"
     exported = "denoise"
 
-    def read(self, length: int) -> int:
+    def mean_read_length(self, length: int) -> int:
         """Return how many tokens the encoder reads of a row of `length` tokens, on average."""
         return length
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse other terms, families without a decoder, and rows that are not of one segment."""
         others = [name for name in setting.terms if name != self.name]
         rows = setting.rows

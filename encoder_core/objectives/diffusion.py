@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from encoder_core.errors import TrainingError
 from encoder_core.objectives.mlm import TokenPrediction
-from encoder_core.objectives.term import HeadTerm, Refusal, Setting, Shared, TermSums
+from encoder_core.objectives.term import HeadTerm, Refusal, SharedParts, TermSetting, TermSums
 
 if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
     from jaxtyping import Float
@@ -25,7 +25,7 @@ class DiffusionConfig(TokenPrediction):
 
     name = "diffusion"
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse other terms, which need masks of a fixed rate, and what mlm refuses."""
         found = list(super().refusals(setting))
         others = [name for name in setting.terms if name != self.name]
@@ -39,7 +39,7 @@ class DiffusionConfig(TokenPrediction):
             )
         yield from found
 
-    def build(self, shared: Shared) -> "DiffusedTokens":
+    def build(self, shared: SharedParts) -> "DiffusedTokens":
         return DiffusedTokens(self, shared)
 
 
@@ -53,7 +53,7 @@ class DiffusedTokens(HeadTerm):
     likeliest id is the original one, and all.
     """
 
-    def __init__(self, config: DiffusionConfig, shared: Shared) -> None:
+    def __init__(self, config: DiffusionConfig, shared: SharedParts) -> None:
         self.head = shared.head()
         super().__init__(config, {"head": self.head})
 

@@ -16,15 +16,15 @@ from weakref import WeakKeyDictionary
 from pydantic import BaseModel, ConfigDict, Field
 
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.layers.sizes import linear_weights
+from encoder_core.layers.sizes import linear_weight_count
 from encoder_core.objectives.mlm import MaskedTokens
 from encoder_core.objectives.term import (
     HeadConfig,
     HeadTerm,
     Refusal,
-    Setting,
-    Shared,
+    SharedParts,
     SmallObjective,
+    TermSetting,
     TermSums,
 )
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading 
     from encoder_core.objectives.modules.teacher import TeacherOutputs
 
 
-Places = Literal["all", "targets"]
+DistilledTokens = Literal["all", "targets"]
 
 
 class TeacherSource(BaseModel):
@@ -70,18 +70,16 @@ class DistilConfig(HeadConfig):
     reads = "all"
 
     temperature: float = Field(default=2.0, gt=0)
-    places: Places = "all"
+    places: DistilledTokens = "all"
     layers: tuple[int, ...] | None = None
     teachers: tuple[TeacherSource, ...] = Field(min_length=1)
 
     def shrink(self, form: SmallObjective) -> "DistilConfig":
         """Return the term with the small forms of the teachers."""
-        teachers = tuple(
-            source.model_copy(update={"model": form.model(source.model)}) for source in self.teachers
-        )
+        teachers = tuple(source.model_copy(update={"model": form.model(source.model)}) for source in self.teachers)
         return self.model_copy(update={"teachers": teachers, "layers": None})
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse objectives without the head of mlm, or with a generator."""
         if "mlm" not in setting.terms:
             yield Refusal(
@@ -98,18 +96,16 @@ class DistilConfig(HeadConfig):
             )
         yield from self._layer_refusals(setting)
 
-    def _layer_refusals(self, setting: Setting) -> Iterator[Refusal]:
-        own, its = setting.model.distinct_layers, self.teachers[0].model.distinct_layers
-        if self.layers is not None and (
-            len(self.layers) != own or not all(0 <= i < its for i in self.layers)
-        ):
+    def _layer_refusals(self, setting: TermSetting) -> Iterator[Refusal]:
+        own, its = setting.model.distinct_layer_count, self.teachers[0].model.distinct_layer_count
+        if self.layers is not None and (len(self.layers) != own or not all(0 <= i < its for i in self.layers)):
             yield Refusal(
                 ("objective", self.name, "layers"),
                 f"the student's {own} layers cannot be initialised with layers {list(self.layers)} of {its}",
                 f"name one of the teacher's layers, 0 to {its - 1}, for each of the student's",
             )
 
-    def build(self, shared: Shared) -> "Distillation":
+    def build(self, shared: SharedParts) -> "Distillation":
         return Distillation(self, shared)
 
 
@@ -119,7 +115,7 @@ class CosineConfig(HeadConfig):
     name = "cosine"
     reads = "all"
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse objectives without teachers of the student's width."""
         distil = setting.terms.get(DistilConfig.name)
         if not isinstance(distil, DistilConfig):
@@ -137,7 +133,7 @@ class CosineConfig(HeadConfig):
                     f"set model.hidden to {teacher.model.hidden}, or leave cosine out",
                 )
 
-    def build(self, shared: Shared) -> "LastStateDistillation":
+    def build(self, shared: SharedParts) -> "LastStateDistillation":
         return LastStateDistillation(self, {})
 
 
@@ -157,10 +153,10 @@ class HiddenConfig(HeadConfig):
     layers: tuple[int, ...] | None = Field(default=None, min_length=1)
     projection: int | None = Field(default=None, gt=0)
 
-    def weights(self, model: ModelConfig) -> int:
-        return 0 if self.projection is None else linear_weights(model.hidden, self.projection)
+    def weight_count(self, model: ModelConfig) -> int:
+        return 0 if self.projection is None else linear_weight_count(model.hidden, self.projection)
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse objectives without exactly one teacher, and widths or layers that do not match it."""
         distil = setting.terms.get(DistilConfig.name)
         if not isinstance(distil, DistilConfig):
@@ -177,10 +173,10 @@ class HiddenConfig(HeadConfig):
                 "keep one teacher, or leave hidden out",
             )
         teacher = distil.teachers[0].model
-        yield from self._widths(setting.model, teacher)
-        yield from self._depths(setting.model.layers, teacher.layers)
+        yield from self._width_refusals(setting.model, teacher)
+        yield from self._depth_refusals(setting.model.layers, teacher.layers)
 
-    def _widths(self, student: ModelConfig, teacher: ModelConfig) -> Iterator[Refusal]:
+    def _width_refusals(self, student: ModelConfig, teacher: ModelConfig) -> Iterator[Refusal]:
         own, wanted = self.projection or student.hidden, teacher.hidden
         if own != wanted:
             yield Refusal(
@@ -189,15 +185,17 @@ class HiddenConfig(HeadConfig):
                 f"set objective.hidden.projection to {'null' if student.hidden == wanted else wanted}",
             )
 
-    def _depths(self, student: int, teacher: int) -> Iterator[Refusal]:
+    def _depth_refusals(self, student_layers: int, teacher_layers: int) -> Iterator[Refusal]:
         if self.layers is not None and (
-            len(self.layers) != student + 1 or not all(0 <= number <= teacher for number in self.layers)
+            len(self.layers) != student_layers + 1 or not all(0 <= number <= teacher_layers for number in self.layers)
         ):
             yield Refusal(
                 ("objective", self.name, "layers"),
-                f"the student's embeddings and {student} layers cannot learn states {[*self.layers]} of a teacher with "
-                f"{teacher} layers",
-                f"name a state of the teacher, 0 (embeddings) to {teacher}, for each of the student's {student + 1}",
+                f"the student's embeddings and {student_layers} layers cannot learn states {[*self.layers]} of a "
+                "teacher with "
+                f"{teacher_layers} layers",
+                f"name a state of the teacher, 0 (embeddings) to {teacher_layers}, for each of the student's "
+                f"{student_layers + 1}",
             )
 
     def shrink(self, form: SmallObjective) -> "HiddenConfig":
@@ -212,7 +210,7 @@ class HiddenConfig(HeadConfig):
             return self.layers
         return tuple(round(number * teacher / student) for number in range(student + 1))
 
-    def build(self, shared: Shared) -> "LayerDistillation":
+    def build(self, shared: SharedParts) -> "LayerDistillation":
         return LayerDistillation(self, shared)
 
 
@@ -221,7 +219,7 @@ class Distillation(HeadTerm):
 
     _head: "MaskedLanguageModelHead"
 
-    def __init__(self, config: DistilConfig, shared: Shared) -> None:
+    def __init__(self, config: DistilConfig, shared: SharedParts) -> None:
         from encoder_core.objectives.modules.teacher import FrozenNetworks, Teacher
 
         self._teachers = FrozenNetworks[Teacher]()
@@ -231,16 +229,16 @@ class Distillation(HeadTerm):
         self._layers: tuple[int, ...] = ()
 
     @property
-    def teacher(self) -> ModelConfig:
+    def teacher_model(self) -> ModelConfig:
         """The shape of the first teacher."""
         return self._config.teachers[0].model
 
-    def keep(self, layers: tuple[int, ...]) -> None:
+    def request_layer_states(self, layers: tuple[int, ...]) -> None:
         """Let the teachers also return the states of these layers, for another term (`Teacher.run`)."""
         self._layers = layers
 
-    def connect(self, others: Mapping[str, HeadTerm]) -> None:
-        masked = others["mlm"]
+    def connect(self, terms: Mapping[str, HeadTerm]) -> None:
+        masked = terms["mlm"]
         assert isinstance(masked, MaskedTokens)
         self._head = masked.head
 
@@ -251,9 +249,7 @@ class Distillation(HeadTerm):
         from encoder_core.heads.distillation import LogitFactors, linear_distillation
 
         head, student_batch = self._head, self._student_batch(batch)
-        own = LogitFactors(
-            head.features(states.states_for(student_batch)), head.decoder.weight, head.decoder.bias
-        )
+        own = LogitFactors(head.features(states.states_for(student_batch)), head.decoder.weight, head.decoder.bias)
         scores = [said.scores for said in self.teacher_outputs(states, batch)]
         found = linear_distillation(own, scores, self._config.temperature)
         return TermSums(found.loss_sum, student_batch.target_ids.numel(), {"correct": found.agreeing})
@@ -263,9 +259,7 @@ class Distillation(HeadTerm):
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"
             student_batch = self._student_batch(batch)
-            self._taught[states] = [
-                teacher.run(student_batch, self._layers) for teacher in self._teachers.networks
-            ]
+            self._taught[states] = [teacher.run(student_batch, self._layers) for teacher in self._teachers.networks]
         return self._taught[states]
 
     def _student_batch(self, batch: "Batch") -> "Batch":
@@ -289,13 +283,13 @@ class StateDistillation(HeadTerm):
 
     distillation: Distillation
 
-    def connect(self, others: Mapping[str, HeadTerm]) -> None:
-        distillation = others[DistilConfig.name]
+    def connect(self, terms: Mapping[str, HeadTerm]) -> None:
+        distillation = terms[DistilConfig.name]
         assert isinstance(distillation, Distillation)
         self.distillation = distillation
 
     def target_count(self, batch: "Batch") -> int:
-        return batch.loss_tokens
+        return batch.loss_token_count
 
 
 class LastStateDistillation(StateDistillation):
@@ -307,13 +301,13 @@ class LastStateDistillation(StateDistillation):
         teacher_outputs = self.distillation.teacher_outputs(states, batch)
         own = batch.select_learnable(states.all_states)
         distances = [cosine_distances(own, batch.select_learnable(said.last)) for said in teacher_outputs]
-        return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.loss_tokens)
+        return TermSums(sum(distances[1:], start=distances[0]) / len(distances), batch.loss_token_count)
 
 
 class LayerDistillation(StateDistillation):
     """Sums of the loss on layers."""
 
-    def __init__(self, config: HiddenConfig, shared: Shared) -> None:
+    def __init__(self, config: HiddenConfig, shared: SharedParts) -> None:
         from torch import nn
 
         wide = config.projection
@@ -321,9 +315,11 @@ class LayerDistillation(StateDistillation):
         super().__init__(config, {} if projection is None else {"hidden_projection": projection})
         self._config, self._layers, self._projection = config, shared.model.layers, projection
 
-    def connect(self, others: Mapping[str, HeadTerm]) -> None:
-        super().connect(others)
-        self.distillation.keep(self._config.teacher_layers(self._layers, self.distillation.teacher.layers))
+    def connect(self, terms: Mapping[str, HeadTerm]) -> None:
+        super().connect(terms)
+        self.distillation.request_layer_states(
+            self._config.teacher_layers(self._layers, self.distillation.teacher_model.layers)
+        )
 
     def sums(self, states: "States", batch: "Batch") -> TermSums:
         import torch

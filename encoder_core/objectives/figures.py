@@ -31,24 +31,27 @@ class TermFigure:
 
 
 TERM_LOSS = TermFigure("loss", "loss", "nats per target")
-AVERAGE = "average_"
+AVERAGE_PREFIX = "average_"
 """Prefix of the figures of held-out rows that the average of the weights gives."""
-DETECTION = (
+DETECTION_FIGURES = (
     TermFigure("precision", "found", "of the tokens called replaced", whole="flagged", share=True),
     TermFigure("recall", "found", "of the tokens replaced", whole="replaced", share=True),
     # One minus it is the accuracy of flagging none.
     TermFigure("replaced", "replaced", "share of tokens that were", share=True),
 )
-DIFFUSION = (
+DIFFUSION_FIGURES = (
     TermFigure("bits", "bits", "bound of the text's, per token"),  # the loss, a mean over all tokens, in bits
     TermFigure("hidden_accuracy", "filled", "share of hidden tokens", whole="hidden", share=True),
 )
 # If the second approaches the first, all vectors collapse to one.
-CONTRASTIVE = (
+CONTRASTIVE_FIGURES = (
     TermFigure("positive_similarity", "positive", "mean of queries"),
     TermFigure("negative_similarity", "negative", "mean of queries"),
 )
 TERM_FIGURES = (
-    TermFigure("accuracy", "correct", "share of targets", share=True), *DETECTION, *DIFFUSION, *CONTRASTIVE,
-)  # fmt: skip
+    TermFigure("accuracy", "correct", "share of targets", share=True),
+    *DETECTION_FIGURES,
+    *DIFFUSION_FIGURES,
+    *CONTRASTIVE_FIGURES,
+)
 """The figures of terms, besides their loss."""

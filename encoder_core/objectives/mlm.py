@@ -8,8 +8,8 @@ from encoder_core.objectives.term import (
     HeadTerm,
     OmittedWeightTerm,
     Refusal,
-    Setting,
-    Shared,
+    SharedParts,
+    TermSetting,
     TermSums,
     family_refusal,
     refuse_decoder_family,
@@ -27,7 +27,7 @@ class TokenPrediction(HeadConfig):
     reads = "targets"
     predicts_ids = True
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse families without masks, families with a decoder, and rows without masks."""
         rows = setting.rows
         yield from refuse_decoder_family(self.name, setting)
@@ -54,7 +54,7 @@ class MlmConfig(OmittedWeightTerm, TokenPrediction):
 
     name = "mlm"
 
-    def build(self, shared: Shared) -> "MaskedTokens":
+    def build(self, shared: SharedParts) -> "MaskedTokens":
         return MaskedTokens(self, shared)
 
 
@@ -64,7 +64,7 @@ class MaskedTokens(HeadTerm):
     It draws an id for each target if a temperature is set (`States.temperature`).
     """
 
-    def __init__(self, config: MlmConfig, shared: Shared) -> None:
+    def __init__(self, config: MlmConfig, shared: SharedParts) -> None:
         self.head = shared.head()
         super().__init__(config, {"head": self.head})
 
@@ -78,7 +78,7 @@ class MaskedTokens(HeadTerm):
             return self._empty_sums(states, batch)
         hidden_MH = states.target_states
         at_M = torch.arange(len(hidden_MH), device=hidden_MH.device)
-        keys_M = None if states.temperature is None else batch.keys.index_select(0, batch.target_positions)
+        keys_M = None if states.temperature is None else batch.random_keys.index_select(0, batch.target_positions)
         found = self.head(hidden_MH, at_M, batch.target_ids, states.temperature, keys_M)
         return TermSums(found.loss_sum, self.target_count(batch), {"correct": found.correct}, found.sampled)
 

@@ -10,7 +10,7 @@ from encoder_core.objectives.term import (
     ModuleConfig,
     OmittedWeightTerm,
     Refusal,
-    Setting,
+    TermSetting,
     family_refusal,
     last_weight,
 )
@@ -25,7 +25,7 @@ class PlmConfig(OmittedWeightTerm, ModuleConfig):
     name = "plm"
     exported = "plm"
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse all but XLNet, on rows in lanes, with no other term."""
         others = [name for name in setting.terms if name != self.name]
         if others:
@@ -68,5 +68,5 @@ class PlmConfig(OmittedWeightTerm, ModuleConfig):
         )
         return PermutedLanguageModel(encoder, head, last_weight(self.weight))
 
-    def weights(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:
-        return super().weights(model) + model.vocabulary  # the bias of the head
+    def weight_count(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:
+        return super().weight_count(model) + model.vocabulary_size  # the bias of the head

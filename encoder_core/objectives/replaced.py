@@ -11,12 +11,12 @@ from encoder_core.objectives.term import (
     HeadConfig,
     ModuleConfig,
     Refusal,
-    Setting,
+    TermSetting,
     Weight,
     last_weight,
     require_mlm,
 )
-from encoder_core.objectives.weights import detector_weights, network_weights
+from encoder_core.objectives.weights import detector_weight_count, network_weight_count
 
 if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
     from encoder_core.objectives.modules.detection import ReplacedTokenDetection
@@ -41,7 +41,7 @@ class ReplacedTokenConfig(ModuleConfig):
     temperature: float = Field(default=1.0, gt=0)
     embeddings: Sharing = "shared"
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse objectives and families without a generator that learns masked tokens."""
         why = "the generator, which learns masked tokens, makes the replacements to detect"
         yield from require_mlm(self.name, setting, why)
@@ -53,9 +53,7 @@ class ReplacedTokenConfig(ModuleConfig):
                 "choose another family, or leave rtd out",
             )
 
-    def build(
-        self, model: ModelConfig, heads: Sequence[HeadConfig] = (MlmConfig(),)
-    ) -> "ReplacedTokenDetection":
+    def build(self, model: ModelConfig, heads: Sequence[HeadConfig] = (MlmConfig(),)) -> "ReplacedTokenDetection":
         """Build both networks; `initialise` makes the discriminator's difference of embeddings zero.
 
         Args:
@@ -84,6 +82,6 @@ class ReplacedTokenConfig(ModuleConfig):
             own.disentangle_from(base)
         return kind(generator, discriminator, weight=last_weight(self.weight), temperature=self.temperature)
 
-    def weights(self, model: ModelConfig, heads: Sequence[HeadConfig] = (MlmConfig(),)) -> int:
-        shared = 0 if self.embeddings == "gradient_disentangled" else model.embedding_weights()
-        return network_weights(model.generator, heads) + detector_weights(model) - shared
+    def weight_count(self, model: ModelConfig, heads: Sequence[HeadConfig] = (MlmConfig(),)) -> int:
+        shared = 0 if self.embeddings == "gradient_disentangled" else model.embedding_weight_count()
+        return network_weight_count(model.generator, heads) + detector_weight_count(model) - shared

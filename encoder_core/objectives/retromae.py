@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import Field
 
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.layers.sizes import layer_weights, linear_weights, norm_weights
-from encoder_core.objectives.term import BottleneckConfig, HeadTerm, Shared, TermSums
+from encoder_core.layers.sizes import layer_weight_count, linear_weight_count, norm_weight_count
+from encoder_core.objectives.term import BottleneckConfig, HeadTerm, SharedParts, TermSums
 
 if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
     from jaxtyping import Int
@@ -36,13 +36,13 @@ class RetromaeConfig(BottleneckConfig):
 
     rate: float = Field(default=0.5, gt=0, lt=1)
 
-    def weights(self, model: ModelConfig) -> int:
+    def weight_count(self, model: ModelConfig) -> int:
         hidden, width = model.hidden, model.embedding_width
-        projection = linear_weights(width, hidden) if width != hidden else 0
-        tables = model.max_length * hidden + norm_weights(hidden)
-        return tables + projection + layer_weights(hidden, model.feed_forward)
+        projection = linear_weight_count(width, hidden) if width != hidden else 0
+        tables = model.max_length * hidden + norm_weight_count(hidden)
+        return tables + projection + layer_weight_count(hidden, model.feed_forward)
 
-    def build(self, shared: Shared) -> "Reconstruction":
+    def build(self, shared: SharedParts) -> "Reconstruction":
         return Reconstruction(self, shared)
 
 
@@ -52,7 +52,7 @@ class Reconstruction(HeadTerm):
     The metric is "correct". Tokens that `Batch.kept` leaves out are not predicted.
     """
 
-    def __init__(self, config: RetromaeConfig, shared: Shared) -> None:
+    def __init__(self, config: RetromaeConfig, shared: SharedParts) -> None:
         from encoder_core.heads.shallow_decoder import ShallowDecoder
 
         model = shared.model
@@ -75,12 +75,12 @@ class Reconstruction(HeadTerm):
         return _predicted_positions(batch).numel()
 
     def sums(self, states: "States", batch: "Batch") -> TermSums:
-        from encoder_core.batch import send
+        from encoder_core.batch import copy_to_device
 
-        vectors_RH = states.at(batch.cu_seqlens[:-1].long(), most=1)
-        text_T = batch.text
+        vectors_RH = states.states_at(batch.cu_seqlens[:-1].long(), max_per_row=1)
+        text_T = batch.unmasked_tokens
         state_TH = self.decoder(vectors_RH, self._word(text_T), batch, self._rate)
-        at_M = send(_predicted_positions(batch), batch.tokens.device)
+        at_M = copy_to_device(_predicted_positions(batch), batch.tokens.device)
         found = self.head(state_TH, at_M, text_T.index_select(0, at_M))
         return TermSums(found.loss_sum, len(at_M), {"correct": found.correct})
 

@@ -1,6 +1,6 @@
 """Whether the two segments of a row belong together: next sentence prediction and sentence order prediction.
 
-If there are a generator and a discriminator, the generator learns this loss; it reads the masked text.
+With ELECTRA, the generator learns this loss from the masked text.
 """
 
 from abc import abstractmethod
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.layers.sizes import linear_weights
-from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, Shared, TermSums, require_mlm
+from encoder_core.layers.sizes import linear_weight_count
+from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, SharedParts, TermSetting, TermSums, require_mlm
 
 if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
     from encoder_core.batch import Batch
@@ -20,18 +20,18 @@ class PairConfig(HeadConfig):
     exported = "mlm_pair"
     reads = "first"
 
-    def weights(self, model: ModelConfig) -> int:
-        return linear_weights(model.hidden, model.hidden) + linear_weights(model.hidden, 2)
+    def weight_count(self, model: ModelConfig) -> int:
+        return linear_weight_count(model.hidden, model.hidden) + linear_weight_count(model.hidden, 2)
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, and rows without the label of this term."""
         yield from require_mlm(self.name, setting, "one label a row does not suffice to learn words")
         yield from self._row_refusals(setting)
 
     @abstractmethod
-    def _row_refusals(self, setting: Setting) -> Iterator[Refusal]: ...
+    def _row_refusals(self, setting: TermSetting) -> Iterator[Refusal]: ...
 
-    def build(self, shared: Shared) -> "SentencePair":
+    def build(self, shared: SharedParts) -> "SentencePair":
         return SentencePair(self, shared)
 
 
@@ -40,7 +40,7 @@ class NspConfig(PairConfig):
 
     name = "nsp"
 
-    def _row_refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def _row_refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         if "sop" in setting.terms:
             yield Refusal(
                 ("objective", "sop"),
@@ -62,7 +62,7 @@ class SopConfig(PairConfig):
 
     name = "sop"
 
-    def _row_refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def _row_refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         if setting.rows is not None and setting.rows.label != "order" and "nsp" not in setting.terms:
             yield Refusal(
                 ("objective", "sop"),
@@ -78,7 +78,7 @@ class SentencePair(HeadTerm):
     head still takes part in the graph.
     """
 
-    def __init__(self, config: PairConfig, shared: Shared) -> None:
+    def __init__(self, config: PairConfig, shared: SharedParts) -> None:
         from encoder_core.heads.classification import PairHead
 
         self.head = PairHead(shared.model.hidden)
@@ -94,5 +94,5 @@ class SentencePair(HeadTerm):
         first_R = batch.cu_seqlens[: len(labels_R)].long()
         if batch.pair_labels is not None and batch.pair_rows is not None:
             labels_R, first_R = labels_R[batch.pair_rows], first_R[batch.pair_rows]
-        found = self.head(states.at(first_R, most=1), labels_R)
+        found = self.head(states.states_at(first_R, max_per_row=1), labels_R)
         return TermSums(found.loss_sum, self.target_count(batch), {"correct": found.correct})

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.layers.sizes import MAX_SPAN_TARGETS, SPAN_POSITION_WIDTH, linear_weights, norm_weights
-from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, Setting, Shared, TermSums, require_mlm
+from encoder_core.layers.sizes import MAX_SPAN_TARGETS, SPAN_POSITION_WIDTH, linear_weight_count, norm_weight_count
+from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, SharedParts, TermSetting, TermSums, require_mlm
 
 if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
     from jaxtyping import Int
@@ -24,13 +24,13 @@ class SboConfig(HeadConfig):
     name = "sbo"
     reads = "all"
 
-    def weights(self, model: ModelConfig) -> int:
+    def weight_count(self, model: ModelConfig) -> int:
         hidden, width = model.hidden, model.embedding_width
-        first = linear_weights(2 * hidden + SPAN_POSITION_WIDTH, hidden) + norm_weights(hidden)
-        second = linear_weights(hidden, width) + norm_weights(width) + model.vocabulary
+        first = linear_weight_count(2 * hidden + SPAN_POSITION_WIDTH, hidden) + norm_weight_count(hidden)
+        second = linear_weight_count(hidden, width) + norm_weight_count(width) + model.vocabulary_size
         return MAX_SPAN_TARGETS * SPAN_POSITION_WIDTH + first + second
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse objectives without masked spans."""
         yield from require_mlm(self.name, setting, "it predicts the tokens that mlm masks")
         if "mlm" in setting.terms and setting.rows is not None and setting.rows.unit != "span":
@@ -40,14 +40,14 @@ class SboConfig(HeadConfig):
                 "set objective.mlm.unit to span, or leave sbo out",
             )
 
-    def build(self, shared: Shared) -> "SpanBoundary":
+    def build(self, shared: SharedParts) -> "SpanBoundary":
         return SpanBoundary(self, shared)
 
 
 class SpanBoundary(HeadTerm):
     """Cross-entropy of the ids of targets that have a boundary; metric "correct"."""
 
-    def __init__(self, config: SboConfig, shared: Shared) -> None:
+    def __init__(self, config: SboConfig, shared: SharedParts) -> None:
         from encoder_core.heads.prediction import SpanBoundaryHead
 
         model = shared.model
@@ -91,7 +91,7 @@ def boundary_targets(batch: "Batch") -> BoundaryTargets:
     """
     import torch
 
-    from encoder_core.batch import send
+    from encoder_core.batch import copy_to_device
 
     host, device = batch.on_host, batch.tokens.device
     at, positions, ends = host.target_positions.numpy(), host.positions.numpy(), host.cu_seqlens.numpy()[1:]
@@ -104,4 +104,4 @@ def boundary_targets(batch: "Batch") -> BoundaryTargets:
     chosen = bounded[span] & (place < MAX_SPAN_TARGETS)
     span = span[chosen]
     found = (first[span] - 1, last[span] + 1, place[chosen], host.target_ids.numpy()[chosen])
-    return BoundaryTargets(*(send(torch.from_numpy(each), device) for each in found))
+    return BoundaryTargets(*(copy_to_device(torch.from_numpy(each), device) for each in found))

@@ -100,7 +100,7 @@ class PhaseFacts:
 
 
 @dataclass(frozen=True)
-class Setting:
+class TermSetting:
     """The surroundings of a term.
 
     Attributes:
@@ -125,20 +125,20 @@ class Refusal:
     remedy: str
 
 
-def family_refusal(name: str, setting: Setting, why: str, remedy: str) -> Refusal:
+def family_refusal(name: str, setting: TermSetting, why: str, remedy: str) -> Refusal:
     """Return the refusal of the model's family by the term `name`. `why`: the reason, as a clause."""
     what = f"a model of family {setting.model.family} is not trained by {name}: {why}"
     return Refusal(("objective",), what, remedy)
 
 
-def refuse_decoder_family(name: str, setting: Setting) -> Iterator[Refusal]:
+def refuse_decoder_family(name: str, setting: TermSetting) -> Iterator[Refusal]:
     """Refuse a family with a decoder for the term `name`, which trains an encoder alone."""
     if setting.model.has_decoder:
         remedy = f"use denoise for {setting.model.family}, and {name} for another family"
         yield family_refusal(name, setting, "its decoder would learn nothing", remedy)
 
 
-def require_mlm(name: str, setting: Setting, why: str) -> Iterator[Refusal]:
+def require_mlm(name: str, setting: TermSetting, why: str) -> Iterator[Refusal]:
     """Refuse an objective without mlm for the term `name`, which needs it. `why`: the reason, as a clause."""
     if "mlm" not in setting.terms:
         others = [other for other in setting.terms if other != name]
@@ -182,7 +182,7 @@ class TermConfig(BaseModel, ABC):
     weight: Weight = 1.0
 
     @abstractmethod
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Yield every reason why this term cannot be trained in `setting`."""
 
     def shrink(self, form: SmallObjective) -> "TermConfig":
@@ -202,19 +202,15 @@ class OmittedWeightTerm(TermConfig):
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: Callable[[object], dict[str, object]]) -> dict[str, object]:
-        return {
-            name: value
-            for name, value in serialize(self).items()
-            if (name, value) not in self.unwritten.items()
-        }
+        return {name: value for name, value in serialize(self).items() if (name, value) not in self.unwritten.items()}
 
 
-Reads = Literal["targets", "first", "all", "layers"]
+StatesRead = Literal["targets", "first", "all", "layers"]
 """The states that a term reads: those of targets, of rows' first tokens, or of all tokens; or those of all layers."""
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedParts:
     """What terms share, on the default device, its weights not yet initialised.
 
     Attributes:
@@ -237,15 +233,15 @@ class HeadConfig(TermConfig):
         predicts_ids: whether it has the head of token ids, which all such terms share.
     """
 
-    reads: ClassVar[Reads]
+    reads: ClassVar[StatesRead]
     causal: ClassVar[bool] = False
     predicts_ids: ClassVar[bool] = False
 
     @abstractmethod
-    def build(self, shared: Shared) -> "HeadTerm":
+    def build(self, shared: SharedParts) -> "HeadTerm":
         """Build the heads and the loss on the default device; weights not yet initialised."""
 
-    def weights(self, model: ModelConfig) -> int:
+    def weight_count(self, model: ModelConfig) -> int:
         """Return the number of parameters that the term adds to a network of `model` and shares with no other term."""
         return 0
 
@@ -291,7 +287,7 @@ class HeadTerm(ABC):
         self.causal = config.causal
         self.heads = heads
 
-    def connect(self, others: Mapping[str, "HeadTerm"]) -> None:
+    def connect(self, terms: Mapping[str, "HeadTerm"]) -> None:
         """Receive all terms that share the network, including itself, by name, before the first batch.
 
         This is for a term that uses another's head or result; most terms ignore it.
@@ -322,12 +318,12 @@ class ModuleConfig(TermConfig):
             ModelError: the size of the vocabulary is unknown.
         """
 
-    def weights(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:
+    def weight_count(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:
         """Return the number of parameters of that module. Tied parameters count once."""
-        return model.encoder_weights() + model.decoder_weights()
+        return model.encoder_weight_count() + model.decoder_weight_count()
 
 
-class AroundConfig(ModuleConfig):
+class WrapperConfig(ModuleConfig):
     """The description of a term that builds a module by itself, and that can be added to the module of other terms.
 
     Its loss couples the examples of a step, so a first pass without a graph computes their vectors beforehand.
@@ -337,7 +333,7 @@ class AroundConfig(ModuleConfig):
     def wrap(self, module: "ObjectiveModule", model: ModelConfig) -> "ObjectiveModule":
         """Return the module that trains this term and those of `module`, whose parameters keep their names."""
 
-    def added_weights(self, model: ModelConfig) -> int:
+    def added_weight_count(self, model: ModelConfig) -> int:
         """Return the number of parameters that the term adds to the module of the others."""
         return 0
 
@@ -349,7 +345,7 @@ class BottleneckConfig(HeadConfig):
 
     predicts_ids = True
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, or with a generator."""
         yield from require_mlm(self.name, setting, "the vector is made of a text that mlm hides a part of")
         if "rtd" in setting.terms:

@@ -6,35 +6,35 @@ A test compares every family and term with what torch builds (`objectives/compos
 from collections.abc import Sequence
 
 from encoder_core.families.catalogue import ModelConfig, uses_mask_decoder
-from encoder_core.layers.sizes import linear_weights, norm_weights
+from encoder_core.layers.sizes import linear_weight_count, norm_weight_count
 from encoder_core.objectives.term import HeadConfig
 
 
-def masked_weights(model: ModelConfig) -> int:
+def masked_lm_weight_count(model: ModelConfig) -> int:
     """Return the number of parameters of a network with masked tokens alone."""
-    return network_weights(model, ()) + _head(model)
+    return network_weight_count(model, ()) + _head_weight_count(model)
 
 
-def detector_weights(model: ModelConfig) -> int:
+def detector_weight_count(model: ModelConfig) -> int:
     """Return the number of parameters of a discriminator alone, with embeddings of its own."""
-    context = model.context_norm * norm_weights(model.hidden)
-    head = linear_weights(model.hidden, model.hidden) + linear_weights(model.hidden, 1)
-    return model.encoder_weights() + context + head
+    context = model.context_norm * norm_weight_count(model.hidden)
+    head = linear_weight_count(model.hidden, model.hidden) + linear_weight_count(model.hidden, 1)
+    return model.encoder_weight_count() + context + head
 
 
-def network_weights(model: ModelConfig, terms: Sequence[HeadConfig]) -> int:
+def network_weight_count(model: ModelConfig, terms: Sequence[HeadConfig]) -> int:
     """Return the number of parameters of a network with the heads of these terms."""
-    head = _head(model) if any(term.predicts_ids for term in terms) else 0
+    head = _head_weight_count(model) if any(term.predicts_ids for term in terms) else 0
     positions = model.max_length * model.hidden if uses_mask_decoder(model) else 0
-    return model.encoder_weights() + positions + head + sum(term.weights(model) for term in terms)
+    return model.encoder_weight_count() + positions + head + sum(term.weight_count(model) for term in terms)
 
 
-def _head(model: ModelConfig) -> int:
+def _head_weight_count(model: ModelConfig) -> int:
     hidden, width = model.hidden, model.embedding_width
-    if model.decoder_only_head:
+    if model.has_bare_decoder_head:
         dense = 0
-    elif (inner := model.head_inner) is not None:
-        dense = linear_weights(hidden, inner, model.biases) + linear_weights(inner, width, model.biases)
+    elif (inner := model.head_inner_width) is not None:
+        dense = linear_weight_count(hidden, inner, model.biases) + linear_weight_count(inner, width, model.biases)
     else:
-        dense = linear_weights(hidden, width, model.biases) + norm_weights(width, model.biases)
-    return dense + model.vocabulary * (model.decoder_bias + (0 if model.tied else width))
+        dense = linear_weight_count(hidden, width, model.biases) + norm_weight_count(width, model.biases)
+    return dense + model.vocabulary_size * (model.has_decoder_bias + (0 if model.has_tied_decoder else width))

@@ -20,7 +20,7 @@ from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.torch_internals import add_to_each, fused_adamw
 from encoder_core.optim.settings import AdamWConfig, StableAdamWConfig
 from encoder_core.optim.shards import ShardedOptimizer
-from encoder_core.optim.updates import group_defaults, tensors_to_update, update_count
+from encoder_core.optim.updates import group_defaults, next_update_number, tensors_to_update
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -65,7 +65,7 @@ def update_adamw(state: MutableMapping[Tensor, dict[str, Tensor]], groups: Itera
         if not (params := tensors_to_update(group)):
             continue
         # Infinity turns bias correction off: the kernel divides by 1 - beta^count, which is then 1.
-        number = update_count(group) if group["bias_correction"] else math.inf
+        number = next_update_number(group) if group["bias_correction"] else math.inf
         # All groups are at the same update (`set_update`), so one number serves their launches.
         count = torch.full((), number, device=params[0].device) if count is None else count
         states = [moments(state, p) for p in params]
@@ -85,11 +85,9 @@ def update_adamw(state: MutableMapping[Tensor, dict[str, Tensor]], groups: Itera
         )
 
 
-def decayed_direction(
-    state: MutableMapping[Tensor, dict[str, Tensor]], group: dict[str, Any], p: Tensor
-) -> Tensor:
+def adam_direction(state: MutableMapping[Tensor, dict[str, Tensor]], group: dict[str, Any], p: Tensor) -> Tensor:
     """Update the moments of `p`, and return m / (sqrt(v) + eps) + wd p as a new tensor. `p` is not changed."""
-    count = update_count(group)
+    count = next_update_number(group)
     own = moments(state, p)
     first, second = own["exp_avg"], own["exp_avg_sq"]
     beta1, beta2 = group["betas"]
@@ -113,9 +111,7 @@ class StableAdamW(ShardedOptimizer):
     AdamW's moments. If tensors are ZeRO's partitions, `shard` must say which parameters they hold.
     """
 
-    def __init__(
-        self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: StableAdamWConfig
-    ) -> None:
+    def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: StableAdamWConfig) -> None:
         super().__init__(params, group_defaults(config, bias_correction=True))
 
     @torch.no_grad()
@@ -131,51 +127,46 @@ class StableAdamW(ShardedOptimizer):
             if params and _picks_fused(params):
                 self._update_fused(group, params)
             elif params:
-                directions = [decayed_direction(self.state, group, p) for p in params]
-                self._multiply(directions, params, self._rate_shares(group, params))
+                directions = [adam_direction(self.state, group, p) for p in params]
+                self._scale_parameters(directions, params, self._clipping_factors(group, params))
                 add_to_each(params, directions, -group["lr"])
 
     def _update_fused(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
         from encoder_core.kernels import stable_adamw as kernels
 
-        update_count(group)
+        next_update_number(group)
         squares = torch.zeros(len(self._shapes), dtype=torch.float64, device=params[0].device)
         for p in params:
             if p not in self._layouts:
-                ranges = [
-                    (s.start, s.stop, s.parameter, prod(self._shapes[s.parameter])) for s in self._ranges(p)
-                ]
+                ranges = [(s.start, s.stop, s.parameter, prod(self._shapes[s.parameter])) for s in self._segments_in(p)]
                 self._layouts[p] = kernels.split_into_blocks(ranges, p.device)
             assert p.grad is not None  # `tensors_to_update` keeps only those with one
             kernels.update_moments(p.grad, moments(self.state, p), self._layouts[p], squares, group)
-        self._add_up(squares)
+        self._sum_over_ranks(squares)
         for p in params:
             kernels.update_weights(p, self.state[p], self._layouts[p], squares, group)
 
-    def _rate_shares(self, group: dict[str, Any], params: Sequence[Tensor]) -> Tensor:
+    def _clipping_factors(self, group: dict[str, Any], params: Sequence[Tensor]) -> Tensor:
         """Return [parameters] float32: 1 / max(1, rms), from the updated moments."""
-        surprises = [self._surprise(group, p) for p in params]
+        surprises = [self._normalised_gradient(group, p) for p in params]
         squares = self._square_sums((surprises,), params)[0]
-        mean = squares / self._sizes(squares.device).clamp(min=1)
+        mean = squares / self._parameter_sizes(squares.device).clamp(min=1)
         return mean.sqrt().clamp(min=1).reciprocal().float()
 
-    def _surprise(self, group: dict[str, Any], p: Tensor) -> Tensor:
+    def _normalised_gradient(self, group: dict[str, Any], p: Tensor) -> Tensor:
         """Return g / max(sqrt(v), eps) as a new tensor shaped like `p`."""
-        expected = self.state[p]["exp_avg_sq"] / (1 - group["betas"][1] ** update_count(group))
+        expected = self.state[p]["exp_avg_sq"] / (1 - group["betas"][1] ** next_update_number(group))
         assert p.grad is not None  # `tensors_to_update` keeps only tensors with a gradient
         return torch.div(p.grad, expected.sqrt_().clamp_(min=group["eps"]), out=expected)
 
 
 def _picks_fused(params: Sequence[Tensor]) -> bool:
-    return (
-        all(map(_supports, params)) and pick(["fused", "written"], dropped=False, place="update") == "fused"
-    )
+    return all(map(_supports, params)) and pick(["fused", "written"], dropped=False, place="update") == "fused"
 
 
 def _supports(p: Tensor) -> bool:
     """Return whether StableAdamW's kernels support a tensor and its gradient."""
     both = (p, p.grad)
     return has_triton() and all(
-        x is not None and x.device.type == "cuda" and x.dtype == torch.float32 and x.is_contiguous()
-        for x in both
+        x is not None and x.device.type == "cuda" and x.dtype == torch.float32 and x.is_contiguous() for x in both
     )

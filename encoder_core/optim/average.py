@@ -14,7 +14,7 @@ from torch import Tensor
 
 AVERAGE = "average"
 """Name of the average in the optimizer's state of a tensor. Checkpoints store it under this name."""
-_ELEMENTS = 1 << 22  # elements of a temporary tensor: 16 MiB, and on a GPU few launches for a large model
+_PIECE_ELEMENTS = 1 << 22  # elements of a temporary tensor: 16 MiB, and on a GPU few launches for a large model
 
 
 class WeightAverage:
@@ -34,21 +34,21 @@ class WeightAverage:
     ) -> None:
         self._decay = float(torch.tensor(decay, dtype=torch.float32))
         self._weights, self._state = weights, state
-        self.begin()
+        self.reset_to_weights()
 
-    def begin(self) -> None:
+    def reset_to_weights(self) -> None:
         """Set the average to the weights."""
         for weights in self._weights.values():
             for weight in weights:
                 self._state[weight][AVERAGE] = weight.detach().clone()
 
-    def follow(self, update_group: str) -> None:
+    def update_average(self, update_group: str) -> None:
         """Take in the weights after an update of `update_group`."""
         for weight in self._weights[update_group]:
             for average, new in self._pieces(weight):
                 average.mul_(self._decay).add_(new * (1.0 - self._decay))
 
-    def swap(self) -> None:
+    def swap_with_weights(self) -> None:
         """Exchange weights and average, bit for bit."""
         for weights in self._weights.values():
             for weight in weights:
@@ -57,10 +57,8 @@ class WeightAverage:
                     new.copy_(average)
                     average.copy_(kept)
 
-    def _pieces(
-        self, weight: Tensor
-    ) -> Sequence[tuple[Float32[Tensor, " elements"], Float32[Tensor, " elements"]]]:
-        """Return the average and the weights in a tensor, as views of at most `_ELEMENTS` elements."""
+    def _pieces(self, weight: Tensor) -> Sequence[tuple[Float32[Tensor, " elements"], Float32[Tensor, " elements"]]]:
+        """Return the average and the weights in a tensor, as views of at most `_PIECE_ELEMENTS` elements."""
         both = (self._state[weight][AVERAGE], weight.detach())
-        average, new = (torch.split(tensor.view(-1), _ELEMENTS) for tensor in both)
+        average, new = (torch.split(tensor.view(-1), _PIECE_ELEMENTS) for tensor in both)
         return list(zip(average, new, strict=True))

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, assert_never
 
 from torch import nn
 
-from encoder_core.layers.parameters import AttentionBias, IntoHeads, Joined, JoinedLinear, OutOfHeads
+from encoder_core.layers.parameters import AttentionBias, IntoHeads, JoinedLayout, JoinedLinear, OutOfHeads
 from encoder_core.optim.lamb import TRUST_RATIO
-from encoder_core.optim.muon import JOINED, MATRICES, matrix_shapes
+from encoder_core.optim.muon import JOINED_KEY, MATRICES_KEY, matrix_shapes
 from encoder_core.optim.settings import Decayed
-from encoder_core.optim.updates import LR_SCALE, UPDATE_GROUP, WHOLE
+from encoder_core.optim.updates import ALL_PARAMETERS, LR_SCALE, UPDATE_GROUP
 
 UpdateGroups = Mapping[str, Sequence[nn.Parameter]]
 """The updates of one step by name, in order, and the parameters that each of them changes."""
@@ -47,20 +47,20 @@ def parameter_groups(
     undecayed = _undecayed_ids(model, decayed, plain)
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     apart = {id(its.weight): its for its in hidden_matrices(model).values()} if matrices else {}
-    order = list(update_groups or (WHOLE,))
+    order = list(update_groups or (ALL_PARAMETERS,))
     group_of = {id(p): name for name, params in (update_groups or {}).items() for p in params}
-    groups: dict[tuple[str, bool, bool, bool, Joined | None, float], list[nn.Parameter]] = defaultdict(list)
+    groups: dict[tuple[str, bool, bool, bool, JoinedLayout | None, float], list[nn.Parameter]] = defaultdict(list)
     for name, p in trained:
         joined = apart[id(p)].joined if id(p) in apart else None
         marks = id(p) in undecayed, id(p) in plain, id(p) in apart, joined
-        groups[group_of.get(id(p), WHOLE), *marks, rates.get(name, 1.0)].append(p)
+        groups[group_of.get(id(p), ALL_PARAMETERS), *marks, rates.get(name, 1.0)].append(p)
     return [
         {
             "params": params,
             "weight_decay": 0.0 if is_undecayed else weight_decay / rate,
             TRUST_RATIO: not is_plain,
-            MATRICES: is_matrix,
-            JOINED: joined,
+            MATRICES_KEY: is_matrix,
+            JOINED_KEY: joined,
             LR_SCALE: rate,
             UPDATE_GROUP: update_group,
         }
@@ -74,7 +74,7 @@ class HiddenMatrix(NamedTuple):
     """The weight of a projection. `joined` says how several projections are joined in it; None: there is one."""
 
     weight: nn.Parameter
-    joined: Joined | None
+    joined: JoinedLayout | None
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, HiddenMatrix]:
     return {
         name: HiddenMatrix(p, projections[id(p)])
         for name, p in model.named_parameters()
-        if id(p) in projections and _layer(name) >= 0
+        if id(p) in projections and _layer_index(name) >= 0
     }
 
 
@@ -129,7 +129,7 @@ def _norms_and_biases(model: nn.Module) -> set[int]:
 _LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-def _layer(name: str) -> int:
+def _layer_index(name: str) -> int:
     """Return the index of the layer that a parameter belongs to, by its name; -1 if it is in no layer."""
     found = _LAYER_NUMBER.search(name)
     return int(found[1]) if found else -1

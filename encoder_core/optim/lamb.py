@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from encoder_core.layers.torch_internals import add_to_each
-from encoder_core.optim.adamw import decayed_direction
+from encoder_core.optim.adamw import adam_direction
 from encoder_core.optim.settings import LambConfig
 from encoder_core.optim.shards import ShardedOptimizer
 from encoder_core.optim.updates import group_defaults, tensors_to_update
@@ -43,10 +43,10 @@ class Lamb(ShardedOptimizer):
             params = tensors_to_update(group)
             if not params:
                 continue
-            directions = [decayed_direction(self.state, group, p) for p in params]
+            directions = [adam_direction(self.state, group, p) for p in params]
             if group[TRUST_RATIO]:
                 ratios = _trust_ratios(self._square_sums((params, directions), params))
-                self._multiply(directions, params, ratios)
+                self._scale_parameters(directions, params, ratios)
             add_to_each(params, directions, -group["lr"])
 
 

@@ -28,20 +28,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from encoder_core.errors import TrainingError
-from encoder_core.layers.parameters import Joined
-from encoder_core.layers.torch_internals import (
-    add_to_each,
-    copy_to_each,
-    multiply_each,
-    norm_of_each,
-    sum_of_each,
-)
+from encoder_core.layers.parameters import JoinedLayout
+from encoder_core.layers.torch_internals import add_to_each, copy_to_each, multiply_each, norm_of_each, sum_of_each
 from encoder_core.optim.adamw import update_adamw
 from encoder_core.optim.settings import MuonConfig
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
-from encoder_core.optim.updates import group_defaults, tensors_to_update, update_count
+from encoder_core.optim.updates import group_defaults, next_update_number, tensors_to_update
 
-STEPS = 5
+NEWTON_SCHULZ_STEPS = 5
 # Published: steep at 0, at the price of ending near 1 only.
 _LINEAR, _CUBIC, _QUINTIC = (
     3.4445,
@@ -72,40 +66,40 @@ def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
     return shape[0], math.prod(shape[1:])
 
 
-def matrix_shapes(shape: Sequence[int], joined: Joined | None) -> list[tuple[int, int]]:
+def matrix_shapes(shape: Sequence[int], joined: JoinedLayout | None) -> list[tuple[int, int]]:
     """Return rows and columns of every matrix in a parameter of this shape."""
     rows, columns = rows_and_columns(shape)
     return [(rows, columns)] if joined is None else [(joined.times * part, columns) for part in joined.rows]
 
 
-def orthogonalise_each(momenta: Iterable[tuple[Float[Tensor, "rows columns"], Joined | None]]) -> None:
+def orthogonalise_each(momenta: Iterable[tuple[Float[Tensor, "rows columns"], JoinedLayout | None]]) -> None:
     """Replace momenta by what Muon applies, orthogonalised and scaled; those with equal shorter sides together.
 
     Each matrix in a joined one is treated by itself: singular vectors of the whole would mix its parts.
     """
     alike: dict[int, list[Tensor]] = {}
     for whole, joined in momenta:
-        for part in (joined or Joined((len(whole),))).views(whole):
-            alike.setdefault(min(_sides(part.shape)), []).append(part)
+        for part in (joined or JoinedLayout((len(whole),))).views(whole):
+            alike.setdefault(min(_matrix_sides(part.shape)), []).append(part)
     for parts in alike.values():
-        parts.sort(key=lambda part: (max(_sides(part.shape)), part.shape))
-        stacks = _newton_schulz(_normalised(parts))
+        parts.sort(key=lambda part: (max(_matrix_sides(part.shape)), part.shape))
+        stacks = _newton_schulz(_normalise_and_stack(parts))
         multiply_each(stacks, [rms_scale(*x.shape[1:]) for x in stacks])
-        copy_to_each(parts, _as_they_lie(stacks, parts))
+        copy_to_each(parts, _unstack_in_order(stacks, parts))
 
 
-def _sides(shape: Sequence[int]) -> tuple[int, int]:
+def _matrix_sides(shape: Sequence[int]) -> tuple[int, int]:
     """Return the rows and columns of the matrix in a part of this shape, [times, rows, columns]."""
     return shape[0] * shape[1], shape[2]
 
 
-def _normalised(parts: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[Tensor, "_ short _"]]:
+def _normalise_and_stack(parts: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[Tensor, "_ short _"]]:
     """Return a stack for each longer side: matrices divided by their norms, all wide, in the order of `parts`.
 
     Laid end to end along their longer sides, matrices of all sides are one tensor, so it takes one launch to copy and
     one to divide. Norms are of matrices as the parameters have them: a sum in another order would be rounded otherwise.
     """
-    lengths = [max(_sides(part.shape)) for part in parts]
+    lengths = [max(_matrix_sides(part.shape)) for part in parts]
     upright = [
         part if len(part) * part.shape[1] == long else part.flatten(0, 1).mT[None]
         for part, long in zip(parts, lengths, strict=True)
@@ -123,14 +117,16 @@ def _normalised(parts: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[Tensor, "
 
 def _newton_schulz(stacks: Sequence[Float[Tensor, "_ short _"]]) -> Sequence[Float[Tensor, "_ short _"]]:
     """Return approximately U V^T of each matrix in stacks, contiguous."""
-    for _ in range(STEPS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         stacks = [
-            torch.baddbmm(x, its, x, beta=_LINEAR) for x, its in zip(stacks, _factors(stacks), strict=True)
+            torch.baddbmm(x, its, x, beta=_LINEAR) for x, its in zip(stacks, _gram_polynomials(stacks), strict=True)
         ]
     return stacks
 
 
-def _factors(stacks: Sequence[Float[Tensor, "_ short _"]]) -> Sequence[Float[Tensor, "_ short short"]]:
+def _gram_polynomials(
+    stacks: Sequence[Float[Tensor, "_ short _"]],
+) -> Sequence[Float[Tensor, "_ short short"]]:
     """Return the polynomial of each matrix's Gram matrix. They are equally large, so one launch does it for all."""
     counts, short = [len(x) for x in stacks], stacks[0].shape[1]
     gram = stacks[0].new_empty(sum(counts), short, short)
@@ -139,13 +135,13 @@ def _factors(stacks: Sequence[Float[Tensor, "_ short _"]]) -> Sequence[Float[Ten
     return torch.split(torch.baddbmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC), counts)
 
 
-def _as_they_lie(stacks: Sequence[Float[Tensor, "_ short _"]], parts: Sequence[Tensor]) -> list[Tensor]:
+def _unstack_in_order(stacks: Sequence[Float[Tensor, "_ short _"]], parts: Sequence[Tensor]) -> list[Tensor]:
     """Return the matrices of stacks in the order of `parts`, with their shapes."""
     shapes, found = Counter(part.shape for part in parts), list[Tensor]()
     for x in stacks:
-        its = [shape for shape in shapes if max(_sides(shape)) == x.shape[2]]
+        its = [shape for shape in shapes if max(_matrix_sides(shape)) == x.shape[2]]
         for shape, same in zip(its, torch.split(x, [shapes[shape] for shape in its]), strict=True):
-            rows, columns = _sides(shape)
+            rows, columns = _matrix_sides(shape)
             found += (same.mT.contiguous() if rows > columns else same).view(-1, *shape).unbind()
     return found
 
@@ -154,7 +150,7 @@ def flops(shape: tuple[int, int]) -> int:
     """Return the floating-point operations of the iteration for one matrix."""
     rows, columns = shape
     short, long = min(rows, columns), max(rows, columns)
-    return STEPS * (4 * short * short * long + 2 * short**3)
+    return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
 
 
 ROUND_ELEMENTS = 2**27
@@ -178,52 +174,52 @@ class MatrixExchange:
     rank: int = 0
     ranks: dist.ProcessGroup | None = None
 
-    def rounds(self, work: Mapping[int, int]) -> list[Round]:
-        """Return rounds of all matrices in `work`, which is the cost of each matrix.
+    def plan_rounds(self, cost_by_matrix: Mapping[int, int]) -> list[Round]:
+        """Return rounds of all matrices in `cost_by_matrix`, which is the cost of each matrix.
 
         The largest come first, so that ranks seldom wait for each other.
         """
-        owned: dict[int, list[int]] = {rank: [] for matrix in work for rank in range(len(self.table[matrix]))}
+        owned: dict[int, list[int]] = {rank: [] for matrix in cost_by_matrix for rank in range(len(self.table[matrix]))}
         load = dict.fromkeys(owned, 0)
-        for matrix, cost in work.items():
+        for matrix, cost in cost_by_matrix.items():
             held = self.table[matrix]
             able = [rank for rank, length in enumerate(held) if 2 * length >= max(held)]
             owner = min(able, key=lambda rank: load[rank])
             owned[owner].append(matrix)
             load[owner] += cost
-        ordered = (sorted(its, key=lambda matrix: -work[matrix]) for its in owned.values())
-        return list(zip_longest(*map(self._chunks, ordered), fillvalue=()))
+        ordered = (sorted(its, key=lambda matrix: -cost_by_matrix[matrix]) for its in owned.values())
+        return list(zip_longest(*map(self._split_into_rounds, ordered), fillvalue=()))
 
-    def gather(self, matrices: Round, mine: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Return this rank's matrices of the round, whole and flat; those that lie whole here are views of `mine`.
-        Collective, unless all matrices lie whole on their ranks.
+    def gather(self, matrices: Round, own_ranges: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Return this rank's matrices of the round, whole and flat; those that lie whole here are views of
+        `own_ranges`. Collective, unless all matrices lie whole on their ranks.
 
-        `mine`: this rank's range of each matrix of the round.
+        `own_ranges`: this rank's range of each matrix of the round.
         """
-        own, moved = matrices[self.rank], self._moved(matrices)
-        wholes = {matrix: mine[matrix] for matrix in own}
+        own, moved = matrices[self.rank], self._matrices_to_move(matrices)
+        wholes = {matrix: own_ranges[matrix] for matrix in own}
         if any(moved):
             its = moved[self.rank]
             lengths = [[self.table[matrix][rank] for matrix in its] for rank in range(len(matrices))]
-            sent = [[mine[matrix] for matrix in theirs] for theirs in moved]
-            received = self._exchange(sent, lengths, nothing := next(iter(mine.values()))[:0])
+            sent = [[own_ranges[matrix] for matrix in theirs] for theirs in moved]
+            received = self._exchange(sent, lengths, nothing := next(iter(own_ranges.values()))[:0])
             joined = torch.cat([nothing, *(part for parts in zip(*received, strict=True) for part in parts)])
             sizes = [sum(self.table[matrix]) for matrix in its]
             wholes |= zip(its, torch.split(joined, sizes), strict=True)
         return wholes
 
-    def scatter(self, matrices: Round, wholes: Mapping[int, Tensor], mine: Mapping[int, Tensor]) -> None:
-        """Write whole matrices, changed since `gather`, into each rank's `mine`. Collective as `gather` is."""
-        moved = self._moved(matrices)
+    def scatter(self, matrices: Round, wholes: Mapping[int, Tensor], own_ranges: Mapping[int, Tensor]) -> None:
+        """Write whole matrices, changed since `gather`, into each rank's `own_ranges`. Collective as `gather` is."""
+        moved = self._matrices_to_move(matrices)
         if any(moved):
             cut = [torch.split(wholes[matrix], list(self.table[matrix])) for matrix in moved[self.rank]]
             lengths = [[self.table[matrix][self.rank] for matrix in its] for its in moved]
             sent = [[parts[rank] for parts in cut] for rank in range(len(matrices))]
-            received = self._exchange(sent, lengths, next(iter(mine.values()))[:0])
-            ranges = [mine[matrix] for its in moved for matrix in its]
+            received = self._exchange(sent, lengths, next(iter(own_ranges.values()))[:0])
+            ranges = [own_ranges[matrix] for its in moved for matrix in its]
             copy_to_each(ranges, [part for its in received for part in its])
 
-    def _chunks(self, matrices: Sequence[int]) -> list[tuple[int, ...]]:
+    def _split_into_rounds(self, matrices: Sequence[int]) -> list[tuple[int, ...]]:
         """Cut a rank's matrices into those of each round."""
         chunks: list[tuple[int, ...]] = []
         free = 0
@@ -236,7 +232,7 @@ class MatrixExchange:
             free -= size
         return chunks
 
-    def _moved(self, matrices: Round) -> Round:
+    def _matrices_to_move(self, matrices: Round) -> Round:
         """Return the matrices of a round that do not lie whole on the ranks that gather them."""
         return tuple(
             tuple(matrix for matrix in its if self.table[matrix][rank] < sum(self.table[matrix]))
@@ -244,24 +240,20 @@ class MatrixExchange:
         )
 
     def _exchange(
-        self, sent: Sequence[Sequence[Tensor]], lengths: list[list[int]], nothing: Tensor
+        self, sent: Sequence[Sequence[Tensor]], lengths: list[list[int]], empty: Tensor
     ) -> list[Sequence[Tensor]]:
         """Send the tensors `sent[r]` to each rank r. Return the tensors that each rank sent, `lengths[r]` long.
 
-        `nothing` is an empty tensor, for ranks that send none.
+        `empty` is an empty tensor, for ranks that send none.
         """
         totals = [sum(its) for its in lengths]
-        joined = torch.cat([nothing, *(part for its in sent for part in its)])
+        joined = torch.cat([empty, *(part for its in sent for part in its)])
         received = joined.new_empty(sum(totals))
-        dist.all_to_all_single(
-            received, joined, totals, [sum(map(len, its)) for its in sent], group=self.ranks
-        )
-        return [
-            torch.split(part, its) for part, its in zip(torch.split(received, totals), lengths, strict=True)
-        ]
+        dist.all_to_all_single(received, joined, totals, [sum(map(len, its)) for its in sent], group=self.ranks)
+        return [torch.split(part, its) for part, its in zip(torch.split(received, totals), lengths, strict=True)]
 
 
-def meet(
+def create_exchange(
     ranges: Mapping[int, tuple[int, int]],
     shapes: Sequence[tuple[int, ...]],
     ranks: dist.ProcessGroup | None,
@@ -292,10 +284,11 @@ def meet(
     return MatrixExchange(table, dist.get_rank(ranks), ranks)
 
 
-MATRICES = "matrices"
+MATRICES_KEY = "matrices"
 """Key of a parameter group: whether it holds hidden matrices, which Muon updates, or other parameters."""
-JOINED = "joined"
-"""Key of such a group: how several matrices are joined in each of its parameters (`Joined`); None: there is one."""
+JOINED_KEY = "joined"
+"""Key of such a group: how several matrices are joined in each of its parameters (`JoinedLayout`); None: there is
+one."""
 MOMENTUM = "momentum"
 """Name of the only state of a hidden matrix, which replaces AdamW's two moments."""
 
@@ -312,7 +305,7 @@ class Muon(ShardedOptimizer):
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: MuonConfig) -> None:
-        own = {"momentum": config.momentum, MATRICES: False, JOINED: None}
+        own = {"momentum": config.momentum, MATRICES_KEY: False, JOINED_KEY: None}
         super().__init__(params, group_defaults(config, bias_correction=True) | own)
         self._exchange = MatrixExchange({number: [p.numel()] for number, p in enumerate(self._segments)})
 
@@ -329,7 +322,7 @@ class Muon(ShardedOptimizer):
         """
         super().shard(segments, shapes, ranks)
         ranges = {s.parameter: (s.first, s.stop - s.start) for its in segments.values() for s in its}
-        self._exchange = meet(ranges, shapes, ranks, next(iter(segments)).device)
+        self._exchange = create_exchange(ranges, shapes, ranks, next(iter(segments)).device)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -342,10 +335,10 @@ class Muon(ShardedOptimizer):
         matrices: dict[Tensor, dict[str, Any]] = {}
         for group in self.param_groups:
             params = tensors_to_update(group)
-            if params and group[MATRICES]:
-                update_count(group)
+            if params and group[MATRICES_KEY]:
+                next_update_number(group)
                 matrices |= dict.fromkeys(params, group)
-        update_adamw(self.state, [group for group in self.param_groups if not group[MATRICES]])
+        update_adamw(self.state, [group for group in self.param_groups if not group[MATRICES_KEY]])
         if matrices:
             self._update_matrices(matrices)
 
@@ -353,16 +346,13 @@ class Muon(ShardedOptimizer):
         """Update tensors, given with the group of each. All are orthogonalised together, whatever their groups,
         and each step of the formula is one launch for all."""
         directions = dict(zip(groups, self._directions(groups), strict=True))
-        ranges = {s.parameter: s.of(directions[p]) for p in groups for s in self._ranges(p)}
-        joined = {s.parameter: group[JOINED] for p, group in groups.items() for s in self._ranges(p)}
-        work = {
-            number: sum(map(flops, matrix_shapes(self._shapes[number], joined[number]))) for number in ranges
-        }
-        for matrices in self._exchange.rounds(work):
+        ranges = {s.parameter: s.view_in(directions[p]) for p in groups for s in self._segments_in(p)}
+        joined = {s.parameter: group[JOINED_KEY] for p, group in groups.items() for s in self._segments_in(p)}
+        work = {number: sum(map(flops, matrix_shapes(self._shapes[number], joined[number]))) for number in ranges}
+        for matrices in self._exchange.plan_rounds(work):
             wholes = self._exchange.gather(matrices, ranges)
             orthogonalise_each(
-                (flat.view(rows_and_columns(self._shapes[number])), joined[number])
-                for number, flat in wholes.items()
+                (flat.view(rows_and_columns(self._shapes[number])), joined[number]) for number, flat in wholes.items()
             )
             self._exchange.scatter(matrices, wholes, ranges)
         for rate in {group["lr"] for group in groups.values()}:

@@ -35,17 +35,13 @@ class ScheduleConfig(BaseModel):
     restarts: NonNegativeInt = 0
 
     @model_validator(mode="after")
-    def _something_decays(self) -> Self:
+    def _check_decay_settings(self) -> Self:
         if self.decay == "constant" and (self.decay_steps is not None or self.restarts):
             unused = "restarts" if self.decay_steps is None else "decay_steps"
             raise ValueError(f"{unused} is given, but a constant rate does not decay; choose a decay")
         if self.decay == "inverse_sqrt" and (self.decay_steps is not None or self.restarts or self.floor):
-            unused = (
-                "decay_steps" if self.decay_steps is not None else "restarts" if self.restarts else "floor"
-            )
-            raise ValueError(
-                f"{unused} is given, but a decay by inverse_sqrt has no end; choose another decay"
-            )
+            unused = "decay_steps" if self.decay_steps is not None else "restarts" if self.restarts else "floor"
+            raise ValueError(f"{unused} is given, but a decay by inverse_sqrt has no end; choose another decay")
         return self
 
     @property
@@ -66,11 +62,11 @@ def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int)
     if config.decay == "inverse_sqrt":
         return peak * math.sqrt(max(1, config.warmup) / (step + 1))
     span = total - config.warmup if config.decay_steps is None else config.decay_steps
-    left = _share_left(config.restarts, step - (total - span), max(1, span))
-    return peak * (config.floor + (1.0 - config.floor) * _decayed_share(config, left))
+    left = _cycle_share_left(config.restarts, step - (total - span), max(1, span))
+    return peak * (config.floor + (1.0 - config.floor) * _decayed_rate_share(config, left))
 
 
-def stretches(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
+def schedule_parts(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
     """Return (first step, name) of each part of a schedule over `total` steps: warmup, stable, and the decay once for
     each cycle.
     """
@@ -84,7 +80,7 @@ def stretches(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
     return [(step, name) for step, name in found if step < total]
 
 
-def _share_left(restarts: int, done: int, span: int) -> float:
+def _cycle_share_left(restarts: int, done: int, span: int) -> float:
     """Return the share of the current cycle that is left, `done` steps into a decay of `span` steps; 1 before it, 0
     after it.
     """
@@ -104,7 +100,7 @@ def _cycle_start(restarts: int, cycle: int, span: int) -> int:
     return -(-cycle * span // (restarts + 1))
 
 
-def _decayed_share(config: ScheduleConfig, left: float) -> float:
+def _decayed_rate_share(config: ScheduleConfig, left: float) -> float:
     """Return the share of the peak above the floor for a share `left` of the decay, if the decay has an end."""
     match config.decay:
         case "constant":

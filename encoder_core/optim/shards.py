@@ -30,7 +30,7 @@ class ShardSegment:
     start: int
     stop: int
 
-    def of(self, flat: Tensor) -> Tensor:
+    def view_in(self, flat: Tensor) -> Tensor:
         """Return the view [stop - start] of a tensor with the layout of the flat one."""
         return flat.view(-1)[self.start : self.stop]
 
@@ -69,7 +69,7 @@ class ShardedOptimizer(Optimizer):
         self._layouts = {}
         self._sharded = True
 
-    def _ranges(self, p: Tensor) -> Sequence[ShardSegment]:
+    def _segments_in(self, p: Tensor) -> Sequence[ShardSegment]:
         """Return the ranges in a flat tensor.
 
         Raises:
@@ -94,23 +94,23 @@ class ShardedOptimizer(Optimizer):
         table = torch.zeros(len(rows), len(self._shapes), dtype=torch.float64, device=device)
         for row, tensors in zip(table, rows, strict=True):
             for p, tensor in zip(params, tensors, strict=True):
-                for segment in self._ranges(p):
-                    row[segment.parameter] += _square_sum(segment.of(tensor))
-        self._add_up(table)
+                for segment in self._segments_in(p):
+                    row[segment.parameter] += _square_sum(segment.view_in(tensor))
+        self._sum_over_ranks(table)
         return table
 
-    def _add_up(self, table: Tensor) -> None:
+    def _sum_over_ranks(self, table: Tensor) -> None:
         """Add up a table over the ranks, in place, if sharded. A process without process groups is the only rank."""
         if self._sharded and dist.is_initialized():
             dist.all_reduce(table, group=self._ranks)
 
-    def _multiply(self, tensors: Sequence[Tensor], params: Sequence[Tensor], factors: Tensor) -> None:
+    def _scale_parameters(self, tensors: Sequence[Tensor], params: Sequence[Tensor], factors: Tensor) -> None:
         """Multiply each parameter's range of tensors laid out as `params` by its factor in `factors`, [parameters]."""
         for p, tensor in zip(params, tensors, strict=True):
-            for segment in self._ranges(p):
-                segment.of(tensor).mul_(factors[segment.parameter])
+            for segment in self._segments_in(p):
+                segment.view_in(tensor).mul_(factors[segment.parameter])
 
-    def _sizes(self, device: torch.device) -> Tensor:
+    def _parameter_sizes(self, device: torch.device) -> Tensor:
         """Return [parameters] float64, the number of elements of each."""
         return torch.tensor([prod(shape) for shape in self._shapes], dtype=torch.float64, device=device)
 

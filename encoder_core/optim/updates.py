@@ -14,12 +14,12 @@ from encoder_core.errors import TrainingError
 from encoder_core.optim.settings import OptimizerSettings
 
 # Keys of a parameter group, beside torch's own.
-UPDATE = "step"
+UPDATE_NUMBER_KEY = "step"
 LR_SCALE = "lr_scale"
 UPDATE_GROUP = "update_group"
 ACTIVE = "active"
 
-WHOLE = "all"
+ALL_PARAMETERS = "all"
 """Name of the update group that changes all parameters together; nearly every objective has only this one."""
 
 
@@ -32,20 +32,20 @@ def group_defaults(config: OptimizerSettings, *, bias_correction: bool) -> dict[
         "weight_decay": config.weight_decay,
         "bias_correction": bias_correction,
         LR_SCALE: 1.0,
-        UPDATE: 0,
+        UPDATE_NUMBER_KEY: 0,
         ACTIVE: True,
     }
 
 
-def set_update(optimizer: Optimizer, *, lr: float, count: int, update_group: str = WHOLE) -> None:
+def set_update(optimizer: Optimizer, *, lr: float, count: int, update_group: str = ALL_PARAMETERS) -> None:
     """Prepare update number `count`, from 1, at learning rate `lr` (times each group's `lr_scale`).
 
     The next `step` does not change the weights and moments of other update groups.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get(LR_SCALE, 1.0)
-        group[UPDATE] = count
-        group[ACTIVE] = group.get(UPDATE_GROUP, WHOLE) == update_group
+        group[UPDATE_NUMBER_KEY] = count
+        group[ACTIVE] = group.get(UPDATE_GROUP, ALL_PARAMETERS) == update_group
 
 
 def tensors_to_update(group: dict[str, Any]) -> list[Tensor]:
@@ -53,13 +53,13 @@ def tensors_to_update(group: dict[str, Any]) -> list[Tensor]:
     return [p for p in group["params"] if p.grad is not None] if group[ACTIVE] else []
 
 
-def update_count(group: dict[str, Any]) -> int:
+def next_update_number(group: dict[str, Any]) -> int:
     """Return the number of the next update.
 
     Raises:
         TrainingError: `set_update` was not called.
     """
-    count = int(group[UPDATE])
+    count = int(group[UPDATE_NUMBER_KEY])
     if count < 1:
         raise TrainingError(
             f"the number of the optimizer's next update is {count}, but updates are counted from 1",

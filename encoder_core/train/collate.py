@@ -53,11 +53,11 @@ class HostRows(Protocol):
     def corrupted_offsets(self) -> NDArray[np.int64] | None: ...
 
 
-def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
+def to_batch(rows: HostRows, device: torch.device, first_number: int = 0) -> Batch:
     """Return N ragged rows as a `Batch` on `device`. Token ids become int64; nothing is padded.
 
-    `first` is the number of the first row in the whole batch of its step. Rows with a factorisation order end with
-    their classification token, which is a segment of its own, 2, as in XLNet. If a row is an example of several
+    `first_number` is the number of the first row in the whole batch of its step. Rows with a factorisation order end
+    with their classification token, which is a segment of its own, 2, as in XLNet. If a row is an example of several
     texts, each text is a row of the batch. Rows of which all tokens are holes are left out, unless rows go on from step
     to step (a factorisation order).
     """
@@ -80,41 +80,41 @@ def to_batch(rows: HostRows, device: torch.device, first: int = 0) -> Batch:
         by_token = np.repeat(rows.languages, np.diff(rows.offsets), axis=0)
         languages = np.take_along_axis(by_token, second[:, None], axis=1)[:, 0]
 
-    def tensor(array: NDArray[np.generic], dtype: type[np.generic] = np.int64) -> torch.Tensor:
+    def to_tensor(array: NDArray[np.generic], dtype: type[np.generic] = np.int64) -> torch.Tensor:
         return torch.from_numpy(array.astype(dtype))
 
     on_host = Batch(
-        tokens=tensor(rows.tokens),
-        cu_seqlens=tensor(offsets, np.int32),
+        tokens=to_tensor(rows.tokens),
+        cu_seqlens=to_tensor(offsets, np.int32),
         max_length=int(lengths.max(initial=0)),
-        positions=tensor(positions),
-        target_positions=tensor(rows.target_positions),
-        target_ids=tensor(rows.target_ids),
-        segments=None if segments is None else tensor(segments),
-        languages=None if languages is None else tensor(languages),
-        restarted=None if restarted is None else tensor(restarted),
-        pair_labels=None if rows.pair_label is None else tensor(rows.pair_label),
-        order=None if rows.order is None else tensor(rows.order),
-        reversed_rows=None if rows.reversed_rows is None else tensor(rows.reversed_rows, np.bool_),
-        numbers=tensor(np.arange(first * group, first * group + len(offsets) - 1)),
+        positions=to_tensor(positions),
+        target_positions=to_tensor(rows.target_positions),
+        target_ids=to_tensor(rows.target_ids),
+        segments=None if segments is None else to_tensor(segments),
+        languages=None if languages is None else to_tensor(languages),
+        restarted=None if restarted is None else to_tensor(restarted),
+        pair_labels=None if rows.pair_label is None else to_tensor(rows.pair_label),
+        order=None if rows.order is None else to_tensor(rows.order),
+        reversed_rows=None if rows.reversed_rows is None else to_tensor(rows.reversed_rows, np.bool_),
+        numbers=to_tensor(np.arange(first_number * group, first_number * group + len(offsets) - 1)),
         group=group,
-        rates=None if rows.rates is None else tensor(rows.rates, np.float32),
-        maskable=None if rows.maskable is None else tensor(rows.maskable),
+        rates=None if rows.rates is None else to_tensor(rows.rates, np.float32),
+        maskable=None if rows.maskable is None else to_tensor(rows.maskable),
         causal=_all_causal(rows),
-        corrupted=_corrupted_forms(rows, first),
+        corrupted=_corrupted_forms(rows, first_number),
     )
     if rows.holes is not None and len(rows.holes):
         return _without_unlearned_rows(on_host, rows, group).to(device)
     return on_host.to(device)
 
 
-def _corrupted_forms(rows: HostRows, first: int) -> Batch | None:
+def _corrupted_forms(rows: HostRows, first_number: int) -> Batch | None:
     """Return the rows' corrupted forms on the host; None if they have none."""
     if rows.corrupted is None or rows.corrupted_offsets is None:
         return None
     lengths = np.diff(rows.corrupted_offsets).tolist()
     forms = batch_without_targets(torch.from_numpy(rows.corrupted.astype(np.int64)), lengths)
-    return replace(forms, numbers=torch.arange(first, first + len(lengths)))
+    return replace(forms, numbers=torch.arange(first_number, first_number + len(lengths)))
 
 
 def _all_causal(rows: HostRows) -> bool:
@@ -143,7 +143,7 @@ def _without_unlearned_rows(batch: Batch, rows: HostRows, group: int) -> Batch:
     if not len(lasting):
         return idle_batch(torch.device("cpu"))
     fewer = select_rows(batch, torch.from_numpy(lasting))
-    return replace(fewer, kept=None, pair_rows=None) if fewer.loss_tokens == fewer.tokens.numel() else fewer
+    return replace(fewer, kept=None, pair_rows=None) if fewer.loss_token_count == fewer.tokens.numel() else fewer
 
 
 def _second_text_rows(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:

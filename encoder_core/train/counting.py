@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from encoder_core.batch import Batch
 from encoder_core.layers.initialise import on_meta
 from encoder_core.layers.planned import collect_flops, flop_formulas, planned_for_gpu
-from encoder_core.layers.torch_internals import dispatch_mode, fake_tensors, skip_compiler, tensors_in
+from encoder_core.layers.torch_internals import dispatch_mode_class, fake_tensor_module, skip_compiler, tensors_in
 from encoder_core.objectives.modules.losses import CoupledObjective, LossSums, ObjectiveModule
 from encoder_core.train.exchange import RankExamples
 from encoder_core.train.zero_memory import Device, PassBytes
@@ -46,7 +46,9 @@ class PassCost:
     bytes: tuple[PassBytes, ...]
 
 
-def count(build: Callable[[], ObjectiveModule], batch: Batch, dtype: torch.dtype, device: Device) -> PassCost:
+def count_module_passes(
+    build: Callable[[], ObjectiveModule], batch: Batch, dtype: torch.dtype, device: Device
+) -> PassCost:
     """Count the passes of the module that `build` returns, in training and in precision `dtype`, on a device of this
     kind, which need not be there.
 
@@ -54,18 +56,18 @@ def count(build: Callable[[], ObjectiveModule], batch: Batch, dtype: torch.dtype
     """
     if device == "cuda":
         with planned_for_gpu():
-            with on_meta(), _precision(dtype):
+            with on_meta(), _default_dtype(dtype):
                 module = build().train()
             return count_passes(module, batch.to(torch.device("meta")))
-    with fake_tensors().FakeTensorMode(allow_non_fake_inputs=True):
-        with _precision(dtype):
+    with fake_tensor_module().FakeTensorMode(allow_non_fake_inputs=True):
+        with _default_dtype(dtype):
             module = build().train()
         with _RealIntegers():
             return count_passes(module, batch)
 
 
 @contextmanager
-def _precision(dtype: torch.dtype) -> Iterator[None]:
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -81,7 +83,9 @@ def count_passes(module: ObjectiveModule, batch: Batch) -> PassCost:
     groups = list(module.update_groups())
     found = _group_passes(module, batch, memory)
     if len(groups) == 1 and not memory:
-        while found[-1].memory and _sizes(found[-1].memory) != _sizes(memory):  # until XLNet's memory is full
+        while found[-1].memory and _tensor_shapes(found[-1].memory) != _tensor_shapes(
+            memory
+        ):  # until XLNet's memory is full
             memory = found[-1].memory
             found = [_run_pass(module, batch, memory)]
     return PassCost(
@@ -113,7 +117,7 @@ def _couple_alone(module: CoupledObjective, batch: Batch) -> tuple[Tensor, ...]:
     return module.couple(own, everyone)
 
 
-def _sizes(memory: Iterable[Tensor]) -> list[torch.Size]:
+def _tensor_shapes(memory: Iterable[Tensor]) -> list[torch.Size]:
     return [tensor.shape for tensor in memory]
 
 
@@ -122,14 +126,14 @@ def _run_pass(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...])
     apart = {id(tensor.untyped_storage()) for tensor in known}
     saved: dict[int, torch.UntypedStorage] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
+    def note_saved_storage(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if id(storage) not in apart:
             saved.setdefault(id(storage), storage)  # a reference, so that no later storage gets the same id
         return tensor
 
     with _discarded_gradients(module), _Meter(known, tensors_in(vars(batch))) as meter:
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(note_saved_storage, lambda tensor: tensor):
             losses: LossSums = module(batch, memory) if memory else module(batch)
         forward, kept = meter.flops, sum(storage.nbytes() for storage in saved.values())
         saved.clear()  # from here on only the graph keeps saved storages
@@ -154,7 +158,7 @@ def _discarded_gradients(module: nn.Module) -> Iterator[None]:
 
 
 @skip_compiler
-class _Meter(dispatch_mode()):  # type: ignore[misc]
+class _Meter(dispatch_mode_class()):  # type: ignore[misc]
     """Counts FLOPs, and the bytes of storages that are made inside the block and alive, and the most at a time.
 
     `known` are tensors that are left out, `given` tensors that are alive from the beginning.
@@ -169,7 +173,7 @@ class _Meter(dispatch_mode()):  # type: ignore[misc]
         self._known = {id(tensor.untyped_storage()): tensor for tensor in known}
         self._storages: dict[int, Any] = {}
         for tensor in given:
-            self._note_saved(tensor)
+            self._note_allocated(tensor)
 
     @property
     def flops(self) -> int:
@@ -190,10 +194,10 @@ class _Meter(dispatch_mode()):  # type: ignore[misc]
         if formula is not None:
             self._operators += formula(*args, **(kwargs or {}), out_val=out)
         for tensor in [out] if isinstance(out, Tensor) else tensors_in(out):
-            self._note_saved(tensor)
+            self._note_allocated(tensor)
         return out
 
-    def _note_saved(self, tensor: Tensor) -> None:
+    def _note_allocated(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key, size = id(storage), storage.nbytes()
         if key in self._known or key in self._storages:
@@ -208,15 +212,13 @@ class _Meter(dispatch_mode()):  # type: ignore[misc]
 
 
 @skip_compiler
-class _RealIntegers(dispatch_mode()):  # type: ignore[misc]
+class _RealIntegers(dispatch_mode_class()):  # type: ignore[misc]
     """Computes what depends on no fake tensor and on no uninitialised memory, such as the bounds of rows."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options, fakes = kwargs or {}, fake_tensors()
+        options, fakes = kwargs or {}, fake_tensor_module()
         given = tensors_in((args, options))
-        if func is torch.ops.aten.empty.memory_format or any(
-            isinstance(tensor, fakes.FakeTensor) for tensor in given
-        ):
+        if func is torch.ops.aten.empty.memory_format or any(isinstance(tensor, fakes.FakeTensor) for tensor in given):
             return func(*args, **options)
         with fakes.unset_fake_temporarily():
             return func(*args, **options)

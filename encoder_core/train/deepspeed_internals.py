@@ -125,10 +125,10 @@ def ensure_names(engine: Any, trained: Sequence[nn.Parameter], kind: Layout) -> 
                 resolve(mapping, name)
 
 
-def replace_method(owner: Any, name: str, by: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a method with `by`; return the former method."""
+def replace_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace a method with `replacement`; return the former method."""
     before: Callable[..., Any] = resolve(owner, name)
-    setattr(owner, name, by)
+    setattr(owner, name, replacement)
     return before
 
 
@@ -178,7 +178,7 @@ def gradient_norm(optimizer: Any) -> float:
     return float(resolve(optimizer, "_global_grad_norm"))
 
 
-def fp32_sums(optimizer: Any) -> list[tuple[Tensor, Sequence[nn.Parameter]]]:
+def fp32_gradient_sums(optimizer: Any) -> list[tuple[Tensor, Sequence[nn.Parameter]]]:
     """Stage 1 in bf16: return the sums of gradients of each parameter group, and its parameters in order."""
     flats, groups = resolve(optimizer, "fp32_groups_gradients_flat"), resolve(optimizer, "bf16_groups")
     return list(zip(flats, groups, strict=True))
@@ -190,10 +190,10 @@ def flat_tensors(optimizer: Any, kind: Layout) -> list[tuple[Tensor, list[nn.Par
     The order is the same on all ranks.
     """
     groups = {"parts": "bit16_groups", "bf16": "bf16_groups", "shards": "fp16_groups"}[kind]
-    return list(zip(_flats(optimizer, kind), resolve(optimizer, groups), strict=True))
+    return list(zip(_master_tensors(optimizer, kind), resolve(optimizer, groups), strict=True))
 
 
-def _flats(optimizer: Any, kind: Layout) -> list[Tensor]:
+def _master_tensors(optimizer: Any, kind: Layout) -> list[Tensor]:
     names = {
         "parts": "single_partition_of_fp32_groups",
         "bf16": "fp32_groups_flat_partition",
@@ -211,7 +211,7 @@ def working_flats(optimizer: Any, kind: Layout) -> list[Tensor]:
 
 def owned_part(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -> FlatPart | None:
     """Return the part of a trained parameter that this rank owns, or None."""
-    flats = _flats(optimizer, kind)
+    flats = _master_tensors(optimizer, kind)
     if kind == "shards":
         group, offset, _ = resolve(optimizer, "grad_position")[resolve(optimizer, "get_param_id")(parameter)]
         share, size = local_shard(parameter)
@@ -237,7 +237,7 @@ def rebuild_working_weights(optimizer: Any, kind: Layout) -> None:
     elif kind == "shards":
         # Weights that the last pass gathered for the next one would stay as they were.
         resolve(optimizer, "_partition_all_parameters")()
-        for group in range(len(_flats(optimizer, kind))):
+        for group in range(len(_master_tensors(optimizer, kind))):
             resolve(optimizer, "_reassign_or_swap_out_partitioned_parameters")(group)
         persistent = resolve(optimizer, "persistent_parameters")
         if persistent:

@@ -41,14 +41,14 @@ from encoder_core.objectives.modules.teacher import frozen_weights
 from encoder_core.optim.average import AVERAGE, WeightAverage
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
-from encoder_core.optim.updates import UPDATE_GROUP, WHOLE, set_update
+from encoder_core.optim.updates import ALL_PARAMETERS, UPDATE_GROUP, set_update
 from encoder_core.train import deepspeed_internals, zero_state
 from encoder_core.train.deepspeed_internals import Layout
-from encoder_core.train.groups import abort_groups, leaving
+from encoder_core.train.groups import abort_groups, leaving_groups
 from encoder_core.train.overlap import GradientSequencer, OverlappedSums
 from encoder_core.train.settings import EngineConfig
 from encoder_core.train.timing import Stopwatch
-from encoder_core.train.weight_check import Replicated
+from encoder_core.train.weight_check import ReplicatedWeights
 from encoder_core.train.zero_state import Fragment, NamedParameter, OwnedRange
 
 with suppress(ModuleNotFoundError):  # some releases of DeepSpeed lack this module
@@ -58,7 +58,7 @@ for _name in ("mlflow", "triton"):
         del sys.modules[_name]
 
 deepspeed_internals.skip_unused_setup(deepspeed)
-torch_internals.without_compiler()
+torch_internals.skip_compiler_import()
 # DeepSpeed calls collectives by deprecated names, and makes torch forget that it has warned: at ZeRO 3 every rank
 # would print some warnings in each step.
 warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
@@ -82,7 +82,7 @@ class Engine:
 
     Attributes:
         update_groups: names of the update groups, in order.
-        own_kinds: kinds of state, by parameter name, for parameters whose kinds differ from `zero_state.kinds`.
+        own_kinds: kinds of state, by parameter name, for parameters whose kinds differ from `zero_state.state_kinds`.
         objective: the model.
         average: average of the weights; None if none is kept.
         forwards: stopwatch of forward passes.
@@ -110,12 +110,12 @@ class Engine:
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         averaged = decay is not None
         self.own_kinds = zero_state.own_kinds(model, muon=isinstance(optimizer, Muon), averaged=averaged)
-        self._kinds = zero_state.kinds(averaged=averaged)
+        self._kinds = zero_state.state_kinds(averaged=averaged)
         self.config = config
         self.objective = model
         self._movable: dict[str, list[nn.Parameter]] = {}
         for group in optimizer.param_groups:
-            self._movable.setdefault(group.get(UPDATE_GROUP, WHOLE), []).extend(group["params"])
+            self._movable.setdefault(group.get(UPDATE_GROUP, ALL_PARAMETERS), []).extend(group["params"])
         self.update_groups = tuple(self._movable)
         trained = {id(p) for params in self._movable.values() for p in params}
         self._frozen = {id(p) for p in model.parameters()} - trained
@@ -124,7 +124,7 @@ class Engine:
         if config.stage == 3:
             _gather_whole_layers(model)
         self._engine, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=config.deepspeed(), dist_init_required=False
+            model=model, optimizer=optimizer, config=config.deepspeed_config(), dist_init_required=False
         )
         self.layout = deepspeed_internals.layout(config.stage, config.precision)
         deepspeed_internals.ensure_names(
@@ -137,15 +137,13 @@ class Engine:
         self._guard_updates()
         if config.stage == 3:
             deepspeed_internals.sum_gradients(self._engine.optimizer)
-        self._order = (
-            GradientSequencer(self._engine.optimizer, list(model.parameters())) if config.stage > 1 else None
-        )
-        self._overlapped = self._overlap() if self.world > 1 and config.separate_fp32_sums else None
+        self._order = GradientSequencer(self._engine.optimizer, list(model.parameters())) if config.stage > 1 else None
+        self._overlapped = self._overlap_reduction() if self.world > 1 and config.has_separate_fp32_sums else None
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated_weights()
         if isinstance(optimizer, ShardedOptimizer) and config.stage > 0:
             self._describe_partitions(optimizer)
-        self.average = None if decay is None else WeightAverage(decay, self._flats(), optimizer.state)
+        self.average = None if decay is None else WeightAverage(decay, self._master_tensors(), optimizer.state)
 
     def close(self) -> None:
         """Release the hooks and the state that DeepSpeed holds. The engine cannot be used afterwards."""
@@ -157,13 +155,13 @@ class Engine:
         with nullcontext() if idle else self.forwards:
             return self._engine(batch, memory) if memory else self._engine(batch)
 
-    def training(self, mode: bool) -> None:
+    def set_training(self, mode: bool) -> None:
         """Switch dropout on or off."""
         self._engine.train(mode)
 
-    def begin(self, update_group: str) -> None:
+    def begin_update_group(self, update_group: str) -> None:
         """Enter training mode, and enable gradients for the parameters of this update group only."""
-        self.training(True)
+        self.set_training(True)
         # DeepSpeed counts a frozen parameter's gradient as 0, and an unused one's as its last.
         if len(self.update_groups) > 1:
             for name, params in self._movable.items():
@@ -176,9 +174,9 @@ class Engine:
         """
         self._engine.set_gradient_accumulation_boundary(last)
         if last and self._overlapped is not None:
-            self._overlapped.begin()
+            self._overlapped.begin_last_pass()
         if self._order is not None:
-            self._order.begin()
+            self._order.begin_pass()
         self._engine.backward(loss, scale_wrt_gas=False)
         if self._order is not None:
             self._order.ensure_ended()
@@ -186,7 +184,7 @@ class Engine:
             self._overlapped.ensure_ended()
 
     def update(
-        self, lr: float, count: int, update_group: str = WHOLE, largest_norm: float = math.inf
+        self, lr: float, count: int, update_group: str = ALL_PARAMETERS, largest_norm: float = math.inf
     ) -> Update:
         """Apply the gradient accumulated for `update_group` as its update number `count`, from 1.
 
@@ -196,7 +194,7 @@ class Engine:
         self._largest_norm = largest_norm
         update = self._update_unsharded() if self.config.stage == 0 else self._update_sharded()
         if update.applied and self.average is not None:
-            self.average.follow(update_group)
+            self.average.update_average(update_group)
         return update
 
     def _update_sharded(self) -> Update:
@@ -224,26 +222,24 @@ class Engine:
         """
         optimizer, make = self._engine.basic_optimizer, self._engine.basic_optimizer.step
 
-        def step() -> None:
+        def step_within_limit() -> None:
             limited = self.config.stage > 0 and self._largest_norm < math.inf
             if not limited or deepspeed_internals.gradient_norm(self._engine.optimizer) <= self._largest_norm:
                 make()
 
-        optimizer.step = step
+        optimizer.step = step_within_limit
 
-    def _overlap(self) -> OverlappedSums:
+    def _overlap_reduction(self) -> OverlappedSums:
         """Stage 1 in bf16: replace DeepSpeed's reduction at the end of a step's last backward pass."""
         optimizer, parameters = self._engine.optimizer, list(self._engine.module.parameters())
-        sums = deepspeed_internals.fp32_sums(optimizer)
+        sums = deepspeed_internals.fp32_gradient_sums(optimizer)
         overlapped = OverlappedSums(sums, parameters, DTYPES[self.config.reduce_dtype], self.config.bucket)
-        deepspeed_internals.replace_method(
-            self._engine, "buffered_allreduce_fallback", lambda **_: overlapped.finish()
-        )
+        deepspeed_internals.replace_method(self._engine, "buffered_allreduce_fallback", lambda **_: overlapped.finish())
         return overlapped
 
     def _describe_partitions(self, optimizer: ShardedOptimizer) -> None:
         """Tell an optimizer that needs whole parameters which of them lie where in this rank's flat partitions."""
-        ranges = {r.name: r for r in zero_state.owned_ranges(*self._trained(), self.rank, self.world)}
+        ranges = {r.name: r for r in zero_state.owned_ranges(*self._owned_range_arguments(), self.rank, self.world)}
         numbers = {name: number for number, name in enumerate(self.shapes)}
 
         def segment(name: str) -> ShardSegment:
@@ -261,87 +257,87 @@ class Engine:
         """Yield the ranges of master weights and moments that this rank owns, as views: copy them before the next
         update.
         """
-        trained, frozen = self._trained(), self._untrained()
+        trained, frozen = self._owned_range_arguments(), self._frozen_range_arguments()
         for owned in zero_state.owned_ranges(*trained, self.rank, self.world):
             yield owned.fragment()
         for frozen_range in zero_state.frozen_ranges(*frozen, self.rank, self.world):
             yield frozen_range.fragment()
 
-    def _replicated_weights(self) -> Replicated:
+    def _replicated_weights(self) -> ReplicatedWeights:
         """Return the replicated weights: at stages 0 to 2 the working weights, and at every stage those of frozen
         networks.
         """
         beside = frozen_weights(self.objective)
         if self.config.stage == 3:
-            return Replicated([weight for _, weight in beside], beside)
-        named = [(name, p) for name, p, _ in self._named()]
+            return ReplicatedWeights([weight for _, weight in beside], beside)
+        named = [(name, p) for name, p, _ in self._named_parameters()]
         weights = [p for _, p in named]
         frozen = [p for p in weights if id(p) in self._frozen]
         buffers = zero_state.working_buffers(self._engine.optimizer, weights, frozen, self.layout)
-        return Replicated([*buffers, *(weight for _, weight in beside)], [*named, *beside])
+        return ReplicatedWeights([*buffers, *(weight for _, weight in beside)], [*named, *beside])
 
-    def restore(self, fill: Iterable[str], read: zero_state.Read) -> None:
+    def restore(self, restored_kinds: Iterable[str], read: zero_state.ReadRange) -> None:
         """Overwrite every owned range with `read(name, kind, start, stop)`, then rebuild the working weights.
 
-        `fill` names the kinds to restore: only "master" to start from weights, `zero_state.ALL_KINDS` to resume. Each
-        parameter takes those of its own kinds. An average that is not restored begins at the weights.
+        `restored_kinds` names the kinds to restore: only "master" to start from weights, `zero_state.ALL_KINDS` to
+        resume. Each parameter takes those of its own kinds. An average that is not restored begins at the weights.
         """
-        kinds, alone, mine = tuple(fill), (0, 1), (self.rank, self.world)
-        for owned in self._held():
+        kinds, alone, mine = tuple(restored_kinds), (0, 1), (self.rank, self.world)
+        for owned in self._held_ranges():
             owned.restore(kinds, read)
         if self.average is not None and AVERAGE not in kinds:
-            self.average.begin()
+            self.average.reset_to_weights()
         # Every rank holds frozen parameters whole at stages 0 to 2.
         for frozen_range in zero_state.frozen_ranges(
-            *self._untrained(), *(alone if self.config.stage < 3 else mine)
+            *self._frozen_range_arguments(), *(alone if self.config.stage < 3 else mine)
         ):
             frozen_range.restore(kinds, read)
         deepspeed_internals.rebuild_working_weights(self._engine.optimizer, self.layout)
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged_weights(self) -> Iterator[None]:
         """Let the model compute with the average of its weights, which must be kept. Collective.
 
         Afterwards it has its weights back, bit for bit. An error leaves the average in their place: to put it back
         takes all ranks, and a rank with an error ends.
         """
-        self._swap()
+        self._swap_average()
         yield
-        self._swap()
+        self._swap_average()
 
-    def _swap(self) -> None:
+    def _swap_average(self) -> None:
         """Exchange master weights and average, and rebuild the working weights."""
         assert self.average is not None
-        self.average.swap()
+        self.average.swap_with_weights()
         deepspeed_internals.rebuild_working_weights(self._engine.optimizer, self.layout)
 
-    def _held(self, params: Iterable[nn.Parameter] | None = None) -> Iterator[OwnedRange]:
+    def _held_ranges(self, params: Iterable[nn.Parameter] | None = None) -> Iterator[OwnedRange]:
         """Yield the ranges that this rank holds of trained parameters, of `params` only if given: at stage 0 all of
         them, whole.
         """
-        optimizer, layout, named = self._trained()
+        optimizer, layout, named = self._owned_range_arguments()
         chosen = None if params is None else {id(p) for p in params}
         its = [one for one in named if chosen is None or id(one.weight) in chosen]
         place = (0, 1) if self.config.stage == 0 else (self.rank, self.world)
         return zero_state.owned_ranges(optimizer, layout, its, *place)
 
-    def _flats(self) -> dict[str, list[Tensor]]:
+    def _master_tensors(self) -> dict[str, list[Tensor]]:
         """Return the tensors of master weights that this rank holds, by update group."""
         return {
-            group: list({id(owned.part.flat): owned.part.flat for owned in self._held(params)}.values())
+            group: list({id(owned.part.flat): owned.part.flat for owned in self._held_ranges(params)}.values())
             for group, params in self._movable.items()
         }
 
-    def _trained(self) -> tuple[Any, Layout, list[NamedParameter]]:
+    def _owned_range_arguments(self) -> tuple[Any, Layout, list[NamedParameter]]:
         """Return the arguments of `owned_ranges` except the ranks."""
-        named = [named for named in self._named() if id(named.weight) not in self._frozen]
+        named = [named for named in self._named_parameters() if id(named.weight) not in self._frozen]
         return self._engine.optimizer, self.layout, named
 
-    def _untrained(self) -> tuple[int, list[NamedParameter]]:
+    def _frozen_range_arguments(self) -> tuple[int, list[NamedParameter]]:
         """Return the arguments of `frozen_ranges` except the ranks."""
-        return self.config.stage, [named for named in self._named() if id(named.weight) in self._frozen]
+        return self.config.stage, [named for named in self._named_parameters() if id(named.weight) in self._frozen]
 
-    def _named(self) -> list[NamedParameter]:
+    def _named_parameters(self) -> list[NamedParameter]:
         names = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
         return [NamedParameter(name, p, self.own_kinds.get(name, self._kinds)) for name, p in names]
 
@@ -353,7 +349,7 @@ def leave_groups(*, broken: bool = False) -> None:
     deepspeed_internals.reset_parameter_numbers(deepspeed)
     if broken:
         abort_groups()
-    with leaving():
+    with leaving_groups():
         if deepspeed.comm.is_initialized():
             deepspeed.comm.destroy_process_group()
         elif dist.is_initialized():

@@ -1,8 +1,8 @@
 """Exchanges figures and examples between ranks, besides gradients.
 
 Ranks gather a row of figures before each step and another after it. They also gather examples, if a loss compares the
-examples of all ranks with each other (`CoupledObjective`). Before a step (`exchange`) the figures are counts of targets
-and flags, such as "stop", on which all ranks must act in the same step.
+examples of all ranks with each other (`CoupledObjective`). Before a step (`exchange_signals`) the figures are counts
+of targets and flags, such as "stop", on which all ranks must act in the same step.
 
 A gather (not a reduction) of float64 rows makes the result independent of the collective's algorithm: every rank sums
 the same rows in rank order, so figures are bit-identical on all ranks. The gather of figures uses a gloo group of its
@@ -22,7 +22,7 @@ from encoder_core.train.groups import ensure_not_aborted
 
 
 @dataclass(frozen=True)
-class Control:
+class RankGroup:
     """The rank of this process, and the ranks' private group (None for a single process)."""
 
     rank: int
@@ -30,7 +30,7 @@ class Control:
     group: dist.ProcessGroup | None
 
     @classmethod
-    def join(cls) -> "Control":
+    def join(cls) -> "RankGroup":
         """Return this process's control. Every rank must call this once, after `torch.distributed` is initialised, if
         it is.
         """
@@ -38,7 +38,7 @@ class Control:
             return cls(0, 1, None)
         return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
 
-    def table(self, row: Sequence[float]) -> Float64[Tensor, "world columns"]:
+    def gather_rows(self, row: Sequence[float]) -> Float64[Tensor, "world columns"]:
         """Return the rows of all ranks, in rank order. Integers up to 2**53 are exact. Raises GroupsAborted if sums
         with other ranks were aborted, since the row may come from them.
         """
@@ -52,7 +52,7 @@ class Control:
 
 
 @dataclass(frozen=True)
-class Signals:
+class StepSignals:
     """The figures and flags that all ranks know before the first backward pass of a step.
 
     Attributes:
@@ -78,8 +78,8 @@ class Signals:
     counts: dict[str, float]
 
 
-def exchange(
-    control: Control,
+def exchange_signals(
+    control: RankGroup,
     *,
     stop: bool,
     save: bool,
@@ -90,15 +90,15 @@ def exchange(
     tokens: int,
     digest: int,
     counts: Mapping[str, int],
-) -> Signals:
+) -> StepSignals:
     """Send this rank's figures and return those of all ranks. Collective: every rank calls it once a step, with the
     same term names in `counts`.
     """
     names = sorted(counts)
     flags = [stop, save, saved, fits, keep]
-    table = control.table([*flags, wait, tokens, digest, *(counts[name] for name in names)])
+    table = control.gather_rows([*flags, wait, tokens, digest, *(counts[name] for name in names)])
     totals = table.sum(dim=0).tolist()
-    return Signals(
+    return StepSignals(
         stop=totals[0] > 0,
         save=bool(table[0, 1]),
         saved=int(totals[2]) == control.world,
@@ -127,7 +127,7 @@ class RankExamples(AllExamples):
     order: Int[Tensor, " all"]
 
     @classmethod
-    def meet(cls, own: Sequence[Tensor]) -> tuple["RankExamples", Tensor]:
+    def from_all_ranks(cls, own: Sequence[Tensor]) -> tuple["RankExamples", Tensor]:
         """Gather the numbers of examples of all ranks. Return the order, and this rank's examples joined. Collective.
 
         Args:
@@ -138,7 +138,7 @@ class RankExamples(AllExamples):
         sizes, device = [len(tensor) for tensor in own], own[0].device
         shape_record = torch.tensor([*sizes, *own[sizes.index(max(sizes))].shape[1:]], device=device)
         table = torch.stack(_all_gather(shape_record, world)).tolist()
-        at, order = _places([row[: len(sizes)] for row in table], rank)
+        at, order = _example_order([row[: len(sizes)] for row in table], rank)
         joined = torch.cat([tensor for tensor in own if len(tensor)] or [own[0].new_zeros(0)])
         shape = [max(column) for column in list(zip(*table, strict=True))[len(sizes) :]]
         counts = tuple(sum(row[: len(sizes)]) for row in table)
@@ -160,7 +160,7 @@ class RankExamples(AllExamples):
         return torch.cat([part[:n] for part, n in zip(parts, self.counts, strict=True)])[self.order]
 
 
-def _places(sizes: Sequence[Sequence[int]], rank: int) -> tuple[Tensor, Tensor]:
+def _example_order(sizes: Sequence[Sequence[int]], rank: int) -> tuple[Tensor, Tensor]:
     """Return `at` of `rank`, and `order`, from the numbers of examples of [rank][microbatch]."""
     begins = [sum(sum(row) for row in sizes[:r]) for r in range(len(sizes))]
     order, at, place = list[Tensor](), list[Tensor](), 0

@@ -14,7 +14,7 @@ from encoder_core.layers.torch_internals import nccl_backends
 
 _aborted = threading.Event()
 _lock = threading.Lock()
-_left = 0
+_leave_count = 0
 
 
 class GroupsAborted(RuntimeError):
@@ -29,7 +29,7 @@ def ensure_not_aborted() -> None:
 
 def leave_count() -> int:
     """Return how often this process has left its groups."""
-    return _left
+    return _leave_count
 
 
 def abort_groups(left: int | None = None) -> None:
@@ -41,7 +41,7 @@ def abort_groups(left: int | None = None) -> None:
     Raises LibraryChanged if torch lacks a private name that we use.
     """
     with _lock:
-        if left not in (None, _left):
+        if left not in (None, _leave_count):
             return
         _aborted.set()
         # A communicator frees its memory only when no kernel of any communicator runs, so all are aborted together.
@@ -74,10 +74,10 @@ def groups_failed() -> bool:
 
 
 @contextmanager
-def leaving() -> Iterator[None]:
+def leaving_groups() -> Iterator[None]:
     """Let no thread abort the groups of this process while the block leaves them. Then the process can join others."""
-    global _left
+    global _leave_count
     with _lock:
         yield
-        _left += 1
+        _leave_count += 1
         _aborted.clear()

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from encoder_core.layers.attention import set_rotary_base
 from encoder_core.train.engine import Engine, Update
-from encoder_core.train.exchange import Control, Signals, exchange
+from encoder_core.train.exchange import RankGroup, StepSignals, exchange_signals
 from encoder_core.train.metrics import CopyReport, StepReport, evaluate_all
 from encoder_core.train.rehearsal import is_out_of_memory
 from encoder_core.train.settings import Pace
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate
-from encoder_core.train.weight_check import Digest, ensure_same, ensure_same_digests, join64, split64
+from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate_gradients
+from encoder_core.train.weight_check import Digest, ensure_same_digests, ensure_same_weights, join_int64, split_int64
 from encoder_core.train.xlnet_memory import StoredMemory, recompute_memory, stored_memory
 
 _PACE_COLUMNS = 3  # columns of a rank's row that hold its `Pace`; digests follow
@@ -49,22 +49,21 @@ class StepResults:
 
 
 def gather_step_results(
-    control: Control, sums: Mapping[str, float], pace: Pace, digests: Sequence[Tensor]
+    control: RankGroup, sums: Mapping[str, float], pace: Pace, digests: Sequence[Tensor]
 ) -> StepResults:
     """Send this rank's figures and return those of all ranks. Collective: every rank passes the same names and
     equally many digests.
     """
     names = sorted(sums)
-    row = [*(sums[name] for name in names), pace.data, pace.forward, pace.tokens, *split64(digests)]
-    table = control.table(row)
+    row = [*(sums[name] for name in names), pace.data, pace.forward, pace.tokens, *split_int64(digests)]
+    table = control.gather_rows(row)
     totals, rest = table[:, : len(names)].sum(dim=0).tolist(), table[:, len(names) :].tolist()
     return StepResults(
         sums=dict(zip(names, totals, strict=True)),
         paces=tuple(
-            Pace(data, forward, int(tokens))
-            for data, forward, tokens in (row[:_PACE_COLUMNS] for row in rest)
+            Pace(data, forward, int(tokens)) for data, forward, tokens in (row[:_PACE_COLUMNS] for row in rest)
         ),
-        digests=tuple(join64(row[_PACE_COLUMNS:]) for row in rest),
+        digests=tuple(join_int64(row[_PACE_COLUMNS:]) for row in rest),
     )
 
 
@@ -92,12 +91,12 @@ class StepData:
     before: tuple[RankBatch, ...] | None = None
 
 
-class Data(Protocol):
+class StepDataSource(Protocol):
     """The source of the steps' data."""
 
     def fetch(self, step: int) -> StepData: ...
 
-    def heldout(self, step: int) -> Mapping[str, Iterable[Microbatch]]:
+    def heldout_microbatches(self, step: int) -> Mapping[str, Iterable[Microbatch]]:
         """Return this rank's held-out microbatches after `step` steps, by the prefix of their figures (the run's own
         text has none): equally many on every rank, with the same rows and masks at every call. The objective of the
         last step has targets in them.
@@ -108,12 +107,12 @@ class Data(Protocol):
 class Checkpointer(Protocol):
     """Saves states. `begin` returns at once; all ranks call `commit` at the same step.
 
-    `due` is true only at steps before which memory is recomputed, so these checkpoints contain no memory. The last
+    `is_due` is true only at steps before which memory is recomputed, so these checkpoints contain no memory. The last
     state of a run may be at any step, so `finish` receives the memory, too.
     """
 
-    def due(self, step: int) -> bool: ...
-    def ready(self) -> bool: ...
+    def is_due(self, step: int) -> bool: ...
+    def is_ready(self) -> bool: ...
     def begin(self, engine: Engine, state: TrainState) -> None: ...
     def commit(self) -> None: ...
     def finish(self, engine: Engine, state: TrainState, carried: StoredMemory) -> None: ...
@@ -122,13 +121,13 @@ class Checkpointer(Protocol):
 class StateCopies(Protocol):
     """Copies states to memory, so that a restart need not go back to a checkpoint. A copy may be of any step."""
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether this rank is for a copy of the state after `step` steps. Not collective. If any rank is asked
         to stop in this step, such a copy must be enough for those who go on.
         """
         ...
 
-    def keep(self, engine: Engine, state: TrainState, carried: StoredMemory, since: float) -> int | None:
+    def copy_state(self, engine: Engine, state: TrainState, carried: StoredMemory, since: float) -> int | None:
         """Copy the state; return the bytes of this rank's part, None if there is no memory for it. All ranks call it at
         the same step, after their weights have been compared. `since`: time at which training began to wait for it, by
         `time.monotonic`.
@@ -139,16 +138,16 @@ class StateCopies(Protocol):
 class LossGuard(Protocol):
     """Decides what to do about losses that are not finite or far too high. Every rank decides the same."""
 
-    def limit(self, step: int, update_group: str, sums: Mapping[str, float]) -> float:
+    def gradient_norm_limit(self, step: int, update_group: str, sums: Mapping[str, float]) -> float:
         """Return the largest gradient norm that updates an update group, given this rank's sums. Collective."""
         ...
 
-    def after(self, report: StepReport) -> None:
+    def receive_report(self, report: StepReport) -> None:
         """Receive the report of a step. An error is raised on all ranks, and ends training without a commit."""
         ...
 
 
-class Microbatches(Protocol):
+class MicrobatchSizer(Protocol):
     """Decides how many rows a microbatch has, if memory limits it. All ranks reach the same number."""
 
     def fits(self, work: RankBatch, memories: Memories) -> bool:
@@ -167,14 +166,14 @@ class Microbatches(Protocol):
 class TrainJournal(Protocol):
     """Records progress. Rank 0's calls are written down; the other ranks' calls are heartbeats."""
 
-    def doing(self, step: int, doing: str, done: int = 0) -> None:
-        """Report that the rank now does `doing`, after `step` steps. `done` counts progress in it. "training" reports
-        its end.
+    def report_activity(self, step: int, doing: str, done: int = 0) -> None:
+        """Report that the rank now does `doing`, after `step` steps. `done` counts progress in it.
+        "training" reports its end.
         """
         ...
 
-    def step(self, report: StepReport) -> None: ...
-    def evaluation(self, step: int, figures: Mapping[str, float]) -> None: ...
+    def report_step(self, report: StepReport) -> None: ...
+    def report_evaluation(self, step: int, figures: Mapping[str, float]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -216,15 +215,15 @@ class Trainer:
     """The parts of a training process, and the loop that runs them."""
 
     engine: Engine
-    control: Control
-    data: Data
+    control: RankGroup
+    data: StepDataSource
     checkpointer: Checkpointer
     losses: LossGuard
     journal: TrainJournal
     plan: TrainPlan
     stop_requested: Callable[[], bool]
     memories: Memories = field(default_factory=dict)
-    microbatches: Microbatches | None = None
+    microbatches: MicrobatchSizer | None = None
     copies: StateCopies | None = None
 
     def train(self, state: TrainState) -> TrainState:
@@ -259,7 +258,7 @@ class Trainer:
             learning_rate = self.plan.learning_rate(state.step)
             sums, updates, digests = self._run_groups(state, fetched, signals)
             # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
-            pace = Pace(fetching, self.engine.forwards.take(), fetched.tokens)
+            pace = Pace(fetching, self.engine.forwards.take_seconds(), fetched.tokens)
             results = gather_step_results(self.control, sums, pace, digests)
             ensure_same_digests(results.digests, self.engine.replicated, self.control, state.step)
             report = StepReport(
@@ -273,35 +272,35 @@ class Trainer:
                 paces=results.paces,
                 copied=copied,
             )
-            self.journal.step(report)
-            self.losses.after(report)
-            state = state.after(applied=report.applied, tokens=signals.tokens)
+            self.journal.report_step(report)
+            self.losses.receive_report(report)
+            state = state.after_step(applied=report.applied_by_group, tokens=signals.tokens)
             # Commit what has been uploaded, evaluate, begin the next save.
             if signals.saved:
                 self._commit(state.step)
             if self.plan.evaluates_after(state.step):
                 self._evaluate(state.step)
             if signals.save:
-                ensure_same(self.engine.replicated, self.control, state.step)
+                ensure_same_weights(self.engine.replicated, self.control, state.step)
                 self.checkpointer.begin(self.engine, state)
         self._save_final(state, carried)
         return state
 
-    def _hand_over(self, state: TrainState, coming: StepData) -> bool:
+    def _hand_over(self, state: TrainState, next_data: StepData) -> bool:
         """Leave the last state in memory for other ranks. Return whether all ranks had the memory. Collective."""
-        made = self._copy(state, coming, time.monotonic()) is not None
-        everywhere = bool(self.control.table([made]).all())
+        made = self._copy_state(state, next_data, time.monotonic()) is not None
+        everywhere = bool(self.control.gather_rows([made]).all())
         if everywhere:
-            self.journal.doing(state.step, HANDING_OVER)
+            self.journal.report_activity(state.step, HANDING_OVER)
         return everywhere
 
     def _save_final(self, state: TrainState, carried: StoredMemory) -> None:
-        self.journal.doing(state.step, "saving")
-        ensure_same(self.engine.replicated, self.control, state.step)
+        self.journal.report_activity(state.step, "saving")
+        ensure_same_weights(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
 
     def _run_groups(
-        self, state: TrainState, fetched: StepData, signals: Signals
+        self, state: TrainState, fetched: StepData, signals: StepSignals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Recompute memory at fixed steps, then compute gradients and updates of each group; see `_update`."""
         try:
@@ -314,16 +313,16 @@ class Trainer:
             raise self.microbatches.out_of_memory_error(state.step, error) from error
 
     def _update(
-        self, state: TrainState, fetched: StepData, signals: Signals
+        self, state: TrainState, fetched: StepData, signals: StepSignals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
         """Return, for each group, this rank's sums, the update, and the digest of the weights before it."""
-        self.engine.forwards.take()
+        self.engine.forwards.take_seconds()
         self._apply_layer_settings(state.step)
         sums: dict[str, float] = {}
         updates: dict[str, Update] = {}
         digests: list[Tensor] = []
         for group in self.engine.update_groups:
-            own = accumulate(
+            own = accumulate_gradients(
                 self.engine,
                 fetched.work,
                 counts=signals.counts,
@@ -333,9 +332,9 @@ class Trainer:
                 weights=self.plan.weights(state.step),
             )
             digests += self._digests(state.step)
-            limit = self.losses.limit(state.step, group, own)
+            limit = self.losses.gradient_norm_limit(state.step, group, own)
             learning_rate = self.plan.learning_rate(state.step)
-            updates[group] = self.engine.update(learning_rate, state.next_update(group), group, limit)
+            updates[group] = self.engine.update(learning_rate, state.next_update_number(group), group, limit)
             sums |= own
         return sums, updates, digests
 
@@ -344,36 +343,36 @@ class Trainer:
         for name, value in self.plan.layers(step).items():
             LAYER_SETTERS[name](self.engine.objective, value)
 
-    def _copy_if_due(self, state: TrainState, coming: StepData, *, due: bool) -> CopyReport | None:
+    def _copy_if_due(self, state: TrainState, next_data: StepData, *, due: bool) -> CopyReport | None:
         """Copy `state` to memory if it is due. Return what was copied; None if the run makes no copies."""
         if self.copies is None or not due:
             return CopyReport() if self.copies is not None else None
         since = time.monotonic()
-        size = self._copy(state, coming, since)
+        size = self._copy_state(state, next_data, since)
         return CopyReport(time.monotonic() - since, size or 0)
 
-    def _copy(self, state: TrainState, coming: StepData, since: float) -> int | None:
-        """Copy `state` to memory, as `StateCopies.keep`, with the memory that the next step needs. Weights that differ
-        must not be copied."""
+    def _copy_state(self, state: TrainState, next_data: StepData, since: float) -> int | None:
+        """Copy `state` to memory, as `StateCopies.copy_state`, with the memory that the next step needs. Weights
+        that differ must not be copied."""
         assert self.copies is not None
-        ensure_same(self.engine.replicated, self.control, state.step)
-        return self.copies.keep(self.engine, state, self._carried_memory(coming), since)
+        ensure_same_weights(self.engine.replicated, self.control, state.step)
+        return self.copies.copy_state(self.engine, state, self._carried_memory(next_data), since)
 
     def _commit(self, step: int) -> None:
-        self.journal.doing(step, "saving")
+        self.journal.report_activity(step, "saving")
         self.checkpointer.commit()
-        self.journal.doing(step, "training")
+        self.journal.report_activity(step, "training")
 
     def _evaluate(self, step: int) -> None:
         def progress(done: int) -> None:
-            self.journal.doing(step, "evaluating", done)
+            self.journal.report_activity(step, "evaluating", done)
 
         progress(0)
         figures = evaluate_all(
-            self.engine, self.control, lambda: self.data.heldout(step), self.plan.seed, progress
+            self.engine, self.control, lambda: self.data.heldout_microbatches(step), self.plan.seed, progress
         )
-        self.journal.evaluation(step, figures)
-        self.journal.doing(step, "training")
+        self.journal.report_evaluation(step, figures)
+        self.journal.report_activity(step, "training")
 
     def _digests(self, step: int) -> list[Tensor]:
         """Return the digest of the weights that gradients were computed with, if this step compares them."""
@@ -381,18 +380,18 @@ class Trainer:
             return []
         return [self.engine.replicated.digest()]
 
-    def _carried_memory(self, coming: StepData) -> StoredMemory:
+    def _carried_memory(self, next_data: StepData) -> StoredMemory:
         """Return the memory that the next step would have used; it goes into the checkpoint."""
-        return stored_memory(self.memories, coming.work.total) if coming.before is None else StoredMemory()
+        return stored_memory(self.memories, next_data.work.total) if next_data.before is None else StoredMemory()
 
-    def _exchange(self, state: TrainState, fetched: StepData) -> Signals:
-        return exchange(
+    def _exchange(self, state: TrainState, fetched: StepData) -> StepSignals:
+        return exchange_signals(
             self.control,
             stop=self.stop_requested(),
-            save=self.checkpointer.due(state.step + 1),
-            saved=self.checkpointer.ready(),
+            save=self.checkpointer.is_due(state.step + 1),
+            saved=self.checkpointer.is_ready(),
             fits=self.microbatches is None or self.microbatches.fits(fetched.work, self.memories),
-            keep=self.copies is not None and self.copies.due(state.step),
+            keep=self.copies is not None and self.copies.is_due(state.step),
             wait=fetched.wait,
             tokens=fetched.tokens,
             digest=fetched.digest,

@@ -13,31 +13,31 @@ import torch
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.figures import AVERAGE, TERM_FIGURES, TERM_LOSS
+from encoder_core.objectives.figures import AVERAGE_PREFIX, TERM_FIGURES, TERM_LOSS
 from encoder_core.objectives.modules.losses import CoupledObjective, LossSums
 from encoder_core.train.engine import Engine, Update
-from encoder_core.train.exchange import Control, RankExamples, Signals
+from encoder_core.train.exchange import RankExamples, RankGroup, StepSignals
 from encoder_core.train.settings import Pace
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Microbatch, Sums, gather_sums, seed_draws
+from encoder_core.train.step import Microbatch, RunningSums, gather_sums, seed_draws
 
-TARGETS = "_targets"
-WEIGHTED = "_weighted"
+TARGETS_SUFFIX = "_targets"
+WEIGHTED_SUFFIX = "_weighted"
 
 _FIGURES = (TERM_LOSS, *TERM_FIGURES)
-_SUMS_IN_FIGURES = {WEIGHTED.strip("_"), *(name for one in _FIGURES for name in (one.part, one.whole))}
+_SUMS_IN_FIGURES = {WEIGHTED_SUFFIX.strip("_"), *(name for one in _FIGURES for name in (one.part, one.whole))}
 
 
-def means(sums: Mapping[str, float]) -> dict[str, float]:
+def figures_from_sums(sums: Mapping[str, float]) -> dict[str, float]:
     """Return `loss`, the weighted sum of all terms, and the figures of each term whose sums are given.
 
     Sums are named `<term>_<sum>`. A sum in no figure becomes one under its own name: its mean over the term's
     targets. A ratio of 0 to 0 is 0. `mlm` and `clm` have targets in different steps; the one that has none has no
     figures there.
     """
-    terms = [name.removesuffix(TARGETS) for name in sums if name.endswith(TARGETS)]
-    terms = [term for term in terms if sums[term + TARGETS] or not _has_targets_elsewhere(term, sums)]
-    figures = {"loss": sum(sums[term + WEIGHTED] / max(1.0, sums[term + TARGETS]) for term in terms)}
+    terms = [name.removesuffix(TARGETS_SUFFIX) for name in sums if name.endswith(TARGETS_SUFFIX)]
+    terms = [term for term in terms if sums[term + TARGETS_SUFFIX] or not _has_targets_elsewhere(term, sums)]
+    figures = {"loss": sum(sums[term + WEIGHTED_SUFFIX] / max(1.0, sums[term + TARGETS_SUFFIX]) for term in terms)}
     for term in terms:
         for figure in _FIGURES:
             part, whole = (sums.get(f"{term}_{name}") for name in (figure.part, figure.whole))
@@ -46,7 +46,7 @@ def means(sums: Mapping[str, float]) -> dict[str, float]:
     for name, value in sums.items():
         term = max((term for term in terms if name.startswith(f"{term}_")), key=len, default="")
         if term and name.removeprefix(f"{term}_") not in _SUMS_IN_FIGURES:
-            figures[name] = value / max(1.0, sums[term + TARGETS])
+            figures[name] = value / max(1.0, sums[term + TARGETS_SUFFIX])
     return figures
 
 
@@ -55,7 +55,7 @@ _ALTERNATE_TERMS = {"mlm": "clm", "clm": "mlm"}
 
 def _has_targets_elsewhere(term: str, sums: Mapping[str, float]) -> bool:
     """Return whether the term that is trained in other steps has targets in this one."""
-    return bool(sums.get(f"{_ALTERNATE_TERMS.get(term)}{TARGETS}"))
+    return bool(sums.get(f"{_ALTERNATE_TERMS.get(term)}{TARGETS_SUFFIX}"))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class StepReport:
 
     before: TrainState
     samples: tuple[tuple[int, int, int], ...]
-    signals: Signals
+    signals: StepSignals
     sums: Mapping[str, float]
     learning_rate: float
     updates: Mapping[str, Update]
@@ -82,11 +82,11 @@ class StepReport:
     copied: CopyReport | None = None
 
     @property
-    def applied(self) -> dict[str, bool]:
+    def applied_by_group(self) -> dict[str, bool]:
         """Whether the update changed weights, by update group."""
         return {group: update.applied for group, update in self.updates.items()}
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """Return the line of the metrics file (schema in infra/docs/records.md). Losses are per target, in nats.
 
         Ranks begin their first step at different times, so another rank's wait may exceed this rank's step; it is
@@ -96,16 +96,16 @@ class StepReport:
         return {
             "kind": "step",
             "step": self.before.step,
-            **means(self.sums),
+            **figures_from_sums(self.sums),
             "tokens": self.signals.tokens,
             "targets": int(sum(self.signals.counts.values())),
             "lr": self.learning_rate,
             **self._gradient_norms(),
-            "skipped": not all(self.applied.values()),
+            "skipped": not all(self.applied_by_group.values()),
             "seconds": self.seconds,
             "data_wait": wait,
             "data_wait_share": wait / self.seconds if self.seconds > 0 else 0.0,
-            **self._copies(),
+            **self._copy_figures(),
             "samples": [list(span) for span in self.samples],
             "digest": self.signals.digest,
         }
@@ -115,53 +115,51 @@ class StepReport:
         norms = {f"{group}_grad_norm": update.grad_norm for group, update in self.updates.items()}
         return {"grad_norm": math.hypot(*norms.values())} | (norms if len(norms) > 1 else {})
 
-    def _copies(self) -> dict[str, float]:
+    def _copy_figures(self) -> dict[str, float]:
         if self.copied is None:
             return {}
         return {"copy_seconds": self.copied.seconds, "copy_bytes": self.copied.bytes}
 
 
 # Takes the place of an update group in the seed of an evaluation's draws, at step 0.
-EVALUATION = "evaluation"
+EVALUATION_DRAWS = "evaluation"
 
 
 def evaluate_all(
     engine: Engine,
-    control: Control,
+    control: RankGroup,
     heldout: Callable[[], Mapping[str, Iterable[Microbatch]]],
     seed: int,
     progress: Callable[[int], None],
 ) -> dict[str, float]:
     """Return the figures of `evaluate_texts`, and if an average of the weights is kept, those of its terms with the
-    prefix `AVERAGE`. `heldout`: returns the texts.
+    prefix `AVERAGE_PREFIX`. `heldout`: returns the texts.
     """
     texts = heldout()
     figures = evaluate_texts(engine, control, texts, seed, progress)
     if engine.average is None:
         return figures
-    with engine.averaged():
+    with engine.averaged_weights():
         found = evaluate_texts(engine, control, heldout(), seed, progress)
     sums = {f"{prefix}loss" for prefix in texts}
-    terms = (name for name in found if name not in sums and not name.endswith(TARGETS))
-    return figures | {f"{AVERAGE}{name}": found[name] for name in terms}
+    terms = (name for name in found if name not in sums and not name.endswith(TARGETS_SUFFIX))
+    return figures | {f"{AVERAGE_PREFIX}{name}": found[name] for name in terms}
 
 
-def evaluate(
-    engine: Engine, control: Control, microbatches: Iterable[Microbatch], seed: int
-) -> dict[str, float]:
+def evaluate(engine: Engine, control: RankGroup, microbatches: Iterable[Microbatch], seed: int) -> dict[str, float]:
     """Return mean losses and metrics over the held-out rows of all ranks, without dropout. A generator draws by `seed`.
 
     Every rank passes the same number of microbatches (idle ones included), because ZeRO 3 gathers weights in each
     forward pass.
     """
-    engine.training(False)
+    engine.set_training(False)
     totals = gather_sums(control, sum_losses(engine, engine.objective, microbatches, seed))
-    return means(totals) | {name: n for name, n in totals.items() if name.endswith(TARGETS)}
+    return figures_from_sums(totals) | {name: n for name, n in totals.items() if name.endswith(TARGETS_SUFFIX)}
 
 
 def evaluate_texts(
     engine: Engine,
-    control: Control,
+    control: RankGroup,
     texts: Mapping[str, Iterable[Microbatch]],
     seed: int,
     progress: Callable[[int], None],
@@ -194,13 +192,13 @@ def sum_losses(
 
     A coupled objective takes all rows of all ranks as one batch; then this is collective.
     """
-    sums, coupled = Sums(), list[Tensor]()
+    sums, coupled = RunningSums(), list[Tensor]()
     for microbatch in microbatches:
-        seed_draws(seed, 0, microbatch.index, EVALUATION)
+        seed_draws(seed, 0, microbatch.index, EVALUATION_DRAWS)
         losses = forward(microbatch.batch)
         sums.add(losses)
         coupled += losses.memory if isinstance(objective, CoupledObjective) else ()
     if isinstance(objective, CoupledObjective):
-        everyone, joined = RankExamples.meet(coupled)
+        everyone, joined = RankExamples.from_all_ranks(coupled)
         sums.add(objective.losses(joined, objective.couple(joined, everyone)))
-    return sums.collect()
+    return sums.copy_to_host()

@@ -74,12 +74,12 @@ class OverlappedSums:
                 if p.requires_grad:
                     p.register_post_accumulate_grad_hook(partial(self._receive_gradient, each))  # type: ignore[no-untyped-call]
 
-    def begin(self) -> None:
+    def begin_last_pass(self) -> None:
         """Announce that the next backward pass is the last of an update group."""
         self._active, self._next = True, 0
         for each in self._buckets:
             each.waiting = sum(p.requires_grad for p in each.parameters)
-        self._reduce_complete()
+        self._reduce_complete_buckets()
 
     def finish(self) -> None:
         """Wait for all sums, also those of parameters without a gradient. Collective."""
@@ -105,9 +105,9 @@ class OverlappedSums:
         """Count a gradient that has been added to the sum of `bucket`."""
         if self._active:
             bucket.waiting -= 1
-            self._reduce_complete()
+            self._reduce_complete_buckets()
 
-    def _reduce_complete(self) -> None:
+    def _reduce_complete_buckets(self) -> None:
         while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
             self._reduce(self._buckets[self._next])
             self._next += 1
@@ -117,15 +117,15 @@ class OverlappedSums:
         bucket.work = dist.all_reduce(bucket.sent, async_op=True)
 
 
-def _cut_buckets(flat: Tensor, parameters: Sequence[nn.Parameter], least: int) -> list[_Bucket]:
-    """Return ranges of whole parameters, each of at least `least` numbers except the last one, which includes the
-    padding.
+def _cut_buckets(flat: Tensor, parameters: Sequence[nn.Parameter], min_elements: int) -> list[_Bucket]:
+    """Return ranges of whole parameters, each of at least `min_elements` numbers except the last one, which includes
+    the padding.
     """
     found, start, stop, own = list[_Bucket](), 0, 0, list[nn.Parameter]()
     for p in parameters:
         own.append(p)
         stop += p.numel()
-        if stop - start >= least:
+        if stop - start >= min_elements:
             found.append(_Bucket(flat[start:stop], own))
             start, own = stop, []
     if own:
@@ -183,7 +183,7 @@ class GradientSequencer:
         gradient."""
         self._unreached.discard(parameter)
 
-    def begin(self) -> None:
+    def begin_pass(self) -> None:
         """Prepare for a backward pass. What a rehearsal reached does not count: its gradients are not summed."""
         self._unreached, self._handed, self._ended = set(self._hooked), 0, False
 

@@ -26,7 +26,7 @@ from encoder_core.objectives.modules.losses import CoupledObjective
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
-from encoder_core.optim.updates import WHOLE
+from encoder_core.optim.updates import ALL_PARAMETERS
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import RankExamples
@@ -61,17 +61,17 @@ class Rehearsal:
         size = max(sizes, default=0)
         if size <= self.proven:
             return True
-        if not self._fits(sizes[size], memories.get(sizes[size].index, ())):
+        if not self._rehearse(sizes[size], memories.get(sizes[size].index, ())):
             # Not in the `except` block, where the error still holds its frames' tensors.
             _release_memory(self.engine.device)
             return False
         self.proven = size
         return True
 
-    def _fits(self, microbatch: Microbatch, memory: tuple[Tensor, ...]) -> bool:
+    def _rehearse(self, microbatch: Microbatch, memory: tuple[Tensor, ...]) -> bool:
         try:
             reserved = self._reserve()
-            self._passes(microbatch, memory)
+            self._run_passes(microbatch, memory)
             del reserved
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -84,16 +84,16 @@ class Rehearsal:
         held = torch.cuda.memory_allocated(device) if device.type == "cuda" else self.kept
         return torch.empty(max(0, self.kept - held), dtype=torch.uint8, device=device)
 
-    def _passes(self, microbatch: Microbatch, memory: tuple[Tensor, ...]) -> None:
+    def _run_passes(self, microbatch: Microbatch, memory: tuple[Tensor, ...]) -> None:
         """Run the passes of each update group as a step does."""
         objective, batch = self.engine.objective, microbatch.batch
-        self.engine.training(True)
+        self.engine.set_training(True)
         if isinstance(objective, CoupledObjective):
             with torch.no_grad():
                 everyone, own = RankExamples.from_one_microbatch(*objective(batch).memory)
                 memory = objective.couple(own, everyone)
         for group in self.engine.update_groups:
-            self.engine.begin(group)
+            self.engine.begin_update_group(group)
             losses = objective(batch, memory) if memory else objective(batch)
             memory = losses.memory
             loss = sum(term.loss_sum for term in losses.terms)
@@ -138,10 +138,11 @@ def verified_rank_count(config: EngineConfig) -> int:
     return _verified_ranks.get(config, 0)
 
 
-def sums_are_verified(measured: Sequence[int]) -> bool:
-    """Return whether a group need not ensure sums, since all of its processes have (`measured`: by rank, with how many
-    ranks), and if they are several, some of them over several: libraries do not change while a process lives."""
-    return min(measured) > 0 and max(measured) >= min(len(measured), 2)
+def sums_are_verified(verified_counts: Sequence[int]) -> bool:
+    """Return whether a group need not ensure sums, since all of its processes have (`verified_counts`: by rank, with
+    how many ranks), and if they are several, some of them over several: libraries do not change while a process
+    lives."""
+    return min(verified_counts) > 0 and max(verified_counts) >= min(len(verified_counts), 2)
 
 
 def verify_gradient_sums(config: EngineConfig) -> float:
@@ -155,7 +156,7 @@ def verify_gradient_sums(config: EngineConfig) -> float:
     probed = replace(config, clip=None, bucket=_PROBE_BUCKET_ELEMENTS, persistence_threshold=threshold)
     engine = Engine(model, AdamW(parameter_groups(model, 0.0), AdamWConfig(lr=1.0)), probed)
     with closing(engine):
-        engine.begin(WHOLE)
+        engine.begin_update_group(ALL_PARAMETERS)
         batch: Any = idle_batch(engine.device)
         for number in range(_MICROBATCHES):
             engine.backward(engine(batch), last=number == _MICROBATCHES - 1)

@@ -34,11 +34,11 @@ class EngineConfig:
     bucket: int = BUCKET_SIZE
 
     @property
-    def separate_fp32_sums(self) -> bool:
+    def has_separate_fp32_sums(self) -> bool:
         """Whether DeepSpeed adds gradients to separate fp32 sums, whole on every rank, and reduces those."""
         return self.stage == 1 and self.precision == "bf16"
 
-    def deepspeed(self) -> dict[str, Any]:
+    def deepspeed_config(self) -> dict[str, Any]:
         """Return DeepSpeed's configuration. Batch sizes are nominal: the step sets its boundaries itself."""
         zero: dict[str, Any] = {"stage": self.stage, "reduce_bucket_size": self.bucket}
         if self.stage == 2:
@@ -51,9 +51,7 @@ class EngineConfig:
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
             "gradient_clipping": self.clip or 0.0,
-            "gradient_allreduce_op": "sum"
-            if self.stage < 3
-            else "mean",  # stage 3 can only take means, see the engine
+            "gradient_allreduce_op": "sum" if self.stage < 3 else "mean",  # stage 3 can only take means, see the engine
             "steps_per_print": None,
         }
         if self.precision == "bf16":
@@ -65,7 +63,7 @@ class EngineConfig:
         return config
 
 
-MEMORY = "memory"
+MEMORY_KIND = "memory"
 """Kind of state of XLNet's memory in a checkpoint, in addition to the kinds of parameters."""
 
 

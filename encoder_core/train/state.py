@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from encoder_core.optim.updates import WHOLE
+from encoder_core.optim.updates import ALL_PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class TrainState:
     skipped: int = 0
     tokens: int = 0
 
-    def next_update(self, update_group: str) -> int:
+    def next_update_number(self, update_group: str) -> int:
         """Return the number of the next update of `update_group`, from 1."""
         return self.updates.get(update_group, 0) + 1
 
-    def after(self, *, applied: Mapping[str, bool], tokens: int) -> "TrainState":
+    def after_step(self, *, applied: Mapping[str, bool], tokens: int) -> "TrainState":
         """Return the state one step later. `applied` says for each update group whether its update was applied."""
         return replace(
             self,
@@ -44,7 +44,7 @@ class TrainState:
     def from_json(cls, data: dict[str, Any]) -> "TrainState":
         """Return the state that `to_json` wrote. A bare number of updates belongs to the one update group."""
         updates = data["updates"]
-        counted = updates if isinstance(updates, dict) else {WHOLE: updates}
+        counted = updates if isinstance(updates, dict) else {ALL_PARAMETERS: updates}
         return cls(
             step=int(data["step"]),
             updates={group: int(count) for group, count in counted.items()},

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from encoder_core.batch import Batch
 from encoder_core.objectives.modules.losses import CoupledObjective, LossSums
-from encoder_core.optim.updates import WHOLE
+from encoder_core.optim.updates import ALL_PARAMETERS
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control, RankExamples
+from encoder_core.train.exchange import RankExamples, RankGroup
 
 
-def draw_seed(seed: int, step: int, microbatch: int = 0, update_group: str = WHOLE) -> int:
+def draw_seed(seed: int, step: int, microbatch: int = 0, update_group: str = ALL_PARAMETERS) -> int:
     """Return a 63-bit seed, hashed so that neighbouring steps, microbatches, update groups and runs are unrelated."""
-    place = f"{seed}/{step}/{microbatch}" + ("" if update_group == WHOLE else f"/{update_group}")
+    place = f"{seed}/{step}/{microbatch}" + ("" if update_group == ALL_PARAMETERS else f"/{update_group}")
     digest = hashlib.blake2b(place.encode(), digest_size=8, person=b"maskfleet-draws")
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
-def seed_draws(seed: int, step: int, microbatch: int, update_group: str = WHOLE) -> None:
+def seed_draws(seed: int, step: int, microbatch: int, update_group: str = ALL_PARAMETERS) -> None:
     """Seed the default generators for one logical microbatch in one update group.
 
     The CPU's seed is the same for each microbatch of a step, because draws belong to rows
@@ -61,16 +61,16 @@ class RankBatch:
     microbatches: tuple[Microbatch, ...]
     total: int
 
-    def rounds(self, world: int) -> int:
+    def round_count(self, world: int) -> int:
         """Return how many forward and backward passes every rank makes; a rank with fewer microbatches runs idle
         ones.
         """
         return -(-self.total // world)
 
-    def microbatch(self, i: int, device: torch.device) -> Microbatch:
-        """Return this rank's microbatch in round `i`; an idle one has no rows, and the index `total`."""
-        if i < len(self.microbatches):
-            return self.microbatches[i]
+    def microbatch(self, round_index: int, device: torch.device) -> Microbatch:
+        """Return this rank's microbatch in round `round_index`; an idle one has no rows, and the index `total`."""
+        if round_index < len(self.microbatches):
+            return self.microbatches[round_index]
         return Microbatch(self.total, idle_batch(device))
 
 
@@ -80,13 +80,13 @@ Memories = MutableMapping[int, tuple[Tensor, ...]]
 """For each logical microbatch, the memory that the module returned for it and needs with its next rows."""
 
 
-def accumulate(
+def accumulate_gradients(
     engine: Engine,
     work: RankBatch,
     counts: Mapping[str, float],
     seed: int,
     memories: Memories,
-    update_group: str = WHOLE,
+    update_group: str = ALL_PARAMETERS,
     weights: Mapping[str, float] = NO_WEIGHTS,
 ) -> dict[str, float]:
     """Accumulate the gradient of one update group of a step; return this rank's sums (not means) of losses and metrics.
@@ -94,24 +94,22 @@ def accumulate(
     `counts` are the step's global targets by loss term, known before the first backward pass. `weights` are the
     weights of terms in this step where they differ from the terms' own.
     """
-    engine.begin(update_group)
-    memories.update(_first_pass(engine, work, seed, update_group))
-    sums = Sums()
-    rounds = work.rounds(engine.world)
+    engine.begin_update_group(update_group)
+    memories.update(_run_first_pass(engine, work, seed, update_group))
+    sums = RunningSums()
+    rounds = work.round_count(engine.world)
     for i in range(rounds):
         microbatch = work.microbatch(i, engine.device)
         seed_draws(seed, work.step, microbatch.index, update_group)
         losses: LossSums = engine(microbatch.batch, memories.pop(microbatch.index, ()))
-        engine.backward(_share_of_step(losses, counts, weights), last=i == rounds - 1)
+        engine.backward(_step_loss_share(losses, counts, weights), last=i == rounds - 1)
         sums.add(losses, weights)
         if losses.memory:
             memories[microbatch.index] = losses.memory
-    return sums.collect()
+    return sums.copy_to_host()
 
 
-def _first_pass(
-    engine: Engine, work: RankBatch, seed: int, update_group: str
-) -> dict[int, tuple[Tensor, ...]]:
+def _run_first_pass(engine: Engine, work: RankBatch, seed: int, update_group: str) -> dict[int, tuple[Tensor, ...]]:
     """Return what a coupled objective's second pass needs, by logical microbatch; empty for other objectives.
     Collective.
     """
@@ -119,49 +117,49 @@ def _first_pass(
         return {}
     own, indices = list[Tensor](), list[int]()
     with torch.no_grad():
-        for i in range(work.rounds(engine.world)):
+        for i in range(work.round_count(engine.world)):
             microbatch = work.microbatch(i, engine.device)
             seed_draws(seed, work.step, microbatch.index, update_group)
             own += engine(microbatch.batch).memory
             indices.append(microbatch.index)
-    everyone, joined = RankExamples.meet(own)
+    everyone, joined = RankExamples.from_all_ranks(own)
     coupled = engine.objective.couple(joined, everyone)
     sizes = [len(examples) for examples in own]
     parts = [torch.split(tensor, sizes) for tensor in coupled]
     return dict(zip(indices, zip(*parts, strict=True), strict=True))
 
 
-def _share_of_step(losses: LossSums, counts: Mapping[str, float], weights: Mapping[str, float]) -> Tensor:
-    shares = [term.weight_in(weights) * term.loss_sum / max(1.0, counts[term.name]) for term in losses.terms]
+def _step_loss_share(losses: LossSums, counts: Mapping[str, float], weights: Mapping[str, float]) -> Tensor:
+    shares = [term.step_weight(weights) * term.loss_sum / max(1.0, counts[term.name]) for term in losses.terms]
     return sum(shares[1:], start=shares[0])
 
 
-class Sums:
+class RunningSums:
     """Running sums of losses, targets and metrics, which stay on the device until the step ends."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor | float] = {}
 
     def add(self, losses: LossSums, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
-        """Add the losses of a microbatch. `weights`: see `accumulate`."""
+        """Add the losses of a microbatch. `weights`: see `accumulate_gradients`."""
         for name, value in losses.metrics.items():
             self._add(name, value.detach().double())
         for term in losses.terms:
             loss_sum = term.loss_sum.detach().double()
             self._add(f"{term.name}_loss", loss_sum)
-            self._add(f"{term.name}_weighted", term.weight_in(weights) * loss_sum)
+            self._add(f"{term.name}_weighted", term.step_weight(weights) * loss_sum)
             self._add(f"{term.name}_targets", float(term.targets))
 
     def _add(self, name: str, value: Tensor | float) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + value
 
-    def collect(self) -> dict[str, float]:
+    def copy_to_host(self) -> dict[str, float]:
         """Copy the sums to the host, in name order."""
         return {name: float(self._sums[name]) for name in sorted(self._sums)}
 
 
-def gather_sums(control: Control, sums: Mapping[str, float]) -> dict[str, float]:
+def gather_sums(control: RankGroup, sums: Mapping[str, float]) -> dict[str, float]:
     """Return sums over all ranks, with the same bits on each. Every rank passes the same names."""
     names = sorted(sums)
-    table = control.table([sums[name] for name in names])
+    table = control.gather_rows([sums[name] for name in names])
     return dict(zip(names, table.sum(dim=0).tolist(), strict=True))

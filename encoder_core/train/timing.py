@@ -33,7 +33,7 @@ class Stopwatch:
         else:
             self._seconds += time.perf_counter() - self._started
 
-    def take(self) -> float:
+    def take_seconds(self) -> float:
         """Return the seconds so far, and reset them to 0. On a GPU this waits until the timed kernels have finished."""
         if self._cuda and self._events:
             self._events[-1][1].synchronize()

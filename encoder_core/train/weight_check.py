@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TWO_32 = 1 << 32
@@ -52,7 +52,7 @@ class CorruptReplica(Exception):
 
 
 @dataclass(frozen=True)
-class Replicated:
+class ReplicatedWeights:
     """The weights that all ranks must hold alike; empty if nothing is replicated.
 
     Attributes:
@@ -67,33 +67,33 @@ class Replicated:
         """Return one integer for all buffers, on their device; an empty tensor without buffers."""
         if not self.buffers:
             return torch.empty(0, dtype=torch.int64)
-        sums = sums_of_bits(self.buffers)
+        sums = bit_sums(self.buffers)
         places = torch.arange(1, 2 * len(sums), 2, device=sums.device)  # odd factors keep every bit
         return (sums * places).sum()[None]
 
 
-def sums_of_bits(tensors: Iterable[Tensor]) -> Int64[Tensor, " tensors"]:
+def bit_sums(tensors: Iterable[Tensor]) -> Int64[Tensor, " tensors"]:
     """Return the sum modulo 2**64 of each tensor's bits, read as integers. It stays on the tensors' device; nothing
     is copied.
     """
     return torch.stack([_sum_of_bits(tensor.detach().flatten()) for tensor in tensors])
 
 
-def ensure_same(replicated: Replicated, control: Control, step: int) -> None:
+def ensure_same_weights(replicated: ReplicatedWeights, control: RankGroup, step: int) -> None:
     """Compare the weights of all ranks. Collective.
 
     Raises:
         CorruptReplica: the bits of the weights differ between ranks; raised on all ranks.
     """
     if control.world > 1 and replicated.buffers:
-        table = control.table(split64([replicated.digest()]))
-        ensure_same_digests([join64(row) for row in table.tolist()], replicated, control, step)
+        table = control.gather_rows(split_int64([replicated.digest()]))
+        ensure_same_digests([join_int64(row) for row in table.tolist()], replicated, control, step)
 
 
 def ensure_same_digests(
-    digests: Sequence[Digest], replicated: Replicated, control: Control, step: int
+    digests: Sequence[Digest], replicated: ReplicatedWeights, control: RankGroup, step: int
 ) -> None:
-    """Compare as `ensure_same`, given the digests of all ranks. Collective only if they differ.
+    """Compare as `ensure_same_weights`, given the digests of all ranks. Collective only if they differ.
 
     Raises:
         CorruptReplica: the digests differ; raised on all ranks.
@@ -110,20 +110,20 @@ def deviating_ranks(digests: Sequence[Digest]) -> tuple[int, ...]:
     return tuple(rank for rank, digest in enumerate(digests) if digest != common)
 
 
-def split64(digests: Sequence[Int64[Tensor, " n"]]) -> list[float]:
+def split_int64(digests: Sequence[Int64[Tensor, " n"]]) -> list[float]:
     """Return each 64-bit integer as two halves, because the gather carries float64."""
     values = torch.cat([digest.cpu() for digest in digests]).tolist() if digests else []
     return [half for value in values for half in divmod(value, _TWO_32)]
 
 
-def join64(row: Sequence[float]) -> Digest:
+def join_int64(row: Sequence[float]) -> Digest:
     """Return one rank's halves as a digest to compare."""
     return tuple(int(half) for half in row)
 
 
-def _first_difference(replicated: Replicated, control: Control) -> str | None:
-    sums = sums_of_bits(tensor for _, tensor in replicated.named)
-    table = control.table(split64([sums])).view(control.world, -1, 2)
+def _first_difference(replicated: ReplicatedWeights, control: RankGroup) -> str | None:
+    sums = bit_sums(tensor for _, tensor in replicated.named)
+    table = control.gather_rows(split_int64([sums])).view(control.world, -1, 2)
     differs = (table != table[0]).any(dim=2).any(dim=0).tolist()
     return next((name for (name, _), other in zip(replicated.named, differs, strict=True) if other), None)
 

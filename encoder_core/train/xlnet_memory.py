@@ -18,9 +18,9 @@ import torch
 
 from encoder_core.batch import Batch
 from encoder_core.train.engine import Engine
-from encoder_core.train.settings import MEMORY
+from encoder_core.train.settings import MEMORY_KIND
 from encoder_core.train.step import Memories, RankBatch
-from encoder_core.train.zero_state import Fragment, Read
+from encoder_core.train.zero_state import Fragment, ReadRange
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -30,10 +30,10 @@ def recompute_memory(engine: Engine, before: Sequence[RankBatch], memories: Memo
     dropout. Collective.
     """
     memories.clear()
-    engine.training(False)
+    engine.set_training(False)
     with torch.no_grad():
         for work in before:
-            for i in range(work.rounds(engine.world)):
+            for i in range(work.round_count(engine.world)):
                 microbatch = work.microbatch(i, engine.device)
                 losses = engine(_without_targets(microbatch.batch), memories.pop(microbatch.index, ()))
                 if losses.memory:
@@ -68,13 +68,18 @@ def stored_memory(memories: Memories, microbatches: int) -> StoredMemory:
     for index, memory in sorted(memories.items()):
         for layer, tensor in enumerate(memory):
             flat = tensor.detach().cpu().float().flatten()
-            fragments.append(Fragment(_name(layer), index * len(flat), {MEMORY: flat}))
-            shapes[_name(layer)] = (microbatches * tensor.shape[0], *tensor.shape[1:])
+            fragments.append(Fragment(_memory_name(layer), index * len(flat), {MEMORY_KIND: flat}))
+            shapes[_memory_name(layer)] = (microbatches * tensor.shape[0], *tensor.shape[1:])
     return StoredMemory(tuple(fragments), shapes)
 
 
 def restore_memory(
-    memories: Memories, shapes: Shapes, read: Read, microbatches: Sequence[int], rows: int, engine: Engine
+    memories: Memories,
+    shapes: Shapes,
+    read: ReadRange,
+    microbatches: Sequence[int],
+    rows: int,
+    engine: Engine,
 ) -> None:
     """Read the memory of this rank's logical `microbatches`, each of `rows` rows, from a checkpoint that contains some.
 
@@ -83,15 +88,17 @@ def restore_memory(
     dtype = torch.bfloat16 if engine.config.precision == "bf16" else torch.float32
     for index in microbatches:
         memories[index] = tuple(
-            _read_rows(shapes[_name(layer)], read, _name(layer), index * rows, rows).to(engine.device, dtype)
+            _read_rows(shapes[_memory_name(layer)], read, _memory_name(layer), index * rows, rows).to(
+                engine.device, dtype
+            )
             for layer in range(len(shapes))
         )
 
 
-def _read_rows(shape: tuple[int, ...], read: Read, name: str, first: int, rows: int) -> torch.Tensor:
+def _read_rows(shape: tuple[int, ...], read: ReadRange, name: str, first: int, rows: int) -> torch.Tensor:
     size = math.prod(shape[1:])
-    return read(name, MEMORY, first * size, (first + rows) * size).view(rows, *shape[1:])
+    return read(name, MEMORY_KIND, first * size, (first + rows) * size).view(rows, *shape[1:])
 
 
-def _name(layer: int) -> str:
-    return f"{MEMORY}.{layer}"
+def _memory_name(layer: int) -> str:
+    return f"{MEMORY_KIND}.{layer}"

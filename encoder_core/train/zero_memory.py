@@ -23,7 +23,7 @@ MAX_LIVE_ELEMENTS = 1_000_000_000
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """A line of the memory bill: bytes, and the formula that gives them."""
+    """One item of the memory that a GPU needs: its bytes, and the formula that gives them."""
 
     what: str
     formula: str
@@ -38,7 +38,7 @@ def fixed_memory(
     reduce_dtype: Precision = "fp32",
     *,
     bucket: int = BUCKET_SIZE,
-    single: int = 0,
+    one_moment: int = 0,
     largest: int = 0,
 ) -> list[MemoryPart]:
     """Return the permanent memory. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
@@ -46,31 +46,31 @@ def fixed_memory(
     Args:
         bucket: number of elements of a bucket that take up memory. On a CPU, elements that are never written take
             only address space.
-        single: number of parameters that have one moment instead of two.
+        one_moment: number of parameters that have one moment instead of two.
         largest: number of parameters in the largest tensor. It is a bucket of its own if it is larger than one.
     """
     if stage == 0:
         assert precision == "fp32"
-        return _with_moments("weights, gradients", 8, parameters, ranks=1, single=single)
+        return _with_moments("weights, gradients", 8, parameters, ranks=1, one_moment=one_moment)
     if stage == 3:
         return [
-            *_stage_3_memory(parameters, ranks, precision, single=single),
+            *_stage_3_memory(parameters, ranks, precision, one_moment=one_moment),
             *_buckets(1, precision, reduce_dtype, bucket, largest),
         ]
     state = 2 if precision == "bf16" else 4
     parts = [
-        _part("weights", state, parameters, 1),
-        *_with_moments("master weights", 4, parameters, ranks=ranks, single=single),
+        _sharded_part("weights", state, parameters, 1),
+        *_with_moments("master weights", 4, parameters, ranks=ranks, one_moment=one_moment),
     ]
     if stage == 1 and precision == "bf16":
         return [
             *parts,
-            _part("summed gradients, fp32, whole at stage 1", 4, parameters, 1),
+            _sharded_part("summed gradients, fp32, whole at stage 1", 4, parameters, 1),
         ]
     # In fp32, stage 1 keeps its gradients in the bucket until they are reduced, as stage 2 does.
     return [
         *parts,
-        _part("summed gradients, fp32", 4, parameters, ranks),
+        _sharded_part("summed gradients, fp32", 4, parameters, ranks),
         *_buckets(2 if stage == 2 else 1, precision, reduce_dtype, bucket, largest),
     ]
 
@@ -79,40 +79,38 @@ def frozen_memory(parameters: int, precision: Precision) -> MemoryPart:
     """Return the memory of frozen networks: weights on every rank at every stage, without gradients, master weights
     or moments.
     """
-    return _part("weights of frozen networks", 2 if precision == "bf16" else 4, parameters, 1)
+    return _sharded_part("weights of frozen networks", 2 if precision == "bf16" else 4, parameters, 1)
 
 
 def average_memory(parameters: int, ranks: int, stage: Stage) -> MemoryPart:
     """Return the memory of an average of the weights, which is sharded as master weights are."""
-    return _part("average of the weights, fp32", 4, parameters, ranks if stage else 1)
+    return _sharded_part("average of the weights, fp32", 4, parameters, ranks if stage else 1)
 
 
-def _stage_3_memory(parameters: int, ranks: int, precision: Precision, *, single: int) -> list[MemoryPart]:
+def _stage_3_memory(parameters: int, ranks: int, precision: Precision, *, one_moment: int) -> list[MemoryPart]:
     state = 2 if precision == "bf16" else 4
     return [
-        _part("weights", state, parameters, ranks),
-        _part("gathered weights, up to 1e9 of them", state, min(parameters, MAX_LIVE_ELEMENTS), 1),
-        *_with_moments("master weights", 4, parameters, ranks=ranks, single=single),
-        _part("summed gradients, fp32", 4, parameters, ranks),
+        _sharded_part("weights", state, parameters, ranks),
+        _sharded_part("gathered weights, up to 1e9 of them", state, min(parameters, MAX_LIVE_ELEMENTS), 1),
+        *_with_moments("master weights", 4, parameters, ranks=ranks, one_moment=one_moment),
+        _sharded_part("summed gradients, fp32", 4, parameters, ranks),
     ]
 
 
-def _with_moments(what: str, each: int, parameters: int, *, ranks: int, single: int) -> list[MemoryPart]:
-    """Return parts with `each` bytes of `what`, and 4 bytes of each moment, for every parameter."""
-    parts = [_part(f"{what}, two moments", each + 8, parameters - single, ranks)]
-    if single:
-        parts.append(_part(f"{what}, momentum of hidden matrices", each + 4, single, ranks))
+def _with_moments(what: str, bytes_each: int, parameters: int, *, ranks: int, one_moment: int) -> list[MemoryPart]:
+    """Return parts with `bytes_each` bytes of `what`, and 4 bytes of each moment, for every parameter."""
+    parts = [_sharded_part(f"{what}, two moments", bytes_each + 8, parameters - one_moment, ranks)]
+    if one_moment:
+        parts.append(_sharded_part(f"{what}, momentum of hidden matrices", bytes_each + 4, one_moment, ranks))
     return parts
 
 
-def _part(what: str, each: int, parameters: int, ranks: int) -> MemoryPart:
+def _sharded_part(what: str, bytes_each: int, parameters: int, ranks: int) -> MemoryPart:
     share = f" / {ranks} ranks" if ranks > 1 else ""
-    return MemoryPart(what, f"{each} B x {parameters:,}{share}", -(-each * parameters // ranks))
+    return MemoryPart(what, f"{bytes_each} B x {parameters:,}{share}", -(-bytes_each * parameters // ranks))
 
 
-def _buckets(
-    count: int, precision: Precision, reduce_dtype: Precision, size: int, largest: int
-) -> list[MemoryPart]:
+def _buckets(count: int, precision: Precision, reduce_dtype: Precision, size: int, largest: int) -> list[MemoryPart]:
     """Return the buckets of gradients; one is filled while another is reduced. Stage 1 in bf16 has none: it reduces
     its fp32 sums.
     """
@@ -121,9 +119,7 @@ def _buckets(
     parts = [MemoryPart(what, f"{count * state} B x {size:,}", count * state * size)]
     if precision == "bf16" and reduce_dtype == "fp32":
         added = max(size, largest)
-        parts.append(
-            MemoryPart("bucket of gradients in fp32, as ranks add it up", f"4 B x {added:,}", 4 * added)
-        )
+        parts.append(MemoryPart("bucket of gradients in fp32, as ranks add it up", f"4 B x {added:,}", 4 * added))
     return parts
 
 
@@ -159,9 +155,9 @@ class MicrobatchMemory:
 
     def parts(self, rows: int) -> list[MemoryPart]:
         """Return the memory of a microbatch of `rows` rows."""
-        return max((self._parts(group, rows) for group in self.groups), key=total)
+        return max((self._group_parts(group, rows) for group in self.groups), key=total_bytes)
 
-    def _parts(self, counts: tuple[PassBytes, PassBytes, PassBytes], rows: int) -> list[MemoryPart]:
+    def _group_parts(self, counts: tuple[PassBytes, PassBytes, PassBytes], rows: int) -> list[MemoryPart]:
         """Return the memory of one group.
 
         What autograd keeps is linear in the rows. What is alive beside it grows at first, up to a limit: the head works
@@ -183,5 +179,5 @@ def _interpolate(x0: int, y0: int, x1: int, y1: int, x: int) -> int:
     return y1 if x0 == x1 else y0 + (y1 - y0) * (x - x0) // (x1 - x0)
 
 
-def total(parts: Iterable[MemoryPart]) -> int:
+def total_bytes(parts: Iterable[MemoryPart]) -> int:
     return sum(part.bytes for part in parts)

@@ -49,7 +49,7 @@ KINDS = (MASTER, *MOMENTS)
 ALL_KINDS = (*KINDS, MOMENTUM, AVERAGE)
 
 
-def kinds(*, averaged: bool) -> tuple[str, ...]:
+def state_kinds(*, averaged: bool) -> tuple[str, ...]:
     """Return the kinds of state of parameters that are not in `own_kinds`. `averaged`: whether the run keeps an average
     of its weights.
     """
@@ -57,7 +57,7 @@ def kinds(*, averaged: bool) -> tuple[str, ...]:
 
 
 def own_kinds(model: nn.Module, *, muon: bool, averaged: bool = False) -> dict[str, tuple[str, ...]]:
-    """Return the kinds of state, by name, of parameters whose kinds differ from `kinds`, including frozen ones.
+    """Return the kinds of state, by name, of parameters whose kinds differ from `state_kinds`, including frozen ones.
 
     With `muon` these are the hidden matrices.
     """
@@ -65,7 +65,7 @@ def own_kinds(model: nn.Module, *, muon: bool, averaged: bool = False) -> dict[s
     return dict.fromkeys(hidden_matrices(model), own) if muon else {}
 
 
-Read = Callable[[str, str, int, int], Tensor]
+ReadRange = Callable[[str, str, int, int], Tensor]
 """(parameter name, kind, start, stop) -> 1-D fp32 tensor of these flat elements."""
 
 
@@ -100,7 +100,7 @@ class OwnedRange:
             tensors[kind] = self.part.view(found) if found is not None else torch.zeros(self.part.length)
         return Fragment(self.name, self.part.start, tensors)
 
-    def restore(self, kinds: Sequence[str], read: Read) -> None:
+    def restore(self, kinds: Sequence[str], read: ReadRange) -> None:
         for kind in (kind for kind in self.kinds if kind in kinds):
             if kind != MASTER and kind not in self.moments:
                 self.moments[kind] = torch.zeros_like(self.part.flat)
@@ -122,14 +122,12 @@ class FrozenRange:
         state = {k: weight if k in (MASTER, AVERAGE) else torch.zeros(self.part.length) for k in self.kinds}
         return Fragment(self.name, self.part.start, state)
 
-    def restore(self, kinds: Sequence[str], read: Read) -> None:
+    def restore(self, kinds: Sequence[str], read: ReadRange) -> None:
         if MASTER in kinds:
             self.part.view(self.part.flat).copy_(read(self.name, MASTER, self.part.start, self.part.stop))
 
 
-def frozen_ranges(
-    stage: int, named: Sequence[NamedParameter], rank: int, world: int
-) -> Iterator[FrozenRange]:
+def frozen_ranges(stage: int, named: Sequence[NamedParameter], rank: int, world: int) -> Iterator[FrozenRange]:
     """Yield the ranges that rank `rank` of `world` owns of frozen parameters. Over all ranks, each element occurs
     once.
     """

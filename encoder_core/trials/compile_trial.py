@@ -24,21 +24,28 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.pieces import Pieces, compile_layers
-from encoder_core.layers.torch_internals import graphs_compiled
+from encoder_core.layers.torch_internals import compiled_graph_count
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.trials.trial_network import (
-    Subject,
+    TrialSubject,
     apply_settings,
     build_module,
-    gradients,
+    compute_gradients,
     random_batch,
     relative_error,
     shrink_network,
     torch_settings,
 )
-from encoder_core.trials.trial_process import Deadline, Line, Report, TrialEnded, error_text, follow
+from encoder_core.trials.trial_process import (
+    Deadline,
+    Report,
+    TrialConnection,
+    TrialEnded,
+    error_text,
+    run_trial_process,
+)
 
-TARGET = "encoder_core.trials.compile_trial:serve"
+TRIAL_FUNCTION = "encoder_core.trials.compile_trial:serve"
 _MAX_ERROR = 1e-4  # largest relative error of a gradient in fp32, compared with Python's
 _ERROR_RATIO = 4.0  # how many times Python's own error compiled layers may have in 16 bits
 _SMALL_BATCH_TOKENS = 64
@@ -66,11 +73,11 @@ class TriedCompilation:
     failure: str = ""
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         return not self.failure and (self.error is None or self.error <= self.bound)
 
 
-def try_in_process(subject: Subject, patience_s: float, tick: Callable[[], None]) -> TriedCompilation:
+def try_in_process(subject: TrialSubject, patience_s: float, tick: Callable[[], None]) -> TriedCompilation:
     """Compile in a separate process, with this process's environment and torch settings, and return the result.
 
     Whatever happens to that process is a result, never an error here. `tick` is called about twice a second.
@@ -78,20 +85,20 @@ def try_in_process(subject: Subject, patience_s: float, tick: Callable[[], None]
     began = time.monotonic()
     request = {"subject": subject.to_json(), "settings": torch_settings()}
     try:
-        with closing(follow(TARGET, request, Deadline(patience_s), tick)) as reports:
+        with closing(run_trial_process(TRIAL_FUNCTION, request, Deadline(patience_s), tick)) as reports:
             found = TriedCompilation(**next(reports)["tried"])
     except TrialEnded as ended:
         return TriedCompilation(time.monotonic() - began, failure=str(ended)[:_REASON_CHARACTERS])
     return replace(found, seconds=time.monotonic() - began)
 
 
-def serve(request: Report, line: Line) -> None:
+def serve(request: Report, line: TrialConnection) -> None:
     """Compile in that process and report the result."""
     apply_settings(request["settings"])
-    line.report(tried=asdict(try_compilation(Subject.from_json(request["subject"]), Pieces())))
+    line.report(tried=asdict(try_compilation(TrialSubject.from_json(request["subject"]), Pieces())))
 
 
-def try_compilation(subject: Subject, pieces: Pieces, *, compared: bool = True) -> TriedCompilation:
+def try_compilation(subject: TrialSubject, pieces: Pieces, *, compared: bool = True) -> TriedCompilation:
     """Compile what the subject's networks need, and close `pieces`.
 
     `compared` false: skip the comparison, because it was made before on a machine like this.
@@ -99,30 +106,26 @@ def try_compilation(subject: Subject, pieces: Pieces, *, compared: bool = True) 
     began = time.monotonic()
     try:
         with torch.random.fork_rng():
-            errors = [
-                error
-                for network in subject.networks
-                for error in _compile(subject, network, pieces, compared)
-            ]
+            errors = [error for network in subject.networks for error in _compile(subject, network, pieces, compared)]
     except (Exception, SystemExit) as failed:  # the run goes on without compiled layers, and says why
         return TriedCompilation(time.monotonic() - began, failure=error_text(failed)[:_REASON_CHARACTERS])
     finally:
         pieces.close()
-    seconds, graphs = time.monotonic() - began, graphs_compiled()
+    seconds, graphs = time.monotonic() - began, compiled_graph_count()
     if not errors:
         return TriedCompilation(seconds, graphs)
     worst = max(errors, key=lambda one: one.value / one.bound)
     return TriedCompilation(seconds, graphs, worst.value, worst.bound)
 
 
-class _Error(NamedTuple):
+class _GradientError(NamedTuple):
     """The largest relative error of a gradient, and the largest one allowed."""
 
     value: float
     bound: float
 
 
-def _compile(subject: Subject, network: ModelConfig, pieces: Pieces, compared: bool) -> Iterator[_Error]:
+def _compile(subject: TrialSubject, network: ModelConfig, pieces: Pieces, compared: bool) -> Iterator[_GradientError]:
     """Compile for rows of every kind, and yield the error for each if it is compared."""
     longest = min(network.max_length, max(subject.length, _SMALL_BATCH_TOKENS))
     small = shrink_network(network, longest, longest // 2)
@@ -130,22 +133,22 @@ def _compile(subject: Subject, network: ModelConfig, pieces: Pieces, compared: b
     for lengths in _lengths(subject, small):
         batch = random_batch(small, lengths, subject.device)
         compile_layers(module, pieces)
-        found = gradients(module, batch)
+        found = compute_gradients(module, batch)
         if compared:
-            yield _error(module, batch, found)
+            yield _gradient_error(module, batch, found)
 
 
-def _error(module: ObjectiveModule, batch: Batch, found: Mapping[str, Tensor]) -> _Error:
+def _gradient_error(module: ObjectiveModule, batch: Batch, found: Mapping[str, Tensor]) -> _GradientError:
     """Return the error of gradients that compiled layers computed."""
     compile_layers(module, None)
-    python = gradients(module, batch)
+    python = compute_gradients(module, batch)
     if next(module.parameters()).dtype == torch.float32:
-        return _Error(relative_error(found, python), _MAX_ERROR)
-    exact = gradients(deepcopy(module).float(), batch)
-    return _Error(relative_error(found, exact), max(_MAX_ERROR, _ERROR_RATIO * relative_error(python, exact)))
+        return _GradientError(relative_error(found, python), _MAX_ERROR)
+    exact = compute_gradients(deepcopy(module).float(), batch)
+    return _GradientError(relative_error(found, exact), max(_MAX_ERROR, _ERROR_RATIO * relative_error(python, exact)))
 
 
-def _lengths(subject: Subject, network: ModelConfig) -> list[list[int]]:
+def _lengths(subject: TrialSubject, network: ModelConfig) -> list[list[int]]:
     """Return the rows of a large batch and of a small one, which do not depend on the run's first batch."""
     length = min(subject.length, network.max_length)
     tokens = subject.rows * length

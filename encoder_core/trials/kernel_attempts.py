@@ -30,15 +30,15 @@ from encoder_core.optim.adamw import StableAdamW
 from encoder_core.optim.settings import StableAdamWConfig
 from encoder_core.optim.shards import ShardSegment
 from encoder_core.optim.updates import set_update
-from encoder_core.trials.kernel_trial import MAX_TEXT, Candidate, TriedKernel, Unit
+from encoder_core.trials.kernel_trial import MAX_ERROR_CHARACTERS, Candidate, TrialUnit, TriedKernel
 from encoder_core.trials.trial_network import (
-    Subject,
+    TrialSubject,
     apply_settings,
     build_module,
-    compute,
-    gradients,
+    compute_gradients,
     random_batch,
     relative_error,
+    run_passes,
     shrink_network,
 )
 from encoder_core.trials.trial_process import Report, error_text
@@ -59,32 +59,32 @@ class Reporter(Protocol):
 def serve(request: Report, line: Reporter) -> None:
     """Try the units that the request asks for, except those already `done`. Ends early after a kernel that did harm."""
     apply_settings(request["settings"])
-    subject = Subject.from_json(request["subject"])
-    done = {Unit(*unit) for unit in request["done"]}
+    subject = TrialSubject.from_json(request["subject"])
+    done = {TrialUnit(*unit) for unit in request["done"]}
     skipped: dict[Candidate, str] = {(place, kernel): why for place, kernel, why in request["skipped"]}
-    for attempt in _attempts(subject, timed=request["timed"]):
+    for attempt in _list_attempts(subject, timed=request["timed"]):
         if attempt.unit in done:
             continue
         if attempt.candidate in skipped:
-            found, harm = attempt.failed(skipped[attempt.candidate]), ""
+            found, harm = attempt.result_with_failure(skipped[attempt.candidate]), ""
         else:
             line.report(unit=attempt.unit, bound=attempt.trial.bound)
-            found, harm = attempt.run()
+            found, harm = attempt.try_and_check()
         line.report(unit=attempt.unit, found=asdict(found), harmed=bool(harm))
         if harm:
             return
 
 
-def _attempts(subject: Subject, *, timed: bool) -> Iterator["_Attempt"]:
+def _list_attempts(subject: TrialSubject, *, timed: bool) -> Iterator["_Attempt"]:
     for number, network in enumerate(subject.networks):
         for dropped in (False, True) if _has_dropout(network) else (False,):
             trial = _Trial(subject, network, dropped)
-            for place, kernel in trial.possible():
-                yield _Attempt(trial, Unit(number, dropped, place, kernel), timed)
+            for place, kernel in trial.possible_kernels():
+                yield _Attempt(trial, TrialUnit(number, dropped, place, kernel), timed)
     if subject.stable:
         update = _UpdateTrial(subject)
-        for place, kernel in update.possible():
-            yield _Attempt(update, Unit(0, False, place, kernel), timed=False)
+        for place, kernel in update.possible_kernels():
+            yield _Attempt(update, TrialUnit(0, False, place, kernel), timed=False)
 
 
 def _has_dropout(network: ModelConfig) -> bool:
@@ -94,7 +94,7 @@ def _has_dropout(network: ModelConfig) -> bool:
 class _Trial:
     """A trial for one network, with dropout or without."""
 
-    def __init__(self, subject: Subject, network: ModelConfig, dropped: bool) -> None:
+    def __init__(self, subject: TrialSubject, network: ModelConfig, dropped: bool) -> None:
         self.subject, self._dropped = subject, dropped
         longest = min(network.max_length, max(subject.length, max(_ROW_TOKENS)))
         lengths = [min(length, longest) for length in _ROW_TOKENS]
@@ -106,10 +106,10 @@ class _Trial:
         batches = [random_batch(self._network, shape, subject.device) for shape in shapes]
         self._batches = batches + ([_as_causal(batch) for batch in batches] if subject.causal else [])
 
-    def possible(self) -> list[Candidate]:
+    def possible_kernels(self) -> list[Candidate]:
         """Return the kernels that layers ask for in one forward pass with the written formula."""
         with record_requests() as seen, torch.no_grad(), force_kernel("written"):
-            self._ask()
+            self._request_kernels()
         return [
             (place, kernel)
             for (place, dropped), kernels in seen.items()
@@ -117,52 +117,55 @@ class _Trial:
             for kernel in kernels
         ]
 
-    def _ask(self) -> None:
+    def _request_kernels(self) -> None:
         for batch in self._batches:
-            compute(self._module, batch, backward=False)
+            run_passes(self._module, batch, backward=False)
 
-    def _outcome(self, *, exact: bool = False) -> dict[str, Tensor]:
+    def _compared_tensors(self, *, exact: bool = False) -> dict[str, Tensor]:
         """Return what is compared, by name. `exact`: computed in fp64."""
-        return gradients(deepcopy(self._module).double() if exact else self._module, *self._batches)
+        return compute_gradients(deepcopy(self._module).double() if exact else self._module, *self._batches)
 
     @cached_property
-    def _exact(self) -> dict[str, Tensor]:
+    def _exact_tensors(self) -> dict[str, Tensor]:
         with force_kernel("written"):
-            return self._outcome(exact=True)
+            return self._compared_tensors(exact=True)
 
     @cached_property
-    def _written(self) -> dict[str, Tensor]:
+    def _formula_tensors(self) -> dict[str, Tensor]:
         with force_kernel("written"):
-            return self._outcome()
+            return self._compared_tensors()
 
     @cached_property
     def bound(self) -> float:
-        return max(_ACCEPTED_ERROR, _ERROR_RATIO * relative_error(self._written, self._exact))
+        return max(_ACCEPTED_ERROR, _ERROR_RATIO * relative_error(self._formula_tensors, self._exact_tensors))
 
-    def error(self, candidate: Candidate) -> float:
+    def kernel_error(self, candidate: Candidate) -> float:
         """Return the relative error of the gradients with this kernel."""
         place, kernel = candidate
         with force_kernel(kernel, place):
-            return relative_error(self._outcome(), self._exact)
+            return relative_error(self._compared_tensors(), self._exact_tensors)
 
     def damage_text(self) -> str:
         """Return what has changed, in words; empty if the written formula still gives the same result."""
         try:
             with force_kernel("written"):
-                again = self._outcome()
-            same = again.keys() == self._written.keys() and relative_error(again, self._written) <= self.bound
+                again = self._compared_tensors()
+            same = (
+                again.keys() == self._formula_tensors.keys()
+                and relative_error(again, self._formula_tensors) <= self.bound
+            )
         except BaseException as failed:  # any error of a device that can no longer be used
             return f"afterwards the written formula failed: {error_text(failed)}"
         return "" if same else "afterwards the written formula computed something else"
 
-    def seconds(self, candidate: Candidate) -> float:
+    def median_seconds(self, candidate: Candidate) -> float:
         """Return the median seconds of a forward and a backward pass on rows of the run's shape."""
         (place, kernel), subject, seconds = candidate, self.subject, list[float]()
         batch = random_batch(self._network, [subject.length] * subject.rows, subject.device)
         with force_kernel(kernel, place):
             for _ in range(_WARM_UP_RUNS + _TIMED_RUNS):
                 began = time.perf_counter()
-                compute(self._module, batch)
+                run_passes(self._module, batch)
                 if subject.device.type == "cuda":
                     torch.cuda.synchronize(subject.device)
                 seconds.append(time.perf_counter() - began)
@@ -173,13 +176,13 @@ class _Trial:
 class _UpdateTrial(_Trial):
     """A trial of two updates by StableAdamW of a flat tensor in fp32, of which the second is clipped."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: TrialSubject) -> None:
         self.subject, self._dropped = subject, False
 
-    def _ask(self) -> None:
-        self._outcome()
+    def _request_kernels(self) -> None:
+        self._compared_tensors()
 
-    def _outcome(self, *, exact: bool = False) -> dict[str, Tensor]:
+    def _compared_tensors(self, *, exact: bool = False) -> dict[str, Tensor]:
         draws, edges = torch.Generator().manual_seed(1), [0, *accumulate(_PARAMETER_SIZES)]
         dtype = torch.float64 if exact else torch.float32
         start, *given = (torch.randn(edges[-1], generator=draws) for _ in range(3))
@@ -193,7 +196,7 @@ class _UpdateTrial(_Trial):
             set_update(optimizer, lr=0.1, count=count)
             optimizer.step()
         found = {"weight": flat.detach(), **optimizer.state[flat]}
-        return {f"{kind} {its.parameter}": its.of(x).double() for kind, x in found.items() for its in ranges}
+        return {f"{kind} {its.parameter}": its.view_in(x).double() for kind, x in found.items() for its in ranges}
 
 
 def _as_causal(batch: Batch) -> Batch:
@@ -207,7 +210,7 @@ class _Attempt:
     """A unit, and the trial to which it belongs."""
 
     trial: _Trial
-    unit: Unit
+    unit: TrialUnit
     timed: bool
 
     @property
@@ -219,13 +222,20 @@ class _Attempt:
         by_device = self.candidate in _DRAW_BY_DEVICE and self.trial.subject.device.type != "cpu"
         return not (self.unit.dropped and by_device)
 
-    def failed(self, why: str) -> TriedKernel:
+    def result_with_failure(self, why: str) -> TriedKernel:
         unit, bound = self.unit, self.trial.bound
         return TriedKernel(
-            unit.kernel, unit.dropped, None, bound, self._is_comparable, None, why[:MAX_TEXT], unit.place
+            unit.kernel,
+            unit.dropped,
+            None,
+            bound,
+            self._is_comparable,
+            None,
+            why[:MAX_ERROR_CHARACTERS],
+            unit.place,
         )
 
-    def run(self) -> tuple[TriedKernel, str]:
+    def try_and_check(self) -> tuple[TriedKernel, str]:
         """Return the result, and what has changed in this process, in words."""
         before = _process_settings()
         found = self._try_kernel()
@@ -234,20 +244,20 @@ class _Attempt:
             for name, now in _process_settings().items()
             if now != before[name]
         ]
-        harm = ", ".join(changes) or ("" if found.right else self.trial.damage_text())
+        harm = ", ".join(changes) or ("" if found.is_right else self.trial.damage_text())
         if harm:
-            wrong = [found.failure] if found.failure else [] if found.right else ["its results are wrong"]
-            found = replace(found, failure="; ".join([*wrong, harm])[:MAX_TEXT])
+            wrong = [found.failure] if found.failure else [] if found.is_right else ["its results are wrong"]
+            found = replace(found, failure="; ".join([*wrong, harm])[:MAX_ERROR_CHARACTERS])
         return found, harm
 
     def _try_kernel(self) -> TriedKernel:
         try:
-            error = self.trial.error(self.candidate)
+            error = self.trial.kernel_error(self.candidate)
             timed = self.timed and (error <= self.trial.bound or not self._is_comparable)
-            seconds = self.trial.seconds(self.candidate) if timed else None
+            seconds = self.trial.median_seconds(self.candidate) if timed else None
         except BaseException as failed:  # SystemExit, too, which a library may raise
-            return self.failed(error_text(failed))
-        return replace(self.failed(""), error=error, seconds=seconds)
+            return self.result_with_failure(error_text(failed))
+        return replace(self.result_with_failure(""), error=error, seconds=seconds)
 
 
 def _process_settings() -> dict[str, object]:
@@ -262,6 +272,5 @@ def _process_settings() -> dict[str, object]:
         "torch's deterministic mode": torch.get_deterministic_debug_mode(),
         "torch's precision of fp32 products": torch.get_float32_matmul_precision(),
         "whether torch computes gradients": torch.is_grad_enabled(),
-        "whether torch casts by itself": torch.is_autocast_enabled("cpu")
-        or torch.is_autocast_enabled("cuda"),
+        "whether torch casts by itself": torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
     }

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
-from encoder_core.trials.trial_network import Subject, torch_settings
-from encoder_core.trials.trial_process import Deadline, Report, TrialEnded, follow
+from encoder_core.trials.trial_network import TrialSubject, torch_settings
+from encoder_core.trials.trial_process import Deadline, Report, TrialEnded, run_trial_process
 
-TARGET = "encoder_core.trials.kernel_attempts:serve"
-MAX_TEXT = 500  # largest number of characters of an error's text
+TRIAL_FUNCTION = "encoder_core.trials.kernel_attempts:serve"
+MAX_ERROR_CHARACTERS = 500  # largest number of characters of an error's text
 _QUICKER_SHARE = 0.9  # a kernel is preferred if it takes less than this share of the usual kernel's time
 _MAX_FAILED_STARTS = 2  # processes in a row that end before they try a kernel, after which the trial ends
 
@@ -45,11 +45,9 @@ class TriedKernel:
     place: Place = "attention"
 
     @property
-    def right(self) -> bool:
+    def is_right(self) -> bool:
         """Whether the kernel is right; if it cannot be compared, whether it computes at all."""
-        return not self.failure and (
-            not self.comparable or (self.error is not None and self.error <= self.bound)
-        )
+        return not self.failure and (not self.comparable or (self.error is not None and self.error <= self.bound))
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class Limits:
     whole: float = 900.0
 
 
-class Unit(NamedTuple):
+class TrialUnit(NamedTuple):
     """A kernel at a place in network number `network`, with dropout or without."""
 
     network: int
@@ -84,7 +82,7 @@ Candidate = tuple[Place, Kernel]
 
 
 def try_kernels(
-    subject: Subject,
+    subject: TrialSubject,
     *,
     timed: bool,
     limits: Limits | None = None,
@@ -101,10 +99,10 @@ def try_kernels(
     """
     progress = _Progress(subject, timed, limits or Limits())
     while progress.goes_on:
-        request = progress.request()
-        with closing(follow(TARGET, request, progress.deadline, tick)) as reports:
+        request = progress.next_request()
+        with closing(run_trial_process(TRIAL_FUNCTION, request, progress.deadline, tick)) as reports:
             try:
-                progress.take(reports)
+                progress.take_reports(reports)
             except TrialEnded as ended:
                 progress.process_ended(str(ended))
     return KernelTrial(tuple(merge_networks(progress.found)), progress.ended)
@@ -122,13 +120,13 @@ class _Progress:
         current: the unit that is being tried, and the largest error allowed.
     """
 
-    subject: Subject
+    subject: TrialSubject
     timed: bool
     limits: Limits
-    found: dict[Unit, TriedKernel] = field(default_factory=dict)
+    found: dict[TrialUnit, TriedKernel] = field(default_factory=dict)
     out: dict[Candidate, str] = field(default_factory=dict)
-    again: set[Unit] = field(default_factory=set)
-    current: tuple[Unit, float] | None = None
+    again: set[TrialUnit] = field(default_factory=set)
+    current: tuple[TrialUnit, float] | None = None
     goes_on: bool = True
     ended: str = ""
 
@@ -137,7 +135,7 @@ class _Progress:
         self.deadline = Deadline(0.0)
         self._tried_here = self._idle_starts = 0
 
-    def request(self) -> Report:
+    def next_request(self) -> Report:
         self.current, self._tried_here = None, 0
         self._set_deadline(self.limits.start)
         return {
@@ -148,10 +146,10 @@ class _Progress:
             "skipped": [[*candidate, why] for candidate, why in self.out.items()],
         }
 
-    def take(self, reports: Iterator[Report]) -> None:
+    def take_reports(self, reports: Iterator[Report]) -> None:
         """Take reports until the process has tried all, or a kernel did harm."""
         for report in reports:
-            unit = Unit(*report["unit"])
+            unit = TrialUnit(*report["unit"])
             candidate = (unit.place, unit.kernel)
             if "bound" in report:
                 self.current, self._idle_starts = (unit, report["bound"]), 0
@@ -178,17 +176,17 @@ class _Progress:
         elif self._idle_starts >= _MAX_FAILED_STARTS:
             self.goes_on, self.ended = False, how
 
-    def _note_crash(self, unit: Unit, bound: float, how: str) -> None:
+    def _note_crash(self, unit: TrialUnit, bound: float, how: str) -> None:
         self.out[unit.place, unit.kernel] = how
         self.found[unit] = TriedKernel(
-            unit.kernel, unit.dropped, None, bound, failure=how[:MAX_TEXT], place=unit.place
+            unit.kernel, unit.dropped, None, bound, failure=how[:MAX_ERROR_CHARACTERS], place=unit.place
         )
 
     def _set_deadline(self, seconds: float) -> None:
         self.deadline.seconds = max(0.0, min(seconds, self._end - time.monotonic()))
 
 
-def merge_networks(found: Mapping[Unit, TriedKernel]) -> list[TriedKernel]:
+def merge_networks(found: Mapping[TrialUnit, TriedKernel]) -> list[TriedKernel]:
     """Merge the results of an objective's networks: a failed one, or the one with the largest error; seconds are
     added up.
     """
@@ -205,25 +203,25 @@ def _worst_result(several: Sequence[TriedKernel]) -> TriedKernel:
     return replace(worst, seconds=whole)
 
 
-def preference(tried: Sequence[TriedKernel]) -> Preference:
+def build_preference(tried: Sequence[TriedKernel]) -> Preference:
     """Return the right kernels by preference: first those that draw by token, and a clearly faster one before the
     usual one.
 
     The written formula comes last, unless nothing was tried.
     """
     mine = [one for one in tried if one.place == "attention"]
-    plain, dropped = _ranked(mine, False), _ranked(mine, True)
+    plain, dropped = _rank_kernels(mine, False), _rank_kernels(mine, True)
     places: dict[Place, None] = dict.fromkeys(one.place for one in tried if one.place != "attention")
     elsewhere = {place: _right_kernels([one for one in tried if one.place == place]) for place in places}
     return Preference(plain, dropped or plain, elsewhere)
 
 
-def _ranked(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
+def _rank_kernels(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
     """Return right kernels in order. One whose dropout cannot be compared counts as right only if it is right without
     dropout.
     """
-    plain = {one.kernel for one in tried if not one.dropped and one.right}
-    mine = [one for one in tried if one.dropped == dropped and one.right]
+    plain = {one.kernel for one in tried if not one.dropped and one.is_right}
+    mine = [one for one in tried if one.dropped == dropped and one.is_right]
     mine = [one for one in mine if one.comparable or one.kernel in plain]
     mine.sort(key=lambda one: (one.kernel == "written", not one.comparable))
     quick = min(
@@ -241,6 +239,6 @@ def _ranked(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
 
 def _right_kernels(tried: Sequence[TriedKernel]) -> tuple[Kernel, ...]:
     """Return kernels that are right with dropout and without, wherever they were tried."""
-    wrong = {one.kernel for one in tried if not one.right}
+    wrong = {one.kernel for one in tried if not one.is_right}
     dropped = any(one.dropped for one in tried)
-    return tuple(kernel for kernel in _ranked(tried, dropped) if kernel not in wrong or kernel == "written")
+    return tuple(kernel for kernel in _rank_kernels(tried, dropped) if kernel not in wrong or kernel == "written")

@@ -31,7 +31,7 @@ _SMALL_GRADIENT_SHARE = 1e-3  # share below which a gradient's error is measured
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrialSubject:
     """The networks and shapes for which kernels are tried.
 
     Attributes:
@@ -51,13 +51,13 @@ class Subject:
     stable: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        networks, dtype = _NETWORKS.dump_python(self.networks, mode="json"), str(self.dtype)
+        networks, dtype = _NETWORKS_TYPE.dump_python(self.networks, mode="json"), str(self.dtype)
         apart = {"networks": networks, "dtype": dtype.removeprefix("torch."), "device": str(self.device)}
         return vars(self) | apart
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Subject":
-        networks, dtype = _NETWORKS.validate_python(fields["networks"]), getattr(torch, fields["dtype"])
+    def from_json(cls, fields: Mapping[str, Any]) -> "TrialSubject":
+        networks, dtype = _NETWORKS_TYPE.validate_python(fields["networks"]), getattr(torch, fields["dtype"])
         apart = {"networks": networks, "dtype": dtype, "device": torch.device(fields["device"])}
         return cls(**{**fields, **apart})
 
@@ -86,7 +86,7 @@ def apply_settings(settings: Mapping[str, Any]) -> None:
         torch.set_float32_matmul_precision(settings["precision"])
 
 
-_NETWORKS = TypeAdapter(tuple[ModelConfig, ...])
+_NETWORKS_TYPE = TypeAdapter(tuple[ModelConfig, ...])
 
 
 def shrink_network(network: ModelConfig, longest: int, reuse: int | None = None) -> ModelConfig:
@@ -104,7 +104,7 @@ def shrink_network(network: ModelConfig, longest: int, reuse: int | None = None)
     return network.model_copy(update=less)
 
 
-def build_module(network: ModelConfig, subject: Subject) -> ObjectiveModule:
+def build_module(network: ModelConfig, subject: TrialSubject) -> ObjectiveModule:
     """Build the network on the subject's device, in its precision, for masked words, XLNet's permuted ones or BART's
     corrupted rows; for next words, too, if rows may be causal.
     """
@@ -129,7 +129,7 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
     """
     draws = torch.Generator().manual_seed(_SEED)
     count = sum(lengths)
-    tokens = torch.randint(network.vocabulary, (count,), generator=draws)
+    tokens = torch.randint(network.vocabulary_size, (count,), generator=draws)
     positions = torch.cat([torch.arange(length) for length in lengths])
     targets = torch.arange(0, count, _TOKENS_PER_TARGET)
     order = segments = None
@@ -155,10 +155,10 @@ def _corrupted_forms(network: ModelConfig, lengths: Sequence[int]) -> Batch:
     """Return corrupted forms for rows of these lengths: random tokens, a fourth fewer."""
     fewer = [length - length // 4 for length in lengths]
     draws = torch.Generator().manual_seed(_SEED + 1)
-    return batch_without_targets(torch.randint(network.vocabulary, (sum(fewer),), generator=draws), fewer)
+    return batch_without_targets(torch.randint(network.vocabulary_size, (sum(fewer),), generator=draws), fewer)
 
 
-def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:
+def run_passes(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:
     """Run a forward and a backward pass, with the same draws of dropout at every call."""
     torch.manual_seed(_SEED)
     found: LossSums = module(batch)
@@ -169,10 +169,10 @@ def compute(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> 
         loss.backward()  # type: ignore[no-untyped-call]
 
 
-def gradients(module: ObjectiveModule, *batches: Batch) -> dict[str, Tensor]:
+def compute_gradients(module: ObjectiveModule, *batches: Batch) -> dict[str, Tensor]:
     """Return the gradients by name, in fp64, summed over the batches, and remove them from the module."""
     for batch in batches:
-        compute(module, batch)
+        run_passes(module, batch)
     found = {name: p.grad.double() for name, p in module.named_parameters() if p.grad is not None}
     module.zero_grad(set_to_none=True)
     return found

@@ -1,9 +1,9 @@
 """A trial in a separate process: what is tried may raise an error, hang, or end its process, and the run continues.
 
-`follow` starts a function of ours in a fresh interpreter and yields its reports, as dictionaries. The process has its
-own session, so it is killed together with all that it started. The kernel kills it when its parent dies. When memory
-runs out, the kernel kills it before a rank. Its output is discarded, except the last words of a process that ended
-too early.
+`run_trial_process` starts a function of ours in a fresh interpreter and yields its reports, as dictionaries. The
+process has its own session, so it is killed together with all that it started. The kernel kills it when its parent
+dies. When memory runs out, the kernel kills it before a rank. Its output is discarded, except the last words of a
+process that ended too early.
 """
 
 import ctypes
@@ -23,12 +23,12 @@ from typing import Any
 Report = dict[str, Any]
 _SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of prctl(2)
 _TICK_S = 0.5
-_ENDING_S = 2.0
+_EXIT_WAIT_S = 2.0
 _CHUNK_BYTES = 1 << 16
 _QUOTED_CHARACTERS = 300  # characters at the end of a process's output that an error quotes
 _MAX_LINE_BYTES = 1 << 20  # bytes of the longest line of a report
 _FINISHED_MESSAGE = {"finished": True}
-_CODE = "import sys\nfrom encoder_core.trials.trial_process import run_trial\nrun_trial(*sys.argv[1:])"
+_CHILD_PROGRAM = "import sys\nfrom encoder_core.trials.trial_process import run_trial\nrun_trial(*sys.argv[1:])"
 
 
 class TrialEnded(Exception):
@@ -46,7 +46,8 @@ def error_text(error: BaseException) -> str:
 
 @dataclass
 class Deadline:
-    """How long a process may continue without a report; the caller of `follow` may change it at each report."""
+    """How long a process may continue without a report; the caller of `run_trial_process` may change it at each
+    report."""
 
     seconds: float
 
@@ -64,10 +65,11 @@ class _Child:
     open: set[int] = field(default_factory=set)
 
 
-def follow(
+def run_trial_process(
     target: str, request: Mapping[str, Any], deadline: Deadline, tick: Callable[[], None]
 ) -> Generator[Report]:
-    """Yield the reports of `target` ("module:function"), which is called as `function(request, line)` with its `Line`.
+    """Yield the reports of `target` ("module:function"), which is called as `function(request, line)` with its
+    `TrialConnection`.
 
     `request` and reports are JSON. `tick` is called about twice a second. The process waits after each report until
     it is taken. When the iterator ends or is closed, nothing of the process is left, and its memory is free.
@@ -77,9 +79,9 @@ def follow(
     """
     child = _start(target, request)
     try:
-        yield from _reports(child, deadline, tick)
+        yield from _receive_reports(child, deadline, tick)
     finally:
-        _end(child)
+        _kill_child(child)
 
 
 def _start(target: str, request: Mapping[str, Any]) -> _Child:
@@ -87,7 +89,7 @@ def _start(target: str, request: Mapping[str, Any]) -> _Child:
     inherited = (orders_in, reports_out)
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, target, str(os.getpid()), *map(str, inherited)],
+            [sys.executable, "-c", _CHILD_PROGRAM, target, str(os.getpid()), *map(str, inherited)],
             stdin=subprocess.DEVNULL,
             stdout=output_in,
             stderr=output_in,
@@ -114,12 +116,12 @@ def _send_line(child: _Child, line: str) -> None:
         os.write(child.orders, line.encode() + b"\n")
 
 
-def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Iterator[Report]:
+def _receive_reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Iterator[Report]:
     heard = time.monotonic()
     while True:
         ended, closed = _has_ended(child), child.reports not in child.open
-        _read(child, 0.0 if ended else _ENDING_S / 100 if closed else _TICK_S)
-        for report in _lines(child):
+        _read_pipes(child, 0.0 if ended else _EXIT_WAIT_S / 100 if closed else _TICK_S)
+        for report in _parse_reports(child):
             if report == _FINISHED_MESSAGE:
                 return
             yield report
@@ -130,7 +132,7 @@ def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Ite
         if ended:
             raise TrialEnded(_ending_text(child))
         # A process that ends closes the pipe a little before.
-        if closed and time.monotonic() > heard + _ENDING_S:
+        if closed and time.monotonic() > heard + _EXIT_WAIT_S:
             raise TrialEnded("its process closed the pipe through which it reports")
         if time.monotonic() > heard + deadline.seconds:
             raise TrialEnded(f"it was not done after {deadline.seconds:.0f} s")
@@ -139,17 +141,17 @@ def _reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Ite
 
 def _has_ended(child: _Child) -> bool:
     """Return whether the process has ended. It is not reaped, so that no other process or group can get its number."""
-    return _status(child, os.WNOHANG) is not None
+    return _exit_status(child, os.WNOHANG) is not None
 
 
-def _status(child: _Child, more: int = 0) -> "os.waitid_result | None":
+def _exit_status(child: _Child, options: int = 0) -> "os.waitid_result | None":
     try:
-        return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT | more)
+        return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT | options)
     except ChildProcessError:  # another thread has reaped the child, whose exit code is lost
         return os.waitid_result((child.process.pid, 0, signal.SIGCHLD, 0, os.CLD_EXITED))
 
 
-def _read(child: _Child, patience_s: float) -> None:
+def _read_pipes(child: _Child, patience_s: float) -> None:
     """Read all that is available; wait for it if there is nothing."""
     with selectors.DefaultSelector() as selector:
         for end in child.open:
@@ -172,7 +174,7 @@ def _read_pipe(child: _Child, end: int) -> None:
                 child.rest += read
 
 
-def _lines(child: _Child) -> Iterator[Report]:
+def _parse_reports(child: _Child) -> Iterator[Report]:
     *lines, child.rest = child.rest.split(b"\n")
     if len(child.rest) > _MAX_LINE_BYTES:
         raise TrialEnded("its process wrote something else into the pipe through which it sends reports")
@@ -187,22 +189,22 @@ def _lines(child: _Child) -> Iterator[Report]:
 
 
 def _ending_text(child: _Child) -> str:
-    status = _status(child)
+    status = _exit_status(child)
     assert status is not None
     code = status.si_status
-    how = f"ended with exit code {code}" if status.si_code == os.CLD_EXITED else f"killed by {_signal(code)}"
+    how = f"ended with exit code {code}" if status.si_code == os.CLD_EXITED else f"killed by {_signal_name(code)}"
     words = child.words.decode("utf-8", "replace").strip()[-_QUOTED_CHARACTERS:]
     return f"its process was {how}: {words}" if how.startswith("killed") else f"its process {how}: {words}"
 
 
-def _signal(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _end(child: _Child) -> None:
+def _kill_child(child: _Child) -> None:
     """Kill the process group. The leader is reaped only afterwards, so that the group's number still belongs to it."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.process.pid, signal.SIGKILL)
@@ -212,14 +214,14 @@ def _end(child: _Child) -> None:
         os.close(end)
 
 
-class Line:
-    """The other end of `follow`, in the process of the trial."""
+class TrialConnection:
+    """The other end of `run_trial_process`, in the process of the trial."""
 
     def __init__(self, orders: int, reports: int) -> None:
         self._orders = os.fdopen(orders, "rb")
         self._reports = reports
 
-    def request(self) -> Report:
+    def read_request(self) -> Report:
         read: Report = json.loads(self._orders.readline())
         return read
 
@@ -246,8 +248,8 @@ def run_trial(target: str, parent: str, orders: str, reports: str) -> None:
         os._exit(1)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    line = Line(int(orders), int(reports))
+    line = TrialConnection(int(orders), int(reports))
     module, _, name = target.partition(":")
     __import__(module)
-    getattr(sys.modules[module], name)(line.request(), line)
+    getattr(sys.modules[module], name)(line.read_request(), line)
     line.finish()

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 from launcher.after.diagnose.evaluators import evaluate_commits, is_evaluation_pending
 from launcher.observe.sinks.process import publish_run
-from launcher.runtime.cluster.ray_session import Note
+from launcher.runtime.cluster.ray_session import NoteFunction
 from launcher.runtime.cluster.train import CompanionServices
 from launcher.runtime.run.record import Run
 
 
 @contextmanager
-def _publish_run(run: Run, note: Note) -> Iterator[None]:
+def _publish_run(run: Run, note: NoteFunction) -> Iterator[None]:
     with publish_run(run.store, run.recipe, note):
         yield
 

@@ -26,22 +26,22 @@ REPEATED_COMMANDS = (
 """Commands that a signal ends with 75 (`launcher.exit_codes.REPEAT`): schedulers and people give them again."""
 
 
-def is_repeated() -> bool:
+def is_repeated_command() -> bool:
     """Return whether this process's command is one of `REPEATED_COMMANDS`."""
     return not {*sys.argv[1:2], " ".join(sys.argv[1:3])}.isdisjoint(REPEATED_COMMANDS)
 
 
 def _exit_on_signal(number: int, frame: FrameType | None) -> None:
-    os._exit(75 if is_repeated() else 128 + number)
+    os._exit(75 if is_repeated_command() else 128 + number)
 
 
-def _is_command() -> bool:
+def _is_maskfleet_command() -> bool:
     """Whether this process is `maskfleet ...` or `python -m maskfleet ...`."""
     after = sys.orig_argv[sys.orig_argv.index("-m") + 1 :] if "-m" in sys.orig_argv else []
     return after[:1] == [__name__] or os.path.basename(sys.argv[0]) == __name__
 
 
-if _is_command():  # while it imports, a signal ends it in silence: `launcher.signals` says what comes then
+if _is_maskfleet_command():  # during imports, a signal exits silently; later see `launcher.signals`
     for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(_number) != signal.SIG_IGN:
             signal.signal(_number, _exit_on_signal)
@@ -93,7 +93,7 @@ class InTheWay(ImportError):
 
 
 def _shadowing_path(name: str) -> Path | None:
-    """The file or folder that Python takes for our package `name`; None if it is ours, or there is none."""
+    """Return the foreign file or folder that Python imports as our package `name`; None if there is none."""
     loaded = sys.modules.get(name)
     spec = find_spec(name) if loaded is None else loaded.__spec__
     # A folder without __init__.py yields to a package further down the path.
@@ -115,7 +115,7 @@ def _refuse_shadowing() -> None:
 
 
 def _remove_shadowing_paths() -> None:
-    """Takes every folder that holds one off the path: of this process, and of those it starts."""
+    """Remove folders with packages of our names from `sys.path` and from PYTHONPATH."""
     while others := [other for name in _PACKAGES if (other := _shadowing_path(name)) is not None]:
         holding = {other.parent for other in others}
         kept = [entry for entry in sys.path if Path(entry).resolve() not in holding]
@@ -127,14 +127,14 @@ def _remove_shadowing_paths() -> None:
             os.environ["PYTHONPATH"] = os.pathsep.join(e for e in entries if Path(e).resolve() not in holding)
 
 
-if _is_command():
+if _is_maskfleet_command():
     _remove_shadowing_paths()
 else:
     _refuse_shadowing()
 
 
 def __getattr__(name: str) -> object:
-    """Imports what is asked for: `import maskfleet` itself waits for nothing."""
+    """Import an exported name at its first use, so that `import maskfleet` itself is fast."""
     if name not in _MODULE_BY_EXPORT:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULE_BY_EXPORT[name]), name)

@@ -1,4 +1,4 @@
-"""The command `maskfleet`, also as `python -m maskfleet`. The package, imported first, has cleared its way."""
+"""The command `maskfleet`, also as `python -m maskfleet`. Importing it removes shadowing folders."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ from data_service.limits import check_thread_limit
 from launcher.command import COMMANDS_WITH_SIGNAL_HANDLERS, needs_supervision, run_supervised
 from launcher.exit_codes import MISTAKE, REPEAT
 from launcher.signals import end_on_signal, handled_signals, restore_default_handlers, signal_response
-from maskfleet import is_repeated
+from maskfleet import is_repeated_command
 
 
 def main() -> None:
@@ -22,18 +22,18 @@ def main() -> None:
         # From here on no signal is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*handled_signals(), signal.SIGCHLD})
         restore_default_handlers()
-        sys.exit(run_supervised(_run if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS else _build))
-    again = signal_response(REPEAT, "the same command begins again") if is_repeated() else nullcontext()
+        sys.exit(run_supervised(_run_cli if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS else _run_corpus_command))
+    again = signal_response(REPEAT, "the same command begins again") if is_repeated_command() else nullcontext()
     with end_on_signal(), again:
-        _run()
+        _run_cli()
 
 
-def _build() -> None:
+def _run_corpus_command() -> None:
     with end_on_signal(), signal_response(REPEAT, "the same command continues what is begun"):
-        _run()
+        _run_cli()
 
 
-def _run() -> None:
+def _run_cli() -> None:
     from launcher.app.cli.main import main as run
 
     run()

@@ -69,9 +69,7 @@ def loaded_with(modules: list[str]) -> set[str]:
 
 def test_families_are_named_in_their_own_room_alone() -> None:
     """Others ask a configuration's properties, so that a new family is its file and a line of the catalogue."""
-    bases = {base for family in SERVED.values() for base in type(family.config).mro()} - {
-        *EncoderConfig.mro()
-    }
+    bases = {base for family in SERVED.values() for base in type(family.config).mro()} - {*EncoderConfig.mro()}
     named = re.compile(rf"\b({'|'.join(one.__name__ for one in bases if one.__name__.endswith('Config'))})\b")
     others = [path for path in sources(*PACKAGES) if path.parent != ROOT / "encoder_core/families"]
     assert [str(path) for path in others if named.search(path.read_text("utf-8"))] == []
@@ -183,12 +181,8 @@ def test_what_ray_unpickles_as_a_ranks_actor_comes_from_the_seat_alone() -> None
         "words = pickletools.genops(ray.cloudpickle.dumps(_modify_class(RankProcess)))\n"
         "print(*{word for _, word, _ in words if isinstance(word, str)})"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    named = {
-        word for word in result.stdout.split() if word.split(".")[0] in (*PACKAGES, "torch", "deepspeed")
-    }
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    named = {word for word in result.stdout.split() if word.split(".")[0] in (*PACKAGES, "torch", "deepspeed")}
     assert named <= {"launcher.runtime.cluster.rank_process", "launcher.runtime.cluster.rank_placement"}
     assert "launcher.runtime.cluster.rank_process" in named
 

@@ -10,9 +10,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / ".pre-commit-config.yaml"
-HOOKS = {
-    hook["id"]: hook for repo in yaml.safe_load(CONFIG.read_text("utf-8"))["repos"] for hook in repo["hooks"]
-}
+HOOKS = {hook["id"]: hook for repo in yaml.safe_load(CONFIG.read_text("utf-8"))["repos"] for hook in repo["hooks"]}
 PRE_COMMIT = ROOT / ".venv/bin/pre-commit"
 
 pytestmark = pytest.mark.skipif(not PRE_COMMIT.exists(), reason="infra/test has not installed .venv here")

@@ -47,9 +47,7 @@ def test_top_level_is_the_fixed_one() -> None:
 
 def test_init_files_are_empty() -> None:
     facade = ROOT / "launcher/maskfleet/__init__.py"  # what `import maskfleet` gives
-    support = [
-        ROOT / f"tests/{folder}__init__.py" for folder in ("", "support/")
-    ]  # a stranger's `tests` is not taken
+    support = [ROOT / f"tests/{folder}__init__.py" for folder in ("", "support/")]  # a stranger's `tests` is not taken
     inits = [path for path in python_files() if path.name == "__init__.py" and path != facade]
     assert inits
     assert [str(path) for path in inits if path.stat().st_size] == []
@@ -117,9 +115,7 @@ def test_packages_have_no_unfinished_or_dangerous_code() -> None:
 
 def _why_not(node: ast.AST) -> str:
     match node:
-        case ast.Import(names=names) if any(
-            alias.name.split(".")[0] in ("pickle", "dill") for alias in names
-        ):
+        case ast.Import(names=names) if any(alias.name.split(".")[0] in ("pickle", "dill") for alias in names):
             return "pickle"
         case ast.ImportFrom(module="pickle" | "dill" | "cloudpickle"):
             return "pickle"
@@ -185,11 +181,7 @@ def test_the_readme_and_ci_run_the_same_commands() -> None:
     for command in ("infra/quickstart", "infra/test"):
         assert re.search(rf"^{command}\b", readme, re.MULTILINE), f"README.md does not show {command}"
         assert os.access(ROOT / command, os.X_OK)
-    ci = [
-        line
-        for line in (ROOT / ".ci/run").read_text("utf-8").splitlines()
-        if line and not line.startswith("#")
-    ]
+    ci = [line for line in (ROOT / ".ci/run").read_text("utf-8").splitlines() if line and not line.startswith("#")]
     assert ci[-1] == "exec infra/test"
     assert os.access(ROOT / ".ci/run", os.X_OK)
 

@@ -44,9 +44,7 @@ def sentences(tree: ast.AST) -> Iterator[int]:
     """Lines of assertions that fix one."""
     for node in ast.walk(tree):
         match node:
-            case ast.Call(
-                func=ast.Attribute(attr="raises" | "warns"), keywords=[ast.keyword(arg="match"), *_]
-            ):
+            case ast.Call(func=ast.Attribute(attr="raises" | "warns"), keywords=[ast.keyword(arg="match"), *_]):
                 if has_sentence(node.keywords[0].value):
                     yield node.lineno
             case ast.Assert():

@@ -25,24 +25,24 @@ from program import BenchError, note, run
 from pydantic import BaseModel, ConfigDict
 
 from checkpoints.listing import list_committed
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from data_service.samples.spec import StreamSpec
 from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Kind
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.train.collate import to_batch
-from encoder_core.train.metrics import means, sum_losses
+from encoder_core.train.metrics import figures_from_sums, sum_losses
 from encoder_core.train.step import Microbatch
 from launcher.exit_codes import REPEAT
-from launcher.runtime.recipe.identity import changed, identity
-from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.identity import changed_paths, identity_fields
+from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import recipe_after, tokens_before
 from launcher.runtime.recipe.tiny import tiny
 from launcher.runtime.run.history import read_history
-from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
+from launcher.runtime.run.record import RECORD_FILE, Run, open_run, select_checkpoint
 from launcher.runtime.run.streams import heldout_spec
 
 ROWS = 1024  # held-out rows, at most, of the common figures
@@ -131,9 +131,7 @@ def prepare(text: Sequence[str], root: Path, vocabulary: int, kind: Kind, heldou
     if ready.exists():
         return
     size = ("--kind", kind, "--vocab-size", str(vocabulary), *_KIND_FLAGS.get(kind, ()))
-    replaced = (
-        ["--replace"] if tokenizer.exists() else []
-    )  # an earlier start ended before its corpus was there
+    replaced = ["--replace"] if tokenizer.exists() else []  # an earlier start ended before its corpus was there
     maskfleet("tokenizer", "train", *text, *size, *replaced, "--out", str(tokenizer))
     held = ("--heldout", str(heldout), "--out", str(corpus))
     maskfleet("corpus", "build", *text, "--tokenizer", str(tokenizer), *held)
@@ -179,7 +177,7 @@ def _inputs(folder: Path, heldout: float) -> tuple[str, ...]:
 
 def recipe_of(one: Compared, common: Sequence[str], tokens: int, inputs: Sequence[str]) -> Recipe:
     """Return the small form of a recipe with the steps that take `tokens` tokens. Phases and schedules are scaled."""
-    return at_budget(reload(tiny(load(one.recipe)), (*common, *one.settings, *inputs)), tokens)
+    return at_budget(with_assignments(tiny(load(one.recipe)), (*common, *one.settings, *inputs)), tokens)
 
 
 def at_budget(recipe: Recipe, tokens: int) -> Recipe:
@@ -189,7 +187,7 @@ def at_budget(recipe: Recipe, tokens: int) -> Recipe:
     schedule = _scaled_schedule(recipe.schedule, factor, steps)
     scaled = recipe.model_copy(update={"phases": phases, "schedule": schedule})
     every = {"steps": steps}
-    return reload(scaled, (f"evaluation.every={every}", f"checkpoint.every={every}"))
+    return with_assignments(scaled, (f"evaluation.every={every}", f"checkpoint.every={every}"))
 
 
 def _scaled(phase: RecipePhase, factor: float) -> RecipePhase:
@@ -207,7 +205,7 @@ def _scaled_schedule(schedule: ScheduleConfig, factor: float, steps: int) -> Sch
 
 def train(recipe: Recipe, place: Path) -> Run:
     """Return the run at `place`, created if it is not there, and trained to its end."""
-    if not (place / RECORD).exists():
+    if not (place / RECORD_FILE).exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         file = place.with_suffix(".yaml")
         file.write_text(recipe.to_yaml(), "utf-8")
@@ -228,10 +226,10 @@ def measure(trained: Run, first: Run) -> Found:
         spec = heldout_spec(first, first.tokenizer())
         rows = spec.model_copy(update={"masking": RecipeObjective(mlm=mlm).masking})
         figures |= {f"common {key}": value for key, value in fill_masks(trained, rows).items()}
-    fields = [{**identity(one.recipe), "seed": None} for one in (first, trained)]
+    fields = [{**identity_fields(one.recipe), "seed": None} for one in (first, trained)]
     return Found(
         tokens=tokens_before(trained.recipe, trained.recipe.total_steps),
-        changed=sorted(changed(*fields)),
+        changed=sorted(changed_paths(*fields)),
         figures=figures,
     )
 
@@ -245,7 +243,7 @@ def fill_masks(trained: Run, spec: StreamSpec) -> Mapping[str, float]:
         return {}
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     module = objective_module(config, RecipeObjective(mlm=mlm)).eval()
-    with Reader(trained.store, select_checkpoint(trained, None)) as reader, torch.no_grad():
+    with CheckpointReader(trained.store, select_checkpoint(trained, None)) as reader, torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(reader.read_full(name))
     stream, size = Stream(spec), 32
@@ -255,7 +253,7 @@ def fill_masks(trained: Run, spec: StreamSpec) -> Mapping[str, float]:
         for index, start in enumerate(range(0, count, size))
     )
     with torch.no_grad():
-        found = means(sum_losses(module, module, microbatches, 0))
+        found = figures_from_sums(sum_losses(module, module, microbatches, 0))
     return {name: found[name] for name in ("mlm_loss", "mlm_accuracy")}
 
 
@@ -297,9 +295,7 @@ def page(wanted: Comparisons, root: Path) -> str:
 def _by_seed(folder: Path, label: str) -> dict[str, Found]:
     files = {file.stem.rpartition("-"): file for file in sorted(folder.glob(f"{label}-*.json"))}
     return {
-        parts[2]: Found.model_validate_json(file.read_bytes())
-        for parts, file in files.items()
-        if parts[0] == label
+        parts[2]: Found.model_validate_json(file.read_bytes()) for parts, file in files.items() if parts[0] == label
     }
 
 

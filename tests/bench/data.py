@@ -48,9 +48,7 @@ class Comparison:
         return [theirs / ours for theirs, ours in zip(self.peers[peer], self.ours, strict=True)]
 
 
-def bench_data(
-    uri: str, workers: int = 2, rounds: int = 3, progress: Callable[[str], None] = print
-) -> Comparison:
+def bench_data(uri: str, workers: int = 2, rounds: int = 3, progress: Callable[[str], None] = print) -> Comparison:
     """Measure with shards below `uri`, a folder or an s3:// address to write to.
 
     Raises:

@@ -100,9 +100,7 @@ def peers(uri: str, length: int, rows: int) -> list[Peer]:
     collator, special = _mlm_collator(), [1, *[0] * (length - 2), 1]
 
     def by_transformers(examples: list[dict[str, Any]]) -> Any:
-        marked = [
-            {"input_ids": e["tokens"].astype("int64"), "special_tokens_mask": special} for e in examples
-        ]
+        marked = [{"input_ids": e["tokens"].astype("int64"), "special_tokens_mask": special} for e in examples]
         return collator(marked)
 
     return [
@@ -184,9 +182,7 @@ def _write(uri: str, length: int) -> None:
 
     with (
         tempfile.TemporaryDirectory(prefix="maskfleet-bench-") as folder,
-        MDSWriter(
-            out=(str(Path(folder) / "mds"), uri), columns={"tokens": f"ndarray:uint16:{length}"}
-        ) as writer,
+        MDSWriter(out=(str(Path(folder) / "mds"), uri), columns={"tokens": f"ndarray:uint16:{length}"}) as writer,
     ):
         for row in _cut_rows(length):
             writer.write({"tokens": row})

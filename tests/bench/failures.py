@@ -25,8 +25,15 @@ from failures_cluster import MONTH_S, PROCESS_S, Copies, Fault, Outage, Way, dra
 from failures_month import Month, Setting, simulate
 from program import note, run
 
-from launcher.plan.estimate.estimate import Estimate, best_interval, estimate, young_interval_s
-from launcher.runtime.capacity.devices import COPY_RATE, LINK_SHARE, MTBF_HOURS, STORE_RATE, Cluster, find_gpu
+from launcher.plan.estimate.estimate import Estimate, best_interval_s, estimate_recipe, young_interval_s
+from launcher.runtime.capacity.devices import (
+    GPU_TO_HOST_BYTES_S,
+    LINK_SHARE,
+    NODE_MTBF_HOURS,
+    STORE_BYTES_S,
+    Cluster,
+    find_gpu,
+)
 from launcher.runtime.cluster.resources import choose_sizing
 from launcher.runtime.policies.recovery import COPY_TIME_SHARE
 from launcher.runtime.recipe.load import load
@@ -93,7 +100,7 @@ def copies(cluster: Cluster, size: float, step: float, every: Every) -> Copies |
     """
     if every == "never":
         return None
-    stall, of_node = size / cluster.ranks / COPY_RATE, size / cluster.nodes
+    stall, of_node = size / cluster.ranks / GPU_TO_HOST_BYTES_S, size / cluster.nodes
     transfer = of_node / (LINK_SHARE * cluster.gpu.network)
     best = round(young_interval_s(stall, cluster.mtbf / cluster.nodes) / step) if every == "best" else 1
     least = max(1, best, ceil(stall / (COPY_TIME_SHARE * step)), ceil(transfer / (NETWORK_SHARE * step)))
@@ -103,7 +110,7 @@ def copies(cluster: Cluster, size: float, step: float, every: Every) -> Copies |
 def ways(e: Estimate, step: float, every: Every) -> tuple[Way, ...]:
     """Return the four ways. `every`: as in `copies`."""
     cluster, recipe, ranks = e.cluster, e.recipe, e.cluster.ranks
-    nccl, load_s = NCCL_RANK_S * ranks, e.checkpoints.bytes / cluster.nodes / STORE_RATE
+    nccl, load_s = NCCL_RANK_S * ranks, e.checkpoints.bytes / cluster.nodes / STORE_BYTES_S
     processes = PROCESS_S + ranks / ACTORS_A_SECOND
     build = BUILD_S + (0.0 if recipe.compile is False else COMPILED_S)
     anew = processes + nccl + build
@@ -124,14 +131,14 @@ def ways(e: Estimate, step: float, every: Every) -> tuple[Way, ...]:
 def forecast(e: Estimate, progress: Callable[[str], None] = lambda name: None) -> list[WayForecast]:
     """Simulate `MONTHS` months of each way on the estimate's cluster. The phase that takes longest stands for the
     run."""
-    phase = max(e.phases, key=lambda phase: phase.seconds)
+    phase = max(e.phases, key=lambda phase: phase.total_seconds)
     setting = Setting(
         nodes=e.cluster.nodes,
         ranks_of_node=e.cluster.gpus_per_node,
         sizing=choose_sizing(e.recipe, e.cluster.ranks),
         microbatches=phase.microbatches,
         round=phase.compute / phase.rounds,
-        rest=phase.step - phase.compute,
+        rest=phase.step_seconds - phase.compute,
         blocked=e.checkpoints.saving.blocked,
         behind=e.checkpoints.saving.behind,
         hang=e.recipe.watchdog.step,
@@ -143,7 +150,7 @@ def forecast(e: Estimate, progress: Callable[[str], None] = lambda name: None) -
     for way, better in zip(ways(e, setting.full, asked), ways(e, setting.full, best), strict=True):
         progress(way.name)
         chosen = outcome(setting, way, e.checkpoints.chosen, months)
-        interval = best_interval(e.checkpoints.saving, MONTH_S / max(chosen.from_store, 1 / MONTHS))
+        interval = best_interval_s(e.checkpoints.saving, MONTH_S / max(chosen.from_store, 1 / MONTHS))
         found.append(WayForecast(way, chosen, outcome(setting, better, interval, months)))
     return found
 
@@ -187,11 +194,11 @@ def main(
     nodes: int,
     gpus_per_node: Annotated[int, typer.Option()] = 8,
     gpu: Annotated[str, typer.Option(help="As `maskfleet estimate` names it.")] = "H100",
-    mtbf_hours: Annotated[float, typer.Option(help="Hours between failures of one machine.")] = MTBF_HOURS,
+    mtbf_hours: Annotated[float, typer.Option(help="Hours between failures of one machine.")] = NODE_MTBF_HOURS,
     assignments: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
 ) -> None:
     cluster = Cluster(nodes, gpus_per_node, find_gpu(gpu), mtbf_hours * 3600)
-    typer.echo(render(forecast(estimate(load(recipe, tuple(assignments or ())), cluster), note)))
+    typer.echo(render(forecast(estimate_recipe(load(recipe, tuple(assignments or ())), cluster), note)))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from typing import Literal
 
 from launcher.runtime.capacity.devices import Cluster
 from launcher.runtime.cluster.resources import Nodes
-from launcher.runtime.policies.recovery import partners
-from launcher.runtime.policies.watchdog import beat_interval
+from launcher.runtime.policies.recovery import copy_partners
+from launcher.runtime.policies.watchdog import heartbeat_interval_s
 
 Kind = Literal["rank", "hang", "node", "switch", "notice"]
 
@@ -163,7 +163,7 @@ class Machines:
 
 Seat = tuple[int, int]
 """A rank's node and its place there."""
-_partners = lru_cache(maxsize=4)(partners)
+_partners = lru_cache(maxsize=4)(copy_partners)
 
 
 @dataclass(frozen=True)
@@ -280,5 +280,5 @@ class Way:
 
 def noticed(kind: Kind, hang: float, ranks: int) -> float:
     """Return the seconds until all of `ranks` ranks have noticed a fault. `hang`: the watchdog's limit of a step."""
-    rank = NOTICED_S + beat_interval(ranks)
+    rank = NOTICED_S + heartbeat_interval_s(ranks)
     return {"rank": rank, "hang": hang, "node": NODE_NOTICED_S, "switch": NODE_NOTICED_S, "notice": 0.0}[kind]

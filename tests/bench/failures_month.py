@@ -28,8 +28,8 @@ from failures_cluster import (
 
 from launcher.runtime.cluster.operator_log import FailureHistory
 from launcher.runtime.cluster.resources import Nodes, WorldSizeTracker
-from launcher.runtime.policies.elastic import Sizing, places
-from launcher.runtime.policies.failures import Failure, Stop
+from launcher.runtime.policies.elastic import Sizing, count_places
+from launcher.runtime.policies.failures import Failure, StopDecision
 
 OPERATOR_S = 1800.0  # until a person has started a run again that the failure policy ended; a guess
 _LOOK_S = 5.0  # between two questions whether there is room for more ranks
@@ -209,12 +209,12 @@ class Simulation:
 
     def ask(self) -> int | None:
         """Return how many ranks may start now, as the driver decides; None: not yet."""
-        return self.world.start(self.there())
+        return self.world.ranks_to_start(self.there())
 
     def enter(self) -> None:
         """Let the placed ranks begin to train."""
-        self.world.entered(self.layout.count)
-        self.deaths.resumed(self.steps(self.work))
+        self.world.record_world_size(self.layout.count)
+        self.deaths.note_resume(self.steps(self.work))
 
     def has_room(self) -> bool:
         """Return whether the ranks should end so that more can start, as the driver decides. It also notes since
@@ -224,8 +224,8 @@ class Simulation:
     def goes_on(self, failure: Failure) -> bool:
         """Follow the failure policy. Return whether it lets the run go on."""
         self.deaths.add(failure)
-        decision = self.deaths.decide(nodes=len(self.machines.there))
-        if isinstance(decision, Stop):
+        decision = self.deaths.decide(node_count=len(self.machines.there))
+        if isinstance(decision, StopDecision):
             return False
         before = len(self.world.without)
         self.world.exclude_nodes(self.there(decision.without), decision.without)
@@ -316,7 +316,7 @@ class Simulation:
         sizing = self.setting.sizing
         if self.layout.count >= sizing.most:
             return inf
-        if places(self.there(), sizing.each, self.world.without) <= self.layout.count:
+        if count_places(self.there(), sizing.each, self.world.without) <= self.layout.count:
             return inf
         return max(self.now + _LOOK_S, segment.begin + sizing.grow, self.machines.changed + sizing.wait)
 

@@ -135,9 +135,7 @@ def passed(family: str, *, dropout: bool) -> Passed:
     attention = {name: count for name, count in counts.kernels.items() if _is_attention(name)}
     sums = {_name(term.loss_sum.dtype) for loss in losses for term in loss.terms}
     assert all(term.loss_sum.device == _CUDA for loss in losses for term in loss.terms)
-    return Passed(
-        family, dropout, attention, sorted(products.dtypes), sorted(sums), counts.count, counts.waits
-    )
+    return Passed(family, dropout, attention, sorted(products.dtypes), sorted(sums), counts.count, counts.waits)
 
 
 def _recipe(name: str, rate: float) -> Recipe:

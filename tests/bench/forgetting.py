@@ -22,11 +22,11 @@ from data_service.stream.stream import Stream
 from encoder_core.batch import Batch
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from launcher.runtime.rank.build import build_model
-from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.recipe.tiny import tiny
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import before_specs, heldout_spec, stream_spec
+from launcher.runtime.run.streams import before_text_specs, heldout_spec, stream_spec
 
 RATES, SHARES, SEEDS = (1e-4, 3e-4, 1e-3), (0.0, 0.05, 0.25), (1, 2, 3)
 _HIDDEN, _LENGTH, _ROWS, _EVALUATED, _HELDOUT, _VOCABULARY = 64, 64, 16, 256, 0.1, 2048
@@ -76,7 +76,7 @@ def make_run(root: Path, *, shares: dict[str, float], rate: float, steps: int, s
         "schedule": {"warmup": steps // 10, "decay": "linear"},
         "evaluation": {"every": {"steps": steps}, "samples": _EVALUATED, "before": {"uri": f"{root}/old"}},
     }
-    recipe = reload(tiny(load("roberta-base")), tuple(f"{k}={json.dumps(v)}" for k, v in settings.items()))
+    recipe = with_assignments(tiny(load("roberta-base")), tuple(f"{k}={json.dumps(v)}" for k, v in settings.items()))
     return create_run(recipe, f"{root}/runs/{datetime.now(UTC):%d%H%M%S%f}", datetime.now(UTC))
 
 
@@ -103,7 +103,7 @@ def rows_of(made: Run) -> list[Batch]:
 def measured(plain: Run, model: ObjectiveModule) -> Losses:
     """`plain`: a run on the new text alone. Held-out rows of a run with old text in it would be of both."""
     tokenizer = plain.tokenizer()
-    specs = heldout_spec(plain, tokenizer), before_specs(plain, tokenizer)[0]
+    specs = heldout_spec(plain, tokenizer), before_text_specs(plain, tokenizer)[0]
     return Losses(*(heldout_loss(model, _heldout(Stream(spec))) for spec in specs))
 
 
@@ -133,9 +133,7 @@ def bench(root: Path, *, learning: int, steps: int, seeds: tuple[int, ...]) -> d
     return found
 
 
-def _continued(
-    root: Path, start: ObjectiveModule, rate: float, share: float, steps: int, seed: int
-) -> ObjectiveModule:
+def _continued(root: Path, start: ObjectiveModule, rate: float, share: float, steps: int, seed: int) -> ObjectiveModule:
     shares = {"new": 1 - share, "old": share}
     return trained(make_run(root, shares=shares, rate=rate, steps=steps, seed=seed), start)
 
@@ -158,9 +156,7 @@ def render(found: dict[str, list[Losses]]) -> str:
         "|--:|--:|--:|--:|--:|",
     ]
     before = found["before"]
-    lines.append(
-        f"| before | | {_spelt([one.new for one in before])} | {_spelt([one.old for one in before])} | |"
-    )
+    lines.append(f"| before | | {_spelt([one.new for one in before])} | {_spelt([one.old for one in before])} | |")
     for rate in RATES:
         for share in SHARES:
             its = found[f"{rate:g}-{share:g}"]

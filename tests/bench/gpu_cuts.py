@@ -61,9 +61,9 @@ def used(form: str, size: Size) -> Tilings:
         size.dtype,
         size.width,
         kind or 9,
-        relative=relative,
-        by_keys=shape.table_b,
-        by_position=shape.table_c,
+        has_relative_terms=relative,
+        has_table_b=shape.table_b,
+        has_table_c=shape.table_c,
     )
 
 
@@ -102,8 +102,7 @@ def measured(form: str, kind: str, wanted: Callable[[int], bool]) -> Iterator[Ti
 def _timed(one: Timed, given: Problem, cuts: Tilings, expected: dict[str, torch.Tensor]) -> Timed:
     found = passed(given, cuts)
     off = max(
-        float((found[name] - x).double().norm() / x.double().norm().clamp_min(1e-20))
-        for name, x in expected.items()
+        float((found[name] - x).double().norm() / x.double().norm().clamp_min(1e-20)) for name, x in expected.items()
     )
     for _ in range(_WARM):
         passed(given, cuts)

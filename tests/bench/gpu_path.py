@@ -22,9 +22,9 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
     else by our fused kernels; residual sums and their norms, and the loss over the vocabulary, by ours."""
     for part in module.modules():
         if isinstance(part, DisentangledAttention):
-            part.attend = deberta_attention.fused
-        elif isinstance(part, SelfAttention) and part.attend is attention.automatic:
-            part.attend = attention.fused if part.dropout else _flash(record)
+            part.attend = deberta_attention.attend_fused
+        elif isinstance(part, SelfAttention) and part.attend is attention.attend_with_best_kernel:
+            part.attend = attention.attend_fused if part.dropout else _flash(record)
     with ExitStack() as stack:
         for room in ("gpu_attention", "residual"):
             place = import_module(f"encoder_core.layers.{room}")
@@ -32,10 +32,10 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
                 stack.enter_context(patch.object(place, "is_planned", lambda x: False))
         for room in ("relative_key", "xlnet_attention"):
             place = import_module(f"encoder_core.layers.{room}")
-            stack.enter_context(patch.object(place, "fused_takes", lambda device, dtype, width: True))
+            stack.enter_context(patch.object(place, "fused_supports", lambda device, dtype, width: True))
         if find_spec("encoder_core.layers.cross_attention"):
             across, flash = import_module("encoder_core.layers.cross_attention"), _flash(record)
-            stack.enter_context(patch.object(across, "automatic", lambda *given: flash(*given[:5])))
+            stack.enter_context(patch.object(across, "attend_with_best_kernel", lambda *given: flash(*given[:5])))
         cross_entropy = import_module("encoder_core.heads.cross_entropy")
         if hasattr(cross_entropy, "VOCAB_MULTIPLES"):
             stack.enter_context(patch.dict(cross_entropy.VOCAB_MULTIPLES, cpu=64))
@@ -46,9 +46,7 @@ def as_on_a_gpu(module: nn.Module, record: Callable[[str], None]) -> Iterator[No
             ours = (residual.LayerNorm, residual.RMSNorm)
             takes = lambda norm, residual_TH, x_TH: isinstance(norm, ours)  # noqa: E731
             stack.enter_context(patch.object(residual, "_supports", takes))
-            stack.enter_context(
-                patch.object(residual.RMSNorm, "forward", _rms_norm(residual.RMSNorm.forward))
-            )
+            stack.enter_context(patch.object(residual.RMSNorm, "forward", _rms_norm(residual.RMSNorm.forward)))
         if find_spec("encoder_core.heads.shallow_decoder"):
             decoder = import_module("encoder_core.heads.shallow_decoder")
             stack.enter_context(patch.object(decoder, "attend_padded", _masked(record)))

@@ -265,12 +265,12 @@ def _norm(
     biased: bool = True,
     sum_used: bool = False,
 ) -> None:
-    from encoder_core.kernels.residual_norm import Norm, residual_norm
+    from encoder_core.kernels.residual_norm import NormParameters, residual_norm
     from encoder_core.layers.dropout import drop_threshold
 
     x, residual = (torch.zeros(3, width, dtype=dtype, requires_grad=True) for _ in range(2))
     weight, bias = (torch.zeros(width, dtype=dtype, requires_grad=True) for _ in range(2))
-    norm = Norm(weight, bias if biased else None, 1e-6, centered)
+    norm = NormParameters(weight, bias if biased else None, 1e-6, centered)
     threshold = drop_threshold(dropout)
     draws = torch.zeros(3, dtype=torch.int64) if threshold else None
     total, normed = residual_norm(x, residual, norm, draws, threshold)
@@ -278,10 +278,10 @@ def _norm(
 
 
 def _loss(vocab: int, dtype: torch.dtype, *, biased: bool) -> None:
-    from encoder_core.kernels.softmax_loss import softmax_sums, to_gradient
+    from encoder_core.kernels.softmax_loss import overwrite_with_gradient, softmax_sums
 
     logits, ids = torch.zeros(2, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)
-    to_gradient(logits, ids, softmax_sums(logits, ids), biased=biased)
+    overwrite_with_gradient(logits, ids, softmax_sums(logits, ids), biased=biased)
 
 
 def _update() -> None:

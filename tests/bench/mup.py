@@ -32,8 +32,8 @@ from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.optim.updates import set_update
 from encoder_core.train.collate import to_batch
 from launcher.app.cli.options import InputsArgument
-from launcher.runtime.rank.build import build_model, build_optimizer, schedule
-from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.rank.build import build_model, build_optimizer, learning_rate_schedule
+from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.tiny import tiny
 from launcher.runtime.run.create import create_run
@@ -139,21 +139,16 @@ def recipe_of(trial: Trial, root: str, base: int, steps: int, rows: int) -> Reci
         "model.mup": {"hidden": base} if trial.scaled else None,
     }
     small = tiny(load("roberta-base"))
-    return reload(small, tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))
+    return with_assignments(small, tuple(f"{key}={json.dumps(value)}" for key, value in settings.items()))
 
 
 def read(made: Run, steps: int, rows: int) -> Data:
     """The batches of every trial."""
     tokenizer = made.tokenizer()
-    stream, heldout = (
-        Stream(spec) for spec in (stream_spec(made, tokenizer, 0), heldout_spec(made, tokenizer))
-    )
+    stream, heldout = (Stream(spec) for spec in (stream_spec(made, tokenizer, 0), heldout_spec(made, tokenizer)))
     samples = stream.read(0, 0, steps * rows)
     return Data(
-        tuple(
-            batch_of(slice_rows(samples, step * rows, (step + 1) * rows), step * rows)
-            for step in range(steps)
-        ),
+        tuple(batch_of(slice_rows(samples, step * rows, (step + 1) * rows), step * rows) for step in range(steps)),
         tuple(batch_of(heldout.read(0, at, at + 64), at) for at in range(0, _EVALUATED, 64)),
         tokenizer,
     )
@@ -172,7 +167,11 @@ def loss_of(recipe: Recipe, data: Data) -> float:
 
 def train(recipe: Recipe, model: ObjectiveModule, steps: Sequence[Batch]) -> bool:
     """Train `model` by the recipe; whether the loss stayed finite."""
-    optimizer, rates, clip = build_optimizer(recipe, model), schedule(recipe), recipe.optimizer.settings.clip
+    optimizer, rates, clip = (
+        build_optimizer(recipe, model),
+        learning_rate_schedule(recipe),
+        recipe.optimizer.settings.clip,
+    )
     model.train()
     for step, batch in enumerate(steps):
         (term,) = model(batch).terms
@@ -259,9 +258,7 @@ def main(
     texts: InputsArgument,
     out: Annotated[Path, typer.Option(help="Folder for corpus and results; an interrupted bench goes on.")],
     optimizer: Annotated[str, typer.Option(help="adamw or muon.")] = "adamw",
-    width: Annotated[
-        list[int] | None, typer.Option(help="A width; again for more. Default: 64 to 512.")
-    ] = None,
+    width: Annotated[list[int] | None, typer.Option(help="A width; again for more. Default: 64 to 512.")] = None,
     lowest: Annotated[int, typer.Option(help="Exponent of 2 of the lowest rate.")] = -11,
     highest: Annotated[int, typer.Option(help="Exponent of 2 of the highest rate.")] = -5,
     bracket_from: Annotated[int, typer.Option(help="Width from which on not all rates are tried.")] = 512,

@@ -63,9 +63,7 @@ def main(
     families: Annotated[list[str] | None, typer.Argument(help="All, if none is named.")] = None,
 ) -> None:
     torch.set_num_threads(1)
-    print(
-        "| family | layers | forward | backward | update | a layer | waits |\n|---|--:|--:|--:|--:|--:|--:|"
-    )
+    print("| family | layers | forward | backward | update | a layer | waits |\n|---|--:|--:|--:|--:|--:|--:|")
     for family in families or RECIPES:
         if RECIPES[family] not in bundled():
             note(f"{family}: this commit has no recipe of it")
@@ -109,7 +107,7 @@ def counted(recipe: Recipe) -> PassCost:
             active.append(forward)
             with forward:
                 losses = module(batch, memory) if memory else module(batch)
-                loss = sum(term.loss_sum * (term.weight_in({}) / 8.0) for term in losses.terms)
+                loss = sum(term.loss_sum * (term.step_weight({}) / 8.0) for term in losses.terms)
             memory = losses.memory
             active.append(backward)
             with backward:

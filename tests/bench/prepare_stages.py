@@ -155,9 +155,7 @@ def pieces(texts: Iterable[str], size: int) -> Iterator[str]:
 
 def main(
     texts: Annotated[list[str], typer.Argument(help="Files of text, as of `corpus build`.")],
-    old: Annotated[
-        Path | None, typer.Option(help="Another checkout, which takes turns with this one.")
-    ] = None,
+    old: Annotated[Path | None, typer.Option(help="Another checkout, which takes turns with this one.")] = None,
     pairs: Annotated[int, typer.Option(min=1)] = 3,
     size: Annotated[int, typer.Option(help="Characters of a document, at least.")] = 3_000,
     most: Annotated[int, typer.Option(help="Bytes of text.")] = 20_000_000,

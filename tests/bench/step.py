@@ -144,16 +144,14 @@ def render(result: Comparison) -> str:
     for name, seconds in sides:
         if seconds is not None:
             ratio = f"{seconds / result.ours:.2f} x"
-            lines.append(
-                f"{name:<44}{seconds:>8.3f} CPU s {result.tokens / seconds:>9,.0f} tokens/s   {ratio:>8}"
-            )
+            lines.append(f"{name:<44}{seconds:>8.3f} CPU s {result.tokens / seconds:>9,.0f} tokens/s   {ratio:>8}")
     return "\n".join(lines + ([result.note] if result.note else []))
 
 
 def _pair(setting: Setting) -> Pair:
     config, family = setting.config, setting.family
     lengths = row_lengths(setting.lengths, setting.rows, setting.length)
-    batch = make_batch(lengths, config.vocabulary, spans=family == "spanbert")
+    batch = make_batch(lengths, config.vocabulary_size, spans=family == "spanbert")
     match family:
         case "bert" | "albert":
             return PairsPair(config, batch)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.families import xlnet as hf_xlnet
-from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import HfFormat, ModelConfig, hf_format_of
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.modules.detection import corrupt, stored_name
+from encoder_core.objectives.modules.detection import replace_targets, shared_parameter_name
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.objectives.modules.multitask import multitask_model
 from encoder_core.objectives.modules.network import masked_language_model
@@ -122,9 +122,7 @@ class PairsPair(Pair):
 
     def their_loss(self) -> Tensor:
         name = "next_sentence_label" if self.family == "bert" else "sentence_order_label"
-        loss: Tensor = self.theirs(
-            **self.inputs, labels=self.rectangle.labels, **{name: self.batch.pair_labels}
-        ).loss
+        loss: Tensor = self.theirs(**self.inputs, labels=self.rectangle.labels, **{name: self.batch.pair_labels}).loss
         return loss
 
     def their_masked_loss(self) -> Tensor:
@@ -136,9 +134,7 @@ class PairsPair(Pair):
         else:
             logits = self.theirs.predictions(features)
             verdict = self.theirs.sop_classifier(states.pooler_output)
-        return F.cross_entropy(logits, self.batch.target_ids) + F.cross_entropy(
-            verdict, self.batch.pair_labels
-        )
+        return F.cross_entropy(logits, self.batch.target_ids) + F.cross_entropy(verdict, self.batch.pair_labels)
 
 
 class ReplacedPair(Pair):
@@ -153,11 +149,11 @@ class ReplacedPair(Pair):
         self.ours = ours = self.settings.build(config)
         initialise(ours)
         self.generator = peer(config.generator, "mlm", ours.generator)
-        table = interchange(config, "rtd")
+        table = hf_format_of(config, "rtd")
         self.discriminator = _build(table)
-        names = table.table.names(table.layers)
+        names = table.table.their_names(table.layers)
         parameters = parameters_of(ours)
-        state = {theirs: parameters[stored_name("discriminator", name)] for name, theirs in names.items()}
+        state = {theirs: parameters[shared_parameter_name("discriminator", name)] for name, theirs in names.items()}
         _load(self.discriminator, state)
         self.discriminator.electra.embeddings = self.generator.electra.embeddings
         self.theirs = nn.ModuleList([self.generator, self.discriminator])
@@ -167,9 +163,7 @@ class ReplacedPair(Pair):
         return self._with_detection(output.loss, self.targets(output.logits))
 
     def their_masked_loss(self) -> Tensor:
-        features = self.generator.generator_predictions(
-            self.targets(self.generator.electra(**self.inputs)[0])
-        )
+        features = self.generator.generator_predictions(self.targets(self.generator.electra(**self.inputs)[0]))
         logits = self.generator.generator_lm_head(features)
         return self._with_detection(F.cross_entropy(logits, self.batch.target_ids), logits)
 
@@ -181,7 +175,7 @@ class ReplacedPair(Pair):
         )
         theirs = self.generator(**self.inputs, labels=self.rectangle.labels).loss
         drawn = self.batch.target_ids.roll(1)
-        corrupted, replaced = corrupt(self.batch, drawn)
+        corrupted, replaced = replace_targets(self.batch, drawn)
         detected = ours.discriminator(corrupted, replaced).loss_sum / replaced.numel()
         return [(loss_sum / len(drawn), theirs), (detected, self._detection(drawn))]
 
@@ -208,7 +202,7 @@ class PermutedPair(Pair):
         super().__init__(in_random_order(replace(batch, pair_labels=None)), config.pad_id)
         self.ours = PlmConfig().build(config)
         initialise(self.ours)
-        their = Interchange(hf_xlnet.ARCHITECTURE, hf_xlnet.TABLE, hf_xlnet.to_json(config), config.layers)
+        their = HfFormat(hf_xlnet.ARCHITECTURE, hf_xlnet.TABLE, hf_xlnet.to_json(config), config.layers)
         self.theirs = _build(their)
         copy_into(self.theirs, self.ours, their)
         self.inputs = permuted_inputs(self.batch, torch.float32, config.pad_id).arguments
@@ -223,16 +217,16 @@ class PermutedPair(Pair):
 
 def peer(config: ModelConfig, heads: Heads, ours: nn.Module) -> Any:
     """transformers' class with our weights; what it has beyond them is as on export."""
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     model = _build(their)
     parameters = parameters_of(ours)
-    state = {theirs: parameters[name] for name, theirs in their.table.names(their.layers).items()}
+    state = {theirs: parameters[name] for name, theirs in their.table.their_names(their.layers).items()}
     own = model.state_dict()
     _load(model, state | {fold.theirs: torch.zeros_like(own[fold.theirs]) for fold in their.table.folds})
     return model
 
 
-def _build(their: Interchange) -> Any:
+def _build(their: HfFormat) -> Any:
     """Raises BenchError where transformers is not installed."""
     try:
         import transformers

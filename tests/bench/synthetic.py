@@ -19,6 +19,4 @@ def block(seed: int) -> Block:
 
 def write_corpus(store: Store, blocks: int) -> CorpusManifest:
     """Write `blocks` random blocks and a held-out one as a corpus at the store's root."""
-    return write_into(
-        store, map(block, range(blocks)), [block(blocks)], vocabulary=VOCABULARY, shard_blocks=16
-    )
+    return write_into(store, map(block, range(blocks)), [block(blocks)], vocabulary=VOCABULARY, shard_blocks=16)

@@ -26,7 +26,7 @@ from step_batch import row_lengths
 from torch_versions import largest_difference
 
 from encoder_core.families.electra import ElectraConfig
-from launcher.app.cli.demo_path import write_jsonl
+from launcher.app.cli.demo_path import write_documentation
 
 ROOT = Path(__file__).parents[2]
 Main = Callable[..., None]
@@ -76,7 +76,7 @@ def exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Main
     def ended(main: Main, arguments: str) -> int:
         text = tmp_path / "text.jsonl"
         if "{text}" in arguments:
-            write_jsonl(text)
+            write_documentation(text)
         places = {"root": ROOT, "text": text, "out": tmp_path / "out", "python": sys.executable}
         words = [word.format(**places).replace(",_", ", ") for word in arguments.split()]
         monkeypatch.setattr(sys, "argv", ["program", *words])

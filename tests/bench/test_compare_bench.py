@@ -6,7 +6,7 @@ from pathlib import Path
 import compare
 import pytest
 
-from launcher.runtime.recipe.identity import changed, identity
+from launcher.runtime.recipe.identity import changed_paths, identity_fields
 from launcher.runtime.recipe.timeline import tokens_before
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
@@ -34,7 +34,9 @@ def test_a_row_takes_its_budget_and_differs_in_what_it_says(name: str) -> None:
         assert tokens_before(found[-1], found[-1].total_steps) == pytest.approx(budget, rel=0.01)
     if name in DIFFER:
         differing = {
-            path.split(".")[0] for other in found[1:] for path in changed(identity(found[0]), identity(other))
+            path.split(".")[0]
+            for other in found[1:]
+            for path in changed_paths(identity_fields(found[0]), identity_fields(other))
         }
         assert "objective" in differing
         assert differing <= DIFFER[name]
@@ -42,9 +44,7 @@ def test_a_row_takes_its_budget_and_differs_in_what_it_says(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_a_row_from_text_to_page_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_from_text_to_page_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, work = tmp_path / "text.txt", tmp_path / "work"
     text.write_text("".join(f"line {n} says what line {n * n % 97} said before it\n\n" for n in range(900)))
     arms = {"static": FILE.rows["masks"].recipes["static"], "dynamic": FILE.rows["masks"].recipes["dynamic"]}

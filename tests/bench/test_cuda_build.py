@@ -41,14 +41,8 @@ def bin(torch: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     wheels.copy_sources(folder)
     lines = (f"{name}=={version}\n" for name, version in wheels.lock(torch).items())
     (folder / "infra/constraints.txt").write_text("".join(lines))
-    (script,) = re.findall(
-        r"^python3 -m venv env$.*?^maskfleet --version$", _readme(), re.MULTILINE | re.DOTALL
-    )
-    clean = {
-        name: value
-        for name, value in wheels.environment().items()
-        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
+    (script,) = re.findall(r"^python3 -m venv env$.*?^maskfleet --version$", _readme(), re.MULTILINE | re.DOTALL)
+    clean = {name: value for name, value in wheels.environment().items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     ran = subprocess.run(["bash", "-euc", script], cwd=folder, env=clean, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return folder / "env/bin"
@@ -60,13 +54,9 @@ def _readme() -> str:
 
 def run(bin: Path, *command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
     """What a program of the environment prints."""
-    kept = {
-        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")
-    }
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
     environment = kept | {"OMP_NUM_THREADS": "1"} | variables
-    ran = subprocess.run(
-        [bin / command[0], *command[1:]], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    ran = subprocess.run([bin / command[0], *command[1:]], cwd=cwd, env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 

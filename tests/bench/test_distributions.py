@@ -46,9 +46,7 @@ def members(wheel: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_a_wheel_made_of_the_source_distribution_is_the_same(
-    distributions: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_wheel_made_of_the_source_distribution_is_the_same(distributions: dict[str, Path], tmp_path: Path) -> None:
     subprocess.run(["tar", "xzf", distributions["sdist"], "-C", tmp_path], check=True)
     (unpacked,) = tmp_path.iterdir()
     assert members(build(unpacked, tmp_path / "out", "wheel")) == members(distributions["wheel"])
@@ -60,9 +58,7 @@ def test_a_wheel_made_of_the_source_distribution_is_the_same(
 @pytest.mark.cluster
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_the_quickstart_runs_outside_the_repository(
-    kind: str, distributions: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_quickstart_runs_outside_the_repository(kind: str, distributions: dict[str, Path], tmp_path: Path) -> None:
     """What `infra/quickstart` runs, in a new environment that has nothing but the distribution and what it requires."""
     venv.create(tmp_path / "env", with_pip=True)
     programs, away = tmp_path / "env/bin", tmp_path / "away"

@@ -5,16 +5,7 @@ from random import Random
 from statistics import fmean
 
 import pytest
-from failures_cluster import (
-    MONTH_S,
-    Copies,
-    Fault,
-    Kind,
-    Outage,
-    Way,
-    draw_faults,
-    noticed,
-)
+from failures_cluster import MONTH_S, Copies, Fault, Kind, Outage, Way, draw_faults, noticed
 from failures_month import Month, Setting, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,9 +39,7 @@ def test_goodput_is_that_of_dalys_model(mtbf: float, interval: float) -> None:
     policy would exclude some that died several times by chance."""
     restart = noticed("rank", 0.0, setting(512).ranks) + ANEW.anew + ANEW.load
     saving = CheckpointTimes(blocked=4.0, behind=20.0, restart=restart)
-    found = [
-        simulate(setting(512), ANEW, interval, only("rank", mtbf, seed), ()).goodput for seed in range(16)
-    ]
+    found = [simulate(setting(512), ANEW, interval, only("rank", mtbf, seed), ()).goodput for seed in range(16)]
     assert fmean(found) == pytest.approx(goodput(saving, interval, mtbf), rel=0.01)
 
 
@@ -68,8 +57,7 @@ FAULTS = st.lists(
 ).map(lambda faults: sorted(faults, key=lambda fault: fault.at))
 OUTAGES = st.lists(st.floats(0, 9e4), max_size=3, unique=True).map(
     lambda begins: [
-        Outage(begin, min([begin + 3000, *(later for later in begins if later > begin)]))
-        for begin in sorted(begins)
+        Outage(begin, min([begin + 3000, *(later for later in begins if later > begin)])) for begin in sorted(begins)
     ]
 )
 
@@ -86,9 +74,7 @@ def check(month: Month) -> None:
 @pytest.mark.long
 @settings(deadline=None, max_examples=60)
 @given(FAULTS, OUTAGES, st.sampled_from([50.0, 400.0, 3000.0]), st.sampled_from([1, 4, 8]))
-def test_every_second_is_accounted_for(
-    faults: list[Fault], outages: list[Outage], interval: float, least: int
-) -> None:
+def test_every_second_is_accounted_for(faults: list[Fault], outages: list[Outage], interval: float, least: int) -> None:
     for way in (ANEW, STAY):
         check(simulate(setting(least=least), way, interval, faults, outages, wall=1e5))
 

@@ -40,15 +40,11 @@ BARE_OTHERS = (
     "markupsafe",
 )
 BARE_SMALL = ("typing_extensions.py", "regex", "huggingface_hub", "tqdm", "yaml")
-SAMPLE = (
-    "sum_on_the_device or copy_stalls or add_up or killed_run or (a_form and plain and fp32) or zero and 1"
-)
+SAMPLE = "sum_on_the_device or copy_stalls or add_up or killed_run or (a_form and plain and fp32) or zero and 1"
 
 
 @given(st.integers(0, 2**32), st.sampled_from([torch.bfloat16, torch.float16]), st.sampled_from([0.99, 1.01]))
-def test_a_kernel_that_is_one_percent_off_is_told_from_rounding(
-    seed: int, dtype: torch.dtype, factor: float
-) -> None:
+def test_a_kernel_that_is_one_percent_off_is_told_from_rounding(seed: int, dtype: torch.dtype, factor: float) -> None:
     exact = torch.randn(4096, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     least = 2e-3  # in bf16, the widest bound
     assert error({"context": exact.to(dtype)}, {"context": exact})[1] < least / 4
@@ -73,8 +69,8 @@ def run_tests(*arguments: str, **variables: str) -> "subprocess.CompletedProcess
 # Kernels that are off by 1 %, in place of the right ones.
 BAD_KERNELS = """
 import tests.support.models.relative_attention as problems, tests.gpu.test_other_kernels as others
-attention, norm, gradient = problems.fused_attention, others.residual_norm, others.to_gradient
-def to_gradient(logits, ids, sums, *, biased):
+attention, norm, gradient = problems.fused_attention, others.residual_norm, others.overwrite_with_gradient
+def overwrite_with_gradient(logits, ids, sums, *, biased):
     by_bias = gradient(logits, ids, sums, biased=biased)
     logits.mul_(1.01)
     return by_bias
@@ -82,7 +78,7 @@ def residual_norm(*given):
     total, normed = norm(*given)
     return total, 1.01 * normed
 problems.fused_attention = lambda *given: 1.01 * attention(*given)
-others.residual_norm, others.to_gradient = residual_norm, to_gradient
+others.residual_norm, others.overwrite_with_gradient = residual_norm, overwrite_with_gradient
 """
 
 
@@ -91,9 +87,7 @@ def test_bad_kernels_are_found(tmp_path: Path) -> None:
     (tmp_path / "bad_kernels.py").write_text(BAD_KERNELS)
     files = [f"tests/gpu/test_{name}.py" for name in ("attention", "other_kernels")]
     chosen = ["-k", "(a_form_equals or norms_equal or losses_equal) and fp32", *files]
-    done = run_tests(
-        "-p", "bad_kernels", *chosen, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    )
+    done = run_tests("-p", "bad_kernels", *chosen, PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     ended = [line.split()[0] for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED"))]
     assert ended.count("FAILED") == len(ended) > 60, done.stdout[-3000:]
 

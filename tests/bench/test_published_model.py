@@ -19,7 +19,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
 
-from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors
+from launcher.after.embed.evaluate import VectorMeasureSettings, measure_checkpoint_vectors
 from launcher.after.finetune.pretrained import open_pretrained
 from launcher.after.tasks.task import parse_task
 
@@ -68,7 +68,7 @@ def data() -> Path:
 def test_figures_are_those_of_sentence_transformers(model: Path, data: Path, file: str) -> None:
     task = parse_task(TASK.format(file=file), file, str(data))
     with open_pretrained(str(model)) as pretrained:
-        ours = 100 * measure_checkpoint_vectors(pretrained, task, CellSettings(batch=64))["spearman"]
+        ours = 100 * measure_checkpoint_vectors(pretrained, task, VectorMeasureSettings(batch=64))["spearman"]
     reference = 100 * theirs(model, data / file)
     print(f"{file}: Spearman x 100, ours {ours:.2f}, sentence-transformers {reference:.2f}")
     assert np.isfinite(reference)

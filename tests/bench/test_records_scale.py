@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints.attempt import claim, newest_attempt
+from checkpoints.attempt import claim, newest_attempt_number
 from data_service.store.base import Store
-from launcher.runtime.run.log import encode
+from launcher.runtime.run.log import encode_line
 from launcher.runtime.run.packing import pack_once
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.segments import EVENTS, METRICS, segment_key
@@ -72,10 +72,10 @@ def write_attempt(store: Store, attempt: int, begin: int, stop: int) -> int:
     for number, first in enumerate(range(begin, stop, SEGMENT_STEPS)):
         steps = range(first, min(first + SEGMENT_STEPS, stop))
         lines = [
-            encode(record(step, draw)) for step, draw in zip(steps, random.normal(size=(30, 8)), strict=False)
+            encode_line(record(step, draw)) for step, draw in zip(steps, random.normal(size=(30, 8)), strict=False)
         ]
         lines += [
-            encode({"kind": "evaluation", "step": step + 1, "loss": 3.0, "mlm_loss": 3.0, "perplexity": 20.1})
+            encode_line({"kind": "evaluation", "step": step + 1, "loss": 3.0, "mlm_loss": 3.0, "perplexity": 20.1})
             for step in steps
             if (step + 1) % 5000 == 0
         ]
@@ -91,7 +91,7 @@ def write_events(store: Store, attempt: int, begin: int, stop: int) -> None:
         for step in range(begin + COMMIT_STEPS, stop, COMMIT_STEPS)
     ]
     for number, event in enumerate(events):
-        write_quickly(store, segment_key(EVENTS, attempt, number), encode(event))
+        write_quickly(store, segment_key(EVENTS, attempt, number), encode_line(event))
 
 
 def write_quickly(store: Store, key: str, text: str) -> None:
@@ -157,9 +157,9 @@ def test_a_million_steps(run: str, tmp_path: Path) -> None:
     print(f"{STEPS:,} steps, {objects(store):,} objects")
     loose = look(run, tmp_path / "loose.html", "in segments")
     begun = time.monotonic()
-    newest = newest_attempt(store)
+    newest = newest_attempt_number(store)
     for attempt in range(1, newest + 1):
-        while pack_once(store, attempt, over=attempt < newest):
+        while pack_once(store, attempt, ended=attempt < newest):
             pass
     print(f"packed in {time.monotonic() - begun:.0f} s to {objects(store):,} objects")
     packed = look(run, tmp_path / "packed.html", "packed")

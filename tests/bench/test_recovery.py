@@ -17,7 +17,7 @@ import pytest
 from launcher.runtime.run.following import read_events
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
-from launcher.runtime.run.segments import EVENTS, stored
+from launcher.runtime.run.segments import EVENTS, list_segments
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import (
     kill_everything,
@@ -68,9 +68,7 @@ def test_a_killed_rank_is_back_soon(tmp_path: Path) -> None:
         assert statistics.median(seconds) < SLOWEST_S.get(choice, 1.0)
 
 
-def test_a_second_death_soon_after_finds_a_process_too(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_second_death_soon_after_finds_a_process_too(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Five pairs of deaths, the second some 2 to 6 s after the first, with the spares that are made by default: the
     second is as short, and no death loses more than the step that was under way.
     """
@@ -90,9 +88,7 @@ def test_a_second_death_soon_after_finds_a_process_too(
         kill_everything(process)
     resumed = kinds(uri, "underway")[1:]
     assert all(event["processes"] == {"stayed": 1, "spare": 1} for event in resumed)
-    lost = [
-        1 + death["step"] - event["step"] for death, event in zip(kinds(uri, "death"), resumed, strict=True)
-    ]
+    lost = [1 + death["step"] - event["step"] for death, event in zip(kinds(uri, "death"), resumed, strict=True)]
     assert max(lost) <= 1, lost
     seconds = [event["time"] - at for at, event in zip(killed, resumed, strict=True)]
     print(f"first {spelt(seconds[::2])}, second {spelt(seconds[1::2])}")
@@ -133,7 +129,7 @@ def spelt(seconds: list[float]) -> str:
 def kinds(uri: str, kind: str) -> list[Mapping[str, Any]]:
     """Events alone are read: there are thousands of steps, and ranks need the cores."""
     store, damage = open_run(uri).store, list[str]()
-    listed = stored(store, f"{EVENTS}/")
+    listed = list_segments(store, f"{EVENTS}/")
     return [event for event in read_events(store, listed, {}, damage) if event["kind"] == kind]
 
 

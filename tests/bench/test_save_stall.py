@@ -32,9 +32,7 @@ SETTINGS = (
 )
 
 
-def test_training_hardly_waits_for_a_save(
-    rgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_hardly_waits_for_a_save(rgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = f"s3://{rgw.new_bucket()}"
     small_runs.prepare_corpus(tmp_path, root)
     run = small_runs.new_run(root, "run", *SETTINGS)

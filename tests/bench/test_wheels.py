@@ -52,9 +52,7 @@ def assert_triton_fits(found: wheels.Resolved) -> None:
 
 def assert_locked(versions: Mapping[str, str]) -> None:
     pins = wheels.pins()
-    assert {name: version for name, version in versions.items() if pins.get(name) != version} == {
-        "maskfleet": VERSION
-    }
+    assert {name: version for name, version in versions.items() if pins.get(name) != version} == {"maskfleet": VERSION}
 
 
 @pytest.mark.long
@@ -103,9 +101,7 @@ def test_markers_are_those_of_the_place(folder: Path) -> None:
     place = Place("3.13", "aarch64")
     yes = 'deepspeed; python_version == "3.13" and platform_machine == "aarch64"'
     no = 'jieba; python_version < "3.13" or platform_machine == "x86_64"'
-    assert wheels.resolve(place, ["--no-deps", "--no-index", yes, no], folder).versions.keys() == {
-        "deepspeed"
-    }
+    assert wheels.resolve(place, ["--no-deps", "--no-index", yes, no], folder).versions.keys() == {"deepspeed"}
 
 
 @pytest.mark.long

@@ -93,15 +93,11 @@ def _table(pythons: list[Path], families: list[str], modes: list[str], folder: P
             str(places[-1]),
             home=folder / f"home{number}",
         )
-    print(
-        f"| run | layers |{''.join(f' torch {title} |' for title in titles)}\n|---|---|{'---|' * len(titles)}"
-    )
+    print(f"| run | layers |{''.join(f' torch {title} |' for title in titles)}\n|---|---|{'---|' * len(titles)}")
     for title in families:
         for mode in modes:
             name = _name(title, mode)
-            cells = [
-                compared(places[0] / name, place / name, compiled=mode == "compiled") for place in places
-            ]
+            cells = [compared(places[0] / name, place / name, compiled=mode == "compiled") for place in places]
             print(f"| {title} | {mode} | {' | '.join(map(str, cells))} |", flush=True)
 
 
@@ -116,9 +112,7 @@ def corpus(folder: Path) -> None:
     text = folder / "text.jsonl"
     lines = [scripts_text(seed, "latin", 8) for seed in range(200)]
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), "utf-8")
-    save_tokenizer(
-        train_tokenizer("wordpiece", lines, 600, TokenizerOptions(specials="bert")), f"{folder}/tokenizer"
-    )
+    save_tokenizer(train_tokenizer("wordpiece", lines, 600, TokenizerOptions(specials="bert")), f"{folder}/tokenizer")
     options = BuildOptions(heldout_fraction=0.1, block_tokens=1024)
     build_corpus([str(text)], f"{folder}/corpus", f"{folder}/tokenizer", options, lambda progress: None)
 
@@ -129,7 +123,7 @@ def _name(title: str, mode: str) -> str:
 
 def create(folder: Path, place: Path, title: str, mode: str) -> None:
     """A run of the base recipe as `maskfleet init --tiny` makes it, but with dropout, and of `STEPS` steps."""
-    from launcher.runtime.recipe.load import load, reload
+    from launcher.runtime.recipe.load import load, with_assignments
     from launcher.runtime.recipe.tiny import tiny
     from launcher.runtime.run.create import create_run
 
@@ -147,16 +141,16 @@ def create(folder: Path, place: Path, title: str, mode: str) -> None:
         f"compile={MODES[mode]}",
     )
     create_run(
-        reload(tiny(load(RECIPES[title])), settings), str(place / _name(title, mode)), datetime.now(UTC)
+        with_assignments(tiny(load(RECIPES[title])), settings),
+        str(place / _name(title, mode)),
+        datetime.now(UTC),
     )
 
 
 def _asked(python: Path, *arguments: str, home: Path | None = None) -> str:
     """What a command of another environment prints. Raises BenchError: it failed."""
     own = {} if home is None else {"HOME": str(home)}  # where compiled code is kept
-    environment = (
-        os.environ | own | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    )
+    environment = os.environ | own | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     ran = subprocess.run(
         [python, *arguments],
         env=environment,
@@ -166,9 +160,7 @@ def _asked(python: Path, *arguments: str, home: Path | None = None) -> str:
         check=False,
     )
     if ran.returncode:
-        raise BenchError(
-            f"{python} ended with {ran.returncode}", remedy="pip install -e . with that torch there"
-        )
+        raise BenchError(f"{python} ended with {ran.returncode}", remedy="pip install -e . with that torch there")
     return ran.stdout.strip()
 
 
@@ -215,11 +207,11 @@ def _failure(place: Path, *, compiled: bool) -> str:
 
 def weights(place: Path) -> dict[str, Tensor]:
     """Those of the last step, fp32, by name."""
-    from checkpoints.load import Reader
+    from checkpoints.load import CheckpointReader
     from launcher.runtime.run.record import open_run, select_checkpoint
 
     opened = open_run(str(place))
-    with Reader(opened.store, select_checkpoint(opened, STEPS)) as reader:
+    with CheckpointReader(opened.store, select_checkpoint(opened, STEPS)) as reader:
         return {name: reader.read_full(name) for name in reader.manifest.shapes}
 
 

@@ -155,9 +155,7 @@ def sources() -> Iterator[Path]:
         folder = Path(name)
         copy_sources(folder)
         wanted = [f"{name}=={pins()[name]}" for name in SOURCES]
-        _checked(
-            _pip("wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder / "wheels"), *wanted)
-        )
+        _checked(_pip("wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder / "wheels"), *wanted))
         yield folder
 
 
@@ -195,11 +193,7 @@ def lock(torch: str) -> dict[str, str]:
     if torch == pins()["torch"]:
         return pins()
     kept = {name: version for name, version in pins().items() if not name.startswith(CUDAS)}
-    return (
-        kept
-        | {name: tested[name] for name in ("triton", "transformers") if name in tested}
-        | {"torch": torch}
-    )
+    return kept | {name: tested[name] for name in ("triton", "transformers") if name in tested} | {"torch": torch}
 
 
 def required(found: Resolved, name: str, by: str) -> SpecifierSet | None:
@@ -282,9 +276,7 @@ def written() -> str:
 
 def main(write: Annotated[bool, typer.Option("--write", help="Into the guide.")] = False) -> None:
     if (reason := unreachable()) is not None:
-        raise BenchError(
-            f"the package index does not answer: {reason}", remedy="try again where it can be reached"
-        )
+        raise BenchError(f"the package index does not answer: {reason}", remedy="try again where it can be reached")
     found = table()
     if write:
         text = GUIDE.read_text("utf-8")

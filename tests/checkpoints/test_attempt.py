@@ -132,9 +132,7 @@ def test_who_has_taken_over(store: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"pid": "x"}', b"\xff\x00"])
-def test_a_damaged_record_of_another_start_counts_as_long_as_the_lease(
-    store: ClockedStore, text: bytes
-) -> None:
+def test_a_damaged_record_of_another_start_counts_as_long_as_the_lease(store: ClockedStore, text: bytes) -> None:
     claim(store)
     store.put("attempts/000001.json", text)
     with pytest.raises(RunIsActive, match="unknown"):
@@ -188,6 +186,6 @@ class _Flaky:
     def put(self, key: str, data: bytes) -> None:
         self._puts += 1
         if self._puts <= 2:
-            raise StoreUnavailable.at(key, "down")
+            raise StoreUnavailable.for_uri(key, "down")
         self._store.put(key, data)
         self.recovered.set()

@@ -8,7 +8,7 @@ import pytest
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import RunIsActive
-from checkpoints.ownership import await_claim, read_presence
+from checkpoints.ownership import await_claim, read_attempt_status
 from tests.support.stores.faulty import ClockedStore
 
 NOW = 1_000_000.0
@@ -117,11 +117,11 @@ def test_a_stop_ends_the_waiting(store: ClockedStore) -> None:
 def test_whether_a_run_lives_is_not_a_matter_of_our_clock(store: ClockedStore, wrong: float) -> None:
     claim(store, owner=ELSEWHERE).write_heartbeat(NOW)
     store.pass_(59)
-    found = read_presence(store, NOW + 59 + wrong)
+    found = read_attempt_status(store, NOW + 59 + wrong)
     assert found is not None
     assert (found.state, found.heard) == ("running", NOW + wrong)
     store.pass_(1)
-    found = read_presence(store, NOW + 60 + wrong)
+    found = read_attempt_status(store, NOW + 60 + wrong)
     assert found is not None
     assert found.state == "dead"
 
@@ -131,7 +131,7 @@ def test_whether_a_run_lives_is_not_a_matter_of_our_clock(store: ClockedStore, w
 def test_damaged_records_do_not_hide_a_run(store: ClockedStore, what: str, text: bytes) -> None:
     claim(store, owner=ELSEWHERE).write_heartbeat(NOW)
     store.put(f"attempts/000001{what}.json", text)
-    found = read_presence(store, NOW)
+    found = read_attempt_status(store, NOW)
     assert found is not None
     assert found.state == ("ended" if what == ".ended" else "running")
     store.pass_(61)

@@ -16,7 +16,7 @@ import pytest
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import RunIsActive
-from checkpoints.ownership import read_presence
+from checkpoints.ownership import read_attempt_status
 from data_service import processes
 from data_service.store.local import LocalStore
 
@@ -103,9 +103,7 @@ class SteppedClock:
         """Needs gcc."""
         source, library, ahead = folder / "clock.c", folder / "clock.so", folder / "ahead"
         source.write_text(_SOURCE)
-        subprocess.run(
-            ["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, capture_output=True
-        )
+        subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, capture_output=True)
         ahead.write_text("0")
         return cls(library, ahead)
 
@@ -126,8 +124,8 @@ TRIES = """
 import time, psutil
 from checkpoints.attempt import claim
 from checkpoints.errors import RunIsActive
-from checkpoints.ownership import read_presence
-print(int(time.time()), int(psutil.boot_time()), read_presence(STORE, time.time()).state)
+from checkpoints.ownership import read_attempt_status
+print(int(time.time()), int(psutil.boot_time()), read_attempt_status(STORE, time.time()).state)
 try:
     print(claim(STORE).number)
 except RunIsActive:
@@ -154,9 +152,7 @@ def python(program: str, store: LocalStore, clock: SteppedClock) -> "subprocess.
 @pytest.mark.long
 @pytest.mark.parametrize("first", STEPS[::2])
 @pytest.mark.parametrize("then", STEPS[1::2])
-def test_a_start_under_a_clock_that_was_set(
-    tmp_path: Path, clock: SteppedClock, first: int, then: int
-) -> None:
+def test_a_start_under_a_clock_that_was_set(tmp_path: Path, clock: SteppedClock, first: int, then: int) -> None:
     store = LocalStore(tmp_path)
     clock.step(first)
     living = python(LIVES, store, clock)
@@ -184,7 +180,7 @@ def test_in_another_container_the_seconds_since_boot_decide(tmp_path: Path, step
     attempt.write_heartbeat(time.time())
     beat = tmp_path / "attempts/000001.heartbeat.json"
     os.utime(beat, (time.time() - step, time.time() - step))
-    seen = read_presence(store, time.time())
+    seen = read_attempt_status(store, time.time())
     assert seen is not None
     assert seen.state == "running"
     with pytest.raises(RunIsActive):

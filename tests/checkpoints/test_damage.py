@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointName, add_digest, strip_digest
 from checkpoints.listing import Rewind, checkpoint_rows, read_manifest, read_rewinds, record_rewind
-from checkpoints.ownership import StopRequest, find_stop_request, read_presence, request_stop
-from checkpoints.verify import newest_good, verify_all
+from checkpoints.ownership import StopRequest, find_stop_request, read_attempt_status, request_stop
+from checkpoints.verify import find_newest_good, verify_all
 from data_service.store.base import Store
 from tests.support.ranks.checkpointing import assert_holds, commit_steps, random_state
 from tests.support.stores.faulty import ClockedStore
@@ -35,21 +35,19 @@ def store(tmp_path: Path) -> ClockedStore:
 
 
 def content(store: Store) -> dict[str, Any]:
-    body = strip_digest("manifest", store.get(NEWEST.manifest))
+    body = strip_digest("manifest", store.get(NEWEST.manifest_key))
     assert body is not None
     manifest: dict[str, Any] = json.loads(body)
     return manifest
 
 
 def publish(store: Store, manifest: object) -> None:
-    store.put(NEWEST.manifest, add_digest("manifest", json.dumps(manifest).encode()))
+    store.put(NEWEST.manifest_key, add_digest("manifest", json.dumps(manifest).encode()))
 
 
 def places(value: Any, above: Place = ()) -> Iterator[Place]:
     """Of everything in a JSON value but what only the trainer understands."""
-    entries = (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    )
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, inner in entries:
         if above or name not in ("state", "versions"):
             yield (*above, name)
@@ -84,23 +82,21 @@ _VALUES = st.one_of(
 def test_a_manifest_with_anything_else_anywhere_loads_the_same_or_is_passed_over(
     store: ClockedStore, data: st.DataObject
 ) -> None:
-    original = store.get(NEWEST.manifest)
+    original = store.get(NEWEST.manifest_key)
     manifest = content(store)
     place = data.draw(st.sampled_from([place for place in places(manifest) if place != ("format",)]))
     value = data.draw(_VALUES)
-    assume(
-        (place, value) != (("shapes", "none"), "gone")
-    )  # it has no elements, so no other trace: a load names it
+    assume((place, value) != (("shapes", "none"), "gone"))  # it has no elements, so no other trace: a load names it
     publish(store, changed(manifest, place, value))
     try:
         reports = {report.name: report.problems for report in verify_all(store)}
-        good = newest_good(store, Alone())
+        good = find_newest_good(store, SingleRank())
         assert good is not None
         assert (good.manifest.name == NEWEST) == (reports[NEWEST] == ())
         assert_holds(store, good.manifest, random_state(good.manifest.step))
         assert good.manifest.name in (NEWEST, CheckpointName(1, 10))
     finally:
-        store.put(NEWEST.manifest, original)
+        store.put(NEWEST.manifest_key, original)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +125,7 @@ def test_a_manifest_with_anything_else_anywhere_loads_the_same_or_is_passed_over
         (("lineage", 0, "stop"), 19, "the history ends at step 19"),
     ],
 )
-def test_what_could_never_be_loaded_is_named(
-    store: ClockedStore, place: Place, value: object, reason: str
-) -> None:
+def test_what_could_never_be_loaded_is_named(store: ClockedStore, place: Place, value: object, reason: str) -> None:
     publish(store, changed(content(store), place, value))
     with pytest.raises(DamagedCheckpoint, match="read") as caught:
         read_manifest(store, NEWEST)
@@ -176,7 +170,7 @@ def test_a_record_that_was_damaged_at_random_has_an_answer(
     text = text[:where] + bytes(data.draw(st.lists(st.integers(0, 255), max_size=1)))
     text += original[where + 1 :] if data.draw(st.booleans()) else b""
     store.put(key, bytes(text))
-    found = read_presence(store, 10.0)
+    found = read_attempt_status(store, 10.0)
     assert found is not None
     assert found.attempt == 1
     find_stop_request(store, 1)
@@ -197,7 +191,7 @@ def rewind_to(mark: CheckpointName) -> Rewind:
 def test_a_rewind_that_cannot_be_read_brings_nothing_back(store: ClockedStore) -> None:
     record_rewind(store, rewind_to(CheckpointName(1, 10)), Attempt(store, 1))
     store.put("checkpoints/rewind-a000001.json", b"")
-    for ask in (lambda: newest_good(store, Alone()), lambda: checkpoint_rows(store)):
+    for ask in (lambda: find_newest_good(store, SingleRank()), lambda: checkpoint_rows(store)):
         with pytest.raises(CheckpointError, match="rewind-a000001") as caught:
             ask()
         assert " copy" in caught.value.remedy

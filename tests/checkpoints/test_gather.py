@@ -11,17 +11,10 @@ from checkpoints.commit import CommittedSave
 from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Peers, broadcast_or_raise, gather_or_raise
 from checkpoints.save import Saver
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from data_service.store.errors import OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.open import open_store
-from tests.support.ranks.checkpointing import (
-    SHAPES,
-    ThreadPeers,
-    cut_each,
-    on_peers,
-    on_threads,
-    random_state,
-)
+from tests.support.ranks.checkpointing import SHAPES, ThreadPeers, cut_each, on_peers, on_threads, random_state
 
 
 @pytest.mark.parametrize("world", [8, 64])
@@ -49,7 +42,7 @@ def test_a_manifest_is_sent_to_each_rank_once(tmp_path: Path, world: int) -> Non
     size = store.size("checkpoints/step-00000001-a000001/manifest.json")
     assert size is not None
     peers: list[ThreadPeers] = []
-    on_peers(peers, world, lambda peers: newest_good(store, peers))
+    on_peers(peers, world, lambda peers: find_newest_good(store, peers))
     assert max(peer.received for peer in peers) < size * 1.2 + 100 * world
 
 
@@ -61,13 +54,13 @@ def _save(saver: Saver, fragments: object) -> None:
 @pytest.mark.parametrize(
     ("raised", "heard"),
     [
-        (StoreUnavailable.at("s3://b/k", "down"), StoreUnavailable),
-        (OutOfSpace.at("s3://b/k", "quota"), StoreError),
+        (StoreUnavailable.for_uri("s3://b/k", "down"), StoreUnavailable),
+        (OutOfSpace.for_uri("s3://b/k", "quota"), StoreError),
         (DamagedCheckpoint("bits", remedy="mend"), DamagedCheckpoint),
         (CheckpointError("wrong", remedy="mend"), CheckpointError),
     ],
 )
-@pytest.mark.parametrize("exchange", [gather_or_raise, partial(broadcast_or_raise, kind=TypeAdapter(None))])
+@pytest.mark.parametrize("exchange", [gather_or_raise, partial(broadcast_or_raise, adapter=TypeAdapter(None))])
 def test_an_error_of_one_rank_is_one_on_all_of_its_kind(
     exchange: object, raised: StoreError | CheckpointError, heard: type[Exception]
 ) -> None:

@@ -73,9 +73,7 @@ V2 = {"limit": "memory.max", "used": "memory.current", "prefix": "", "none": "ma
 def test_the_tightest_of_nested_groups_counts(names: dict[str, str], seed: int, tmp_path: Path) -> None:
     drawn = random.Random(seed)
     depth, v1 = drawn.randrange(4), names is V1
-    seen_as_root = (
-        drawn.random() < 0.3
-    )  # a container whose group is mounted as the root, under a path of its host
+    seen_as_root = drawn.random() < 0.3  # a container whose group is mounted as the root, under a path of its host
     path = "/" + "/".join(f"g{level}" for level in range(depth))
     totals, left = [int(psutil.virtual_memory().total)], list[int]()
     for level in range(1 if seen_as_root else depth + 1):
@@ -93,17 +91,9 @@ def test_the_tightest_of_nested_groups_counts(names: dict[str, str], seed: int, 
             totals, left = [*totals, limit], [*left, max(0, limit - used)]
     process = tmp_path / "process"
     process.mkdir()
-    (process / "cgroup").write_text(
-        f"5:cpu:/x\n4:memory:{path}\n0::/\n" if v1 else f"1:name=systemd:/y\n0::{path}\n"
-    )
-    kind = (
-        f"cgroup {tmp_path}/groups cgroup rw,memory 0 0"
-        if v1
-        else f"cgroup2 {tmp_path}/groups cgroup2 rw 0 0"
-    )
-    (process / "mounts").write_text(
-        f"tmpfs /x tmpfs rw 0 0\ncgroup {tmp_path}/cpu cgroup rw,cpu 0 0\n{kind}\n"
-    )
+    (process / "cgroup").write_text(f"5:cpu:/x\n4:memory:{path}\n0::/\n" if v1 else f"1:name=systemd:/y\n0::{path}\n")
+    kind = f"cgroup {tmp_path}/groups cgroup rw,memory 0 0" if v1 else f"cgroup2 {tmp_path}/groups cgroup2 rw 0 0"
+    (process / "mounts").write_text(f"tmpfs /x tmpfs rw 0 0\ncgroup {tmp_path}/cpu cgroup rw,cpu 0 0\n{kind}\n")
     available, total = available_memory(process)
     assert total == min(totals)
     assert available == min(left) if left else available <= total

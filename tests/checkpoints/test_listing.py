@@ -6,7 +6,7 @@ import pytest
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, Superseded
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment
 from checkpoints.listing import (
     Rewind,
@@ -19,8 +19,8 @@ from checkpoints.listing import (
     record_rewind,
     skipped_ranges,
 )
-from checkpoints.retention import expired_checkpoints, tidy
-from checkpoints.verify import newest_good
+from checkpoints.retention import delete_expired, expired_checkpoints
+from checkpoints.verify import find_newest_good
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import commit_steps
 
@@ -43,7 +43,7 @@ def went_back(attempt: int, to: CheckpointName | None, left_out: tuple[SampleSpa
 
 
 def newest(store: LocalStore) -> CheckpointManifest:
-    good = newest_good(store, Alone())
+    good = find_newest_good(store, SingleRank())
     assert good is not None
     return good.manifest
 
@@ -69,7 +69,7 @@ def test_a_later_attempts_checkpoints_count_and_falling_back_passes_over_what_wa
         LineageSegment(attempt=2, start=20, stop=33),
     )
     for step in (33, 25):
-        store.delete(CheckpointName(2, step).file(0))
+        store.delete(CheckpointName(2, step).file_key(0))
     assert newest(store).name == CheckpointName(1, 20), "not the steps 30 and 40 that are still stored"
 
 
@@ -87,15 +87,13 @@ def test_what_is_left_out_is_known_from_the_record_and_then_from_the_manifests(s
         update={"attempt": 2, "state": {"skips": [[0, 0, 40, 90], [1, 2, 0, 7]]}}
     )
     assert skipped_ranges(later, read_rewinds(store)) == ((0, 0, 40, 90), (1, 2, 0, 7))
-    assert skipped_ranges(later, []) == ((0, 0, 40, 90), (1, 2, 0, 7)), (
-        "a copy of the checkpoint alone suffices"
-    )
+    assert skipped_ranges(later, []) == ((0, 0, 40, 90), (1, 2, 0, 7)), "a copy of the checkpoint alone suffices"
 
 
 def test_a_run_may_be_told_before_it_begins(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "fresh")
     record_rewind(store, went_back(0, None), Attempt(store, 0))
-    assert newest_good(store, Alone()) is None
+    assert find_newest_good(store, SingleRank()) is None
     assert skipped_ranges(None, read_rewinds(store)) == LEFT_OUT
     commit_steps(store, claim(store), 10)
     assert newest(store).name == CheckpointName(1, 10)
@@ -118,14 +116,14 @@ def test_nor_does_an_attempt_do_so_twice(store: LocalStore) -> None:
 
 def test_what_was_left_is_deleted_after_the_next_commit_and_not_before(store: LocalStore) -> None:
     attempt = claim(store)
-    assert tidy(store, attempt, keep_last=1, keep_every=None).deleted == (
+    assert delete_expired(store, attempt, keep_last=1, keep_every=None).deleted == (
         CheckpointName(1, 10),
         CheckpointName(1, 30),
         CheckpointName(1, 40),
     )
     assert newest(store).name == CheckpointName(1, 20), "the way on stays, whatever else goes"
     commit_steps(store, attempt, 25, resumed=newest(store))
-    tidy(store, attempt, keep_last=1, keep_every=None)
+    delete_expired(store, attempt, keep_last=1, keep_every=None)
     assert [folder.name for folder in list_folders(store)] == [CheckpointName(2, 25)]
 
 
@@ -144,9 +142,7 @@ def test_the_way_back_is_kept(latest_rewind_step: int | None, kept: list[int]) -
     """However few are kept, those are from which one must be as old as that, now or later."""
     marks = [CheckpointName(1, step) for step in (10, 20, 30, 40, 50)]
     lineage = (LineageSegment(attempt=1, start=0, stop=50),)
-    gone = expired_checkpoints(
-        marks, lineage, keep_last=1, keep_every=None, latest_rewind_step=latest_rewind_step
-    )
+    gone = expired_checkpoints(marks, lineage, keep_last=1, keep_every=None, latest_rewind_step=latest_rewind_step)
     assert [mark.step for mark in marks if mark not in gone] == kept
 
 

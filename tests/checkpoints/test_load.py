@@ -9,12 +9,12 @@ import torch
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
-from checkpoints.gather import Alone, Peers
+from checkpoints.gather import Peers, SingleRank
 from checkpoints.layout import CHUNK_BYTES, CheckpointName
 from checkpoints.listing import checkpoint_rows, read_manifest
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
-from checkpoints.verify import GoodCheckpoint, newest_good
+from checkpoints.verify import GoodCheckpoint, find_newest_good
 from data_service.store.base import Entry
 from data_service.store.errors import StoreError, StoreUnavailable
 from data_service.store.local import LocalStore
@@ -41,10 +41,10 @@ def flip(store: LocalStore, key: str, position: int) -> None:
 @pytest.mark.parametrize("where", [0, 0.3, 0.7, -1])
 def test_a_flipped_bit_anywhere_falls_back(store: LocalStore, name: str, where: float) -> None:
     mark = CheckpointName(attempt=1, step=30)
-    key = mark.manifest if name == "manifest" else mark.file(0)
+    key = mark.manifest_key if name == "manifest" else mark.file_key(0)
     size = store.size(key) or 0
     flip(store, key, int(where * size) if where >= 0 else size - 1)
-    good = newest_good(store, Alone())
+    good = find_newest_good(store, SingleRank())
     assert good is not None
     assert good.manifest.step == 20
     assert len(good.passed_over) == 1
@@ -55,20 +55,20 @@ def test_a_flipped_bit_anywhere_falls_back(store: LocalStore, name: str, where: 
 
 @pytest.mark.parametrize("full", [True, False])
 def test_missing_and_truncated_files_fall_back(store: LocalStore, full: bool) -> None:
-    store.delete(CheckpointName(1, 30).file(0))
-    key = CheckpointName(1, 20).file(0)
+    store.delete(CheckpointName(1, 30).file_key(0))
+    key = CheckpointName(1, 20).file_key(0)
     store.put(key, store.get(key)[:-1])
-    good = newest_good(store, Alone(), full=full)
+    good = find_newest_good(store, SingleRank(), full=full)
     assert good is not None
     assert good.manifest.step == 10
     missing, short = good.passed_over
-    assert f"{CheckpointName(1, 30).file(0)} is missing" in missing
+    assert f"{CheckpointName(1, 30).file_key(0)} is missing" in missing
     assert "bytes instead of" in short
 
 
 def test_a_manifest_in_a_wrong_folder_falls_back(store: LocalStore) -> None:
-    store.put(CheckpointName(1, 40).manifest, store.get(CheckpointName(1, 10).manifest))
-    good = newest_good(store, Alone())
+    store.put(CheckpointName(1, 40).manifest_key, store.get(CheckpointName(1, 10).manifest_key))
+    good = find_newest_good(store, SingleRank())
     assert good is not None
     assert good.manifest.step == 30
     assert "is the manifest of step 10" in good.passed_over[0]
@@ -76,9 +76,9 @@ def test_a_manifest_in_a_wrong_folder_falls_back(store: LocalStore) -> None:
 
 def test_checkpoints_but_no_good_one_is_an_error_with_all_reasons(store: LocalStore) -> None:
     for step in (10, 20, 30):
-        flip(store, CheckpointName(1, step).file(0), 100)
+        flip(store, CheckpointName(1, step).file_key(0), 100)
     with pytest.raises(NoGoodCheckpoint) as caught:
-        newest_good(store, Alone())
+        find_newest_good(store, SingleRank())
     assert all(f"step {step} (attempt 1)" in caught.value.problem for step in (10, 20, 30))
 
 
@@ -87,7 +87,7 @@ def test_a_later_attempt_is_newer_than_a_higher_step(store: LocalStore) -> None:
     base = read_manifest(store, CheckpointName(1, 10))
     Attempt(store, 1).record_end(0.0)
     commit_steps(store, claim(store), 15, resumed=base)
-    good = newest_good(store, Alone())
+    good = find_newest_good(store, SingleRank())
     assert good is not None
     assert good.manifest.name == CheckpointName(2, 15)
     assert [(row.step, row.attempt, row.abandoned) for row in checkpoint_rows(store)] == [
@@ -99,8 +99,8 @@ def test_a_later_attempt_is_newer_than_a_higher_step(store: LocalStore) -> None:
 
 
 def test_ranks_agree_and_share_the_work(store: LocalStore) -> None:
-    flip(store, CheckpointName(1, 30).file(0), 100)
-    answers = on_threads(3, lambda peers: newest_good(store, peers))
+    flip(store, CheckpointName(1, 30).file_key(0), 100)
+    answers = on_threads(3, lambda peers: find_newest_good(store, peers))
     assert answers[0] == answers[1] == answers[2]
     assert isinstance(answers[0], GoodCheckpoint)
     assert answers[0].manifest.step == 20
@@ -111,7 +111,7 @@ def test_a_store_that_fails_on_one_rank_is_an_error_on_all(store: LocalStore, fa
     def work(peers: Peers) -> str:
         mine = _Unreachable(store.root) if peers.rank == failing else store
         with pytest.raises(StoreError) as caught:
-            newest_good(mine, peers)
+            find_newest_good(mine, peers)
         return caught.value.problem
 
     problems = on_threads(2, work)
@@ -124,20 +124,16 @@ def test_ranges_across_chunks_and_pieces(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "run")
     size = 5 * CHUNK_BYTES // 8
     weight = torch.arange(size, dtype=torch.float32)
-    saver = Saver(store, claim(store), Alone())
+    saver = Saver(store, claim(store), SingleRank())
     ends = [0, 12_345, 1_048_577, size]
     pieces = [Fragment("w", start, {"master": weight[start:stop]}) for start, stop in pairwise(ends)]
     saver.begin(1, reversed(pieces), {"w": (size,)}, {})
     saver.commit()
-    with Reader(store, read_manifest(store, CheckpointName(1, 1))) as reader:
+    with CheckpointReader(store, read_manifest(store, CheckpointName(1, 1))) as reader:
         for start, stop in [(0, size), (12_344, 12_346), (1_048_570, 1_048_580), (5, 5), (size - 1, size)]:
             assert torch.equal(reader.read("w", "master", start, stop), weight[start:stop])
-        small = torch.cat(
-            [reader.read("w", "master", at, at + 1000) for at in range(0, size - 1000, 100_003)]
-        )
-        assert torch.equal(
-            small, torch.cat([weight[at : at + 1000] for at in range(0, size - 1000, 100_003)])
-        )
+        small = torch.cat([reader.read("w", "master", at, at + 1000) for at in range(0, size - 1000, 100_003)])
+        assert torch.equal(small, torch.cat([weight[at : at + 1000] for at in range(0, size - 1000, 100_003)]))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,7 @@ def test_ranges_across_chunks_and_pieces(tmp_path: Path) -> None:
 )
 def test_what_is_not_there_is_named(store: LocalStore, name: str, kind: str, start: int, stop: int) -> None:
     with (
-        Reader(store, read_manifest(store, CheckpointName(1, 30))) as reader,
+        CheckpointReader(store, read_manifest(store, CheckpointName(1, 30))) as reader,
         pytest.raises(CheckpointError, match=name),
     ):
         reader.read(name, kind, start, stop)
@@ -159,11 +155,14 @@ def test_what_is_not_there_is_named(store: LocalStore, name: str, kind: str, sta
 
 def test_a_read_never_returns_damage(store: LocalStore) -> None:
     manifest = read_manifest(store, CheckpointName(1, 30))
-    flip(store, CheckpointName(1, 30).file(0), manifest.bytes // 2)
-    with Reader(store, manifest) as reader, pytest.raises(DamagedCheckpoint, match=r"hash.* \d+ to \d+"):
+    flip(store, CheckpointName(1, 30).file_key(0), manifest.bytes // 2)
+    with (
+        CheckpointReader(store, manifest) as reader,
+        pytest.raises(DamagedCheckpoint, match=r"hash.* \d+ to \d+"),
+    ):
         [reader.read_full(name) for name in SHAPES]
 
 
 class _Unreachable(LocalStore):
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        raise StoreUnavailable.at(self.uri, "no route to host")
+        raise StoreUnavailable.for_uri(self.uri, "no route to host")

@@ -9,10 +9,10 @@ import torch
 from checkpoints.attempt import claim
 from checkpoints.commit import CommittedSave, FailedSave
 from checkpoints.errors import CheckpointError
-from checkpoints.gather import Alone, Peers
+from checkpoints.gather import Peers, SingleRank
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import read_manifest
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
 from checkpoints.verify import verify
 from data_service.store.base import Store
@@ -44,7 +44,7 @@ def test_memory_comes_back_beside_the_parameters(store: Store) -> None:
     assert verify(store, manifest) == []
     assert (manifest.shapes, manifest.memory, manifest.kinds) == (SHAPES, MEMORY_SHAPES, tuple(sorted(KINDS)))
     assert_holds(store, manifest, random_state(1))
-    with Reader(store, manifest) as reader:
+    with CheckpointReader(store, manifest) as reader:
         assert torch.equal(reader.read("memory.0", "memory", 12, 40), remembered[12:40])
         assert reader.read_full("memory.0", "memory").shape == (6, 2, 4)
         with pytest.raises(CheckpointError, match=r"\b0 to 8\b.*master.*memory"):
@@ -54,7 +54,7 @@ def test_memory_comes_back_beside_the_parameters(store: Store) -> None:
 
 
 def test_memory_must_be_whole_too(store: Store) -> None:
-    saver = Saver(store, claim(store), Alone())
+    saver = Saver(store, claim(store), SingleRank())
     parts = [memory(torch.zeros(48), 0), memory(torch.zeros(48), 2)]
     saver.begin(1, [*cut(random_state(1), (), 0), *parts], SHAPES, {}, MEMORY_SHAPES)
     outcome = saver.commit()

@@ -28,16 +28,14 @@ class Held:
         self.slots: dict[int, list[Slot]] = {}
         self._known: dict[int, Sequence[Slot]] = {}
 
-    def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
+    def note_completed_set(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         if self._known.get(rank) is not slots:
             self._known[rank] = slots
-            self.slots.setdefault(rank, []).extend(
-                Slot.open_of_process(os.getpid(), one.descriptor) for one in slots
-            )
+            self.slots.setdefault(rank, []).extend(Slot.open_from_process(os.getpid(), one.descriptor) for one in slots)
 
-    def drop(self) -> None:
+    def drop_all_sets(self) -> None:
         for slot in (slot for held in self.slots.values() for slot in held):
-            slot.mark_dropped()
+            slot.mark_sets_dropped()
 
     def offers(self) -> list[SetOffer]:
         slots = [slot for held in self.slots.values() for slot in held]
@@ -126,7 +124,7 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_set_before(seed: int) 
     """A real process, killed at a random moment. The slots outlive it, and what is whole is what it wrote."""
     with subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        slots = [Slot.open_of_process(process.pid, int(part)) for part in process.stdout.readline().split()]
+        slots = [Slot.open_from_process(process.pid, int(part)) for part in process.stdout.readline().split()]
         process.stdout.readline()  # it has completed two sets
         threading.Event().wait(random.Random(seed).random() / 20)
         process.kill()
@@ -140,13 +138,13 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_set_before(seed: int) 
 def test_a_slot_that_is_closed_raises_the_same_whether_it_is_read_or_written() -> None:
     """The keeper of a rank that has ended marks its slots as copied when the partner answers, and expects that."""
     slot = Slot.create(64, 64)
-    slot.mark_awaits_copy(True)
+    slot.mark_copy_awaited(True)
     assert slot.awaits_copy
     slot.close()
     for use in (
         lambda: slot.awaits_copy,
-        lambda: slot.mark_awaits_copy(False),
-        slot.mark_refused,
+        lambda: slot.mark_copy_awaited(False),
+        slot.mark_copy_refused,
         slot.begin_set,
     ):
         with pytest.raises(ValueError, match="closed"):
@@ -159,7 +157,7 @@ def test_nothing_is_left_of_a_slot_that_nobody_has_open() -> None:
     assert os.readlink(path).startswith("/memfd:")
     slot.close()
     with pytest.raises(OSError, match=r"."):
-        Slot.open_of_process(os.getpid(), slot.descriptor)
+        Slot.open_from_process(os.getpid(), slot.descriptor)
 
 
 class Partner:
@@ -183,24 +181,22 @@ class Partner:
                 self._target.begin_set()
             return
         assert self._target is not None
-        stop = min(self._at + 256, self._source.set_bytes)
+        stop = min(self._at + 256, self._source.used_bytes)
         if self._at < stop:
             self._target.data[self._at : stop] = self._source.data[self._at : stop]
             self._at = stop
             return
         if self._source.identity == self._identity:
-            self._target.mark_awaits_copy(False)
+            self._target.mark_copy_awaited(False)
             self._target.complete_copied_set(self._identity[0])
             self.copies.insert(0, self._target)
-            self._source.mark_awaits_copy(False)
+            self._source.mark_copy_awaited(False)
         self._source = None
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(2, 4), st.randoms(use_true_random=False))
-def test_whichever_node_is_lost_at_any_moment_one_step_is_left_of_all(
-    world: int, draws: random.Random
-) -> None:
+def test_whichever_node_is_lost_at_any_moment_one_step_is_left_of_all(world: int, draws: random.Random) -> None:
     """One rank a node. Keepers copy as slowly as they may."""
     keeper = Held(shares=True)
     writers = writers_of(keeper, world)
@@ -214,7 +210,7 @@ def test_whichever_node_is_lost_at_any_moment_one_step_is_left_of_all(
         for partner in draws.sample(partners, draws.randint(0, world)):
             for _ in range(draws.randint(1, 8)):
                 partner.turn()
-        if all(writer.ready for writer in writers):
+        if all(writer.is_ready for writer in writers):
             wrote = draws.sample(range(world), draws.randint(0, world))
             write(keeper, step, world, wrote, writers)
             if len(wrote) < world:  # the others are killed before they write, or while they do
@@ -225,9 +221,7 @@ def test_whichever_node_is_lost_at_any_moment_one_step_is_left_of_all(
             made = step
     lost = draws.randrange(world)  # its sets and its keeper's copies, which are those of the rank before
     slots = [slot for rank, held in keeper.slots.items() if rank != lost for slot in held]
-    slots += [
-        slot for rank, each in enumerate(partners) if (rank + 1) % world != lost for slot in each.copies
-    ]
+    slots += [slot for rank, each in enumerate(partners) if (rank + 1) % world != lost for slot in each.copies]
     found = newest_sets([SetOffer(told, slot) for slot in slots if (told := slot.read_description())], "r")
     assert found is not None
     assert 1 <= found[0].description.step <= made
@@ -237,8 +231,8 @@ def test_no_set_is_begun_before_the_newest_is_copied() -> None:
     keeper = Held(shares=True)
     (writer,) = writers_of(keeper, 1)
     for step in (1, 2):
-        assert writer.ready
+        assert writer.is_ready
         write(keeper, step, 1, [0], [writer])
-        assert not writer.ready
-        max(keeper.slots[0], key=lambda slot: slot.seal).mark_awaits_copy(False)
-    assert writer.ready
+        assert not writer.is_ready
+        max(keeper.slots[0], key=lambda slot: slot.seal).mark_copy_awaited(False)
+    assert writer.is_ready

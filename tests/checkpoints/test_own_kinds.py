@@ -9,10 +9,10 @@ import torch
 from checkpoints.attempt import claim
 from checkpoints.commit import CommittedSave, FailedSave
 from checkpoints.errors import CheckpointError
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import list_committed, read_manifest
-from checkpoints.load import Reader, ensure_kinds
+from checkpoints.load import CheckpointReader, ensure_same_optimizer
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.open import open_store
@@ -32,7 +32,7 @@ def _fragments(kinds: dict[str, tuple[str, ...]]) -> list[Fragment]:
 
 
 def _save(store: Store, fragments: list[Fragment]) -> CommittedSave | FailedSave:
-    saver = Saver(store, claim(store), Alone())
+    saver = Saver(store, claim(store), SingleRank())
     saver.begin(1, fragments, SHAPES, {}, own_kinds=OWN)
     return saver.commit()
 
@@ -51,7 +51,7 @@ def manifest(store: Store) -> CheckpointManifest:
 
 def test_each_parameter_has_its_own_kinds_back(store: Store, manifest: CheckpointManifest) -> None:
     assert (manifest.kinds, manifest.own_kinds) == (ADAM, OWN)
-    with Reader(store, manifest) as reader:
+    with CheckpointReader(store, manifest) as reader:
         for fragment in _fragments(OWN):
             for kind, tensor in fragment.tensors.items():
                 assert torch.equal(reader.read_full(fragment.name, kind).flatten(), tensor)
@@ -67,12 +67,12 @@ def test_a_missing_kind_is_no_checkpoint(store: Store) -> None:
 
 
 def test_another_optimizers_state_is_refused_and_says_what_to_do(manifest: CheckpointManifest) -> None:
-    ensure_kinds(manifest, OWN, "runs/one")
+    ensure_same_optimizer(manifest, OWN, "runs/one")
     with pytest.raises(CheckpointError) as to_adamw:
-        ensure_kinds(manifest, {}, "runs/one")
+        ensure_same_optimizer(manifest, {}, "runs/one")
     kinds = r"\bmatrix\b.* master, momentum\b.* exp_avg, exp_avg_sq, master\b"
     assert re.search(kinds, to_adamw.value.problem)
     assert "--set start=runs/one" in to_adamw.value.remedy
     plain = manifest.model_copy(update={"own_kinds": {}})
     with pytest.raises(CheckpointError, match=r"matrix.* exp_avg, exp_avg_sq, master\b.* master, momentum"):
-        ensure_kinds(plain, OWN, "runs/one")
+        ensure_same_optimizer(plain, OWN, "runs/one")

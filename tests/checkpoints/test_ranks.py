@@ -32,7 +32,7 @@ def test_three_ranks_save_and_one_or_two_load(tmp_path: Path) -> None:
     assert outcomes[0][1].startswith("failed 20: rank 2: ")
     assert outcomes[0][2] == "committed 30"
     assert run_ranks(load_at, 1, store.uri) == [(30, [], True)]
-    key = CheckpointName(1, 30).file(2)
+    key = CheckpointName(1, 30).file_key(2)
     data = bytearray(store.get(key))
     data[-1] ^= 1
     store.put(key, bytes(data))

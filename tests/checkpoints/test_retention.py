@@ -8,12 +8,12 @@ import pytest
 from checkpoints.attempt import claim
 from checkpoints.commit import CommittedSave
 from checkpoints.errors import Superseded
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import list_committed, list_folders, read_manifest
-from checkpoints.retention import delete_orphans, expired_checkpoints, tidy
+from checkpoints.retention import delete_expired, delete_orphans, expired_checkpoints
 from checkpoints.save import Saver
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from data_service.store.local import LocalStore
 from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, cut, random_state, save
 
@@ -49,9 +49,7 @@ def test_what_was_kept_for_a_multiple_stays_kept_as_the_run_goes_on() -> None:
     marks: list[CheckpointName] = []
     for step in range(7, 700, 13):
         marks.append(CheckpointName(1, step))
-        gone = expired_checkpoints(
-            marks, (LineageSegment(attempt=1, start=0, stop=step),), keep_last=2, keep_every=100
-        )
+        gone = expired_checkpoints(marks, (LineageSegment(attempt=1, start=0, stop=step),), keep_last=2, keep_every=100)
         marks = [mark for mark in marks if mark not in gone]
     every = [min(step for step in range(7, 700, 13) if step >= bound) for bound in range(100, 700, 100)]
     assert [mark.step for mark in marks] == sorted({*every, *list(range(7, 700, 13))[-2:]})
@@ -78,20 +76,20 @@ def test_the_last_good_one_stays_while_the_newest_is_damaged(store: LocalStore, 
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20)
     if damage == "data missing":
-        store.delete(CheckpointName(1, 20).file(0))
+        store.delete(CheckpointName(1, 20).file_key(0))
     else:
-        store.put(CheckpointName(1, 20).manifest, b"{}")
-    assert tidy(store, attempt, keep_last=1, keep_every=None).deleted == ()
-    good = newest_good(store, Alone())
+        store.put(CheckpointName(1, 20).manifest_key, b"{}")
+    assert delete_expired(store, attempt, keep_last=1, keep_every=None).deleted == ()
+    good = find_newest_good(store, SingleRank())
     assert good is not None
     assert good.manifest.step == 10
 
 
 def damage(store: LocalStore, mark: CheckpointName) -> None:
     """Other content, of the same size."""
-    data = bytearray(store.get(mark.file(0)))
+    data = bytearray(store.get(mark.file_key(0)))
     data[-1] ^= 1
-    store.put(mark.file(0), bytes(data))
+    store.put(mark.file_key(0), bytes(data))
 
 
 @pytest.mark.parametrize("keep_last", [1, 2])
@@ -100,8 +98,8 @@ def test_rot_that_no_size_shows_takes_no_good_one_with_it(store: LocalStore, kee
     commit_steps(store, attempt, 10, 20, 30)
     for step in (20, 30)[-keep_last:]:
         damage(store, CheckpointName(1, step))
-    assert tidy(store, attempt, keep_last=keep_last, keep_every=None).deleted == ()
-    good = newest_good(store, Alone())
+    assert delete_expired(store, attempt, keep_last=keep_last, keep_every=None).deleted == ()
+    good = find_newest_good(store, SingleRank())
     assert good is not None
     assert good.manifest.step == (10 if keep_last == 2 else 20)
 
@@ -109,12 +107,12 @@ def test_rot_that_no_size_shows_takes_no_good_one_with_it(store: LocalStore, kee
 def test_one_of_as_many_as_are_kept_is_read_back(store: LocalStore) -> None:
     reads = _Counting(store)
     attempt = claim(store)
-    saver, proven = Saver(store, attempt, Alone()), frozenset[CheckpointName]()
+    saver, proven = Saver(store, attempt, SingleRank()), frozenset[CheckpointName]()
     read = []
     for step in range(1, 10):
         assert isinstance(save(saver, step, step), CommittedSave)
         reads.ranges = 0
-        proven = tidy(reads, attempt, keep_last=3, keep_every=None, proven=proven).proven  # type: ignore[arg-type]
+        proven = delete_expired(reads, attempt, keep_last=3, keep_every=None, proven=proven).proven  # type: ignore[arg-type]
         read += [step] * (reads.ranges > 0)
     assert read == [4, 7]
     assert list_committed(store) == [CheckpointName(1, 9), CheckpointName(1, 8), CheckpointName(1, 7)]
@@ -128,7 +126,7 @@ def test_the_one_resumed_from_is_known_to_be_good(store: LocalStore) -> None:
     commit_steps(store, attempt, 20, 30, resumed=read_manifest(store, CheckpointName(1, 10)))
     damage(store, CheckpointName(2, 30))
     proven = frozenset({CheckpointName(1, 10)})
-    tidied = tidy(store, attempt, keep_last=1, keep_every=None, proven=proven)
+    tidied = delete_expired(store, attempt, keep_last=1, keep_every=None, proven=proven)
     assert (tidied.deleted, tidied.proven) == ((), proven)
 
 
@@ -152,7 +150,7 @@ def test_a_zombie_cannot_delete(store: LocalStore) -> None:
     zombie.record_end(0.0)
     claim(store)
     with pytest.raises(Superseded):
-        tidy(store, zombie, keep_last=1, keep_every=None)
+        delete_expired(store, zombie, keep_last=1, keep_every=None)
     with pytest.raises(Superseded):
         delete_orphans(store, zombie)
     assert list_committed(store) == [CheckpointName(1, 20), CheckpointName(1, 10)]
@@ -161,15 +159,15 @@ def test_a_zombie_cannot_delete(store: LocalStore) -> None:
 def test_orphans_of_dead_attempts_go_and_saves_under_way_stay(store: LocalStore) -> None:
     dead = claim(store)
     commit_steps(store, dead, 10)
-    abandoned = Saver(store, dead, Alone())
+    abandoned = Saver(store, dead, SingleRank())
     abandoned.begin(20, cut(random_state(20), (), 0), SHAPES, {})
     abandoned.wait_for_all(lambda sent: None)
     dead.record_end(0.0)
     attempt = claim(store)
-    saver = Saver(store, attempt, Alone(), resumed=read_manifest(store, CheckpointName(1, 10)))
+    saver = Saver(store, attempt, SingleRank(), resumed=read_manifest(store, CheckpointName(1, 10)))
     saver.begin(15, cut(random_state(15), (), 0), SHAPES, {})
     saver.wait_for_all(lambda sent: None)
-    assert tidy(store, attempt, keep_last=1, keep_every=None).orphans == 1
+    assert delete_expired(store, attempt, keep_last=1, keep_every=None).orphans == 1
     assert [folder.name for folder in list_folders(store)] == [CheckpointName(2, 15), CheckpointName(1, 10)]
     saver.commit()
     assert_holds(store, read_manifest(store, CheckpointName(2, 15)), random_state(15))
@@ -178,8 +176,8 @@ def test_orphans_of_dead_attempts_go_and_saves_under_way_stay(store: LocalStore)
 def test_a_half_deleted_checkpoint_is_swept_later(store: LocalStore) -> None:
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20)
-    store.delete(CheckpointName(1, 10).manifest)
-    assert tidy(store, attempt, keep_last=2, keep_every=None).orphans == 1
+    store.delete(CheckpointName(1, 10).manifest_key)
+    assert delete_expired(store, attempt, keep_last=2, keep_every=None).orphans == 1
     assert [folder.name for folder in list_folders(store)] == [CheckpointName(1, 20)]
 
 

@@ -16,33 +16,18 @@ from safetensors.torch import load_file
 from checkpoints.attempt import Attempt, claim
 from checkpoints.commit import CommittedSave, FailedSave
 from checkpoints.errors import CheckpointError, Superseded
-from checkpoints.gather import Alone, Peers
-from checkpoints.layout import (
-    CheckpointManifest,
-    CheckpointName,
-    LineageSegment,
-    decode_manifest,
-    encode_manifest,
-)
+from checkpoints.gather import Peers, SingleRank
+from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment, decode_manifest, encode_manifest
 from checkpoints.listing import list_committed, read_manifest
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment
-from tests.support.ranks.checkpointing import (
-    KINDS,
-    SHAPES,
-    assert_holds,
-    cut,
-    cut_each,
-    on_threads,
-    random_state,
-    save,
-)
+from tests.support.ranks.checkpointing import KINDS, SHAPES, assert_holds, cut, cut_each, on_threads, random_state, save
 
 
 @pytest.fixture
@@ -57,9 +42,9 @@ def attempt(store: Store) -> Attempt:
 
 def test_a_checkpoint_on_every_kind_of_store(any_store: Store) -> None:
     attempt = claim(any_store)
-    outcome = save(Saver(any_store, attempt, Alone()), 10, seed=1)
+    outcome = save(Saver(any_store, attempt, SingleRank()), 10, seed=1)
     assert isinstance(outcome, CommittedSave)
-    good = newest_good(any_store, Alone())
+    good = find_newest_good(any_store, SingleRank())
     assert good is not None
     assert good.passed_over == ()
     assert good.manifest.name == CheckpointName(attempt=1, step=10)
@@ -73,9 +58,7 @@ def test_a_checkpoint_on_every_kind_of_store(any_store: Store) -> None:
 @given(data=st.data())
 def test_any_cut_loads_as_any_other(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     shapes: dict[str, tuple[int, ...]] = data.draw(
-        st.dictionaries(
-            st.text(min_size=1, max_size=4), st.tuples(st.integers(0, 40)), min_size=1, max_size=5
-        )
+        st.dictionaries(st.text(min_size=1, max_size=4), st.tuples(st.integers(0, 40)), min_size=1, max_size=5)
     )
     total = sum(shape[0] for shape in shapes.values())
     world = data.draw(st.integers(1, 4))
@@ -95,18 +78,16 @@ def test_any_cut_loads_as_any_other(tmp_path_factory: pytest.TempPathFactory, da
     if total:
         manifest = read_manifest(store, CheckpointName(attempt=1, step=1))
         assert_holds(store, manifest, state)
-        with Reader(store, manifest) as reader:
+        with CheckpointReader(store, manifest) as reader:
             for name, shape in shapes.items():
                 start = data.draw(st.integers(0, shape[0]))
                 stop = data.draw(st.integers(start, shape[0]))
-                assert torch.equal(
-                    reader.read(name, "exp_avg", start, stop), state[name]["exp_avg"][start:stop]
-                )
+                assert torch.equal(reader.read(name, "exp_avg", start, stop), state[name]["exp_avg"][start:stop])
 
 
 def test_files_are_plain_safetensors(store: LocalStore, attempt: Attempt) -> None:
-    save(Saver(store, attempt, Alone()), 10, seed=1)
-    tensors = load_file(store.root / CheckpointName(1, 10).file(0))
+    save(Saver(store, attempt, SingleRank()), 10, seed=1)
+    tensors = load_file(store.root / CheckpointName(1, 10).file_key(0))
     state = random_state(1)
     assert torch.equal(tensors["embed.weight:exp_avg:0"], state["embed.weight"]["exp_avg"])
     assert len(tensors) == 4 * len(KINDS)  # the empty parameter has no elements
@@ -114,7 +95,7 @@ def test_files_are_plain_safetensors(store: LocalStore, attempt: Attempt) -> Non
 
 def test_what_is_saved_is_what_was_there_when_it_began(store: LocalStore, attempt: Attempt) -> None:
     gate = threading.Event()
-    saver = Saver(_Gated(store.root, gate), attempt, Alone())
+    saver = Saver(_Gated(store.root, gate), attempt, SingleRank())
     losses: list[JsonValue] = [1.0]
     state = random_state(1)
     saver.begin(10, cut(state, (), 0), SHAPES, {"metrics": {"loss": losses}})
@@ -139,11 +120,7 @@ def test_what_is_saved_is_what_was_there_when_it_began(store: LocalStore, attemp
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     value=st.recursive(
-        st.none()
-        | st.booleans()
-        | st.integers()
-        | st.floats(allow_nan=False, allow_infinity=False)
-        | st.text(),
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
         max_leaves=8,
     )
@@ -167,7 +144,7 @@ def test_state_comes_back_exactly(value: JsonValue) -> None:
 
 def test_state_that_json_cannot_hold_is_refused_at_once(store: Store, attempt: Attempt) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        Saver(store, attempt, Alone()).begin(1, [], {}, {"loss": float("nan")})
+        Saver(store, attempt, SingleRank()).begin(1, [], {}, {"loss": float("nan")})
     assert list(store.list("checkpoints/")) == []
 
 
@@ -204,10 +181,8 @@ def test_only_exact_cover_is_a_checkpoint(
         ([Fragment("b", 0, {"exp_avg": torch.zeros(3)})], "b has ['exp_avg'], others have"),
     ],
 )
-def test_names_and_kinds_must_agree(
-    store: Store, attempt: Attempt, fragments: list[Fragment], reason: str
-) -> None:
-    saver = Saver(store, attempt, Alone())
+def test_names_and_kinds_must_agree(store: Store, attempt: Attempt, fragments: list[Fragment], reason: str) -> None:
+    saver = Saver(store, attempt, SingleRank())
     saver.begin(1, [Fragment("a", 0, {"master": torch.zeros(4)}), *fragments], {"a": (4,), "b": (3,)}, {})
     outcome = saver.commit()
     assert isinstance(outcome, FailedSave)
@@ -222,11 +197,9 @@ def test_names_and_kinds_must_agree(
         {"master": torch.zeros(4), "exp_avg": torch.zeros(3)},
     ],
 )
-def test_malformed_fragments_are_refused(
-    store: Store, attempt: Attempt, tensors: dict[str, torch.Tensor]
-) -> None:
+def test_malformed_fragments_are_refused(store: Store, attempt: Attempt, tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(CheckpointError, match="'w'"):
-        Saver(store, attempt, Alone()).begin(1, [Fragment("w", 0, tensors)], {"w": (4,)}, {})
+        Saver(store, attempt, SingleRank()).begin(1, [Fragment("w", 0, tensors)], {"w": (4,)}, {})
 
 
 def test_ranks_at_different_steps_commit_nothing(store: Store, attempt: Attempt) -> None:
@@ -240,7 +213,7 @@ def test_ranks_at_different_steps_commit_nothing(store: Store, attempt: Attempt)
 
 
 def test_one_save_at_a_time_and_only_forward(store: Store, attempt: Attempt) -> None:
-    saver = Saver(store, attempt, Alone())
+    saver = Saver(store, attempt, SingleRank())
     with pytest.raises(CheckpointError, match="begin"):
         saver.commit()
     saver.begin(10, cut(random_state(1), (), 0), SHAPES, {})
@@ -270,7 +243,7 @@ def test_a_zombie_cannot_commit_and_every_rank_hears_why(store: Store, attempt: 
 
 def test_a_commit_that_failed_can_be_tried_again(store: LocalStore, attempt: Attempt) -> None:
     flaky = _Full(store.root, threading.Event())
-    saver = Saver(flaky, attempt, Alone())
+    saver = Saver(flaky, attempt, SingleRank())
     outcome = save(saver, 10, seed=1)
     assert isinstance(outcome, FailedSave)
     assert re.search(r"rank 0: .*\bspace\b", outcome.reason)
@@ -285,9 +258,7 @@ class _Gated(LocalStore):
 
     gate: threading.Event
 
-    def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
-    ) -> None:
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None) -> None:
         assert self.gate.wait(60)
         super().put_buffers(key, buffers, sent)
 
@@ -298,9 +269,7 @@ class _Full(LocalStore):
 
     emptied: threading.Event
 
-    def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
-    ) -> None:
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None) -> None:
         if not self.emptied.is_set():
-            raise OutOfSpace.at(key, "quota")
+            raise OutOfSpace.for_uri(key, "quota")
         super().put_buffers(key, buffers, sent)

@@ -8,7 +8,7 @@ import pytest
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 
-from launcher.runtime.policies.failures import NODE_FAILURES
+from launcher.runtime.policies.failures import NODE_FAILURE_LIMIT
 from tests.cluster.conftest import STORE_BYTES
 from tests.support.runs import small_runs
 from tests.support.runs.observer import title
@@ -40,9 +40,9 @@ def test_a_bad_node_is_left_out(head: Cluster, tmp_path: Path) -> None:
     small_runs.prepare_corpus(tmp_path)
     uri = small_runs.new_run(tmp_path, "run", *SETTINGS)
     with training(uri) as process:
-        for failure in range(1, NODE_FAILURES + 1):
+        for failure in range(1, NODE_FAILURE_LIMIT + 1):
             wait_for(process, partial(dies_next, uri, 20 * failure, bad))
-            if failure == NODE_FAILURES:
+            if failure == NODE_FAILURE_LIMIT:
                 good = head.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
             ranks_on(bad)[0].kill()
         wait_for(process, lambda: len(ranks_on(good)) == 2)

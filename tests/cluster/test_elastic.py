@@ -94,9 +94,7 @@ def test_a_node_that_is_drained_is_left_before_it_goes(tmp_path: Path, cluster: 
     assert "death" not in kinds
     (pause,) = (event for event in events if event["kind"] == "pause")
     assert going.node_id[:8] in pause["reason"]
-    assert "memory" not in events[kinds.index("resume")], (
-        "they waited for another machine before they went on"
-    )
+    assert "memory" not in events[kinds.index("resume")], "they waited for another machine before they went on"
     assert small_runs.history(uri).repeated == 0, "no step was lost to it"
     small_runs.losses(uri)  # none is missing
 

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.after.diagnose.evaluators import is_evaluation_pending
 from launcher.observe.inspect.report.page import write_report
-from launcher.runtime.run.evaluations import evaluated
+from launcher.runtime.run.evaluations import evaluated_commits
 from launcher.runtime.run.record import open_run
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import output, titled, training
@@ -73,7 +73,7 @@ def test_evaluation_changes_nothing_of_the_run(tmp_path: Path) -> None:
         small_runs.ensure_same(uris[name], uris["without"], STEPS)
         assert not is_evaluation_pending(open_run(uris[name])), "the last commit is evaluated"
     assert killed["killed"] > 0
-    assert not list(evaluated(open_run(uris["without"]).store))
+    assert not list(evaluated_commits(open_run(uris["without"]).store))
     write_report(
         open_run(uris["with"]),
         tmp_path / "page.html",
@@ -81,6 +81,4 @@ def test_evaluation_changes_nothing_of_the_run(tmp_path: Path) -> None:
         now=datetime.now(UTC),
     )
     page = (tmp_path / "page.html").read_text()
-    assert all(
-        text in page for text in ("Evaluation of commits", "heldout: mlm loss", "similarity shared: spearman")
-    )
+    assert all(text in page for text in ("Evaluation of commits", "heldout: mlm loss", "similarity shared: spearman"))

@@ -18,7 +18,7 @@ import transformers
 from compare import prepare, read_comparisons, tokenizer_kind
 
 from checkpoints.hf.load import load_pretrained
-from launcher.app.cli.demo_path import write_jsonl
+from launcher.app.cli.demo_path import write_documentation
 from launcher.observe.inspect.baselines import load_or_compute_baselines
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.source import bundled
@@ -52,17 +52,13 @@ BITS = 0.01  # and, in nats, below that of guessing one of two classes
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python's documentation, with a tokenizer and a corpus of each kind."""
     folder = tmp_path_factory.mktemp("text")
-    write_jsonl(folder / "text.jsonl")
+    write_documentation(folder / "text.jsonl")
     for kind in sorted({tokenizer_kind(load(name)) for name in bundled()}):
         prepare([str(folder / "text.jsonl")], folder, 2048, kind, 0.05)
-    lines = (
-        line for text in (folder / "text.jsonl").open() for line in json.loads(text)["text"].splitlines()
-    )
+    lines = (line for text in (folder / "text.jsonl").open() for line in json.loads(text)["text"].splitlines())
     sentences = dict.fromkeys(line.strip() for line in lines if len(line.split()) > 3)
     (folder / "translated").mkdir()
-    prepare_translations(
-        folder / "translated", [*sentences], vocabulary=2048, heldout=0.05, block_tokens=1 << 16
-    )
+    prepare_translations(folder / "translated", [*sentences], vocabulary=2048, heldout=0.05, block_tokens=1 << 16)
     return folder
 
 
@@ -96,9 +92,7 @@ def test_a_recipe_learns_survives_and_goes_on_to_transformers(
     for figure, value, chance in compared:
         assert value < chance - (NATS if chance > 1 else BITS), figure
     if "rtd_accuracy" in figures:
-        print(
-            f"{name}: rtd_accuracy {figures['rtd_accuracy']:.4f}, majority {1 - figures['rtd_replaced']:.4f}"
-        )
+        print(f"{name}: rtd_accuracy {figures['rtd_accuracy']:.4f}, majority {1 - figures['rtd_replaced']:.4f}")
         assert figures["rtd_accuracy"] > 1 - figures["rtd_replaced"], "no better than never flagging any"
 
     maskfleet("checkpoints", "export", uri, "--out", str(tmp_path / "model"))
@@ -120,9 +114,7 @@ def test_every_other_recipe_runs_a_few_steps(name: str, inputs: Path, tmp_path: 
 def create(name: str, inputs: Path, run: Path, *further: str) -> str:
     folder = inputs / tokenizer_kind(load(name))
     weighed = name.startswith("mmbert")  # whose phases name the sources
-    sources = {
-        text: {"uri": f"{folder}/corpus"} for text in (load(name).corpus.sources if weighed else ("text",))
-    }
+    sources = {text: {"uri": f"{folder}/corpus"} for text in (load(name).corpus.sources if weighed else ("text",))}
     corpus = f"corpus={json.dumps({'sources': sources, 'heldout': {'fraction': 0.05}})}"
     if name == LANGUAGES:
         folder = inputs / "translated"
@@ -142,9 +134,7 @@ def create(name: str, inputs: Path, run: Path, *further: str) -> str:
 
 def maskfleet(*arguments: str) -> None:
     program = Path(sys.executable).with_name("maskfleet")
-    done = subprocess.run(
-        [program, *arguments], capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}
-    )
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
     assert done.returncode == 0, done.stdout + done.stderr
 
 

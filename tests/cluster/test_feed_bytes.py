@@ -18,18 +18,11 @@ from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.tasks import is_worker_death
 from data_service.store.errors import Truncated
 from data_service.store.open import open_store
-from data_service.stream.positions import PhaseBatches, Positions, SampleRange
+from data_service.stream.positions import PhaseBatches, SampleRange, StepSampleRanges
 from data_service.stream.stream import StepStart, Stream
 from data_service.tokenizers.load import save_tokenizer
 from launcher.runtime.rank.data import cut_ranges
-from tests.support.data.corpora import (
-    assert_same,
-    block_of_pairs,
-    random_block,
-    source_of,
-    spec_of,
-    write_corpus,
-)
+from tests.support.data.corpora import assert_same, block_of_pairs, random_block, source_of, spec_of, write_corpus
 from tests.support.data.raw_text import small_tokenizer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("alone")]
@@ -49,8 +42,8 @@ def spec(uri: str) -> StreamSpec:
 
 
 def steps_of(spec: StreamSpec, steps: int, batch: int, count: int) -> list[Ranges]:
-    positions = Positions([PhaseBatches.from_samples(steps, batch, count)])
-    return [[(r.epoch, r.start, r.stop) for r in positions.ranges(step)] for step in range(steps)]
+    positions = StepSampleRanges([PhaseBatches.from_samples(steps, batch, count)])
+    return [[(r.epoch, r.start, r.stop) for r in positions.ranges_of_step(step)] for step in range(steps)]
 
 
 def cut_rows(step: Ranges, first: int, rows: int) -> Ranges:
@@ -191,16 +184,12 @@ def test_batches_of_tokens_by_the_service(spec: StreamSpec, tmp_path: Path) -> N
     with connected(feed, spec) as client:
         ours, theirs = client.token_axis(), reference.token_axis()
         positions = range(0, 900_000, 77_777)
-        assert [ours.sample_at_unit(unit) for unit in positions] == [
-            theirs.sample_at_unit(unit) for unit in positions
-        ]
+        assert [ours.sample_at_unit(unit) for unit in positions] == [theirs.sample_at_unit(unit) for unit in positions]
         first, second = (ray.get(feed.token_axis.remote(spec.model_dump_json()))[0] for _ in range(2))
         assert first == second, "one object, which ranks of a node share"
         assert kill_one("Feed")
         again = client.token_axis()
-        assert [again.sample_at_unit(unit) for unit in positions] == [
-            theirs.sample_at_unit(unit) for unit in positions
-        ]
+        assert [again.sample_at_unit(unit) for unit in positions] == [theirs.sample_at_unit(unit) for unit in positions]
     kinds = {entry.key.split("/")[0] for entry in open_store(tmp_path / "cache").list()}
     assert kinds == {"rows", "lengths"}
     ray.kill(feed)
@@ -248,7 +237,7 @@ def test_a_corpus_that_is_not_there_reaches_whoever_opens_it(uri: str) -> None:
 @pytest.mark.long
 def test_a_client_is_told_of_a_long_count(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The feed answers how far its pass is while the pass is under way."""
-    monkeypatch.setattr("data_service.service.client._POLL_S", 0.01)
+    monkeypatch.setattr("data_service.service.client._POLL_INTERVAL_S", 0.01)
     spec = spec_of(source_of(uri), window={"least_tokens": 30_000}, length=23)
     told: list[int] = []
     feed = start_feed(FeedConfig(workers=2, memory=10_000_000, cache=str(tmp_path / "cache")))

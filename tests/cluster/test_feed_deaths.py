@@ -80,9 +80,7 @@ def test_a_build_that_dies_again_and_again_is_named_with_a_remedy(spec: StreamSp
     ray.kill(feed)
 
 
-def test_a_build_that_died_a_few_times_comes(
-    spec: StreamSpec, shard: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_build_that_died_a_few_times_comes(spec: StreamSpec, shard: Path, caplog: pytest.LogCaptureFixture) -> None:
     reference = Stream(spec).read(0, 0, 50)
     feed = start_feed(FeedConfig(workers=1, memory=10_000_000))
     client = FeedClient(feed, spec)

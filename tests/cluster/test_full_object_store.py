@@ -76,18 +76,14 @@ def test_more_memory_is_allowed_than_there_is(spec: StreamSpec, disk: str, draw:
     workers, memory = draws.randint(1, 4), draws.choice([STORE // 2, STORE, 2 * STORE, MUCH])
     reference, step = Stream(spec), draws.randint(200, 20_000)
     with small_store(disk):
-        feed = start_feed(
-            FeedConfig(workers=workers, memory=memory, slab_tokens=draws.choice([1 << 16, 1 << 19]))
-        )
+        feed = start_feed(FeedConfig(workers=workers, memory=memory, slab_tokens=draws.choice([1 << 16, 1 << 19])))
 
         def read(number: int) -> None:
             client = FeedClient(feed, spec)
             starts = range(number * step // 2, client.samples_per_epoch - step // 2, step)
             client.prefetch([(0, start, start + step // 2) for start in starts])
             for start in starts:
-                assert_same(
-                    client.read(0, start, start + step // 2), reference.read(0, start, start + step // 2)
-                )
+                assert_same(client.read(0, start, start + step // 2), reference.read(0, start, start + step // 2))
             client.close()
 
         with ThreadPoolExecutor(2) as pool:
@@ -120,7 +116,7 @@ def test_others_fill_the_store_for_a_while(spec: StreamSpec, caplog: pytest.LogC
 
 
 def test_others_fill_the_store_and_stay(spec: StreamSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "MAX_FULL_STORES", 3)
+    monkeypatch.setattr(tasks, "MAX_FULL_STORE_BUILDS", 3)
     with small_store("full"):
         client = FeedClient(start_feed(FeedConfig(workers=1, memory=STORE)), spec)
         others = fill()
@@ -141,9 +137,7 @@ def test_a_build_through_a_full_store_is_named_and_continued(tmp_path: Path) -> 
     options = SMALL.model_copy(update={"workers": 2, "split_bytes": 2_000_000})
 
     def built(out: str) -> dict[str, bytes]:
-        build_corpus(
-            [str(tmp_path / "inputs")], str(tmp_path / out), tokenizer, options, lambda progress: None
-        )
+        build_corpus([str(tmp_path / "inputs")], str(tmp_path / out), tokenizer, options, lambda progress: None)
         return {str(path.name): path.read_bytes() for path in (tmp_path / out).rglob("*.tar")}
 
     with small_store("full"):

@@ -32,9 +32,7 @@ CUDA_BUILD = "MASKFLEET_CUDA_PYTHON"
 
 @pytest.mark.long
 @pytest.mark.parametrize("build", ["cpu", "cuda"])
-def test_each_of_sixteen_ranks_on_two_nodes_sees_eight_gpus_and_takes_its_own(
-    build: str, tmp_path: Path
-) -> None:
+def test_each_of_sixteen_ranks_on_two_nodes_sees_eight_gpus_and_takes_its_own(build: str, tmp_path: Path) -> None:
     """On one node nothing is said of GPUs, so Ray numbers them; the other's scheduler names them by their ids. torch's
     CUDA build asks a CUDA that has no GPU."""
     one, other = gpus("GPU", "a", 8), gpus("GPU", "b", 8)

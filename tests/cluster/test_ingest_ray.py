@@ -15,15 +15,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.pool import Progress
 from data_service.ingest.streamed import PieceReader
 from data_service.store.open import open_store
-from tests.support.data.raw_text import (
-    DOCUMENTS,
-    SMALL,
-    build,
-    files_of,
-    tokenizer_folder,
-    write_jsonl,
-    write_mixture,
-)
+from tests.support.data.raw_text import DOCUMENTS, SMALL, build, files_of, tokenizer_folder, write_jsonl, write_mixture
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("alone")]
 FINE = SMALL.model_copy(update={"split_bytes": 20_000})

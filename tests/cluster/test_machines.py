@@ -64,9 +64,7 @@ def ranks_on(machine: Machine) -> int:
     return sum(title(process).startswith("ray::RankProcess as rank") for process in machine.processes())
 
 
-def test_ranks_on_several_machines_and_one_that_dies(
-    cluster: list[Machine], folder: Path, undisturbed: str
-) -> None:
+def test_ranks_on_several_machines_and_one_that_dies(cluster: list[Machine], folder: Path, undisturbed: str) -> None:
     uri = small_runs.new_run(folder, "crashed", *SETTINGS)
     head, *others = cluster
     with training_on(head, uri) as process:
@@ -132,9 +130,7 @@ def test_a_slow_link_only_costs_time(cluster: list[Machine], folder: Path, undis
     assert len(beginnings(uri)) == 1
 
 
-def test_the_head_dies_and_the_same_command_goes_on(
-    cluster: list[Machine], folder: Path, undisturbed: str
-) -> None:
+def test_the_head_dies_and_the_same_command_goes_on(cluster: list[Machine], folder: Path, undisturbed: str) -> None:
     """And the driver with it. Nodes without a head are of no use: all of them start again."""
     uri = small_runs.new_run(folder, "beheaded", *SETTINGS)
     head = cluster[0]
@@ -186,9 +182,7 @@ def strike(cluster: list[Machine], draws: random.Random, but: str | None = None)
 
 
 def beginnings(uri: str) -> list[dict[str, Any]]:
-    return [
-        event for event in read_history(open_run(uri).store).events if event["kind"] in ("start", "resume")
-    ]
+    return [event for event in read_history(open_run(uri).store).events if event["kind"] in ("start", "resume")]
 
 
 def interrupted(uri: str, begins: int) -> bool:

@@ -26,9 +26,7 @@ SOON_S = 40.0  # less than the time after which a rank goes on without its partn
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Ids of two nodes; this process is on the first."""
     room = {"num_cpus": 1, "object_store_memory": 150_000_000}
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"temp_dir": str(tmp_path_factory.mktemp("r")), **room}
-    )
+    cluster = Cluster(initialize_head=True, head_node_args={"temp_dir": str(tmp_path_factory.mktemp("r")), **room})
     try:
         other = cluster.add_node(**room)
         ray.init(address=cluster.address)
@@ -47,11 +45,9 @@ def await_true(true: Callable[[], Any]) -> None:
 
 def write(writers: list[MemoryWriter], step: int) -> None:
     """Write the set of every rank as soon as all can, as ranks agree."""
-    await_true(lambda: all(writer.ready for writer in writers))
+    await_true(lambda: all(writer.is_ready for writer in writers))
     for rank, writer in enumerate(writers):
-        writer.write(
-            step, cut(random_state(step), [ELEMENTS // 3], rank), common(step) if rank == 0 else None
-        )
+        writer.write(step, cut(random_state(step), [ELEMENTS // 3], rank), common(step) if rank == 0 else None)
 
 
 def write_all(writer: MemoryWriter, step: int, attempt: int = 1) -> None:
@@ -66,7 +62,7 @@ def common(step: int, attempt: int = 1) -> CommonDescription:
 
 def whole_on(node: str, memory: StateKeepersClient) -> list[SetOffer] | None:
     """The sets of the newest step that the keeper of one node holds whole; None if there is none."""
-    offers = [SetOffer(memory.describe(held), held) for held in memory.held() if held["node"] == node]
+    offers = [SetOffer(memory.describe(held), held) for held in memory.list_sets() if held["node"] == node]
     return newest_sets(offers, "r")
 
 
@@ -88,10 +84,7 @@ def left_on(node: str, memory: StateKeepersClient) -> tuple[int, MemoryReader]:
 def test_each_node_has_all_sets_of_the_newest_step_or_the_one_before(nodes: list[str]) -> None:
     keepers = ensure_keepers({}, nodes)
     memories = [StateKeepersClient(keepers, nodes, rank, attempt=1, remembers=True) for rank in range(2)]
-    writers = [
-        MemoryWriter(memory, recipe="r", attempt=1, rank=rank, world=2)
-        for rank, memory in enumerate(memories)
-    ]
+    writers = [MemoryWriter(memory, recipe="r", attempt=1, rank=rank, world=2) for rank, memory in enumerate(memories)]
     for step in range(1, 30):
         write(writers, step)
         if step > 1:
@@ -137,21 +130,21 @@ def test_a_node_without_memory_for_copies_says_so_and_copies_again_once_it_has(n
     memory = StateKeepersClient(keepers, nodes, 0, attempt=1, remembers=True)
     first, second = (MemoryWriter(memory, recipe="r", attempt=1, rank=0, world=1) for _ in range(2))
     write_all(first, 1)
-    await_true(lambda: first.ready and newest_on(nodes[1], memory) == 1)
-    pid = next(held["pid"] for held in memory.held() if held["node"] == nodes[1])
+    await_true(lambda: first.is_ready and newest_on(nodes[1], memory) == 1)
+    pid = next(held["pid"] for held in memory.list_sets() if held["node"] == nodes[1])
     limits = resource.prlimit(pid, resource.RLIMIT_FSIZE, (1 << 10, resource.RLIM_INFINITY))
     for step in range(2, 6):
-        await_true(lambda: second.ready)
+        await_true(lambda: second.is_ready)
         write_all(second, step)
-        await_true(lambda: second.ready)
-        assert second.copy_refused
+        await_true(lambda: second.is_ready)
+        assert second.is_copy_refused
     assert newest_on(nodes[1], memory) == 1
     resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
     for step in range(6, 9):
-        await_true(lambda: second.ready)
+        await_true(lambda: second.is_ready)
         write_all(second, step)
-        await_true(lambda: second.ready)
-        assert not second.copy_refused
+        await_true(lambda: second.is_ready)
+        assert not second.is_copy_refused
         assert newest_on(nodes[1], memory) == step
 
 
@@ -159,16 +152,13 @@ def test_all_ranks_and_keepers_give_their_memory_back_if_one_rank_has_none(nodes
     """Also a set that is completed, or to be copied, afterwards. The next attempt's sets are held again."""
     keepers = ensure_keepers({}, nodes)
     memories = [StateKeepersClient(keepers, nodes, rank, attempt=1, remembers=True) for rank in range(2)]
-    writers = [
-        MemoryWriter(memory, recipe="r", attempt=1, rank=rank, world=2)
-        for rank, memory in enumerate(memories)
-    ]
+    writers = [MemoryWriter(memory, recipe="r", attempt=1, rank=rank, world=2) for rank, memory in enumerate(memories)]
     for step in range(1, 4):
         write(writers, step)
-    memories[1].drop()
+    memories[1].drop_all_sets()
     writers[0].write(4, cut(random_state(4), [ELEMENTS // 3], 0), common(4))
-    await_true(lambda: not any(writer.ready or writer.failure is None for writer in writers))
-    await_true(lambda: not memories[0].held())
+    await_true(lambda: not any(writer.is_ready or writer.failure is None for writer in writers))
+    await_true(lambda: not memories[0].list_sets())
     again = StateKeepersClient(keepers, nodes[:1], 0, attempt=2, remembers=True)
     writer = MemoryWriter(again, recipe="r", attempt=2, rank=0, world=1)
     write_all(writer, 5, 2)

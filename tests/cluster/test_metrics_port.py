@@ -42,7 +42,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_every_gauge_is_on_the_metrics_port(port: str, tmp_path: Path) -> None:
     uri = open_store(tmp_path / "run").uri
     gauges = Gauges(uri)  # the driver's
-    gauges.started(1)
+    gauges.count_start(1)
     gauges.record(step_record(6, attempt=1) | {"mfu": 0.5})
     gauges.record(evaluation_record(7, {"loss": 9.0, "mlm_loss": 2.0, "rtd_loss": 0.3}))
     spec = spec_of(source_of(write_corpus(tmp_path, [random_block(seed, 20_000) for seed in range(4)])))

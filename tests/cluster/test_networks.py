@@ -31,9 +31,7 @@ def meet(nodes: list[Machine]) -> list[subprocess.CompletedProcess[str]]:
     orders = {"addresses": [node.address for node in nodes], "port": 29_431}
     ranks = [
         subprocess.Popen(
-            node.command(
-                sys.executable, "-m", "tests.support.ranks.meeting", json.dumps(orders | {"rank": rank})
-            ),
+            node.command(sys.executable, "-m", "tests.support.ranks.meeting", json.dumps(orders | {"rank": rank})),
             env=node.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -68,9 +66,7 @@ def test_ranks_meet_though_their_hosts_names_lead_nowhere(nodes: list[Machine], 
     assert first["found"] == second["found"]
     assert first["variables"]["GLOO_SOCKET_IFNAME"] == "eth0"
     assert first["variables"]["NCCL_SOCKET_IFNAME"] == "=eth0"
-    assert all(
-        [what for what, _, _ in findings] == ["sums", "network"] for findings in first["found"].values()
-    )
+    assert all([what for what, _, _ in findings] == ["sums", "network"] for findings in first["found"].values())
 
 
 @pytest.mark.long

@@ -25,8 +25,7 @@ def paragraphs(size: int, seed: int = 1) -> str:
     found, length = list[str](), 0
     while length < size:
         sentences = (
-            " ".join(draw.choices(words, k=draw.randint(4, 20))).capitalize() + "."
-            for _ in range(draw.randint(2, 8))
+            " ".join(draw.choices(words, k=draw.randint(4, 20))).capitalize() + "." for _ in range(draw.randint(2, 8))
         )
         found.append(" ".join(sentences))
         length += len(found[-1]) + 2
@@ -99,9 +98,7 @@ class Alphabet:
             text = folder / self.folder / "文.txt"
             text.write_text("\n\n".join(documents), encoding=self.encoding)
         for name, seed, count in (("train", 1001, 160), ("dev", 1002, 60)):
-            rows = [
-                (text, "ja" if self.letters[0] in text else "nein") for text in self.sentences(count, seed)
-            ]
+            rows = [(text, "ja" if self.letters[0] in text else "nein") for text in self.sentences(count, seed)]
             self._write_table(folder / f"{name}.csv", ["Satz", "Urteil"], rows)
         declared = "" if self.encoding == "utf-16" else f"encoding: {self.encoding}\n"
         (folder / "task.yaml").write_text(TASK + declared, encoding="utf-8")
@@ -136,9 +133,7 @@ def test_every_alphabet_to_an_exported_model_and_a_fine_tuning(tmp_path: Path, a
     maskfleet(tmp_path, "tokenizer", "train", text, "--out", "tokenizer", *options)
     if not alphabet.table:
         options = [*options, "--txt-documents", "blank_line"]
-    built = maskfleet(
-        tmp_path, "corpus", "build", text, "--tokenizer", "tokenizer", "--out", "corpus", *options
-    )
+    built = maskfleet(tmp_path, "corpus", "build", text, "--tokenizer", "tokenizer", "--out", "corpus", *options)
     assert "warning" not in built
     run, model = f"runs/{alphabet.letters}", f"Modell {alphabet.letters}"
     short = ["--set", "phases.0.steps=30", "--set", "schedule.warmup=5", "--set", "evaluation.every.steps=15"]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import ray
 
-from launcher.runtime.cluster.orders import FinishedTraining, Raised, RankNews, RankOrders, RankResult
+from launcher.runtime.cluster.orders import FinishedTraining, RankError, RankNews, RankOrders, RankResult
 from launcher.runtime.cluster.rank_group import RankGroup
 from launcher.runtime.cluster.rank_process import CONCURRENCY_GROUPS
 from launcher.runtime.policies.elastic import GroupStart
@@ -36,7 +36,7 @@ class StandIn:
     def train(self, attempt: int) -> RankResult:
         while not self._stopped.wait(0.01):
             if self._freed.is_set():
-                return RankResult(Raised("RuntimeError: connection closed by peer", "silent"), stays=True)
+                return RankResult(RankError("RuntimeError: connection closed by peer", "silent"), stays=True)
         return RankResult(FinishedTraining(attempt), stays=True)
 
     @ray.method(concurrency_group="talks")
@@ -66,9 +66,7 @@ def cluster() -> Iterator[None]:
 
 def started(count: int) -> tuple[RankGroup, Pool, list[int]]:
     """A group of stand-ins that has joined, its pool, and the ranks' processes."""
-    actors = [
-        ray.remote(num_cpus=0, concurrency_groups=CONCURRENCY_GROUPS)(StandIn).remote() for _ in range(count)
-    ]
+    actors = [ray.remote(num_cpus=0, concurrency_groups=CONCURRENCY_GROUPS)(StandIn).remote() for _ in range(count)]
     pool: Any = Pool()
     group = RankGroup(GroupStart(count, frozenset(), number=7), pool)
     places: Any = [SimpleNamespace(actor=actor) for actor in actors]
@@ -112,7 +110,7 @@ def test_the_others_are_freed_when_a_rank_dies_and_stay() -> None:
     with group:
         follow(group, kill)
     assert group.failed == [1]
-    assert {rank for rank, end in group.ends.items() if isinstance(end.outcome, Raised)} == {0, 2}
+    assert {rank for rank, end in group.ends.items() if isinstance(end.outcome, RankError)} == {0, 2}
     assert pool.stay == {0: True, 2: True, 1: False}
 
 

@@ -54,8 +54,6 @@ def test_copies_cost_no_run_that_trains_without_them(seed: int, folder: Path) ->
     assert code == 0
     copied, code, _ = train(folder, f"copied-{seed}", 1, limit, spares=1)
     events = [event["kind"] for event in read_history(open_store(copied)).events]
-    print(
-        f"{limit >> 20} MiB of {most >> 20}: {events.count('death')} deaths, {events.count('memory_failed')} without"
-    )
+    print(f"{limit >> 20} MiB of {most >> 20}: {events.count('death')} deaths, {events.count('memory_failed')} without")
     assert code == 0
     ensure_same(copied, plain, STEPS)

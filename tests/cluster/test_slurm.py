@@ -65,9 +65,7 @@ class Slurm:
     environment: dict[str, str]
 
     def run(self, *command: str, stdin: str | None = None) -> str:
-        ended = subprocess.run(
-            command, input=stdin, env=self.environment, text=True, capture_output=True, timeout=60
-        )
+        ended = subprocess.run(command, input=stdin, env=self.environment, text=True, capture_output=True, timeout=60)
         assert ended.returncode == 0, f"{command}: {ended.stderr}"
         return ended.stdout.strip()
 
@@ -87,9 +85,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     (folder / "state").mkdir()
     configuration = folder / "slurm.conf"
     controller, first, second = _free_ports(3)
-    configuration.write_text(
-        _CONFIGURATION.format(folder=folder, controller=controller, first=first, second=second)
-    )
+    configuration.write_text(_CONFIGURATION.format(folder=folder, controller=controller, first=first, second=second))
     here = Slurm(folder, os.environ | {"SLURM_CONF": str(configuration)})
     with ExitStack() as daemons:
         daemons.enter_context(_munge(folder))
@@ -113,9 +109,7 @@ def _munge(folder: Path) -> Iterator[None]:
     folder.chmod(0o755)
     files = (f"--key-file={key}", f"--socket={place}", f"--log-file={folder}/munged.log")
     more = (f"--pid-file={folder}/munged.pid", f"--seed-file={folder}/munged.seed")
-    with _process(
-        ["munged", "--foreground", "--force", *files, *more], dict(os.environ), folder / "munged.out"
-    ):
+    with _process(["munged", "--foreground", "--force", *files, *more], dict(os.environ), folder / "munged.out"):
         wait_until(place.exists, 20)
         yield
 

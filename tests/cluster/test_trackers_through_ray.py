@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.attempt import Attempt, newest_attempt
+from checkpoints.attempt import Attempt, newest_attempt_number
 from checkpoints.listing import Rewind, list_committed, record_rewind
 from data_service.store.open import open_store
-from launcher.runtime.run.metrics import figures
+from launcher.runtime.run.metrics import tracker_figures
 from tests.support.runs import small_runs
 from tests.support.runs.listeners import Values, mlflow_runs, mlflow_values, wandb_records, wandb_values
 from tests.support.runs.train_command import await_commit, kill_everything, output, training
@@ -28,7 +28,7 @@ def committed_lineage(uri: str) -> Values:
     values: Values = {}
     history = small_runs.history(uri)
     for made in (*history.steps, *history.evaluations):
-        for name, value in figures(made).items():
+        for name, value in tracker_figures(made).items():
             values.setdefault(name, {})[made["step"]] = value
     return values
 
@@ -36,7 +36,7 @@ def committed_lineage(uri: str) -> Values:
 def go_back(uri: str) -> None:
     """To the oldest checkpoint that there is, from one that the trackers know."""
     store = open_store(uri)
-    marks, number = list_committed(store), newest_attempt(store)
+    marks, number = list_committed(store), newest_attempt_number(store)
     back = Rewind(attempt=number, to=marks[-1], began=0, reached=marks[0].step, cause="told", skips=())
     record_rewind(store, back, Attempt(store, number))
 

@@ -27,9 +27,7 @@ LONGER = (
         pytest.param("az", marks=pytest.mark.azurite),
     ],
 )
-def test_a_run_survives_the_loss_of_its_machine(
-    request: pytest.FixtureRequest, server: str, tmp_path: Path
-) -> None:
+def test_a_run_survives_the_loss_of_its_machine(request: pytest.FixtureRequest, server: str, tmp_path: Path) -> None:
     service: Service = request.getfixturevalue(server)
     root = f"{service.scheme}://{service.new_bucket()}/here"
     small_runs.prepare_corpus(tmp_path, root)

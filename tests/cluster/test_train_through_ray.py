@@ -10,15 +10,7 @@ from data_service.store.open import open_store
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.imports_seen import ImportsSeen
-from tests.support.runs.train_command import (
-    await_commit,
-    committed,
-    kill,
-    kill_everything,
-    output,
-    training,
-    wait_for,
-)
+from tests.support.runs.train_command import await_commit, committed, kill, kill_everything, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_service.printable import one_line, visible
+from data_service.printable import escape_controls, one_line
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from data_service.printable import one_line, visible
     ],
 )
 def test_controls_are_escapes_and_text_stays(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert escape_controls(text) == shown
 
 
 def test_one_line_folds_spaces_and_shows_control_characters() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from launcher.errors import RunChanged
-from launcher.runtime.recipe.load import reload
+from launcher.runtime.recipe.load import with_assignments
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.fork import fork
 from launcher.runtime.run.record import open_run, select_checkpoint
@@ -29,7 +29,7 @@ def stored(uri: str, step: int, kind: str) -> Values:
     """All parameters' values of a kind in the checkpoint of `step`."""
     run = open_run(uri)
     manifest = select_checkpoint(run, step)
-    with Reader(run.store, manifest) as reader:
+    with CheckpointReader(run.store, manifest) as reader:
         return {name: reader.read_full(name, kind).numpy() for name in manifest.shapes}
 
 
@@ -66,7 +66,7 @@ def test_a_run_without_one_may_get_one_that_begins_at_its_weights(folder: Path) 
         small_runs.operate(run, AVERAGE)
     opened, forked, left = open_run(run), f"{folder}/later-fork", f"{folder}/left"
     fork(opened, forked, None, (AVERAGE,), keep_position=False, now=datetime.now(UTC))
-    wanted = reload(opened.recipe, (AVERAGE,))
+    wanted = with_assignments(opened.recipe, (AVERAGE,))
     reconcile(opened, recipe=wanted, accept_changes=True, now=datetime.now(UTC))
     for uri in (run, forked):
         finish(uri, 1, stop_at=6)

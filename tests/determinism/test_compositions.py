@@ -13,7 +13,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from launcher.app.cli.demo_path import write_jsonl
+from launcher.app.cli.demo_path import write_documentation
 from launcher.errors import RecipeError
 from tests.support.data.translated import LANGUAGES as LANGUAGES_OF_OURS
 from tests.support.models.compositions import FAMILIES, LANGUAGES, OBJECTIVES, SHAPE, TEACHER, Row, refused
@@ -34,7 +34,7 @@ CELLS = [
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python's documentation, some of it, with a tokenizer that every family can use."""
     folder = tmp_path_factory.mktemp("text")
-    write_jsonl(folder / "all.jsonl")
+    write_documentation(folder / "all.jsonl")
     lines = (folder / "all.jsonl").read_text("utf-8").splitlines(keepends=True)[:60]
     (folder / "text.jsonl").write_text("".join(lines), "utf-8")
     documents = [yaml.safe_load(line)["text"][:20_000] for line in lines]
@@ -54,9 +54,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _translated(folder: Path, documents: list[str], options: BuildOptions) -> None:
     """`folder`/translations: lines of the text, each with its words backwards."""
-    lines = [
-        line.strip() for document in documents for line in document.splitlines() if len(line.split()) > 3
-    ]
+    lines = [line.strip() for document in documents for line in document.splitlines() if len(line.split()) > 3]
     pairs = ({"query": line, "positive": LANGUAGES_OF_OURS["re"](line)} for line in dict.fromkeys(lines))
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), "utf-8")
     build_corpus(
@@ -85,8 +83,7 @@ def settings(family: str, row: Row, stage: int) -> tuple[str, ...]:
         "objective": row.objective,
         "input": row.input.model_dump(mode="json"),
         "phases": [
-            {"steps": STEPS // len(row.phases), "length": 32, "batch": {"sequences": 16}} | own
-            for own in row.phases
+            {"steps": STEPS // len(row.phases), "length": 32, "batch": {"sequences": 16}} | own for own in row.phases
         ],
         "schedule": {"warmup": 2, "decay": "constant"},
         "optimizer": {"adamw": {"lr": 3.0e-3}},
@@ -98,9 +95,7 @@ def settings(family: str, row: Row, stage: int) -> tuple[str, ...]:
     if family == "XLM" or row.packing == "translations":
         both = row.packing == "translations"
         values["corpus.sources.text.languages"] = [*LANGUAGES[: 2 if both else 1]]
-    return tuple(
-        f"{key}={yaml.safe_dump(value, default_flow_style=True).strip()}" for key, value in values.items()
-    )
+    return tuple(f"{key}={yaml.safe_dump(value, default_flow_style=True).strip()}" for key, value in values.items())
 
 
 @pytest.mark.parametrize(
@@ -132,9 +127,7 @@ def test_a_cell_is_trained_killed_and_resumed_bit_for_bit_or_refused(
         values = [record[term] for record in records if term in record]
         first, last = sum(values[:4]) / 4, sum(values[-4:]) / 4
         print(f"{family}, {row.name}: {term} {first:.3f} to {last:.3f}")
-    if (
-        row.terms.diffusion is not None
-    ):  # a batch's rates, over which its losses are divided, decide more than 24 steps
+    if row.terms.diffusion is not None:  # a batch's rates, over which its losses are divided, decide more than 24 steps
         whole = [record["loss"] for record in small_runs.history(run).evaluations]
         print(f"{family}, {row.name}: held out {whole}")
         assert whole[-1] < whole[0]

@@ -17,14 +17,7 @@ from data_service.samples.replacement import Replacement
 from data_service.samples.samples import Samples
 from data_service.stream.stream import Stream
 from data_service.tokenizers.specials import SpecialIds
-from tests.support.data.corpora import (
-    VOCABULARY,
-    source_of,
-    spec_of,
-    write_corpus,
-    write_vocabulary,
-    written_out,
-)
+from tests.support.data.corpora import VOCABULARY, source_of, spec_of, write_corpus, write_vocabulary, written_out
 
 GOLDEN = {
     ("full_sentences", "token"): "c67fcad3f97bab10",

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from data_service.corpus.corpus import locate_document, open_corpus
+from data_service.corpus.corpus import locate_document_tokens, open_corpus
 from data_service.corpus.remove import documents_by_number as documents_in
 from data_service.corpus.remove import remove_documents
 from data_service.errors import CorpusError
-from data_service.ingest.append import ADDED_FOLDER, append_documents
+from data_service.ingest.append import APPENDED_PART_FOLDER, append_documents
 from data_service.ingest.append_options import options_from_corpus
 from data_service.stream.stream import Stream
 from launcher.errors import RecipeError, RunChanged
 from launcher.observe.inspect.document_selection import DocumentName, documents_by_number, removed_documents
 from launcher.observe.inspect.exposure import find_exposures
-from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.fork import fork
 from launcher.runtime.run.record import Run, open_run
@@ -38,9 +38,7 @@ STOPPED = 5
 def grown(folder: Path) -> str:
     """The setting by which the second phase reads the corpus with new text."""
     write_text(folder / "more.jsonl", 30, seed=4)
-    options = options_from_corpus(
-        open_corpus(f"{folder}/corpus"), workers=1, on_bad_records="error", word_files={}
-    )
+    options = options_from_corpus(open_corpus(f"{folder}/corpus"), workers=1, on_bad_records="error", word_files={})
     append_documents(
         f"{folder}/corpus",
         [f"{folder}/more.jsonl"],
@@ -55,7 +53,7 @@ def grown(folder: Path) -> str:
 
 def tell(uri: str, setting: str, *, accept: bool) -> Run:
     run = open_run(uri)
-    return reconcile(run, recipe=reload(run.recipe, (setting,)), accept_changes=accept, now=NOW)
+    return reconcile(run, recipe=with_assignments(run.recipe, (setting,)), accept_changes=accept, now=NOW)
 
 
 @pytest.mark.long
@@ -95,20 +93,16 @@ def ensure_exposures(run: Run, folder: Path) -> None:
     total = int(open_corpus(f"{folder}/grown").manifest.train.documents.sum())
     draw = random.Random(7)
     numbers = [*draw.sample(range(old), 3), *draw.sample(range(old, total), 3)]
-    report = find_exposures(
-        run, documents_by_number(run, [DocumentName("text", number) for number in numbers])
-    )
+    report = find_exposures(run, documents_by_number(run, [DocumentName("text", number) for number in numbers]))
     streams = [Stream(stream_spec(run, run.tokenizer(), phase)) for phase in (0, 1)]
     positions, expected = sample_positions(run, streams, ()), set()
-    places = {number: locate_document(open_corpus(f"{folder}/grown"), "train", number) for number in numbers}
+    places = {number: locate_document_tokens(open_corpus(f"{folder}/grown"), "train", number) for number in numbers}
     for step in range(run.recipe.total_steps):
-        rows = [(span, sample) for span in positions.ranges(step) for sample in range(span.start, span.stop)]
+        rows = [(span, sample) for span in positions.ranges_of_step(step) for sample in range(span.start, span.stop)]
         for row, (span, sample) in enumerate(rows):
             text = streams[span.phase].sample_text(span.epoch, sample)
             for number, (block, start, stop) in places.items():
-                if text.block == block and any(
-                    part.start < stop and start < part.stop for part in text.stretches
-                ):
+                if text.block == block and any(part.start < stop and start < part.stop for part in text.stretches):
                     expected.add((number, step, row))
     assert {(each.document.number, each.step, each.row) for each in report.found} == expected
     assert {number for number, _, _ in expected} > set(numbers[:3])
@@ -123,9 +117,7 @@ def test_a_document_that_is_removed_from_the_grown_corpus(folder: Path, grown: s
     corpus = open_corpus(f"{folder}/copy")
     total = int(corpus.manifest.train.documents.sum())
     under_way = small_runs.new_run(folder, "before-removal", own)
-    remove_documents(
-        corpus, documents_in(corpus, ["0", str(total - 1)]), removed_by="x", removed_at=1, reason="asked"
-    )
+    remove_documents(corpus, documents_in(corpus, ["0", str(total - 1)]), removed_by="x", removed_at=1, reason="asked")
     with pytest.raises(RunChanged) as refused:
         small_runs.operate(under_way)
     assert "phases.1.corpora.text: 2 " in refused.value.problem
@@ -144,5 +136,5 @@ def test_what_a_phase_cannot_read(folder: Path, grown: str) -> None:
     with pytest.raises(RecipeError, match=r"mixture"):
         load(small_runs.SMALL, (*small_runs.SETTINGS, grown, "phases.0.mixture={weights: {text: 1}}"))
     with pytest.raises(CorpusError) as refused:
-        small_runs.new_run(folder, "other", grown.replace("/grown}", f"/grown/{ADDED_FOLDER}}}"))
+        small_runs.new_run(folder, "other", grown.replace("/grown}", f"/grown/{APPENDED_PART_FOLDER}}}"))
     assert "append" in refused.value.remedy

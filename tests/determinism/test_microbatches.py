@@ -51,7 +51,7 @@ def first_pass(module: ObjectiveModule, parts: list[Batch]) -> list[tuple[torch.
         for batch in parts:
             seed_draws(7, 3, 0)
             own += module(batch).memory
-        everyone, joined = RankExamples.meet(own)
+        everyone, joined = RankExamples.from_all_ranks(own)
         found = module.couple(joined, everyone)
     cut_up = [torch.split(tensor, [len(examples) for examples in own]) for tensor in found]
     return list(zip(*cut_up, strict=True))

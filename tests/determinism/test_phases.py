@@ -18,7 +18,7 @@ from data_service.samples.replacement import Replacement
 from data_service.samples.spec import Annealing
 from data_service.stream.stream import Stream
 from launcher.after.export.export import export_run
-from launcher.runtime.rank.build import schedule
+from launcher.runtime.rank.build import learning_rate_schedule
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.step_table import Record
 from launcher.runtime.run.streams import stream_spec
@@ -77,9 +77,7 @@ def undisturbed(two_corpora: Path) -> str:
 def ensure_equal(run: str, undisturbed: str) -> None:
     assert small_runs.ledger(run) == small_runs.ledger(undisturbed)
     assert small_runs.digests(run) == small_runs.digests(undisturbed)
-    assert all(
-        record["loss"] == pytest.approx(weight_in(record) * record["mlm_loss"]) for record in steps_of(run)
-    )
+    assert all(record["loss"] == pytest.approx(weight_in(record) * record["mlm_loss"]) for record in steps_of(run))
     rates = [[record["lr"] for record in small_runs.history(uri).steps] for uri in (run, undisturbed)]
     assert rates[0] == rates[1]
     assert np.abs(np.subtract(small_runs.losses(run), small_runs.losses(undisturbed))).max() <= EXACT
@@ -97,12 +95,10 @@ def weight_in(record: Record) -> float:
 @pytest.mark.long
 def test_each_phase_is_what_it_says(undisturbed: str) -> None:
     run = open_run(undisturbed)
-    rate = schedule(run.recipe)
+    rate = learning_rate_schedule(run.recipe)
     steps = small_runs.history(undisturbed).steps
     assert [record["lr"] for record in steps] == [rate(step) for step in range(STEPS)]
-    assert [record["lr"] for record in steps][8:12] == pytest.approx(
-        [1.5e-3, 1.5e-3, 7.5e-4, 1.5e-3], rel=0.7
-    )
+    assert [record["lr"] for record in steps][8:12] == pytest.approx([1.5e-3, 1.5e-3, 7.5e-4, 1.5e-3], rel=0.7)
     rows = [sum(stop - start for _, start, stop in record["samples"]) for record in steps]
     assert rows[:4] == [4, 6, 9, 12]
     assert rows[8:] == [8] * 4 + [16] * 4
@@ -134,7 +130,7 @@ def test_sources_are_read_on_in_the_shares_of_each_phase(undisturbed: str) -> No
     for phase in range(4):
         plan = Stream(stream_spec(run, run.tokenizer(), phase)).plan
         taken = [
-            plan.origin(epoch, sample)
+            plan.origin_of_sample(epoch, sample)
             for record in steps[4 * phase : 4 * phase + 4]
             for epoch, start, stop in record["samples"]
             for sample in range(start, stop)

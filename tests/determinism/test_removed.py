@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoints.attempt import Attempt, newest_attempt
+from checkpoints.attempt import Attempt, newest_attempt_number
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.store.open import open_store
@@ -72,9 +72,9 @@ def test_a_run_under_way(folder: Path) -> None:
     now = datetime(2026, 5, 1, tzinfo=UTC)
     forked = fork(open_run(calm), f"{folder}/forked", 12, (), keep_position=False, now=now)
     assert (forked.restarted, forked.run.record.data_begins) == ((), 0)
-    past, history = open_run(calm).history, open_run(f"{folder}/forked").history
-    assert [history.at(step) for step in (0, 4, 5, 11)] == [past.at(step) for step in (0, 4, 5, 11)]
-    assert history.at(12) != past.at(12)
+    past, history = open_run(calm).removal_history, open_run(f"{folder}/forked").removal_history
+    assert [history.states_at(step) for step in (0, 4, 5, 11)] == [past.states_at(step) for step in (0, 4, 5, 11)]
+    assert history.states_at(12) != past.states_at(12)
     small_runs.operate(f"{folder}/forked")
     assert small_runs.digests(finish(f"{folder}/forked", 1)) != small_runs.digests(calm)[12:]
 
@@ -101,13 +101,13 @@ def test_killed_at_random_moments_it_comes_to_equal_bits(folder: Path, world: in
     finish(killed, world, without_removed=True)
     assert deaths
     small_runs.ensure_same(killed, calm, small_runs.STEPS)
-    assert dict(open_run(killed).history.at(at)) == dict(open_run(calm).history.newest)
+    assert dict(open_run(killed).removal_history.states_at(at)) == dict(open_run(calm).removal_history.newest_states)
 
 
 def ensure_certified(uri: str) -> None:
     """A changed record of what a run left out is named."""
     store = open_store(uri)
-    Attempt(store, newest_attempt(store)).record_end(time.time())
+    Attempt(store, newest_attempt_number(store)).record_end(time.time())
     certificate, found = certify(uri)
     assert certificate is not None, found.problems
     key = next(entry.key for entry in store.list("removals/"))
@@ -126,4 +126,4 @@ def test_a_run_that_is_made_afterwards(folder: Path) -> None:
     known = open_run(run).record.inputs.removals["text"]
     assert report.found  # what was removed last
     assert report.left_out
-    assert open_run(run).history.at(small_runs.STEPS) == {"text": known}
+    assert open_run(run).removal_history.states_at(small_runs.STEPS) == {"text": known}

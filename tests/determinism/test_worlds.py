@@ -31,9 +31,7 @@ def test_one_rank_then_three_then_two_and_stages_one_three_zero(folder: Path, un
     small_runs.operate(run, "zero=0", "microbatch=1")
     finish(run, 2)
 
-    worlds = [
-        event["world"] for event in small_runs.history(run).events if event["kind"] in ("start", "resume")
-    ]
+    worlds = [event["world"] for event in small_runs.history(run).events if event["kind"] in ("start", "resume")]
     assert worlds == [1, 3, 2]
     assert np.abs(np.subtract(small_runs.losses(run), small_runs.losses(undisturbed))).max() <= EXACT
     assert small_runs.ledger(run) == small_runs.ledger(undisturbed)
@@ -70,9 +68,7 @@ def test_microbatches_of_4_8_and_32_on_1_to_3_ranks_killed_and_resumed(
     """In random order, each group killed at a random step but the last."""
     draw = random.Random(seed)
     run = small_runs.new_run(many_texts, f"wandering-{seed}", *WIDE, "microbatch=4")
-    for microbatch, kill in zip(
-        draw.sample((4, 8, 32), 3), sorted(draw.sample(range(1, 12), 2)), strict=False
-    ):
+    for microbatch, kill in zip(draw.sample((4, 8, 32), 3), sorted(draw.sample(range(1, 12), 2)), strict=False):
         small_runs.operate(run, f"zero={draw.randrange(4)}", f"microbatch={microbatch}")
         world = draw.randint(1, 3)
         assert KILLED in run_group(run, world, kill={draw.randrange(world): kill}).codes

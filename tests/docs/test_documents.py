@@ -69,9 +69,7 @@ def test_files_that_are_named_exist(path: Path) -> None:
             assert there, f"{path.relative_to(ROOT)} names {name}"
 
 
-PACKAGES = [
-    path for path in documents() if path.name == "README.md" and (path.parent / "__init__.py").exists()
-]
+PACKAGES = [path for path in documents() if path.name == "README.md" and (path.parent / "__init__.py").exists()]
 
 
 @pytest.mark.parametrize("path", PACKAGES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -91,9 +89,7 @@ def test_a_packages_readme_names_its_modules_and_rooms_and_no_others(path: Path)
 
 
 def test_documents_that_code_names_exist() -> None:
-    files = [
-        ROOT / name for name in tracked() if name.endswith((".py", ".yaml")) and name.split("/")[0] != "tests"
-    ]
+    files = [ROOT / name for name in tracked() if name.endswith((".py", ".yaml")) and name.split("/")[0] != "tests"]
     for path in files:
         for name in re.findall(r"\b((?:{})/[\w/-]+\.md)\b".format("|".join(TOP)), path.read_text("utf-8")):
             assert (ROOT / name).exists(), f"{path.relative_to(ROOT)} names {name}"

@@ -63,13 +63,9 @@ def _write_readers_own(folder: Path) -> None:
         "workers die",
     )
     for name, rows in (("train", 48), ("dev", 16)):
-        lines = (
-            f'"{draw.choice(words)} {draw.choice(words)}",{draw.choice(("good", "bad"))}' for _ in range(rows)
-        )
+        lines = (f'"{draw.choice(words)} {draw.choice(words)}",{draw.choice(("good", "bad"))}' for _ in range(rows))
         (folder / f"{name}.csv").write_text("text,stars\n" + "".join(f"{line}\n" for line in lines))
-    scored = (
-        f"{draw.choice(words)} {number},{draw.choice(words)},{draw.randint(0, 5)}" for number in range(30)
-    )
+    scored = (f"{draw.choice(words)} {number},{draw.choice(words)},{draw.randint(0, 5)}" for number in range(30))
     (folder / "pairs.csv").write_text("a,b,score\n" + "".join(f"{line}\n" for line in scored))
     pairs = (
         {
@@ -101,9 +97,7 @@ def publish(model: Path, out: Path) -> None:
     shutil.copytree(model, out, ignore=shutil.ignore_patterns("maskfleet_export.json"))
     config, tokenizer = (json.loads((out / name).read_bytes()) for name in _CONFIGS)
     tokenizer["model_max_length"], positions = 128, 128 + config["pad_token_id"] + 1
-    for name, content in zip(
-        _CONFIGS, (config | {"max_position_embeddings": positions}, tokenizer), strict=True
-    ):
+    for name, content in zip(_CONFIGS, (config | {"max_position_embeddings": positions}, tokenizer), strict=True):
         (out / name).write_text(json.dumps(content))
     weights, table = load_file(out / "model.safetensors"), "roberta.embeddings.position_embeddings.weight"
     weights[table] = weights[table].repeat(5, 1)[:positions].contiguous()
@@ -166,9 +160,7 @@ def test_the_page_about_clusters(bucket: str, s3: S3Server, tmp_path: Path) -> N
     page.run()
     for manifest in ("job.yaml", "stack.yaml"):
         assert "s3://bucket/runs/base" in (tmp_path / manifest).read_text("utf-8").replace("\\/", "/")
-    assert "--num-cpus=90 --num-gpus=8" in (tmp_path / "cluster.yaml").read_text("utf-8"), (
-        "its job is submitted later"
-    )
+    assert "--num-cpus=90 --num-gpus=8" in (tmp_path / "cluster.yaml").read_text("utf-8"), "its job is submitted later"
     assert "maskfleet train s3://bucket/runs/base --nodes 4" in (tmp_path / "job.sh").read_text("utf-8")
 
 
@@ -187,9 +179,7 @@ def test_every_page_as_it_is_written(tmp_path: Path) -> None:
     from pydoc_data.topics import topics
 
     text = tmp_path / "python.jsonl"
-    text.write_text(
-        "".join(json.dumps({"text": topic}) + "\n" for topic in topics.values()), encoding="utf-8"
-    )
+    text.write_text("".join(json.dumps({"text": topic}) + "\n" for topic in topics.values()), encoding="utf-8")
     folder = a_reader(tmp_path / "reader", text, as_written=True)
     for page in AFTER_IT:
         Page(GUIDE / page, folder, as_written=True).run()

@@ -10,12 +10,12 @@ import yaml
 
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS
-from launcher.exit_codes import CODES
+from launcher.exit_codes import EXIT_CODES
 from launcher.observe.inspect.report.events import ROUTINE_EVENT_KINDS
 from launcher.runtime.cluster.display import GAUGE_DESCRIPTIONS
-from launcher.runtime.recipe.identity import kind_of
+from launcher.runtime.recipe.identity import field_kind
 from launcher.runtime.recipe.load import load
-from launcher.runtime.run.metrics import HELD_OUT, STEP
+from launcher.runtime.run.metrics import HELD_OUT_METRICS, STEP_METRICS
 from tests.support.checks.figures import UNSHOWN_FIELDS
 from tests.support.checks.guide import GUIDE, ROOT, schema
 
@@ -49,9 +49,7 @@ def documented() -> dict[str, tuple[str, str]]:
     for heading, kind in (("## What the run is", "identity"), ("## How it is operated", "operational")):
         for keys, default, _ in table_rows("keys.md", heading):
             names = re.findall(r"`([\w.*]+)`", keys)
-            defaults = (
-                default.split(", ") if default.count(", ") == len(names) - 1 else [default] * len(names)
-            )
+            defaults = default.split(", ") if default.count(", ") == len(names) - 1 else [default] * len(names)
             for name, value in zip(names, defaults, strict=True):
                 assert name not in found, f"{name} is explained twice"
                 found[name] = (value, kind)
@@ -68,7 +66,7 @@ def test_every_key_of_a_recipe_is_explained_and_none_is_invented() -> None:
 def test_keys_stand_where_they_belong_and_their_defaults_are_true() -> None:
     known = schema()
     for path, (default, kind) in documented().items():
-        assert kind_of(path) == kind, path
+        assert field_kind(path) == kind, path
         fields = known[path]
         if len({repr(field.default) for field in fields}) > 1:
             assert default in ("the family", "the packing"), path
@@ -116,9 +114,7 @@ def test_recipes_deviate_as_the_page_says() -> None:
 
 def value_at(data: object, path: str) -> object:
     for part in path.split("."):
-        data = (
-            data[int(part)] if isinstance(data, list) else data[part] if isinstance(data, Mapping) else None
-        )
+        data = data[int(part)] if isinstance(data, list) else data[part] if isinstance(data, Mapping) else None
     return data
 
 
@@ -134,17 +130,11 @@ def event_kinds() -> dict[str, str]:
 
 def _kinds(node: ast.AST) -> Iterator[str]:
     match node:
-        case ast.Call(
-            func=ast.Attribute(attr="event" | "own_event") | ast.Name(id="operator_event"), args=args
-        ):
+        case ast.Call(func=ast.Attribute(attr="event" | "own_event") | ast.Name(id="record_operator_event"), args=args):
             for argument in args[:2]:
                 yield from _constants(argument)
         case ast.Dict(keys=keys, values=values):
-            named = {
-                key.value: value
-                for key, value in zip(keys, values, strict=True)
-                if isinstance(key, ast.Constant)
-            }
+            named = {key.value: value for key, value in zip(keys, values, strict=True) if isinstance(key, ast.Constant)}
             if {"kind", "time", "attempt"} <= named.keys():
                 yield from _constants(named["kind"])
 
@@ -163,10 +153,7 @@ def test_every_kind_of_event_is_in_the_runbook_and_none_is_invented() -> None:
     written = event_kinds()
     assert len(written) > 25
     in_runbook = {
-        kind
-        for header, row in tables("runbook.md")
-        if header[1] == "event"
-        for kind in re.findall(r"`(\w+)`", row[1])
+        kind for header, row in tables("runbook.md") if header[1] == "event" for kind in re.findall(r"`(\w+)`", row[1])
     }
     assert sorted(written.keys() - in_runbook) == []
     assert sorted(in_runbook - written.keys()) == []
@@ -185,7 +172,7 @@ def test_every_figure_of_a_record_is_explained_with_its_gauge() -> None:
         for names, _, gauges in table_rows("records.md", "## Steps")
     ]
     by_term = {f"<term>{metric.suffix}" for metric in (TERM_LOSS, *TERM_FIGURES)}
-    figures = {metric.name: metric for metric in (*STEP, *HELD_OUT)}
+    figures = {metric.name: metric for metric in (*STEP_METRICS, *HELD_OUT_METRICS)}
     explained = [name for names, _ in rows for name in names]
     assert sorted(explained) == sorted({"loss", *UNSHOWN_FIELDS, *by_term, *figures})
     for names, gauges in rows:
@@ -195,7 +182,7 @@ def test_every_figure_of_a_record_is_explained_with_its_gauge() -> None:
 
 def test_every_exit_code_is_in_the_runbook() -> None:
     codes = [int(row[0]) for row in table_rows("runbook.md", "## Exit codes")]
-    assert codes == list(CODES)
+    assert codes == list(EXIT_CODES)
 
 
 def test_every_gauge_is_explained() -> None:

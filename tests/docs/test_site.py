@@ -54,9 +54,7 @@ def test_every_link_of_every_page_leads_somewhere(pages: dict[Path, str]) -> Non
 
 @pytest.mark.long
 def test_every_markdown_file_is_a_page(pages: dict[Path, str], site: Path) -> None:
-    listing = subprocess.run(
-        ["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    listing = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False)
     made = {str(path.relative_to(site).with_suffix(".md")) for path in pages}
     assert {name for name in listing.stdout.split() if (ROOT / name).exists()} <= made
 

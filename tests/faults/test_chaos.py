@@ -74,9 +74,7 @@ def test_a_hundred_cycles(folder: str, world: int, zero: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.rgw
-def test_cycles_on_a_failing_object_store(
-    rgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cycles_on_a_failing_object_store(rgw: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = f"s3://{rgw.new_bucket()}"
     with FaultProxy(rgw.endpoint) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)

@@ -81,15 +81,11 @@ def _kill(found: list[psutil.Process]) -> None:
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_dying_ranks_change_nothing(
-    request: pytest.FixtureRequest, folder: Path, family: str, zero: int
-) -> None:
+def test_dying_ranks_change_nothing(request: pytest.FixtureRequest, folder: Path, family: str, zero: int) -> None:
     faults = max(1, request.config.getoption("--cycles") // (4 * len(FAMILIES)))
     draws = random.Random(f"{request.config.getoption('--seed')} {family} {zero}")
     settings = (*SETTINGS, *FAMILIES[family], f"zero={zero}")
-    calm, uri = (
-        small_runs.new_run(folder, f"{name}-{family}-{zero}", *settings) for name in ("calm", "struck")
-    )
+    calm, uri = (small_runs.new_run(folder, f"{name}-{family}-{zero}", *settings) for name in ("calm", "struck"))
     finish(calm, 2, timeout=600)
     struck: Counter[str] = Counter()
     with training(uri) as process:

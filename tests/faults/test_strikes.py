@@ -23,9 +23,7 @@ MINUTES = float(os.environ.get("MASKFLEET_STRIKE_MINUTES", "60"))
 
 @pytest.mark.long
 @pytest.mark.rgw
-def test_any_strike_has_one_of_three_ends(
-    request: pytest.FixtureRequest, tmp_path: Path, rgw: S3Server
-) -> None:
+def test_any_strike_has_one_of_three_ends(request: pytest.FixtureRequest, tmp_path: Path, rgw: S3Server) -> None:
     seed = request.config.getoption("--seed")
     bench = Bench(tmp_path, f"s3://{rgw.new_bucket()}/strikes")
     struck: list[tuple[Strike, str]] = []
@@ -46,7 +44,5 @@ def test_any_strike_has_one_of_three_ends(
         print(f"{title}:")
         for (name, end), count in sorted(counts.items()):
             print(f"  {name:<24} {end:<12} {count:>5}")
-    print(
-        f"{len(struck)} strikes, {bench.starts} starts, {bench.compared:,} bytes compared, {len(wrong)} wrong"
-    )
+    print(f"{len(struck)} strikes, {bench.starts} starts, {bench.compared:,} bytes compared, {len(wrong)} wrong")
     assert not wrong, "\n".join(wrong)

@@ -18,9 +18,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker("gpu")
-            if (
-                item.get_closest_marker("timeout") is None
-            ):  # a thread ends what hangs in a kernel, and pytest with it
+            if item.get_closest_marker("timeout") is None:  # a thread ends what hangs in a kernel, and pytest with it
                 item.add_marker(pytest.mark.timeout(600, method="thread"))
             if not (GPU or SMALL):
                 item.add_marker(lacking)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pydantic import BaseModel
 
 from encoder_core.train.engine import leave_groups
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.groups import abort_groups, leave_count
 
 DEATHS = 4
@@ -104,14 +104,14 @@ def _sum_up(request: Request, turn: int, rank: int, right: list[bool]) -> None:
         world_size=2,
         timeout=timedelta(seconds=LIMIT_S),
     )
-    groups, control = [None, dist.new_group()], Control.join()
+    groups, control = [None, dist.new_group()], RankGroup.join()
     while turn < DEATHS or len(right) < _LAST_SUMS:
         sums = [torch.full((_NUMBERS,), float(rank + len(right)), device=device) for _ in groups]
         for tensor, group in zip(sums, groups, strict=True):
             dist.all_reduce(tensor, group=group)
         expected = 2 * len(right) + 1
         found = all(bool((tensor == expected).all()) for tensor in sums)
-        control.table([expected])  # raises if the sums were aborted
+        control.gather_rows([expected])  # raises if the sums were aborted
         right.append(found)
         Path(request.folder, f"sums {turn}").touch()
 

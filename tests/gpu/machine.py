@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from launcher.runtime.capacity.devices import Gpu, gpu_of_device
+from launcher.runtime.capacity.devices import Gpu, match_gpu_by_device_name
 
 ROOT = Path(__file__).parents[2]
 SMALL = os.environ.get("MASKFLEET_GPU_TESTS") == "small"
@@ -40,7 +40,7 @@ def known_gpu() -> Gpu | None:
     if not GPU:
         return None
     kind = torch.cuda.get_device_properties(0)
-    return gpu_of_device(kind.name, kind.total_memory)
+    return match_gpu_by_device_name(kind.name, kind.total_memory)
 
 
 def seconds_of(function: Callable[[], object], device: torch.device = DEVICE) -> float:

@@ -18,8 +18,8 @@ from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.train.engine import Engine, Update
 from encoder_core.train.settings import EngineConfig, Precision
-from encoder_core.train.step import Microbatch, RankBatch, accumulate
-from launcher.runtime.capacity.workload import phase_targets
+from encoder_core.train.step import Microbatch, RankBatch, accumulate_gradients
+from launcher.runtime.capacity.workload import targets_per_row_in_phase
 from launcher.runtime.rank.build import build_optimizer
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.network import objective_module
@@ -92,9 +92,7 @@ def engine_of(recipe: Recipe, stage: int, precision: Precision, pieces: Pieces |
     return Engine(model, build_optimizer(recipe, model), config)
 
 
-def random_rows(
-    recipe: Recipe, lengths: Sequence[int], seed: int, device: torch.device, first: int = 0
-) -> Batch:
+def random_rows(recipe: Recipe, lengths: Sequence[int], seed: int, device: torch.device, first: int = 0) -> Batch:
     """Return rows of random ids, with as many targets as in the recipe's first phase, and all else that its objective
     reads.
 
@@ -102,10 +100,10 @@ def random_rows(
     """
     phase = recipe.phases[0]
     draws = torch.Generator().manual_seed(seed)
-    count, vocabulary = sum(lengths), recipe.model.vocabulary
+    count, vocabulary = sum(lengths), recipe.model.vocabulary_size
     positions = torch.cat([torch.arange(length) for length in lengths])
     tokens = torch.randint(min(_FIRST, vocabulary - 1), vocabulary, (count,), generator=draws)
-    share = phase_targets(recipe, phase) / phase.length
+    share = targets_per_row_in_phase(recipe, phase) / phase.length
     targets = torch.randperm(count, generator=draws)[: max(1, round(share * count))].sort().values
     second = torch.cat([torch.arange(length) >= length // 2 for length in lengths]).long()
     order = None
@@ -133,7 +131,7 @@ def random_rows(
 
 def _forms(tokens: Tensor, lengths: Sequence[int], denoise: DenoiseTerm) -> Batch:
     """Return as many rows that are as long as corrupted ones, of the first of these tokens."""
-    fewer = [denoise.read(length) for length in lengths]
+    fewer = [denoise.mean_read_length(length) for length in lengths]
     return batch_without_targets(tokens[: sum(fewer)], fewer)
 
 
@@ -188,7 +186,7 @@ class Steps:
         update = Update(False, 0.0)
         rate = self.recipe.optimizer.settings.lr
         for group in engine.update_groups:
-            sums |= accumulate(engine, work, counts, _SEED, memories, group)
+            sums |= accumulate_gradients(engine, work, counts, _SEED, memories, group)
             update = engine.update(rate, step + 1, group)
         return sums, update
 

@@ -40,9 +40,7 @@ def problem(form: Form, size: Size, device: torch.device) -> Problem:
     """Return a random problem, the same on any device."""
     longest = max(size.lengths, default=0)
     carried = (longest // 4 // 4 * 4 if longest >= 16 else 3) if form.carried else 0
-    sized = replace(
-        form, heads=size.heads, width=size.width, dtype=size.dtype, dropout=size.dropout, carried=carried
-    )
+    sized = replace(form, heads=size.heads, width=size.width, dtype=size.dtype, dropout=size.dropout, carried=carried)
     scale = size.scores * size.width**-0.5
     return relative_attention.problem(size.lengths, sized, scale=scale, device=device)
 

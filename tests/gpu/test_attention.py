@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from encoder_core.layers.attention import Attend, automatic
-from encoder_core.layers.dropout import drop_threshold, dropout, inverse_rate
+from encoder_core.layers.attention import AttentionKernel, attend_with_best_kernel
+from encoder_core.layers.dropout import drop_threshold, dropout, kept_scale
 from encoder_core.layers.kernel_choice import force_kernel, record_requests
 from encoder_core.layers.rows import Rows
-from encoder_core.random_draws import head_keys, numbers16, uniforms
+from encoder_core.random_draws import head_keys, uniform_int16, uniforms
 from launcher.runtime.preflight.kernels import examine_kernels, local_gpu_name, trial_subject
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import with_vocab
@@ -104,7 +104,7 @@ def test_masks_of_hidden_states_are_the_cpus(rate: float) -> None:
     keys = torch.randint(-(2**62), 2**62, (1000,), generator=torch.Generator().manual_seed(1))
     draw, threshold = torch.tensor(-(2**61) + 12345), drop_threshold(rate)
     ours = dropout(torch.ones(len(keys), 768, device=DEVICE), rate, keys.to(DEVICE), draw).cpu()
-    theirs = (numbers16(keys, draw, range(768)) >= threshold - 2**15) * inverse_rate(threshold)
+    theirs = (uniform_int16(keys, draw, range(768)) >= threshold - 2**15) * kept_scale(threshold)
     assert torch.equal(ours, theirs.float())
     assert abs(1.0 - float((ours > 0).float().mean()) - rate) <= 5e-3
     assert torch.equal(uniforms(keys.to(DEVICE), draw, 64).cpu(), uniforms(keys, draw, 64))
@@ -208,7 +208,7 @@ def test_rows_without_dropout_in_turns(causal: bool, figure: Figure) -> None:
     qkv = tuple(x.to(DEVICE, dtype).requires_grad_() for x in drawn.unbind())
     gradient = torch.randn(len(at), heads, width, generator=draws).to(DEVICE, dtype)
 
-    def both(by: Attend, given: Sequence[Tensor] = qkv) -> dict[str, Tensor]:
+    def both(by: AttentionKernel, given: Sequence[Tensor] = qkv) -> dict[str, Tensor]:
         q, k, v = given
         context = by(q, k, v, rows, 0.0)
         found = (context, *torch.autograd.grad(context, given, gradient.to(context)))
@@ -216,13 +216,13 @@ def test_rows_without_dropout_in_turns(causal: bool, figure: Figure) -> None:
 
     exact = both(reference, [x.detach().double().requires_grad_() for x in qkv])
     with record_requests() as seen:
-        both(automatic)
+        both(attend_with_best_kernel)
     usable = [kernel for kernel in seen["attention", False] if kernel != "written"]
     for turn in range(2):
         for kernel in usable:
             with force_kernel(kernel):
-                found, again = both(automatic), both(automatic)
+                found, again = both(attend_with_best_kernel), both(attend_with_best_kernel)
                 assert error(found, exact)[0] <= MAX_ERROR[dtype], kernel
-                figure(f"{kernel}, turn {turn}", 1e3 * seconds_of(lambda: both(automatic)), "ms")
+                figure(f"{kernel}, turn {turn}", 1e3 * seconds_of(lambda: both(attend_with_best_kernel)), "ms")
             same = all(torch.equal(found[name], again[name]) for name in found)
             figure(f"{kernel}, bits repeat", float(same), "")

@@ -11,8 +11,8 @@ import torch
 
 from encoder_core.train.engine import Engine
 from encoder_core.train.rehearsal import Rehearsal, is_out_of_memory
-from encoder_core.train.zero_memory import total
-from launcher.runtime.capacity.devices import usable
+from encoder_core.train.zero_memory import total_bytes
+from launcher.runtime.capacity.devices import usable_gpu_bytes
 from launcher.runtime.capacity.memory_fit import RankMemory, rows_that_fit
 from tests.gpu.machine import GPU, RECIPES, Figure
 from tests.gpu.networks import Steps, engine_of, losses, recipe_of
@@ -44,11 +44,11 @@ def test_the_peak_of_two_steps_is_what_was_estimated(name: str, figure: Figure) 
     recipe = recipe_of(name)
     phase = recipe.phases[-1]
     bill = RankMemory.from_recipe(recipe, 1, "cuda" if GPU else "cpu")
-    room = usable(torch.cuda.get_device_properties(0).total_memory) if GPU else 4 << 30
+    room = usable_gpu_bytes(torch.cuda.get_device_properties(0).total_memory) if GPU else 4 << 30
     rows = min(_MAX_ROWS, rows_that_fit(bill, room)[-1])
     two = phase.model_copy(update={"batch": phase.batch.model_copy(update={"sequences": 2 * rows})})
-    added = bill.microbatches(two, rows).parts(rows * recipe.input.texts_per_row)
-    expected = bill.kept(two) + total(added)
+    added = bill.memory_of_microbatches(two, rows).parts(rows * recipe.input.texts_per_row)
+    expected = bill.fixed_bytes(two) + total_bytes(added)
     if GPU:
         torch.cuda.reset_peak_memory_stats()
     else:

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_core.kernels.residual_norm import Norm, residual_norm
-from encoder_core.kernels.softmax_loss import softmax_sums, to_gradient
-from encoder_core.layers.dropout import drop_threshold, inverse_rate
-from encoder_core.random_draws import numbers16
+from encoder_core.kernels.residual_norm import NormParameters, residual_norm
+from encoder_core.kernels.softmax_loss import overwrite_with_gradient, softmax_sums
+from encoder_core.layers.dropout import drop_threshold, kept_scale
+from encoder_core.random_draws import uniform_int16
 from tests.gpu.machine import DEVICE, DTYPES, GPU, MAX_BIAS, MAX_ERROR, Figure, seconds_of
 from tests.gpu.problems import error
 
@@ -46,15 +46,15 @@ class NormProblem:
 
     def by_kernel(self) -> tuple[Tensor, Tensor]:
         threshold = drop_threshold(self.rate)
-        norm = Norm(self.weight, self.bias, 1e-12, self.bias is not None)
+        norm = NormParameters(self.weight, self.bias, 1e-12, self.bias is not None)
         return residual_norm(self.x, self.residual, norm, self.draws if threshold else None, threshold)
 
     def by_formula(self) -> tuple[Tensor, Tensor]:
         threshold, x = drop_threshold(self.rate), self.x
         if threshold:
             zero = torch.zeros((), dtype=torch.int64)
-            kept = numbers16(self.draws, zero, range(x.shape[1])) >= threshold - 2**15
-            x = x * kept * inverse_rate(threshold)
+            kept = uniform_int16(self.draws, zero, range(x.shape[1])) >= threshold - 2**15
+            x = x * kept * kept_scale(threshold)
         total, width = self.residual + x, x.shape[1:]
         if self.bias is None:
             return total, F.rms_norm(total, width, self.weight, 1e-12)
@@ -104,7 +104,7 @@ def test_norms_equal_their_formula_and_repeat(dtype: str, width: int, rate: floa
 def _scored(logits: Tensor, ids: Tensor) -> Outcome:
     """Return losses, hits and gradients as the kernels compute them."""
     sums, gradient = softmax_sums(logits, ids), logits.clone()
-    by_bias = to_gradient(gradient, ids, sums, biased=True)
+    by_bias = overwrite_with_gradient(gradient, ids, sums, biased=True)
     assert by_bias is not None
     return {"loss": sums.losses, "correct": sums.correct.double(), "gradient": gradient, "by bias": by_bias}
 

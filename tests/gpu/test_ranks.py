@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from launcher.runtime.preflight.network import local_address, rank_variables
+from launcher.runtime.preflight.network import local_address, rank_network_variables
 from tests.gpu import deaths, sums
 from tests.gpu.machine import GPU, Figure, finish, known_gpu, start
 
@@ -40,7 +40,7 @@ def test_a_process_outlives_the_other_rank_again_and_again(tmp_path: Path, figur
     for rounds in (tuple(turns), *((turn,) for turn in turns)):
         request = deaths.Request(rounds=rounds, gpus=_GPUS, folder=str(tmp_path))
         apart = {"NCCL_HOSTID": f"host{len(processes)}"} if _GPUS == 1 else {}
-        network = dict(rank_variables(local_address(), os.environ))
+        network = dict(rank_network_variables(local_address(), os.environ))
         processes.append(start("deaths", request.model_dump_json(), log, network | apart))
     stays, *others = processes
     try:

@@ -10,11 +10,11 @@ import torch
 from encoder_core.layers.pieces import Pieces
 from encoder_core.layers.torch_internals import discard_graphs
 from encoder_core.trials.compile_trial import try_compilation
-from encoder_core.trials.trial_network import Subject
-from launcher.runtime.capacity.workload import full_rows, model_cost, phase_targets
+from encoder_core.trials.trial_network import TrialSubject
+from launcher.runtime.capacity.workload import model_cost, shape_of_full_rows, targets_per_row_in_phase
 from launcher.runtime.preflight.kernels import is_triton_installed, trial_subject
 from launcher.runtime.rank.journal import peak_flops
-from launcher.runtime.recipe.phases import in_phase
+from launcher.runtime.recipe.phases import recipe_in_phase
 from tests.gpu.machine import DEVICE, GPU, RECIPES, Figure
 from tests.gpu.networks import Steps, engine_of, recipe_of
 from tests.gpu.timing import MICROBATCH_TOKENS, choose_kernels, compiled_pieces, step_seconds
@@ -51,7 +51,7 @@ def test_compiled_layers_have_pythons_gradients(name: str, turn: str, caches: Pa
     discard_graphs()
     recipe = recipe_of(name)
     subject = trial_subject(recipe, recipe.model)
-    few = Subject(subject.networks, subject.dtype, DEVICE, min(subject.rows, 16), subject.length)
+    few = TrialSubject(subject.networks, subject.dtype, DEVICE, min(subject.rows, 16), subject.length)
     found = try_compilation(few, Pieces())
     assert not found.failure
     figure(f"{turn}, {found.graphs} graphs", found.seconds, "s")
@@ -60,9 +60,7 @@ def test_compiled_layers_have_pythons_gradients(name: str, turn: str, caches: Pa
 
 @pytest.mark.usefixtures("group", "caches")
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
-@pytest.mark.parametrize(
-    "compiled", [False, pytest.param(True, marks=needs_triton)], ids=["plain", "compiled"]
-)
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_triton)], ids=["plain", "compiled"])
 @pytest.mark.parametrize(("name", "length"), CASES)
 def test_speed_of_a_step(name: str, length: int, compiled: bool, dropout: float, figure: Figure) -> None:
     recipe = recipe_of(name, dropout=dropout)
@@ -76,8 +74,8 @@ def test_speed_of_a_step(name: str, length: int, compiled: bool, dropout: float,
     engine = engine_of(recipe, 1, "bf16", pieces)
     seconds = step_seconds(engine, Steps(recipe, _MICROBATCHES, rows, length, even=True))
     figure("speed", _MICROBATCHES * rows * length / seconds, "tokens/s")
-    targets = phase_targets(recipe, recipe.phases[0]) * length // recipe.phases[0].length
-    shape = full_rows(in_phase(recipe, recipe.phases[0]), rows, length, targets)
+    targets = targets_per_row_in_phase(recipe, recipe.phases[0]) * length // recipe.phases[0].length
+    shape = shape_of_full_rows(recipe_in_phase(recipe, recipe.phases[0]), rows, length, targets)
     speed = peak_flops(DEVICE, "bf16")
     if speed is not None:
         mfu = _MICROBATCHES * model_cost(recipe, shape).model / seconds / speed

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from checkpoints.save import take_snapshot
-from encoder_core.layers.torch_internals import dispatch_mode
+from encoder_core.layers.torch_internals import dispatch_mode_class
 from encoder_core.train.engine import Engine
 from encoder_core.train.settings import Precision
-from encoder_core.train.step import Sums, seed_draws
+from encoder_core.train.step import RunningSums, seed_draws
 from tests.gpu.machine import GPU, RECIPES, Figure
 from tests.gpu.networks import Steps, engine_of, losses, recipe_of, small
 from tests.gpu.training import MICROBATCHES, RATE, ROWS, STATE_NETWORK, Request, copied, digest, fill, run
@@ -74,8 +74,8 @@ def _waited(engine: Engine, steps: Steps) -> list[str]:
     work, found = steps.work(engine, 2), list[str]()
     memories: dict[int, tuple[torch.Tensor, ...]] = {}
     for group in engine.update_groups:
-        engine.begin(group)
-        sums = Sums()
+        engine.begin_update_group(group)
+        sums = RunningSums()
         for microbatch in work.microbatches:
             seed_draws(1, 2, microbatch.index, group)
             with _watched() as seen:
@@ -104,7 +104,7 @@ def _watched() -> Iterator[list[str]]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-class _Waits(dispatch_mode()):  # type: ignore[misc]
+class _Waits(dispatch_mode_class()):  # type: ignore[misc]
     """Notes operations whose result the host needs: numbers that it reads, and sizes that depend on data."""
 
     _READ = ("_local_scalar_dense", "is_nonzero", "equal")

@@ -58,9 +58,7 @@ def _trained(kernel: Kernel) -> dict[str, Tensor]:
     optimizer, flat = _flat(_sizes())
     generator = torch.Generator(DEVICE).manual_seed(2)
     for count in range(1, _STEPS + 1):
-        flat.grad = torch.randn(flat.shape, generator=generator, device=DEVICE) * (
-            30 if count == _STEPS else 1
-        )
+        flat.grad = torch.randn(flat.shape, generator=generator, device=DEVICE) * (30 if count == _STEPS else 1)
         _step(optimizer, kernel, count)
     return {"weight": flat.detach(), **optimizer.state[flat]}
 
@@ -106,9 +104,7 @@ def _orthogonalised(round_elements: int, monkeypatch: pytest.MonkeyPatch) -> tup
     return optimizer, weights
 
 
-def test_muon_of_all_matrices_together_is_muon_of_each(
-    figure: Figure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_muon_of_all_matrices_together_is_muon_of_each(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
     """Iterates of a GPU are bfloat16, so updates agree to a percent of their length."""
     (_, alone), (_, together), (_, again) = (_orthogonalised(n, monkeypatch) for n in (1, 2**27, 2**27))
     for one, other, repeated in zip(alone, together, again, strict=True):

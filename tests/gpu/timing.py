@@ -9,9 +9,9 @@ from encoder_core.layers.kernel_choice import set_preference
 from encoder_core.layers.pieces import Pieces
 from encoder_core.layers.torch_internals import discard_graphs
 from encoder_core.train.engine import Engine
-from encoder_core.train.step import RankBatch, accumulate
+from encoder_core.train.step import RankBatch, accumulate_gradients
 from encoder_core.trials.compile_trial import try_compilation
-from encoder_core.trials.trial_network import Subject
+from encoder_core.trials.trial_network import TrialSubject
 from launcher.runtime.preflight.kernels import examine_kernels, local_gpu_name, trial_subject
 from launcher.runtime.recipe.schema import Recipe
 from tests.gpu.machine import DEVICE, GPU
@@ -34,7 +34,7 @@ def compiled_pieces(recipe: Recipe, rows: int, length: int) -> Pieces:
     """Compile layers as a run does: before training, for rows of its shape. Raises RuntimeError: it failed."""
     discard_graphs()
     pieces, networks = Pieces(), trial_subject(recipe, recipe.model).networks
-    subject = Subject(networks, torch.bfloat16, DEVICE, rows, length)
+    subject = TrialSubject(networks, torch.bfloat16, DEVICE, rows, length)
     found = try_compilation(subject, pieces, compared=False)
     if found.failure:
         raise RuntimeError(found.failure)
@@ -64,5 +64,5 @@ def step_seconds(engine: Engine, steps: Steps) -> float:
 def take_step(engine: Engine, work: RankBatch, counts: dict[str, float], number: int) -> None:
     memories: dict[int, tuple[torch.Tensor, ...]] = {}
     for group in engine.update_groups:
-        accumulate(engine, work, counts, 1, memories, group)
+        accumulate_gradients(engine, work, counts, 1, memories, group)
         engine.update(1e-5, number + 1, group)

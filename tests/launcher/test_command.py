@@ -36,7 +36,7 @@ def work():
 
 command._DRIVER_END_TIMEOUT_S = command._SECOND_SIGNAL_TIMEOUT_S = 0.5
 sys.argv[1:] = ["train", "somewhere"]
-console._run = work
+console._run_cli = work
 console.main()
 """
 WAITS = "time.sleep(600)"
@@ -132,8 +132,7 @@ def test_a_driver_that_has_nothing_to_save_is_given_a_little_time_only(mark: str
 @pytest.mark.long
 def test_a_second_ctrl_c_does_not_wait(mark: str) -> None:
     process = start(
-        "signal.signal(signal.SIGINT, signal.SIG_IGN); "
-        + SAVING_COMMANDS.strip().replace("\n    ", "\n    "),
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); " + SAVING_COMMANDS.strip().replace("\n    ", "\n    "),
         mark,
     )
     until(process, "ready")
@@ -168,9 +167,7 @@ needs_namespaces = pytest.mark.skipif(
 @pytest.mark.long
 @needs_namespaces
 @pytest.mark.parametrize("inside", [(), ("unshare", "--mount-proc")], ids=["our /proc", "its own /proc"])
-def test_a_command_in_another_container_is_left_alone(
-    mark: str, inside: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_command_in_another_container_is_left_alone(mark: str, inside: tuple[str, ...], tmp_path: Path) -> None:
     """Seen from outside, its processes have other numbers than they know; seen from inside, ours have none."""
     process = start(WAITS, mark, *ELSEWHERE, *inside)
     until(process, "ready")
@@ -274,9 +271,7 @@ def test_any_signal_at_any_moment(seed: int, mark: str) -> None:
         assert process.poll() is None
     time.sleep(draw.uniform(0, 0.8))
     for _ in range(draw.randint(1, 3)):
-        numbers = draw.choice(
-            [[signal.SIGTERM], [signal.SIGINT], [signal.SIGHUP], [signal.SIGSTOP, signal.SIGCONT]]
-        )
+        numbers = draw.choice([[signal.SIGTERM], [signal.SIGINT], [signal.SIGHUP], [signal.SIGSTOP, signal.SIGCONT]])
         send = draw.choice([os.kill, os.killpg])
         for number in numbers:
             with suppress(ProcessLookupError):

@@ -20,9 +20,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     small_runs.prepare_corpus(folder)
     small_runs.new_run(folder, "run")
-    (folder / "prepare.yaml").write_text(
-        f"inputs: [{{source: one, files: [{folder / 'text.jsonl'}]}}]\nstages: []\n"
-    )
+    (folder / "prepare.yaml").write_text(f"inputs: [{{source: one, files: [{folder / 'text.jsonl'}]}}]\nstages: []\n")
     return folder
 
 
@@ -110,11 +108,7 @@ def large_build(inputs: Path, out: Path, workers: int) -> list[str]:
 )
 def test_a_limit_that_is_too_low(name: str, option: str, limit: int, large: Path, tmp_path: Path) -> None:
     """And a low soft limit on open files, which may be raised, stops nobody."""
-    arguments = (
-        commands(large, tmp_path / "out")["train"]
-        if name == "train"
-        else large_build(large, tmp_path / "o", 2)
-    )
+    arguments = commands(large, tmp_path / "out")["train"] if name == "train" else large_build(large, tmp_path / "o", 2)
     code, said = run(arguments, lambda: resource.setrlimit(KINDS[option], (limit, limit)))
     assert code == MISTAKE, said
     assert f"ulimit {option} " in said

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from data_service.store.open import open_store
 from launcher.output import human_duration
-from launcher.progress import BYTES, Work, _Screen
+from launcher.progress import BYTES_UNIT, Work, _ProgressDisplay
 from tests.support.checks.silence import seen
 from tests.support.data.corpora import random_block, write_corpus
 from tests.support.stores.fault_proxy import FaultProxy
@@ -55,7 +55,7 @@ class Shown:
         self.now, self.stream = 1000.0, ""
         self.said: list[tuple[float, str]] = []
         width = None if columns is None else lambda: columns
-        self.screen = _Screen(self._write, width, self.now)
+        self.screen = _ProgressDisplay(self._write, width, self.now)
 
     def _write(self, data: bytes) -> None:
         self.said.append((self.now, data.decode()))
@@ -67,7 +67,7 @@ class Shown:
             self.screen.tick(work, self.now)
 
     def print(self, text: str) -> None:
-        self.screen.others_write(text, self.now)
+        self.screen.clear_before_write(text, self.now)
         self.stream += text
 
 
@@ -97,9 +97,7 @@ def test_in_a_log_nothing_lasts_unseen(parts: list[tuple[float, int]]) -> None:
 
 @pytest.mark.long
 @given(parts=TERMINAL, columns=st.sampled_from([20, 80, 300]))
-def test_on_a_terminal_one_line_is_rewritten_and_all_others_stay(
-    parts: list[tuple[float, int]], columns: int
-) -> None:
+def test_on_a_terminal_one_line_is_rewritten_and_all_others_stay(parts: list[tuple[float, int]], columns: int) -> None:
     shown, printed = Shown(columns), []
     for number, (seconds, lines) in enumerate(parts):
         shown.last(Work(f"part {number} of some work", 1000, "rows", shown.now), seconds)
@@ -127,13 +125,11 @@ def test_half_a_line_of_others_is_left_alone() -> None:
     before=st.integers(0, 10**9),
     age=st.floats(1, 1e6),
 )
-def test_what_is_left_goes_by_the_pace_of_this_command(
-    total: int, done: int, before: int, age: float
-) -> None:
+def test_what_is_left_goes_by_the_pace_of_this_command(total: int, done: int, before: int, age: float) -> None:
     done, before = min(done, total), min(before, done, total)
-    work = Work("reading", total, BYTES, 0.0)
-    work.begin_at(before)
-    work.at(done)
+    work = Work("reading", total, BYTES_UNIT, 0.0)
+    work.set_already_done(before)
+    work.set_done(done)
     left = re.search(r"about (.+) left", work.describe(age))
     assert (left is not None) == (done > before)
     if done == total and left is not None:
@@ -142,8 +138,8 @@ def test_what_is_left_goes_by_the_pace_of_this_command(
 
 @given(half=st.integers(1, 10**9), before=st.integers(0, 10**6), age=st.floats(1, 1e6))
 def test_after_half_of_it_as_much_is_left(half: int, before: int, age: float) -> None:
-    work = Work("reading", before + 2 * half, BYTES, 0.0)
-    work.begin_at(before)
+    work = Work("reading", before + 2 * half, BYTES_UNIT, 0.0)
+    work.set_already_done(before)
     work.advance(half)
     assert work.describe(age).endswith(f", about {human_duration(age)} left")
 

@@ -57,9 +57,7 @@ def caught(pid: int) -> int:
     return 0
 
 
-@pytest.mark.parametrize(
-    "draw", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 90))]
-)
+@pytest.mark.parametrize("draw", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 90))])
 def test_asked_to_end_at_any_moment(text: Path, tmp_path: Path, draw: int) -> None:
     draws, temporary = random.Random(draw), tmp_path / "temporary"
     temporary.mkdir()

@@ -16,15 +16,7 @@ from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.run.record import open_run
 from tests.support.models.parity import parameters_of
 from tests.support.models.written import export_model
-from tests.support.runs.starts import (
-    BERT,
-    MLM,
-    PAIRS,
-    Setting,
-    export,
-    fresh,
-    trained,
-)
+from tests.support.runs.starts import BERT, MLM, PAIRS, Setting, export, fresh, trained
 
 VECTORS = RecipeObjective(contrastive=ContrastiveConfig(projection=True))
 

@@ -18,7 +18,7 @@ from data_service.store.open import open_store
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families.bart import BartConfig
-from encoder_core.families.catalogue import interchange, read_config
+from encoder_core.families.catalogue import hf_format_of, read_config
 from encoder_core.objectives.denoise import DenoiseConfig
 from encoder_core.objectives.modules.denoising import DenoisingModel
 from tests.support.models.parity import (
@@ -46,9 +46,7 @@ def noisy(lengths: list[int], read: list[int], vocab: int = 101) -> Batch:
     tokens[batch.cu_seqlens[1:].long() - 1] = END
     every = torch.arange(len(tokens))
     form = make_batch(read, vocab, seed=1)
-    return replace(
-        batch, tokens=tokens, target_positions=every, target_ids=tokens, causal=True, corrupted=form
-    )
+    return replace(batch, tokens=tokens, target_positions=every, target_ids=tokens, causal=True, corrupted=form)
 
 
 def their_model(fields: dict[str, Any], dtype: torch.dtype) -> BartForConditionalGeneration:
@@ -59,7 +57,7 @@ def their_model(fields: dict[str, Any], dtype: torch.dtype) -> BartForConditiona
 def models(
     dtype: torch.dtype, direction: str, config: BartConfig = CONFIG
 ) -> tuple[DenoisingModel, BartForConditionalGeneration]:
-    their = interchange(config, "denoise")
+    their = hf_format_of(config, "denoise")
     ours = random_weights(DenoiseConfig().build(config), seed=1).to(dtype).eval()
     theirs = their_model(their.fields, dtype)
     if direction == "ours_to_theirs":
@@ -133,7 +131,7 @@ def test_same_gradients_in_fp64() -> None:
     F.cross_entropy(written.flat(logits), batch.target_ids).backward()
     (term,) = ours(batch).terms
     (term.loss_sum / term.targets).backward()
-    names = interchange(CONFIG, "denoise").table.names(CONFIG.layers)
+    names = hf_format_of(CONFIG, "denoise").table.their_names(CONFIG.layers)
     expected = dict(theirs.named_parameters())
     assert names.keys() == parameters_of(ours).keys()
     for name, parameter in ours.named_parameters():
@@ -156,7 +154,7 @@ def test_an_export_is_loaded_by_transformers(tmp_path: Path) -> None:
 
 
 def test_a_saved_folder_is_read(tmp_path: Path) -> None:
-    theirs = their_model(interchange(CONFIG, "denoise").fields, torch.float32)
+    theirs = their_model(hf_format_of(CONFIG, "denoise").fields, torch.float32)
     theirs.save_pretrained(tmp_path)
     read = load_pretrained(tmp_path, "denoise")
     assert read.config == CONFIG
@@ -168,7 +166,7 @@ def test_a_saved_folder_is_read(tmp_path: Path) -> None:
 
 
 def test_a_bias_of_the_output_is_refused(tmp_path: Path) -> None:
-    theirs = their_model(interchange(CONFIG, "denoise").fields, torch.float32)
+    theirs = their_model(hf_format_of(CONFIG, "denoise").fields, torch.float32)
     bias: Tensor = theirs.final_logits_bias
     bias[0, 7] = 0.5
     theirs.save_pretrained(tmp_path)
@@ -182,7 +180,7 @@ def test_a_bias_of_the_output_is_refused(tmp_path: Path) -> None:
     ids=str,
 )
 def test_what_is_no_bart_is_refused(change: dict[str, Any]) -> None:
-    fields = interchange(CONFIG, "denoise").fields
+    fields = hf_format_of(CONFIG, "denoise").fields
     with pytest.raises(ModelError, match=next(iter(change))):
         read_config(fields | change)
 

@@ -9,9 +9,9 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForPreTraini
 
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import ModelConfig, interchange
+from encoder_core.families.catalogue import ModelConfig, hf_format_of
 from encoder_core.families.interchange import Heads
-from encoder_core.layers.attention import Attend, SelfAttention, automatic
+from encoder_core.layers.attention import AttentionKernel, SelfAttention, attend_with_best_kernel
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.multitask import multitask_model
 from encoder_core.objectives.modules.network import masked_language_model
@@ -46,7 +46,9 @@ CONFIGS = {
 PAIRS: dict[str, PairConfig] = {"bert": NspConfig(), "albert": SopConfig()}
 
 
-def our_model(config: ModelConfig, heads: Heads, dtype: torch.dtype, attend: Attend = automatic) -> Any:
+def our_model(
+    config: ModelConfig, heads: Heads, dtype: torch.dtype, attend: AttentionKernel = attend_with_best_kernel
+) -> Any:
     if heads == "mlm":
         model: nn.Module = masked_language_model(config)
     else:
@@ -58,15 +60,15 @@ def our_model(config: ModelConfig, heads: Heads, dtype: torch.dtype, attend: Att
 
 
 def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype) -> Any:
-    described = AutoConfig.for_model(**interchange(config, heads).fields)
+    described = AutoConfig.for_model(**hf_format_of(config, heads).fields)
     factory = AutoModelForMaskedLM if heads == "mlm" else AutoModelForPreTraining
     model = factory.from_config(described)
-    assert type(model).__name__ == interchange(config, heads).architecture
+    assert type(model).__name__ == hf_format_of(config, heads).architecture
     return random_weights(model).to(dtype).eval()
 
 
 def their_inputs(config: ModelConfig, heads: Heads) -> tuple[Any, Any, dict[str, Any]]:
-    batch = make_batch(LENGTHS, config.vocabulary, segments=True)
+    batch = make_batch(LENGTHS, config.vocabulary_size, segments=True)
     padded = pad(batch, config.pad_id)
     inputs: dict[str, Any] = {
         "input_ids": padded.input_ids,
@@ -89,13 +91,13 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("heads", ["mlm", "mlm_pair"])
 @pytest.mark.parametrize("direction", ["theirs_to_ours", "ours_to_theirs"])
-@pytest.mark.parametrize("attend", [automatic, reference])
+@pytest.mark.parametrize("attend", [attend_with_best_kernel, reference])
 def test_same_weights_same_outputs(
-    config: ModelConfig, heads: Heads, direction: str, attend: Attend, dtype: torch.dtype
+    config: ModelConfig, heads: Heads, direction: str, attend: AttentionKernel, dtype: torch.dtype
 ) -> None:
     ours, theirs = our_model(config, heads, dtype, attend), their_model(config, heads, dtype)
     copy = copy_from if direction == "theirs_to_ours" else copy_into
-    copy(theirs, ours, interchange(config, heads))
+    copy(theirs, ours, hf_format_of(config, heads))
     batch, padded, inputs = their_inputs(config, heads)
 
     expected = theirs(**inputs, output_hidden_states=True)
@@ -117,12 +119,12 @@ def test_same_weights_same_outputs(
 @pytest.mark.parametrize("heads", ["mlm", "mlm_pair"])
 def test_same_gradients(config: ModelConfig, heads: Heads) -> None:
     ours, theirs = our_model(config, heads, torch.float64), their_model(config, heads, torch.float64)
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     copy_into(theirs, ours, their)
     batch, _, inputs = their_inputs(config, heads)
     theirs(**inputs).loss.backward()
     sum(term.loss_sum / term.targets for term in ours(batch).terms).backward()
-    their_parameters, names = dict(theirs.named_parameters()), their.table.names(their.layers)
+    their_parameters, names = dict(theirs.named_parameters()), their.table.their_names(their.layers)
     for name, parameter in ours.named_parameters():
         expected = their_parameters[names[name]].grad
         torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=GRADIENT_TOLERANCE)

@@ -45,9 +45,7 @@ def _check(name: str, folder: Path, count: int, seed: int) -> None:
     tokenizer = FOLDERS[name](folder)
     theirs, ours = AutoTokenizer.from_pretrained(tokenizer), load_tokenizer(str(tokenizer))
     protected = [piece for role, piece in ours.names.by_role().items() if role != "unk"]
-    texts = [
-        text for text in documents_of_all_sorts(count, seed) if not any(name in text for name in protected)
-    ]
+    texts = [text for text in documents_of_all_sorts(count, seed) if not any(name in text for name in protected)]
     expected = [ids for text in texts if (ids := theirs(text, add_special_tokens=False).input_ids)]
     found = _corpus(folder, tokenizer, texts)
     assert len(found) == len(expected)
@@ -56,9 +54,7 @@ def _check(name: str, folder: Path, count: int, seed: int) -> None:
     with_tokens = [text for text in texts if theirs(text, add_special_tokens=False).input_ids]
     same = sum(ours.decode(ids) == text for ids, text in zip(found, with_tokens, strict=True))
     if ours.kind == "byte_bpe" and all(ours.decode(ours.encode(text)) == text for text in ("a", "e\u0301")):
-        assert same == len(found), (
-            "byte-level BPE that neither composes nor begins with a space loses nothing"
-        )
+        assert same == len(found), "byte-level BPE that neither composes nor begins with a space loses nothing"
     print(
         f"{name}: {len(found)} documents, {sum(map(len, found))} tokens, {same} decode to the text",
         file=sys.stderr,

@@ -12,21 +12,14 @@ from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import interchange, read_config
+from encoder_core.families.catalogue import hf_format_of, read_config
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.layers.deberta_attention import FusedProjections
 from encoder_core.layers.deberta_encoder import DisentangledEncoder, DisentangledLayer
 from encoder_core.layers.sizes import log_buckets
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.modules.network import masked_language_model
-from tests.support.models.parity import (
-    assert_close,
-    copy_into,
-    make_batch,
-    pad,
-    random_weights,
-    states_of,
-)
+from tests.support.models.parity import assert_close, copy_into, make_batch, pad, random_weights, states_of
 
 Config = DebertaConfig | DebertaV2Config
 
@@ -54,7 +47,7 @@ def config(request: pytest.FixtureRequest) -> Config:
 
 
 def their_model(config: Config, dtype: torch.dtype) -> PreTrainedModel:
-    their_config = AutoConfig.for_model(**interchange(config).fields)
+    their_config = AutoConfig.for_model(**hf_format_of(config).fields)
     return random_weights(AutoModelForMaskedLM.from_config(their_config)).to(dtype).eval()
 
 
@@ -65,12 +58,12 @@ def our_model(config: Config, dtype: torch.dtype) -> MultitaskModel:
 @pytest.mark.parametrize("mask_decoder", ["plain", "enhanced"])
 def test_configurations_travel_both_ways(config: Config, mask_decoder: str) -> None:
     config = config.model_copy(update={"mask_decoder": mask_decoder})
-    assert read_config(interchange(config).fields) == config
+    assert read_config(hf_format_of(config).fields) == config
 
 
 def test_a_term_that_transformers_lacks_is_not_handed_to_it(config: Config) -> None:
     with pytest.raises(ModelError, match="position_to_position"):
-        interchange(config.model_copy(update={"position_to_position": True}))
+        hf_format_of(config.model_copy(update={"position_to_position": True}))
 
 
 @pytest.mark.parametrize(("buckets", "longest"), [(256, 512), (8, 40), (16, 512), (4, 100), (256, 40)])
@@ -132,7 +125,7 @@ def test_the_enhanced_decoder_is_theirs_run_again_on_their_own_layer(name: str) 
     ours, theirs = our_model(enhanced, torch.float64), their_model(config, torch.float64)
     plain = masked_language_model(config).double()
     plain.load_state_dict({k: v for k, v in ours.state_dict().items() if not k.startswith("decoder.")})
-    copy_into(theirs, plain, interchange(config))
+    copy_into(theirs, plain, hf_format_of(config))
     batch = make_batch(LENGTHS, 101)
     rectangle = pad(batch, 0)
     base = theirs.deberta
@@ -166,4 +159,4 @@ def test_the_last_layer_at_chosen_tokens_is_the_last_layer(
     assert isinstance(encoder, DisentangledEncoder)
     batch = make_batch(LENGTHS, 101)
     expected = encoder(batch)[batch.target_positions]
-    torch.testing.assert_close(encoder.at(batch.target_positions, batch), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(encoder.states_at(batch.target_positions, batch), expected, rtol=1e-12, atol=1e-12)

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from transformers import ElectraConfig as TheirConfig
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-from encoder_core.families.catalogue import interchange
+from encoder_core.families.catalogue import hf_format_of
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.modules.network import build_network
 from tests.support.models.parity import (
     GRADIENT_TOLERANCE,
     assert_close,
@@ -40,10 +40,10 @@ CLASSES = {"mlm": ElectraForMaskedLM, "rtd": ElectraForPreTraining}
 
 
 def both_models(config: ElectraConfig, heads: Heads, dtype: torch.dtype) -> tuple[Any, Any]:
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     assert CLASSES[heads].__name__ == their.architecture
     theirs = CLASSES[heads](TheirConfig(**their.fields))
-    ours, theirs = (random_weights(model).to(dtype).eval() for model in (network(config, heads), theirs))
+    ours, theirs = (random_weights(model).to(dtype).eval() for model in (build_network(config, heads), theirs))
     return ours, theirs
 
 
@@ -54,8 +54,8 @@ def test_same_weights_same_outputs(config: ElectraConfig, heads: Heads, dtype: t
     """And in fp64, after our weights were copied into theirs, the same gradients."""
     ours, theirs = both_models(config, heads, dtype)
     copy = copy_into if dtype == torch.float64 else copy_from
-    copy(theirs, ours, interchange(config, heads))
-    batch = make_batch(LENGTHS, config.vocabulary, segments=True)
+    copy(theirs, ours, hf_format_of(config, heads))
+    batch = make_batch(LENGTHS, config.vocabulary_size, segments=True)
     padded = pad(batch, config.pad_id)
     replaced = torch.zeros_like(batch.tokens, dtype=torch.bool)
     replaced[batch.target_positions] = True
@@ -91,8 +91,8 @@ def test_same_weights_same_outputs(config: ElectraConfig, heads: Heads, dtype: t
     if dtype == torch.float64:
         their_loss.backward()
         loss.backward()
-        their = interchange(config, heads)
-        their_parameters, names = dict(theirs.named_parameters()), their.table.names(their.layers)
+        their = hf_format_of(config, heads)
+        their_parameters, names = dict(theirs.named_parameters()), their.table.their_names(their.layers)
         for name, parameter in ours.named_parameters():
             wanted = their_parameters[names[name]].grad
             torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=GRADIENT_TOLERANCE)

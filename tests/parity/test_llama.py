@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from checkpoints.hf.load import load_pretrained, weights_for
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import interchange, read_config
+from encoder_core.families.catalogue import hf_format_of, read_config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.objectives.clm import ClmConfig
 from encoder_core.objectives.compose import compose
@@ -56,7 +56,7 @@ def ours_of(theirs: LlamaForCausalLM, dtype: torch.dtype) -> MultitaskModel:
     assert isinstance(config, EuroBertConfig)
     ours = compose(config, {"mlm": MlmConfig(), "clm": ClmConfig()})
     assert isinstance(ours, MultitaskModel)
-    copy_from(theirs, ours, interchange(config))
+    copy_from(theirs, ours, hf_format_of(config))
     return ours.to(dtype).eval()
 
 
@@ -119,7 +119,7 @@ def test_a_saved_folder_is_read(tied: bool, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     read = load_pretrained(tmp_path)
     assert isinstance(read.config, EuroBertConfig)
-    assert read.config.tied is tied
+    assert read.config.has_tied_decoder is tied
     expected = dict(ours_of(theirs, torch.float32).named_parameters())
     assert read.tensors.keys() == expected.keys() == weights_for(read.config, tmp_path).keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in read.tensors.items())

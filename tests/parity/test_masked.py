@@ -23,18 +23,14 @@ from transformers.models.ultrabert.modeling_ultrabert import UltrabertRMSNorm
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import ModelConfig, interchange, read_config
+from encoder_core.families.catalogue import ModelConfig, hf_format_of, read_config
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.modules.network import masked_language_model
-from tests.support.models.parity import (
-    assert_same_masked_gradients,
-    assert_same_masked_outputs,
-    make_batch,
-)
+from tests.support.models.parity import assert_same_masked_gradients, assert_same_masked_outputs, make_batch
 from tests.support.models.peers import in_both_precisions, peers, unrounded_norm
 
 SIZE: dict[str, Any] = {"layers": 4, "hidden": 48, "heads": 4, "feed_forward": 80, "vocab": 101}
@@ -116,7 +112,7 @@ def unrounded() -> Iterator[None]:
 def test_same_weights_same_outputs(name: str, lengths: str, dtype: torch.dtype) -> None:
     config = CONFIGS[name]
     ours, theirs = peers(config, dtype)
-    assert_same_masked_outputs(ours, theirs, make_batch(LENGTHS[lengths], config.vocabulary), config.pad_id)
+    assert_same_masked_outputs(ours, theirs, make_batch(LENGTHS[lengths], config.vocabulary_size), config.pad_id)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -169,7 +165,7 @@ modern = st.sampled_from(["modernbert", "eurobert"]).flatmap(shapes)
 @given(config=modern, lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5))
 def test_any_shape_and_any_rows_in_fp64(config: ModelConfig, lengths: list[int]) -> None:
     ours, theirs = peers(config, torch.float64)
-    assert_same_masked_outputs(ours, theirs, make_batch(lengths, config.vocabulary), config.pad_id)
+    assert_same_masked_outputs(ours, theirs, make_batch(lengths, config.vocabulary_size), config.pad_id)
 
 
 @torch.no_grad()
@@ -182,7 +178,7 @@ def test_rows_as_long_as_the_published_models_take(name: str, dtype: torch.dtype
     changes |= {"local_attention": 128} if name == "modernbert" else {"key_value_heads": 1}
     config = CONFIGS[name].model_copy(update=changes)
     ours, theirs = peers(config, dtype)
-    assert_same_masked_outputs(ours, theirs, make_batch([8192, 130], config.vocabulary), config.pad_id)
+    assert_same_masked_outputs(ours, theirs, make_batch([8192, 130], config.vocabulary_size), config.pad_id)
 
 
 FRESH: dict[str, ModelConfig] = {
@@ -197,13 +193,13 @@ FRESH: dict[str, ModelConfig] = {
 def test_fresh_weights_have_their_spread_and_their_cut(name: str) -> None:
     """Every parameter's mean, deviation and, where the draws are cut, largest value; of 22 layers, outputs are 6.6
     times narrower."""
-    config, their = FRESH[name], interchange(FRESH[name])
+    config, their = FRESH[name], hf_format_of(FRESH[name])
     torch.manual_seed(0)
     ours = masked_language_model(config)
     initialise(ours, config.initializer_range, config.initializer)
     described = transformers.AutoConfig.for_model(**their.fields)
     theirs = dict(getattr(transformers, str(their.architecture))(described).named_parameters())
-    names = their.table.names(their.layers)
+    names = their.table.their_names(their.layers)
     for name, parameter in ours.named_parameters():
         expected = theirs[names[name]]
         torch.testing.assert_close(parameter.std(), expected.std(), rtol=0.02, atol=0, msg=name)
@@ -216,7 +212,7 @@ def test_fresh_weights_have_their_spread_and_their_cut(name: str) -> None:
 @given(config=modern)
 def test_both_forms_of_their_config_are_read(config: ModelConfig) -> None:
     """The released models' form, which we write, and version 5's, which names each layer's type and its base."""
-    fields = interchange(config).fields
+    fields = hf_format_of(config).fields
     assert read_config(fields) == config
     saved = transformers.AutoConfig.for_model(**fields).to_dict()
     assert "rope_theta" not in saved
@@ -228,14 +224,14 @@ def test_both_forms_of_their_config_are_read(config: ModelConfig) -> None:
 
 def test_distilberts_configuration_comes_back() -> None:
     config = CONFIGS["distilbert"]
-    its = interchange(config)
+    its = hf_format_of(config)
     assert read_config(transformers.DistilBertConfig(**its.fields).to_dict()) == config
-    assert (its.architecture, interchange(config, "none").architecture) == (
+    assert (its.architecture, hf_format_of(config, "none").architecture) == (
         "DistilBertForMaskedLM",
         "DistilBertModel",
     )
     with pytest.raises(ModelError, match="1e-12"):
-        interchange(config.model_copy(update={"layer_norm_eps": 1e-5}))
+        hf_format_of(config.model_copy(update={"layer_norm_eps": 1e-5}))
 
 
 REFUSED: dict[str, list[dict[str, Any]]] = {
@@ -275,7 +271,7 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
 )
 def test_what_we_do_not_have_is_refused(name: str, change: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=next(iter(change))):
-        read_config(interchange(CONFIGS[name]).fields | change)
+        read_config(hf_format_of(CONFIGS[name]).fields | change)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def test_a_token_sees_its_window_and_no_further_row() -> None:
     config = ModernBertConfig.model_validate(shape | {"global_every": 9, "local_attention": 16})
     model = random_weights(masked_language_model(config)).double().eval()
     layer = model.encoder.layers[1]
-    batch = make_batch([30, 200, 11], config.vocabulary)
+    batch = make_batch([30, 200, 11], config.vocabulary_size)
     rows = Rows.from_batch(batch)
     states = torch.randn(len(batch.tokens), config.hidden, dtype=torch.float64)
     moved = states.clone()
@@ -33,9 +33,7 @@ def test_rotary_positions_are_theirs_to_the_bit(base: float, dtype: torch.dtype)
     config = TheirConfig(hidden_size=64, num_attention_heads=2, global_rope_theta=base, local_rope_theta=base)
     positions = torch.randint(8192, (1, 50))
     q, k = torch.randn(2, 1, 2, 50, 32).to(dtype)
-    cos, sin = modeling_modernbert.ModernBertRotaryEmbedding(config)(
-        q.float(), positions, layer_type="full_attention"
-    )
+    cos, sin = modeling_modernbert.ModernBertRotaryEmbedding(config)(q.float(), positions, layer_type="full_attention")
     expected = modeling_modernbert.apply_rotary_pos_emb(q, k, cos, sin)
     by = rotation(positions[0], base, 32)
     for ours, theirs in zip((q, k), expected, strict=True):

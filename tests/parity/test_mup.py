@@ -53,7 +53,7 @@ def test_an_export_has_the_logits_that_were_trained(name: str, tmp_path: Path) -
     initialise(model, 0.1, "normal", {name: scale.fresh for name, scale in scales.items()})
     rates = {name: scale.rate for name, scale in scales.items()}
     optimizer = AdamW(parameter_groups(model, 0.1, rates=rates), AdamWConfig(lr=1e-2))
-    batch = make_batch([17, 40, 3, 1, 28], config.vocabulary)
+    batch = make_batch([17, 40, 3, 1, 28], config.vocabulary_size)
     for step in range(3):
         optimizer.zero_grad()
         model(batch).terms[0].loss_sum.backward()

@@ -21,20 +21,13 @@ from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import interchange, read_config
+from encoder_core.families.catalogue import hf_format_of, read_config
 from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.layers.initialise import on_meta
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models import official
-from tests.support.models.parity import (
-    assert_close,
-    copy_from,
-    copy_into,
-    gradients_of,
-    make_batch,
-    random_weights,
-)
+from tests.support.models.parity import assert_close, copy_from, copy_into, gradients_of, make_batch, random_weights
 
 CONFIG = NeoBertConfig(layers=3, hidden=48, heads=6, feed_forward=80, max_length=600, vocab=101)
 LENGTHS = {
@@ -100,7 +93,7 @@ class Body(nn.Module):
 
     def __init__(self, config: NeoBertConfig) -> None:
         super().__init__()
-        self.encoder = nn.Embedding(config.vocabulary, config.hidden)
+        self.encoder = nn.Embedding(config.vocabulary_size, config.hidden)
         self.transformer_encoder = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.layer_norm = Norm(config.hidden, config.layer_norm_eps)
 
@@ -111,7 +104,7 @@ class Written(nn.Module):
     def __init__(self, config: NeoBertConfig) -> None:
         super().__init__()
         self.model = Body(config)
-        self.decoder = nn.Linear(config.hidden, config.vocabulary)
+        self.decoder = nn.Linear(config.hidden, config.vocabulary_size)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         rows = []
@@ -128,7 +121,7 @@ def both(config: NeoBertConfig, dtype: torch.dtype, direction: str) -> tuple[Mul
     ours = random_weights(masked_language_model(config), seed=1).to(dtype).eval()
     theirs = random_weights(Written(config)).to(dtype).eval()
     copy = copy_from if direction == "theirs_to_ours" else copy_into
-    copy(theirs, ours, interchange(config))
+    copy(theirs, ours, hf_format_of(config))
     return ours, theirs
 
 
@@ -139,7 +132,7 @@ def loss_of(logits: Tensor, batch: Batch) -> Tensor:
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_same_weights_same_outputs_in_fp32(lengths: list[int]) -> None:
     ours, theirs = both(CONFIG, torch.float32, "theirs_to_ours")
-    batch = make_batch(lengths, CONFIG.vocabulary)
+    batch = make_batch(lengths, CONFIG.vocabulary_size)
     with torch.no_grad():
         states, logits = theirs(batch)
         assert_close(ours.encoder(batch), states)
@@ -169,7 +162,7 @@ def shapes(draw: st.DrawFn) -> NeoBertConfig:
 )
 def test_any_shape_and_any_rows_in_fp64(config: NeoBertConfig, lengths: list[int], direction: str) -> None:
     ours, theirs = both(config, torch.float64, direction)
-    batch = make_batch(lengths, config.vocabulary)
+    batch = make_batch(lengths, config.vocabulary_size)
     with torch.no_grad():
         expected = theirs(batch)[1][batch.target_positions]
         assert (ours.logits(batch) - expected).abs().max() <= 1e-12 * expected.abs().max()
@@ -177,11 +170,11 @@ def test_any_shape_and_any_rows_in_fp64(config: NeoBertConfig, lengths: list[int
 
 def test_same_gradients() -> None:
     ours, theirs = both(CONFIG, torch.float64, "theirs_to_ours")
-    batch = make_batch(LENGTHS["mixed"], CONFIG.vocabulary)
+    batch = make_batch(LENGTHS["mixed"], CONFIG.vocabulary_size)
     ours(batch).terms[0].loss_sum.backward()
     loss_of(theirs(batch)[1], batch).backward()
-    table, found = interchange(CONFIG).table, gradients_of(ours)
-    wanted = table.unpack(gradients_of(theirs).__getitem__, table.names(CONFIG.layers), CONFIG.layers)
+    table, found = hf_format_of(CONFIG).table, gradients_of(ours)
+    wanted = table.unpack(gradients_of(theirs).__getitem__, table.their_names(CONFIG.layers), CONFIG.layers)
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-8, atol=1e-8, msg=name)
 
@@ -198,7 +191,7 @@ def test_the_published_size() -> None:
 @settings(max_examples=20, deadline=None)
 @given(config=shapes())
 def test_its_config_reads_back(config: NeoBertConfig) -> None:
-    assert read_config(interchange(config).fields) == config
+    assert read_config(hf_format_of(config).fields) == config
 
 
 def published(config: NeoBertConfig, intermediate: int) -> dict[str, object]:
@@ -242,14 +235,12 @@ def test_the_authors_own_folder_is_read(config: NeoBertConfig, seed: int) -> Non
         check_weights(found.config, open_store(name), "mlm")
         ours = masked_language_model(config).double().eval()
         ours.load_state_dict({name: tensor.double() for name, tensor in found.tensors.items()})
-        batch = make_batch([9, 1, 40], config.vocabulary)
+        batch = make_batch([9, 1, 40], config.vocabulary_size)
         with torch.no_grad():
             expected = theirs.double()(batch)[1][batch.target_positions]
             assert (ours.logits(batch) - expected).abs().max() <= 1e-12 * expected.abs().max()
         key = "model.transformer_encoder.0.qkv.weight"
-        save_file(
-            theirs.float().state_dict() | {key: torch.zeros(1, config.hidden)}, folder / "model.safetensors"
-        )
+        save_file(theirs.float().state_dict() | {key: torch.zeros(1, config.hidden)}, folder / "model.safetensors")
         for read in (lambda: load_pretrained(folder), lambda: check_weights(config, open_store(name), "mlm")):
             with pytest.raises(ModelError, match=rf"{key} is \(1, "):
                 read()
@@ -257,6 +248,6 @@ def test_the_authors_own_folder_is_read(config: NeoBertConfig, seed: int) -> Non
 
 def test_what_their_code_cannot_hold_is_refused() -> None:
     with pytest.raises(ModelError, match=r"feed_forward is 81.*multiples of 8"):
-        interchange(CONFIG.model_copy(update={"feed_forward": 81}))
+        hf_format_of(CONFIG.model_copy(update={"feed_forward": 81}))
     with pytest.raises(ModelError, match="lacks intermediate_size"):
         read_config({name: value for name, value in published(CONFIG, 120).items() if name[:5] != "inter"})

@@ -22,9 +22,7 @@ from tests.support.data.tokenizer_folders import FOLDERS
 
 STRINGS = int(os.environ.get("MASKFLEET_STRINGS", "40000"))  # of the long form, for each tokenizer
 DEFAULT = ("bert-uncased", "modernbert", "deberta-v3", "t5")
-MARKS_AROUND_A_JOINER = (
-    "a \ufc88\u0328\u200c\u030b b"  # two words for T5 and XLM-R, whose marks are placed together
-)
+MARKS_AROUND_A_JOINER = "a \ufc88\u0328\u200c\u030b b"  # two words for T5 and XLM-R, whose marks are placed together
 _BATCH = 500
 DEFAULT_STRINGS = 200
 
@@ -32,9 +30,7 @@ DEFAULT_STRINGS = 200
 def _texts(random: Random, seed: int, count: int) -> list[str]:
     """A batch: random characters, words joined by odd spaces, and a few documents."""
     texts = [random_text(random) for _ in range(count - 40)]
-    texts += [
-        random.choice([" ", "\n", "\t", "  ", "\u3000", ""]).join(random.sample(texts, 3)) for _ in range(20)
-    ]
+    texts += [random.choice([" ", "\n", "\t", "  ", "\u3000", ""]).join(random.sample(texts, 3)) for _ in range(20)]
     return texts + list(documents_of_all_sorts(20, seed)) + [MARKS_AROUND_A_JOINER]
 
 

@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import CLASSLESS_TYPES, FAMILIES, Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import FAMILIES, TYPES_WITHOUT_HF_CLASS, HfFormat, ModelConfig, hf_format_of
 from encoder_core.families.interchange import Heads
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.tiny import tiny
@@ -39,10 +39,10 @@ def small(family: type[ModelConfig]) -> ModelConfig:
     return config.model_copy(update={"mask_decoder": "plain"} if hasattr(config, "mask_decoder") else {})
 
 
-def written(config: ModelConfig, heads: Heads) -> Interchange | None:
+def written(config: ModelConfig, heads: Heads) -> HfFormat | None:
     """How it is exported; None if transformers has no class that reads these heads."""
     try:
-        its = interchange(config, heads)
+        its = hf_format_of(config, heads)
     except ModelError:
         return None
     ignored = heads == "rtd" and config.family != "electra"
@@ -59,7 +59,7 @@ CASES = {
 
 def test_only_the_families_without_a_class_are_left_out() -> None:
     left_out = {family.name for family in FAMILIES} - {name for name, _ in CASES.values()}
-    assert len(left_out) == len(CLASSLESS_TYPES)
+    assert len(left_out) == len(TYPES_WITHOUT_HF_CLASS)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -69,4 +69,4 @@ def test_a_class_has_our_parameters_and_its_configuration_our_fields(case: str) 
     known = {field.name for field in dataclasses.fields(config)} | set(type(config).attribute_map)
     assert its.fields.keys() - known - {"architectures", "model_type"} == UNDECLARED.get(name, set())
     state = getattr(transformers, str(its.architecture))(config).state_dict()
-    assert its.table.match(state, its.layers, case).keys() == its.table.names(its.layers).keys()
+    assert its.table.match(state, its.layers, case).keys() == its.table.their_names(its.layers).keys()

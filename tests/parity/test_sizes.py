@@ -5,10 +5,10 @@ import torch
 import transformers
 
 from encoder_core.families import deberta, electra
-from encoder_core.families.catalogue import ModelConfig, interchange
+from encoder_core.families.catalogue import ModelConfig, hf_format_of
 from encoder_core.families.interchange import Heads
 from encoder_core.objectives.modules.detection import discriminator_model
-from encoder_core.objectives.modules.network import masked_language_model, network
+from encoder_core.objectives.modules.network import build_network, masked_language_model
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from tests.support.models import official
 
@@ -61,9 +61,9 @@ def test_official_sizes_have_the_published_count_and_transformers_shapes(
     is_deberta = config.family.startswith("deberta")
     if is_deberta:  # transformers lacks the mask decoder
         config = config.model_copy(update={"mask_decoder": "plain"})
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     with torch.device("meta"):
-        ours = network(config, heads)
+        ours = build_network(config, heads)
         described = transformers.AutoConfig.for_model(**their.fields)
         theirs = getattr(transformers, str(their.architecture))(described)
     count = _size(ours)
@@ -73,7 +73,7 @@ def test_official_sizes_have_the_published_count_and_transformers_shapes(
     assert low <= count / 1e6 <= high
 
     folded = {fold.theirs for fold in their.table.folds}
-    names = their.table.names(their.layers)
+    names = their.table.their_names(their.layers)
     assert {names[name]: parameter.shape for name, parameter in ours.named_parameters()} == {
         name: parameter.shape for name, parameter in theirs.named_parameters() if name not in folded
     }
@@ -114,9 +114,7 @@ def test_albert_factorises_its_embeddings() -> None:
     ],
     ids=["xsmall", "small", "base", "large"],
 )
-def test_deberta_v3_has_the_published_parameters(
-    config: deberta.DebertaV2Config, backbone: int, words: int
-) -> None:
+def test_deberta_v3_has_the_published_parameters(config: deberta.DebertaV2Config, backbone: int, words: int) -> None:
     """The discriminator alone, as published: millions of parameters without the words, and of the words."""
     with torch.device("meta"):
         alone = discriminator_model(config)

@@ -80,9 +80,7 @@ def test_ids_are_those_of_the_class(made: Callable[[str], Path], name: str) -> N
 
 @pytest.mark.default_cases(4)
 @pytest.mark.parametrize("name", FOLDERS)
-def test_what_is_saved_is_no_question_any_more(
-    made: Callable[[str], Path], tmp_path: Path, name: str
-) -> None:
+def test_what_is_saved_is_no_question_any_more(made: Callable[[str], Path], tmp_path: Path, name: str) -> None:
     tokenizer = load_tokenizer(str(made(name)))
     save_tokenizer(tokenizer, str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
@@ -95,9 +93,7 @@ def test_what_is_saved_is_no_question_any_more(
 
 @pytest.mark.parametrize("named", UNKNOWN)
 @pytest.mark.parametrize("name", ["distilbert", "roberta", "albert"])
-def test_a_class_that_we_do_not_know_is_refused_by_name(
-    copied: Callable[..., Path], name: str, named: str
-) -> None:
+def test_a_class_that_we_do_not_know_is_refused_by_name(copied: Callable[..., Path], name: str, named: str) -> None:
     with pytest.raises(TokenizerError, match=named):
         load_tokenizer(str(copied(name, tokenizer_class=named)))
 
@@ -221,9 +217,7 @@ def test_what_only_the_vocabulary_shows_is_found(copied: Callable[..., Path]) ->
 
 
 @pytest.mark.parametrize("named", [None, "MyOwnTokenizer"])
-def test_the_rules_of_no_known_class_cannot_be_followed(
-    copied: Callable[..., Path], named: str | None
-) -> None:
+def test_the_rules_of_no_known_class_cannot_be_followed(copied: Callable[..., Path], named: str | None) -> None:
     folder = copied("saved-roberta", tokenizer_class=named)
     with pytest.raises(TokenizerError, match=named or r"\bclass\b"):
         load_tokenizer(str(folder), "class")
@@ -238,9 +232,7 @@ def _incomplete(definition: dict[str, Any]) -> None:
 
 def test_a_completed_decoder_follows_the_rules_that_are_asked_for(copied: Callable[..., Path]) -> None:
     folder = copied("saved-llama-2")
-    edit(
-        folder / "tokenizer_config.json", lambda its: [its.pop(role) for role in ("mask_token", "pad_token")]
-    )
+    edit(folder / "tokenizer_config.json", lambda its: [its.pop(role) for role in ("mask_token", "pad_token")])
     edit(folder / "tokenizer.json", _incomplete)
     with pytest.raises(TokenizerError, match="--tokenizer-rules"):
         load_with_all_special_tokens(str(folder), "agreeing")
@@ -250,10 +242,7 @@ def test_a_completed_decoder_follows_the_rules_that_are_asked_for(copied: Callab
     )
     text = "Every rank  reads\tits rows."
     assert by_class.encode(text).tolist() == theirs(text, add_special_tokens=False).input_ids
-    assert (
-        load_with_all_special_tokens(str(folder), "file").encode(text).tolist()
-        != by_class.encode(text).tolist()
-    )
+    assert load_with_all_special_tokens(str(folder), "file").encode(text).tolist() != by_class.encode(text).tolist()
 
 
 @pytest.mark.parametrize("named", ["RobertaTokenizer", "DebertaTokenizer", "XLMRobertaTokenizer"])

@@ -12,15 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
-from encoder_core.families.catalogue import interchange, read_config
+from encoder_core.families.catalogue import hf_format_of, read_config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.objectives.modules.network import masked_language_model
-from encoder_core.objectives.weights import masked_weights
-from tests.support.models.parity import (
-    make_batch,
-    parameters_of,
-    random_weights,
-)
+from encoder_core.objectives.weights import masked_lm_weight_count
+from tests.support.models.parity import make_batch, parameters_of, random_weights
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -85,8 +81,8 @@ def shapes(draw: st.DrawFn) -> EuroBertConfig:
 @given(config=shapes(), lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5))
 def test_any_shape_and_any_rows_in_fp64(config: EuroBertConfig, lengths: list[int]) -> None:
     ours = random_weights(masked_language_model(config)).double().eval()
-    assert sum(parameter.numel() for parameter in ours.parameters()) == masked_weights(config)
-    its, batch = interchange(config), make_batch(lengths, config.vocabulary)
+    assert sum(parameter.numel() for parameter in ours.parameters()) == masked_lm_weight_count(config)
+    its, batch = hf_format_of(config), make_batch(lengths, config.vocabulary_size)
     weights = its.table.pack(parameters_of(ours).__getitem__, its.layers)
     rows = batch.tokens.tensor_split(batch.cu_seqlens[1:-1].long())
     with torch.no_grad():
@@ -98,7 +94,7 @@ def test_any_shape_and_any_rows_in_fp64(config: EuroBertConfig, lengths: list[in
 @given(config=shapes())
 def test_all_forms_of_its_config_are_read(config: EuroBertConfig) -> None:
     """The one that transformers writes, and the one with a window and a base for each layer."""
-    fields = interchange(config).fields
+    fields = hf_format_of(config).fields
     assert read_config(fields) == config
     kinds = fields.pop("layer_types")
     windows = [fields["sliding_window"] if kind == "sliding_attention" else None for kind in kinds]

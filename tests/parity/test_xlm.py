@@ -16,17 +16,10 @@ from transformers.models.xlm.modeling_xlm import MultiHeadAttention
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import interchange, read_config
+from encoder_core.families.catalogue import hf_format_of, read_config
 from encoder_core.families.xlm import XlmConfig
 from tests.support.models import official
-from tests.support.models.parity import (
-    GRADIENT_TOLERANCE,
-    assert_close,
-    make_batch,
-    masked_loss,
-    pad,
-    states_of,
-)
+from tests.support.models.parity import GRADIENT_TOLERANCE, assert_close, make_batch, masked_loss, pad, states_of
 from tests.support.models.peers import in_both_precisions, peers
 
 CONFIG = XlmConfig(
@@ -59,7 +52,7 @@ def unrounded() -> Any:
 
 def translations(lengths: list[int], config: XlmConfig) -> Batch:
     """Rows of which every other one is a translation: positions begin again, and the language changes."""
-    batch = make_batch([*lengths], config.vocabulary, segments=True)
+    batch = make_batch([*lengths], config.vocabulary_size, segments=True)
     languages, restarted = batch.segments, batch.positions.clone()
     assert languages is not None
     languages = torch.where(languages > 0, 2, torch.randint(2, (len(languages),)))
@@ -69,9 +62,7 @@ def translations(lengths: list[int], config: XlmConfig) -> Batch:
     return replace(batch, segments=None, languages=languages, restarted=restarted)
 
 
-def theirs_on(
-    theirs: XLMWithLMHeadModel, batch: Batch, config: XlmConfig
-) -> tuple[list[Tensor], Tensor, Tensor]:
+def theirs_on(theirs: XLMWithLMHeadModel, batch: Batch, config: XlmConfig) -> tuple[list[Tensor], Tensor, Tensor]:
     """Hidden states and logits [T, ...], and the loss."""
     padded = pad(batch, config.pad_id)
     lengths = batch.cu_seqlens.diff().tolist()
@@ -85,7 +76,7 @@ def theirs_on(
         padded.input_ids,
         attention_mask=padded.attention_mask,
         langs=rectangle(batch.languages),
-        position_ids=rectangle(batch.table_positions),
+        position_ids=rectangle(batch.absolute_positions),
         output_hidden_states=True,
     )
     states = [padded.flat(state) for state in found.hidden_states]
@@ -109,13 +100,13 @@ def test_same_weights_same_outputs(dtype: torch.dtype, languages: tuple[str, ...
 
 def test_same_gradients() -> None:
     ours, theirs = peers(CONFIG, torch.float64, "ours_to_theirs")
-    their = interchange(CONFIG)
+    their = hf_format_of(CONFIG)
     batch = translations(LENGTHS, CONFIG)
     theirs_on(theirs, batch, CONFIG)[2].backward()
     term = ours(batch).terms[0]
     (term.loss_sum / term.targets).backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    names = their.table.names(their.layers)
+    names = their.table.their_names(their.layers)
     assert set(names) == {name for name, _ in ours.named_parameters()}
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter.grad, gradients[names[name]], rtol=0, atol=GRADIENT_TOLERANCE)
@@ -123,8 +114,8 @@ def test_same_gradients() -> None:
 
 def test_its_configuration_comes_back() -> None:
     for config in (CONFIG, official.XLM_BASE, CONFIG.model_copy(update={"languages": ()})):
-        assert read_config(TheirConfig(**interchange(config).fields).to_dict()) == config
-    assert interchange(CONFIG, "none").architecture == "XLMModel"
+        assert read_config(TheirConfig(**hf_format_of(config).fields).to_dict()) == config
+    assert hf_format_of(CONFIG, "none").architecture == "XLMModel"
     unnamed = read_config({"model_type": "xlm", "emb_dim": 64, "n_langs": 2})
     assert isinstance(unnamed, XlmConfig)
     assert unnamed.languages == ("0", "1")
@@ -142,12 +133,12 @@ def test_its_configuration_comes_back() -> None:
 )
 def test_models_that_cannot_be_loaded(field: str, value: bool) -> None:
     with pytest.raises(ModelError, match=field):
-        read_config(interchange(CONFIG).fields | {field: value})
+        read_config(hf_format_of(CONFIG).fields | {field: value})
 
 
 def test_the_class_has_one_activation_and_inner_width() -> None:
     with pytest.raises(ModelError, match="exact GELU"):
-        interchange(CONFIG.model_copy(update={"activation": "gelu_tanh"}))
+        hf_format_of(CONFIG.model_copy(update={"activation": "gelu_tanh"}))
     with pytest.raises(ValueError, match="4 x hidden"):
         XlmConfig.model_validate(CONFIG.model_dump() | {"feed_forward": 64})
     with pytest.raises(ValueError, match="differ"):

@@ -12,7 +12,7 @@ from transformers.models.xlnet.modeling_xlnet import XLNetModel
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families import xlnet as hf
-from encoder_core.families.catalogue import Interchange
+from encoder_core.families.catalogue import HfFormat
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.xlnet_encoder import Memory
 from encoder_core.objectives.modules.permuted import PermutedLanguageModel
@@ -38,7 +38,7 @@ CONFIG = XlnetConfig(
     memory=14,
     attention_dropout=0.1,
 )
-THEIRS = Interchange(hf.ARCHITECTURE, hf.TABLE, hf.to_json(CONFIG), CONFIG.layers)
+THEIRS = HfFormat(hf.ARCHITECTURE, hf.TABLE, hf.to_json(CONFIG), CONFIG.layers)
 RAGGED, FULL = [17, 40, 5, 28], [24, 24, 24, 24]
 
 
@@ -46,9 +46,7 @@ RAGGED, FULL = [17, 40, 5, 28], [24, 24, 24, 24]
 def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     """transformers makes its sinusoids in fp32, which two streams in fp64 then cannot multiply: widen them."""
     encode = XLNetModel.relative_positional_encoding
-    monkeypatch.setattr(
-        XLNetModel, "relative_positional_encoding", lambda *a, **k: encode(*a, **k).to(request.param)
-    )
+    monkeypatch.setattr(XLNetModel, "relative_positional_encoding", lambda *a, **k: encode(*a, **k).to(request.param))
     return request.param
 
 
@@ -90,9 +88,7 @@ def check_two_streams(
     their_memory: list[Tensor] | None = None,
 ) -> tuple[Memory, list[Tensor]]:
     inputs = permuted_inputs(batch, dtype, 5)
-    expected = theirs(
-        **inputs.arguments, mems=their_memory, use_mems=memory is not None, output_hidden_states=True
-    )
+    expected = theirs(**inputs.arguments, mems=their_memory, use_mems=memory is not None, output_hidden_states=True)
     states = ours.encoder.states(batch, memory)
     assert 2 * len(states) == len(expected.hidden_states)
     for depth, state in enumerate(states):
@@ -157,7 +153,7 @@ def test_same_gradients(dtype: torch.dtype) -> None:
     term = ours(batch, memory).terms[0]
     (term.loss_sum / term.targets).backward()
     their_parameters = dict(theirs.named_parameters())
-    names = THEIRS.table.names(CONFIG.layers)
+    names = THEIRS.table.their_names(CONFIG.layers)
     assert set(names) == {name for name, _ in ours.named_parameters()}
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter.grad, their_parameters[names[name]].grad, rtol=0, atol=1e-8)

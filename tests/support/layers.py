@@ -33,8 +33,7 @@ def file_arrows() -> dict[str, set[str]]:
         for path in sorted(_folder(package).rglob("*.py"))
     }
     return {
-        module: {name for taken in _imported(path) for name in (taken, taken.rpartition(".")[0])}
-        & files.keys()
+        module: {name for taken in _imported(path) for name in (taken, taken.rpartition(".")[0])} & files.keys()
         for module, path in files.items()
     }
 

@@ -17,9 +17,7 @@ class DenoisingModel(ObjectiveModule):
     Terms: "denoise".
     """
 
-    def __init__(
-        self, encoder: Encoder, decoder: Decoder, head: MaskedLanguageModelHead, weight: float = 1.0
-    ) -> None:
+    def __init__(self, encoder: Encoder, decoder: Decoder, head: MaskedLanguageModelHead, weight: float = 1.0) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder

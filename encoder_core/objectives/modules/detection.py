@@ -27,7 +27,7 @@ from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.optim.groups import UpdateGroups
 
 Part = Literal["generator", "discriminator"]
-EMBEDDINGS = "encoder.embeddings."
+EMBEDDINGS_PREFIX = "encoder.embeddings."
 """Prefix of the names of parameters that both networks may share."""
 
 
@@ -71,7 +71,7 @@ class ReplacedTokenDetection(ObjectiveModule):
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """Return how many summands each term has for this batch; known before the forward pass."""
-        return self.generator.target_counts(batch) | {"rtd": batch.loss_tokens}
+        return self.generator.target_counts(batch) | {"rtd": batch.loss_token_count}
 
     def forward(self, batch: Batch) -> LossSums:
         """Return the sums for this batch; metrics: the generator's, "rtd_correct", "rtd_replaced", "rtd_flagged",
@@ -87,8 +87,8 @@ class ReplacedTokenDetection(ObjectiveModule):
 
     def detect(self, batch: Batch, drawn_M: Int[Tensor, " targets"]) -> LossSums:
         """Return the discriminator's term, `heads/classification.py`'s, on the batch with `drawn_M` at its targets."""
-        sums: DetectionSums = self.discriminator(*corrupt(batch, drawn_M))
-        term = Term("rtd", sums.loss_sum, batch.loss_tokens, self.weight)
+        sums: DetectionSums = self.discriminator(*replace_targets(batch, drawn_M))
+        term = Term("rtd", sums.loss_sum, batch.loss_token_count, self.weight)
         metrics = {
             "rtd_correct": sums.correct,
             "rtd_replaced": sums.replaced,
@@ -102,12 +102,12 @@ class ReplacedTokenDetection(ObjectiveModule):
         return self.generator.logits(batch)
 
 
-def stored_name(part: Part, name: str) -> str:
+def shared_parameter_name(part: Part, name: str) -> str:
     """Return the name in `ReplacedTokenDetection` of one network's parameter; shared embeddings are stored once."""
-    return f"generator.{name}" if name.startswith(EMBEDDINGS) else f"{part}.{name}"
+    return f"generator.{name}" if name.startswith(EMBEDDINGS_PREFIX) else f"{part}.{name}"
 
 
-def corrupt(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool[Tensor, " tokens"]]:
+def replace_targets(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool[Tensor, " tokens"]]:
     """Return the batch with drawn ids at the target positions, and which tokens now differ from the original text."""
     replaced_T = torch.zeros_like(batch.tokens, dtype=torch.bool)
     replaced_T = replaced_T.index_copy(0, batch.target_positions, drawn_M != batch.target_ids)
@@ -152,7 +152,7 @@ class GradientDisentangledDetection(ReplacedTokenDetection):
         return replace(generated, memory=(drawn_M,))
 
 
-def is_difference(name: str) -> bool:
+def is_embedding_difference(name: str) -> bool:
     """Return whether the discriminator's parameter of this name is a table of E_delta, to which the generator's is
     added.
     """

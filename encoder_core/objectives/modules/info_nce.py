@@ -55,7 +55,7 @@ class Contrast:
 def info_nce(
     own_nGD: Float[Tensor, "own texts width"],
     all_NGD: Float[Tensor, "all texts width"],
-    everyone: AllExamples,
+    examples: AllExamples,
     *,
     texts_NG: Int[Tensor, "all texts"],
     temperature: float,
@@ -66,25 +66,25 @@ def info_nce(
     The similarity of two texts is the dot product of their vectors. `own_nGD` must be `all_NGD[everyone.at]`. G is at
     least 2; n may be 0. `texts_NG`: numbers from 0 of all texts, equal for equal texts.
     """
-    at_n, negatives = everyone.at, own_nGD.shape[1] - 1
-    with_partners_NG2 = _with_partners(texts_NG)
+    at_n, negatives = examples.at, own_nGD.shape[1] - 1
+    with_partners_NG2 = _add_partner_numbers(texts_NG)
     every, own = _Texts(all_NGD, with_partners_NG2), _Texts(own_nGD, with_partners_NG2[at_n])
-    queries, candidates, all_queries = own.at(0), every.at(slice(1, None)), every.at(0)
+    queries, candidates, all_queries = own.select(0), every.select(slice(1, None)), every.select(0)
     ranked = _compare(queries, candidates, at_n * negatives, temperature)
-    loss_n, log_sum_N = ranked.loss, everyone.gather(ranked.log_sum)
+    loss_n, log_sum_N = ranked.loss, examples.gather(ranked.log_sum)
     # Gradients pull each query and its positive together, and push queries and all candidates apart.
     by_query_nD = _gradient(queries, candidates, ranked.log_sum[:, None], at_n * negatives, temperature)
     # For each candidate, the query whose positive it is; -1 for negatives.
     of_n = torch.full((len(at_n), negatives), -1, device=at_n.device)
     of_n[:, 0] = at_n
     by_candidate_nGD = _gradient(
-        own.at(slice(1, None)), all_queries, log_sum_N[None], of_n.flatten(), temperature
+        own.select(slice(1, None)), all_queries, log_sum_N[None], of_n.flatten(), temperature
     ).view_as(own_nGD[:, 1:])
     if bidirectional:
-        positives, found = own.at(1), every.at(1)
+        positives, found = own.select(1), every.select(1)
         back = _compare(positives, all_queries, at_n, temperature)
         loss_n = (loss_n + back.loss) / 2
-        by_query_nD += _gradient(queries, found, everyone.gather(back.log_sum)[None], at_n, temperature)
+        by_query_nD += _gradient(queries, found, examples.gather(back.log_sum)[None], at_n, temperature)
         by_candidate_nGD[:, 0] += _gradient(positives, all_queries, back.log_sum[:, None], at_n, temperature)
         by_query_nD, by_candidate_nGD = by_query_nD / 2, by_candidate_nGD / 2
     gradient_nGD = torch.cat([by_query_nD[:, None], by_candidate_nGD], dim=1)
@@ -98,13 +98,11 @@ class _Texts:
     vectors: Tensor
     numbers: Tensor
 
-    def at(self, place: int | slice) -> "_Texts":
+    def select(self, place: int | slice) -> "_Texts":
         """Return the texts at one place of each example, or at several, as one list."""
         return _Texts(*(x[:, place].reshape(-1, x.shape[-1]) for x in (self.vectors, self.numbers)))
 
-    def similarities(
-        self, chunk: slice, columns: "_Texts", own_k: Tensor
-    ) -> tuple[Tensor, Bool[Tensor, "c C"]]:
+    def similarities(self, chunk: slice, columns: "_Texts", own_k: Tensor) -> tuple[Tensor, Bool[Tensor, "c C"]]:
         """Return some rows' similarities with all columns, and which pairs are left out. `own_k`: see `_gradient`."""
         of_c2, of_C2, own_c = self.numbers[chunk, None], columns.numbers, own_k[chunk, None]
         left_out_cC = of_c2[..., 0] == of_C2[:, 0]
@@ -115,7 +113,7 @@ class _Texts:
         return self.vectors[chunk] @ columns.vectors.t(), left_out_cC
 
 
-def _with_partners(texts_NG: Int[Tensor, "all texts"]) -> Int[Tensor, "all texts 2"]:
+def _add_partner_numbers(texts_NG: Int[Tensor, "all texts"]) -> Int[Tensor, "all texts 2"]:
     """Return the numbers of all texts, each with its partner's: only a query and its positive have one."""
     partners_NG = torch.full_like(texts_NG, _NO_PARTNER_TEXT)
     partners_NG[:, :2] = texts_NG[:, :2].flip(1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from encoder_core.batch import Batch
 from encoder_core.optim.groups import UpdateGroups
-from encoder_core.optim.updates import WHOLE
+from encoder_core.optim.updates import ALL_PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Term:
     weight: float = 1.0
     part: str | None = None
 
-    def weight_in(self, weights: Mapping[str, float]) -> float:
+    def step_weight(self, weights: Mapping[str, float]) -> float:
         """Return the term's weight under `weights` of a recipe's terms by name; its own weight if they do not have
         it.
         """
@@ -72,7 +72,7 @@ class ObjectiveModule(nn.Module, ABC):
         With several groups the module is called once for each: for the first group without memory, then with the
         memory that the previous call returned.
         """
-        return {WHOLE: list(self.parameters())}
+        return {ALL_PARAMETERS: list(self.parameters())}
 
     @abstractmethod
     def target_counts(self, batch: Batch) -> dict[str, int]:
@@ -99,7 +99,7 @@ class CoupledObjective(ObjectiveModule):
     """
 
     @abstractmethod
-    def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
+    def couple(self, own: Tensor, examples: AllExamples) -> tuple[Tensor, ...]:
         """Return tensors [n, ...] for the n own examples of a step, from `own`: their microbatches' memories joined.
         Collective.
 

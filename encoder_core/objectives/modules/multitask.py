@@ -14,7 +14,7 @@ from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageMod
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule, Term
 from encoder_core.objectives.modules.states import States
-from encoder_core.objectives.term import HeadConfig, HeadTerm, Shared, TermSums
+from encoder_core.objectives.term import HeadConfig, HeadTerm, SharedParts, TermSums
 
 
 class MultitaskModel(ObjectiveModule):
@@ -40,7 +40,7 @@ class MultitaskModel(ObjectiveModule):
         for term in terms:
             term.connect({other.name: other for other in terms})
         self._layered = "layers" in [term.reads for term in terms]
-        self._whole = {causal: self._runs_whole(causal) for causal in (False, True)}
+        self._whole = {causal: self._needs_all_states(causal) for causal in (False, True)}
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
         """Return how many summands each term has for this batch; known before the forward pass."""
@@ -48,11 +48,11 @@ class MultitaskModel(ObjectiveModule):
 
     def forward(self, batch: Batch) -> LossSums:
         """Return the sums of all terms; their metrics begin with the term's name."""
-        return self._run(self.states(batch), batch)[0]
+        return self._run_terms(self.states(batch), batch)[0]
 
     def generate(self, batch: Batch, temperature: float) -> tuple[LossSums, Int[Tensor, " targets"]]:
         """Return the sums, and an id drawn for each target from the masked-token term's softmax at `temperature`."""
-        sums, drawn_M = self._run(self.states(batch, temperature), batch)
+        sums, drawn_M = self._run_terms(self.states(batch, temperature), batch)
         assert drawn_M is not None  # a generator has the masked-token term
         return sums, drawn_M
 
@@ -74,7 +74,7 @@ class MultitaskModel(ObjectiveModule):
         states = self.states(batch)
         return self.head.logits(states.previous_states if batch.causal else states.target_states)
 
-    def _runs_whole(self, causal: bool) -> bool:
+    def _needs_all_states(self, causal: bool) -> bool:
         """Return whether the last layer runs for all tokens: if a term reads all of them, or if two terms read its
         output. Targets that DeBERTa's mask decoder predicts do not read its output.
         """
@@ -82,16 +82,13 @@ class MultitaskModel(ObjectiveModule):
         output = [reads for reads in reading if self.decoder is None or reads != "targets"]
         return "all" in output or "layers" in output or len(output) > 1
 
-    def _run(self, states: States, batch: Batch) -> tuple[LossSums, Tensor | None]:
+    def _run_terms(self, states: States, batch: Batch) -> tuple[LossSums, Tensor | None]:
         sums: dict[str, TermSums] = {term.name: term.sums(states, batch) for term in self.terms}
         terms = tuple(
-            Term(term.name, sums[term.name].loss_sum, sums[term.name].targets, term.weight)
-            for term in self.terms
+            Term(term.name, sums[term.name].loss_sum, sums[term.name].targets, term.weight) for term in self.terms
         )
         metrics = {
-            f"{name}_{metric}": value
-            for name, of_term in sums.items()
-            for metric, value in of_term.metrics.items()
+            f"{name}_{metric}": value for name, of_term in sums.items() for metric, value in of_term.metrics.items()
         }
         drawn = next((of_term.drawn for of_term in sums.values() if of_term.drawn is not None), None)
         return LossSums(terms, metrics), drawn
@@ -105,7 +102,7 @@ def multitask_model(config: ModelConfig, terms: Sequence[HeadConfig]) -> Multita
     """
     encoder = build_encoder(config)
     word = encoder.embeddings.word
-    shared = Shared(config, word, cache(lambda: tied_head(config, word)))
+    shared = SharedParts(config, word, cache(lambda: tied_head(config, word)))
     return MultitaskModel(encoder, [term.build(shared) for term in terms], mask_decoder(config))
 
 
@@ -123,8 +120,8 @@ def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHea
         eps=config.layer_norm_eps,
         bias=config.biases,
         output_scale=config.output_scale,
-        bare=config.decoder_only_head,
-        inner=config.head_inner,
-        decoder_bias=config.decoder_bias,
-        tied=config.tied,
+        bare=config.has_bare_decoder_head,
+        inner=config.head_inner_width,
+        decoder_bias=config.has_decoder_bias,
+        tied=config.has_tied_decoder,
     )

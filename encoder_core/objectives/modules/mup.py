@@ -43,13 +43,13 @@ from encoder_core.objectives.term import TermConfig
 from encoder_core.optim.muon import rms_scale
 
 
-class Scale(NamedTuple):
-    """What a parameter is multiplied by on the way from the base to the model.
+class MupFactors(NamedTuple):
+    """The factors by which a parameter's fresh values and learning rates differ from the base's.
 
     Attributes:
-        fresh: of the standard deviation of a fresh matrix, of the fresh gain of a norm.
-        rate: of AdamW's learning rate.
-        muon_rate: of Muon's.
+        fresh: factor of the standard deviation of a fresh matrix, or of the fresh gain of a norm.
+        rate: factor of AdamW's learning rate.
+        muon_rate: factor of Muon's learning rate.
     """
 
     fresh: float
@@ -64,7 +64,7 @@ class _Fans(NamedTuple):
     outputs: int | None
 
 
-def mup_scales(model: ModelConfig, terms: Mapping[str, TermConfig]) -> dict[str, Scale]:
+def mup_scales(model: ModelConfig, terms: Mapping[str, TermConfig]) -> dict[str, MupFactors]:
     """Return the factors of parameters of the module that trains `terms` on `model`, by name; those that are missing
     have 1. Without `model.mup` the result is empty.
 
@@ -81,15 +81,15 @@ def mup_scales(model: ModelConfig, terms: Mapping[str, TermConfig]) -> dict[str,
             f"{', '.join(sorted(own.keys() ^ base.keys()))}",
             remedy="choose another model.mup.hidden, at which every network projects its embeddings as the model does",
         )
-    return {name: _scale(its, base[name]) for name, its in own.items()}
+    return {name: _mup_factors(its, base[name]) for name, its in own.items()}
 
 
-def _scale(own: _Fans, base: _Fans) -> Scale:
+def _mup_factors(own: _Fans, base: _Fans) -> MupFactors:
     k = own.inputs / base.inputs
     if own.outputs is None or base.outputs is None:
-        return Scale(1 / k, 1 / k, 1 / k)
+        return MupFactors(1 / k, 1 / k, 1 / k)
     to_fixed = own.outputs == base.outputs
-    return Scale(1 / k if to_fixed else k**-0.5, 1 / k, _muon_rate_factor(own) / _muon_rate_factor(base))
+    return MupFactors(1 / k if to_fixed else k**-0.5, 1 / k, _muon_rate_factor(own) / _muon_rate_factor(base))
 
 
 def _muon_rate_factor(fans: _Fans) -> float:

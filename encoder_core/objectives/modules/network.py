@@ -21,7 +21,7 @@ def masked_language_model(config: ModelConfig) -> MultitaskModel:
     return multitask_model(config, [MlmConfig()])
 
 
-def network(config: ModelConfig, heads: Heads) -> nn.Module:
+def build_network(config: ModelConfig, heads: Heads) -> nn.Module:
     """Build the module whose parameter names are in the key table of (config, heads).
 
     Raises:

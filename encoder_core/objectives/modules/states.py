@@ -53,19 +53,19 @@ class States:
         assert not isinstance(self._encoder, TwoStreamEncoder)  # this term does not predict XLNet's tokens
         return tuple(self._encoder.states(self._batch))
 
-    def at(
-        self, at_N: Int[Tensor, " positions"], most: int | None = None
+    def states_at(
+        self, at_N: Int[Tensor, " positions"], max_per_row: int | None = None
     ) -> Float[Tensor, "positions hidden"]:
-        """Return the last layer's output at sorted flat positions. `most`: largest number of them in a row, if they
-        are not the targets.
+        """Return the last layer's output at sorted flat positions. `max_per_row`: largest number of them in a row,
+        if they are not the targets.
         """
         if self._whole or not isinstance(self._encoder, DisentangledEncoder):
             return self.all_states.index_select(0, at_N)
         if self._decoder is None:
-            return self._encoder.at(at_N, self._batch, most)
+            return self._encoder.states_at(at_N, self._batch, max_per_row)
         before_TH = self._last_layer_input
         queries_NH = before_TH.index_select(0, at_N)
-        return self._encoder.rerun_last_layer(queries_NH, at_N, before_TH, self._batch, most=most)
+        return self._encoder.rerun_last_layer(queries_NH, at_N, before_TH, self._batch, max_per_row=max_per_row)
 
     @cached_property
     def target_states(self) -> Float[Tensor, "targets hidden"]:
@@ -82,7 +82,7 @@ class States:
     def states_for(self, batch: Batch) -> Float[Tensor, "targets hidden"]:
         """Return the same for the targets of `batch`, which has the rows of this batch."""
         if self._decoder is None:
-            return self.at(batch.target_positions)
+            return self.states_at(batch.target_positions)
         assert isinstance(self._encoder, DisentangledEncoder)  # only this family has the decoder
         return self._decoder.decode(self._encoder, self._last_layer_input, batch)
 

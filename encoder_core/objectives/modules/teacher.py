@@ -103,9 +103,7 @@ class Teacher(nn.Module):
         else:
             assert isinstance(self.encoder, DisentangledEncoder)  # only this family has the decoder
             predicting_MH = self.decoder.decode(self.encoder, before_TH, batch)
-        scores = LogitFactors(
-            self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias
-        )
+        scores = LogitFactors(self.head.features(predicting_MH), self.head.decoder.weight, self.head.decoder.bias)
         return TeacherOutputs(states_TH, scores, tuple(kept[number] for number in layers))
 
 
@@ -124,15 +122,13 @@ def build_teacher(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher
     """
     with on_meta():
         teacher = Teacher(config)
-    teacher.load_state_dict(
-        {name: weights[name] for name, _ in teacher.named_parameters()}, strict=False, assign=True
-    )
-    if config.tied:  # `assign` has replaced the tied parameter
+    teacher.load_state_dict({name: weights[name] for name, _ in teacher.named_parameters()}, strict=False, assign=True)
+    if config.has_tied_decoder:  # `assign` has replaced the tied parameter
         teacher.head.decoder.weight = teacher.encoder.embeddings.word.weight
     return teacher
 
 
-def every_other_layer(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
+def evenly_spaced_layers(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
     """Return the teacher's layers with which a student's are initialised: evenly from the first to the last.
 
     For 6 of 12 they are 0, 2, 4, 7, 9 and 11, as in DistilBERT.
@@ -141,9 +137,7 @@ def every_other_layer(student_layers: int, teacher_layers: int) -> tuple[int, ..
         ValueError: the student has more layers than the teacher.
     """
     if student_layers > teacher_layers:
-        raise ValueError(
-            f"the teacher has {teacher_layers} layers, fewer than the student's {student_layers}"
-        )
+        raise ValueError(f"the teacher has {teacher_layers} layers, fewer than the student's {student_layers}")
     if student_layers == 1:
         return (0,)
     step = (teacher_layers - 1) / (student_layers - 1)
@@ -162,7 +156,5 @@ def teacher_names_of_student(names: Sequence[str], layers: Sequence[int]) -> dic
             found[name] = name
             continue
         number, _, part = rest.partition(".")
-        found |= {
-            f"encoder.layers.{own}.{part}": name for own, its in enumerate(layers) if its == int(number)
-        }
+        found |= {f"encoder.layers.{own}.{part}": name for own, its in enumerate(layers) if its == int(number)}
     return found

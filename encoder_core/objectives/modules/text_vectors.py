@@ -31,16 +31,10 @@ from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.modules.detection import ReplacedTokenDetection
 from encoder_core.objectives.modules.info_nce import Contrast, cached_loss, info_nce
-from encoder_core.objectives.modules.losses import (
-    AllExamples,
-    CoupledObjective,
-    LossSums,
-    ObjectiveModule,
-    Term,
-)
+from encoder_core.objectives.modules.losses import AllExamples, CoupledObjective, LossSums, ObjectiveModule, Term
 from encoder_core.objectives.modules.multitask import MultitaskModel
 
-_NAME = "contrastive"
+_TERM_NAME = "contrastive"
 _METRICS = ("correct", "positive", "negative")
 
 
@@ -76,7 +70,7 @@ class ContrastiveModel(CoupledObjective):
         if isinstance(encoder, TwoStreamEncoder):
             encoder.mask.requires_grad_(False)
         self.projection = nn.Linear(width, width) if projection else None
-        self.terms = {f"{_NAME}_{cut}": cut for cut in matryoshka} or {_NAME: width}
+        self.terms = {f"{_TERM_NAME}_{cut}": cut for cut in matryoshka} or {_TERM_NAME: width}
         self.weight, self.temperature, self.pooling = weight, temperature, pooling
         self.normalize, self.bidirectional = normalize, bidirectional
 
@@ -90,7 +84,7 @@ class ContrastiveModel(CoupledObjective):
         """
         vectors_nGD = self.embed(batch)
         if not memory:
-            return LossSums((), memory=(with_fingerprints(vectors_nGD, batch),))
+            return LossSums((), memory=(append_fingerprints(vectors_nGD, batch),))
         return self.losses(vectors_nGD, memory)
 
     def embed(self, batch: Batch) -> Float[Tensor, "examples texts width"]:
@@ -98,7 +92,7 @@ class ContrastiveModel(CoupledObjective):
         # An idle batch has an order for XLNet's query stream, which is not used here.
         states_TD = self.encoder(replace(batch, order=None))
         mean = self.pooling == "mean"
-        pooled_RD = _mean(states_TD, batch) if mean else self._first_states(states_TD, batch)
+        pooled_RD = _mean_states(states_TD, batch) if mean else self._first_states(states_TD, batch)
         if self.projection is not None:
             pooled_RD = self.projection(pooled_RD.to(self.projection.weight.dtype)).tanh()
         wide = torch.promote_types(pooled_RD.dtype, torch.float32)
@@ -111,19 +105,19 @@ class ContrastiveModel(CoupledObjective):
         return states_TD.index_select(0, at_R)
 
     @torch.no_grad()
-    def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
+    def couple(self, own: Tensor, examples: AllExamples) -> tuple[Tensor, ...]:
         """Return figures [n, terms, figures] of the own examples, then gradients [n, G, width] by their vectors for
         each term.
 
         The gradients are those of the sum over all examples of all ranks. `own` are the own vectors, with fingerprints.
         Collective.
         """
-        every = everyone.gather(own)
-        found = [self._contrast(own, every, everyone, width) for width in self.terms.values()]
+        every = examples.gather(own)
+        found = [self._contrast(own, every, examples, width) for width in self.terms.values()]
         figures = [torch.stack([c.loss, c.correct, c.positive, c.negative], dim=1) for c in found]
         return (torch.stack(figures, dim=1), *(contrast.gradient for contrast in found))
 
-    def _contrast(self, own: Tensor, every: Tensor, everyone: AllExamples, width: int) -> Contrast:
+    def _contrast(self, own: Tensor, every: Tensor, examples: AllExamples, width: int) -> Contrast:
         """Return loss and gradient for the first `width` numbers of the vectors."""
         cut = own[..., :width].detach().requires_grad_()
         with torch.enable_grad():
@@ -131,8 +125,8 @@ class ContrastiveModel(CoupledObjective):
         found = info_nce(
             compared.detach(),
             self._compared_vectors(every[..., :width]),
-            everyone,
-            texts_NG=_fingerprints_behind_vectors(every),
+            examples,
+            texts_NG=_extract_fingerprints(every),
             temperature=self.temperature,
             bidirectional=self.bidirectional,
         )
@@ -149,7 +143,13 @@ class ContrastiveModel(CoupledObjective):
         figures, *gradients = coupled
         sums = figures.sum(0)
         terms = tuple(
-            Term(name, cached_loss(own[..., :width], gradient, of_term[0]), len(own), self.weight, part=_NAME)
+            Term(
+                name,
+                cached_loss(own[..., :width], gradient, of_term[0]),
+                len(own),
+                self.weight,
+                part=_TERM_NAME,
+            )
             for (name, width), gradient, of_term in zip(self.terms.items(), gradients, sums, strict=True)
         )
         metrics = {
@@ -164,22 +164,20 @@ _PART_BITS = 21  # three parts make a fingerprint of 63 bits; fp32 is exact up t
 _PART_SHIFTS = (0, _PART_BITS, 2 * _PART_BITS)
 
 
-def with_fingerprints(vectors_nGD: Tensor, batch: Batch) -> Float[Tensor, "examples texts width_plus_3"]:
+def append_fingerprints(vectors_nGD: Tensor, batch: Batch) -> Float[Tensor, "examples texts width_plus_3"]:
     """Return the vectors, each followed by its text's fingerprint in three whole numbers."""
     parts = [(batch.fingerprints >> shift) % (1 << _PART_BITS) for shift in _PART_SHIFTS]
     parts_nG3 = torch.stack(parts, -1).to(vectors_nGD.dtype).view(*vectors_nGD.shape[:2], len(_PART_SHIFTS))
     return torch.cat([vectors_nGD, parts_nG3], -1)
 
 
-def _fingerprints_behind_vectors(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
-    """Return the fingerprints that `with_fingerprints` put behind the vectors."""
+def _extract_fingerprints(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
+    """Return the fingerprints that `append_fingerprints` put behind the vectors."""
     parts = with_fingerprints_NGX[..., -len(_PART_SHIFTS) :].long().unbind(-1)
-    return sum(
-        (part << shift for part, shift in zip(parts, _PART_SHIFTS, strict=True)), torch.zeros_like(parts[0])
-    )
+    return sum((part << shift for part, shift in zip(parts, _PART_SHIFTS, strict=True)), torch.zeros_like(parts[0]))
 
 
-def _mean(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
+def _mean_states(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
     """Return the mean of each row's states, fp32 or wider."""
     wide = torch.promote_types(states_TD.dtype, torch.float32)
     return Rows.from_batch(batch).pad(states_TD).sum(1, dtype=wide) / batch.cu_seqlens.diff()[:, None]
@@ -196,7 +194,7 @@ class WithVectors(CoupledObjective):
 
     others: ClassVar[type[ObjectiveModule]]
 
-    def hold(self, vectors: ContrastiveModel) -> None:
+    def set_vectors_model(self, vectors: ContrastiveModel) -> None:
         """Set the vectors' model, once the networks of the other terms exist: every parameter has one name."""
         self._vectors = (vectors,)  # in a tuple, so that torch does not register a submodule
         self.projection = vectors.projection
@@ -218,14 +216,14 @@ class WithVectors(CoupledObjective):
             compared, others = self.vectors.losses(own_R2D, memory), self.others.forward(self, batch)
             return LossSums(others.terms + compared.terms, others.metrics | compared.metrics)
         others = LossSums(()) if self.training else self.others.forward(self, batch)
-        return replace(others, memory=(with_fingerprints(own_R2D, duplicate_rows(batch)),))
+        return replace(others, memory=(append_fingerprints(own_R2D, duplicate_rows(batch)),))
 
     def embed(self, batch: Batch) -> Float[Tensor, "rows 2 width"]:
         """Return vectors of each row's text, read twice."""
         return self.vectors.embed(duplicate_rows(batch))
 
-    def couple(self, own: Tensor, everyone: AllExamples) -> tuple[Tensor, ...]:
-        return self.vectors.couple(own, everyone)
+    def couple(self, own: Tensor, examples: AllExamples) -> tuple[Tensor, ...]:
+        return self.vectors.couple(own, examples)
 
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
         return self.vectors.losses(own, coupled)
@@ -238,7 +236,7 @@ class MultitaskWithVectors(WithVectors, MultitaskModel):
 
     def __init__(self, module: MultitaskModel, vectors: ContrastiveModel) -> None:
         MultitaskModel.__init__(self, module.encoder, module.terms, module.decoder)
-        self.hold(vectors)
+        self.set_vectors_model(vectors)
 
 
 class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
@@ -254,7 +252,7 @@ class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
             weight=module.weight,
             temperature=module.temperature,
         )
-        self.hold(vectors)
+        self.set_vectors_model(vectors)
 
 
 def add_vectors(module: ObjectiveModule, vectors: ContrastiveModel) -> WithVectors:

@@ -17,29 +17,29 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
-from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message, parse_json
+from data_service.formats import NEWER_REMEDY, is_from_newer_version, newer_version_message, parse_json
 from launcher.errors import CertificateError, import_optional
 
 CERTIFICATE_KEY = "certificate.json"  # key in the run's store
-CHUNK_BYTES = 4 << 20
+DIGEST_CHUNK_BYTES = 4 << 20
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digests = tuple[Sha256, ...]
-"""Digests of an object's chunks of `CHUNK_BYTES`, or of a log's segments, which may be packed later, in order."""
+"""Digests, in order, of an object's chunks of `DIGEST_CHUNK_BYTES`, or of a log's segments, packed or not."""
 
 
-class _Strict(BaseModel, frozen=True, extra="forbid"): ...
+class _StrictModel(BaseModel, frozen=True, extra="forbid"): ...
 
 
-class ChainLink(_Strict, frozen=True):
-    """A link of the chain. `what`: key of the object, or prefix of the log; its newest link holds."""
+class ChainLink(_StrictModel, frozen=True):
+    """A link of the chain. `what`: key of the object, or prefix of the log; its newest link counts."""
 
     what: str
     sha256: Digests
     digest: Sha256
 
 
-class Certificate(_Strict, frozen=True):
+class Certificate(_StrictModel, frozen=True):
     format: Literal[2] = 2
     chain: Annotated[tuple[ChainLink, ...], Field(min_length=1)]
 
@@ -54,8 +54,8 @@ class Certificate(_Strict, frozen=True):
 
 
 def extend_chain(previous: Certificate | None, object_digests: Mapping[str, Digests]) -> Certificate:
-    """Return the certificate of what was found, which continues `previous`, an earlier one of the run. What is no
-    longer there gets a link without digests."""
+    """Return a run's certificate: `previous` (None: empty) with a link for each object or log whose digests changed.
+    One that was deleted gets a link without digests."""
     chain = list(previous.chain) if previous else []
     known = previous.newest_digests if previous else {}
     for what in sorted({*known, *object_digests}):
@@ -70,49 +70,49 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def encode(certificate: Certificate) -> bytes:
-    return _canonical(certificate.model_dump()) + b"\n"
+def encode_certificate(certificate: Certificate) -> bytes:
+    return _canonical_json(certificate.model_dump()) + b"\n"
 
 
-def decode(data: bytes, where: str) -> Certificate:
-    """Return the certificate in `data`, the bytes of `where`, after checking its chain.
+def decode_certificate(data: bytes, certificate_uri: str) -> Certificate:
+    """Return the certificate in `data`, the bytes of `certificate_uri`, after checking its chain.
 
     Raises CertificateError: it was changed after it was written, is no certificate, or of another version.
     """
     try:
         certificate = Certificate.model_validate(parse_json(data))
     except ValueError as error:
-        if is_newer(data, 2, error if isinstance(error, ValidationError) else None):
-            raise CertificateError(newer_version_message(where), remedy=NEWER_REMEDY) from error
-        raise _damaged(where, "a field is missing or wrong") from error
+        if is_from_newer_version(data, 2, error if isinstance(error, ValidationError) else None):
+            raise CertificateError(newer_version_message(certificate_uri), remedy=NEWER_REMEDY) from error
+        raise _damaged_error(certificate_uri, "a field is missing or wrong") from error
     before = ""
     for number, link in enumerate(certificate.chain):
         if _link_digest(before, link.what, link.sha256) != link.digest:
-            raise _damaged(where, f"link {number} of its chain ({link.what}) does not match its digest")
+            raise _damaged_error(certificate_uri, f"link {number} of its chain ({link.what}) does not match its digest")
         before = link.digest
-    if encode(certificate) != data:
-        raise _damaged(where, "it is not written as maskfleet writes it")
+    if encode_certificate(certificate) != data:
+        raise _damaged_error(certificate_uri, "it is not written as maskfleet writes it")
     return certificate
 
 
-def _link_digest(before: str, what: str, digests: Digests) -> str:
-    return sha256(_canonical([before, what, digests]))
+def _link_digest(previous_digest: str, key: str, digests: Digests) -> str:
+    return sha256(_canonical_json([previous_digest, key, digests]))
 
 
-def _canonical(value: object) -> bytes:
+def _canonical_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _damaged(where: str, reason: str) -> CertificateError:
+def _damaged_error(certificate_uri: str, reason: str) -> CertificateError:
     return CertificateError(
-        f"{where} is no whole certificate of this version: {reason}",
+        f"{certificate_uri} is no whole certificate of this version: {reason}",
         remedy="move it away, and maskfleet runs certify RUN writes a new one; "
         "a certificate of a version before 0.3.0 is read by maskfleet 0.2.0",
     )
 
 
-SIGNATURE = "certificate.sig"  # key in the run's store
-_LIBRARY = "cryptography.hazmat.primitives"
+SIGNATURE_KEY = "certificate.sig"  # key in the run's store
+_PRIMITIVES_PACKAGE = "cryptography.hazmat.primitives"
 
 
 def read_key(path: Path, kind: Literal["private", "public"]) -> Any:
@@ -124,7 +124,7 @@ def read_key(path: Path, kind: Literal["private", "public"]) -> Any:
     """
     names = ("serialization", "asymmetric.ed25519")
     serialization, ed25519 = (
-        import_optional(f"{_LIBRARY}.{name}", "a signed certificate", "sign") for name in names
+        import_optional(f"{_PRIMITIVES_PACKAGE}.{name}", "a signed certificate", "sign") for name in names
     )
     cause: Exception = TypeError("it is a key of another kind")
     try:
@@ -143,15 +143,16 @@ def read_key(path: Path, kind: Literal["private", "public"]) -> Any:
     ) from cause
 
 
-def check_signature(data: bytes, signature: bytes | None, key: Any, where: str) -> None:
-    """Raise CertificateError unless the owner of the public `key` signed `data`, the bytes of `where`."""
+def check_signature(data: bytes, signature: bytes | None, public_key: Any, certificate_uri: str) -> None:
+    """Raise CertificateError unless the owner of the public `public_key` signed `data`, the bytes of
+    `certificate_uri`."""
     from cryptography.exceptions import InvalidSignature
 
     try:
-        key.verify(signature or b"", data)
+        public_key.verify(signature or b"", data)
     except InvalidSignature as error:
         reason = "has no signature" if signature is None else "was not signed by this key"
         raise CertificateError(
-            f"{where} is not trusted: it {reason}",
+            f"{certificate_uri} is not trusted: it {reason}",
             remedy="ask its author for the certificate, its signature and the public key again",
         ) from error

@@ -1,4 +1,4 @@
-"""Measures one commit of a run by all tasks of its recipe, or one checkpoint by what `maskfleet diagnose` asks for.
+"""Measures a commit of a run on all tasks of its recipe, or a checkpoint on the tasks of `maskfleet diagnose`.
 Independent of Ray and of training.
 
 The weights are read into memory first, so the checkpoint may be deleted meanwhile.
@@ -17,36 +17,25 @@ from data_service.store.open import open_store
 from encoder_core.errors import UserError as ModelError
 from launcher.after.diagnose.measures import (
     SAMPLING_SEED,
-    OwnData,
+    TaskData,
     digest_of_json,
     measure_heldout_loss,
-    read_own_data,
+    read_task_data,
 )
-from launcher.after.diagnose.states import (
-    Checkpoint,
-    open_checkpoint,
-    open_frozen,
-    read_checkpoint,
-)
-from launcher.after.tasks.schema import SCORED
+from launcher.after.diagnose.states import Checkpoint, open_checkpoint, open_frozen_encoder, read_checkpoint
+from launcher.after.tasks.schema import SCORED_KINDS
 from launcher.after.tasks.task import load_task
 from launcher.errors import OptionError
-from launcher.runtime.recipe.parts import (
-    EvaluationTask,
-    HeldOutSettings,
-    Pooling,
-    ProbeSettings,
-    SimilaritySettings,
-)
+from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings, Pooling, ProbeSettings, SimilaritySettings
 from launcher.runtime.run.evaluations import (
     DiagnosticCell,
     DiagnosticResult,
     Figure,
     read_result,
-    write_commit,
+    write_commit_weights,
     write_result,
 )
-from launcher.runtime.run.record import RECORD, Run, open_run
+from launcher.runtime.run.record import RECORD_FILE, Run, open_run
 
 
 @dataclass(frozen=True)
@@ -65,26 +54,24 @@ class CommitOutcome:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def evaluate_commit(
-    run: Run, checkpoint_name: CheckpointName, tasks: Sequence[EvaluationTask]
-) -> CommitOutcome:
+def evaluate_commit(run: Run, checkpoint_name: CheckpointName, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
     """Make the missing measurements of a commit, and store each result at once. An error of one, such as missing data,
     does not stop the others. Raises DamagedCheckpoint, StoreError if the commit cannot be read or a result cannot be
     written."""
-    checkpoint = _read(run, checkpoint_name)
+    checkpoint = _read_if_kept(run, checkpoint_name)
     if checkpoint is None:
         return CommitOutcome(gone=True)
-    write_commit(run.store, checkpoint_name, checkpoint.frozen.digest)
+    write_commit_weights(run.store, checkpoint_name, checkpoint.frozen.digest)
     computed, known, failed = list[str](), list[str](), dict[str, str]()
     for task in tasks:
         began = time.monotonic()
         try:
-            own = read_own_data(task)
-            cell = _cell(checkpoint, task, own)
+            own = read_task_data(task)
+            cell = _diagnostic_cell(checkpoint, task, own)
             if read_result(run.store, cell) is not None:
                 known.append(task.name)
                 continue
-            figures = tuple(_figures(checkpoint, task, own))
+            figures = tuple(_measure_figures(checkpoint, task, own))
         except (DataError, ModelError) as error:
             failed[task.name] = error.problem
             continue
@@ -94,20 +81,20 @@ def evaluate_commit(
     return CommitOutcome(computed=tuple(computed), known=tuple(known), failed=failed)
 
 
-def _read(run: Run, mark: CheckpointName) -> Checkpoint | None:
+def _read_if_kept(run: Run, checkpoint_name: CheckpointName) -> Checkpoint | None:
     """Read a commit; return None if it no longer exists."""
     try:
-        return read_checkpoint(run, read_manifest(run.store, mark))
+        return read_checkpoint(run, read_manifest(run.store, checkpoint_name))
     except (DamagedCheckpoint, KeyMissing):
-        if run.store.size(mark.manifest) is None:
+        if run.store.size(checkpoint_name.manifest_key) is None:
             return None
         raise
 
 
-def _cell(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) -> DiagnosticCell:
+def _diagnostic_cell(checkpoint: Checkpoint, task: EvaluationTask, task_data: TaskData | None) -> DiagnosticCell:
     run, recipe = checkpoint.run, checkpoint.run.recipe
-    if own is not None:
-        data = own.digest
+    if task_data is not None:
+        data = task_data.digest
     else:  # a measure on the run's held-out text: digest of its corpora, and of how they are cut and masked
         inputs, last = run.record.inputs, recipe.phases[-1].length
         cut = [recipe.input.model_dump(mode="json"), recipe.objective.model_dump(mode="json"), last]
@@ -116,9 +103,9 @@ def _cell(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) -> 
     return DiagnosticCell(weights=checkpoint.frozen.digest, task=task, data=data, seed=seed)
 
 
-def _figures(checkpoint: Checkpoint, task: EvaluationTask, own: OwnData | None) -> list[Figure]:
-    if own is not None:
-        return own.figures(checkpoint.frozen)
+def _measure_figures(checkpoint: Checkpoint, task: EvaluationTask, task_data: TaskData | None) -> list[Figure]:
+    if task_data is not None:
+        return task_data.measure_encoder(checkpoint.frozen)
     assert task.heldout  # the only measure without a task
     return measure_heldout_loss(checkpoint, task.heldout.rows)
 
@@ -136,7 +123,7 @@ class Diagnosis:
         return [{"task": self.task} | figure.model_dump() for figure in self.figures]
 
 
-def diagnoses(
+def diagnose_checkpoint(
     source: str,
     step: int | None,
     *,
@@ -153,27 +140,27 @@ def diagnoses(
         poolings: how the vectors are made.
         limit: largest number of examples of a split.
 
-    Raises OptionError if there is nothing to measure; also the errors of `open_frozen`, `load_task` and the measures.
+    Raises OptionError if there is nothing to measure; and the errors of `open_frozen_encoder` and `load_task`.
     """
-    is_run = open_store(source).size(RECORD) is not None
+    is_run = open_store(source).size(RECORD_FILE) is not None
     if not is_run and not tasks:
         raise OptionError(f"{source} is a model without text of its own", remedy="give --task NAME")
     checkpoint = open_checkpoint(open_run(source), step) if is_run else None
-    frozen = checkpoint.frozen if checkpoint else open_frozen(source, step)
+    frozen = checkpoint.frozen if checkpoint else open_frozen_encoder(source, step)
     if checkpoint is not None:
         figures = measure_heldout_loss(checkpoint, HeldOutSettings().rows)
         yield Diagnosis(f"Held-out loss of {frozen.name}", "heldout", figures)
     for name in tasks:
         parts = [
-            part for measure in _measures(name, data, poolings, limit) if (part := read_own_data(measure))
+            part for measure in _evaluation_tasks(name, data, poolings, limit) if (part := read_task_data(measure))
         ]
-        figures = [figure for part in parts for figure in part.figures(frozen)]
-        yield Diagnosis(_title(parts[0]), parts[0].task.name, figures)
+        figures = [figure for part in parts for figure in part.measure_encoder(frozen)]
+        yield Diagnosis(_diagnosis_title(parts[0]), parts[0].task.name, figures)
 
 
-def _measures(name: str, data: str | None, poolings: list[Pooling], limit: int) -> Iterator[EvaluationTask]:
+def _evaluation_tasks(name: str, data: str | None, poolings: list[Pooling], limit: int) -> Iterator[EvaluationTask]:
     """Yield what is measured on a task: similarity, or a probe of each pooling."""
-    if load_task(name, data).kind in SCORED:
+    if load_task(name, data).kind in SCORED_KINDS:
         scored = SimilaritySettings(task=name, data=data, poolings=poolings)
         yield EvaluationTask(similarity=scored)
         return
@@ -182,8 +169,8 @@ def _measures(name: str, data: str | None, poolings: list[Pooling], limit: int) 
         yield EvaluationTask(probe=probe)
 
 
-def _title(own: OwnData) -> str:
-    if own.measure.similarity:
-        return f"{own.task.name}: {len(own.data[0]):,} pairs"
-    train, _, test = own.data
-    return f"{own.task.name}: linear probe fitted on {len(train):,} examples, measured on {len(test):,}"
+def _diagnosis_title(task_data: TaskData) -> str:
+    if task_data.measure.similarity:
+        return f"{task_data.task.name}: {len(task_data.examples[0]):,} pairs"
+    train, _, test = task_data.examples
+    return f"{task_data.task.name}: linear probe fitted on {len(train):,} examples, measured on {len(test):,}"

@@ -21,22 +21,22 @@ from data_service.store.errors import StoreError
 from launcher.after.diagnose.evaluator_process import EvaluatorProcess
 from launcher.runtime.cluster.nodes import dead_process
 from launcher.runtime.cluster.operator_log import OperatorLog
-from launcher.runtime.run.evaluations import unevaluated
+from launcher.runtime.run.evaluations import is_unevaluated
 from launcher.runtime.run.record import Run
 
-RESOURCE = "evaluation"
+EVALUATION_RESOURCE = "evaluation"
 """Name of a resource of Ray. If the operator gives it to a node, evaluators run on that node, away from the ranks."""
-END_S = 300.0
+FINISH_TIMEOUT_S = 300.0
 """Time limit, in seconds, of the wait for the last commit's evaluation at the end of training."""
 
-_POLL_S = 5.0
+_COMMIT_POLL_INTERVAL_S = 5.0
 _MAX_TRIES = 2  # how often one commit is tried
 _LOG_CLOSE_TIMEOUT_S = 5.0  # time limit for writing the last events
 
 Note = Callable[[str], None]
 
 
-class CommitEvaluation:
+class CommitEvaluator:
     """The evaluation of a run's commits on a thread, until `close`. If several commits wait, the newest is evaluated.
 
     Args:
@@ -45,7 +45,7 @@ class CommitEvaluation:
         idle: whether the evaluator only uses CPU time that no other process needs.
     """
 
-    def __init__(self, run: Run, note: Note, *, poll_s: float = _POLL_S, idle: bool = True) -> None:
+    def __init__(self, run: Run, note: Note, *, poll_s: float = _COMMIT_POLL_INTERVAL_S, idle: bool = True) -> None:
         self._run, self._note, self._poll_s, self._idle = run, note, poll_s, idle
         self._log = OperatorLog(run.store, note)
         # Commits that are evaluated or too old; None before the first search.
@@ -57,7 +57,7 @@ class CommitEvaluation:
         self._thread = threading.Thread(target=self._evaluate_until_stopped, name="evaluation", daemon=True)
         self._thread.start()
 
-    def finish(self, stop_requested: threading.Event, patience_s: float = END_S) -> None:
+    def wait_for_last_commit(self, stop_requested: threading.Event, patience_s: float = FINISH_TIMEOUT_S) -> None:
         """Wait until the last commit is evaluated, for at most the given seconds, or until a stop is requested."""
         self._last.set()
         deadline = time.monotonic() + patience_s
@@ -81,13 +81,11 @@ class CommitEvaluation:
         """Evaluate commits until the end. Errors here never stop training."""
         last = False
         while not last and not self._closed.is_set():
-            # Read before the search: commits made before `finish` are then evaluated, too.
+            # Read before the search: commits made before `wait_for_last_commit` count, too.
             last = self._last.is_set()
             try:
-                while (
-                    not self._closed.is_set() and dead_process() is None and (mark := self._newest_pending())
-                ):
-                    self._try_commit(mark)
+                while not self._closed.is_set() and dead_process() is None and (mark := self._newest_pending_commit()):
+                    self._try_evaluation(mark)
             except StoreError as error:
                 self._warn_once("store", f"evaluation waits for the run's store: {error.problem}")
             except Exception as error:
@@ -95,68 +93,68 @@ class CommitEvaluation:
                 self._end_process()
             self._last.wait(self._poll_s)
 
-    def _newest_pending(self) -> CheckpointName | None:
-        """Return the newest commit that is not dealt with, and pass over those before it; None if there is none. Those
-        that were there before the first look are of earlier commands, except the newest."""
+    def _newest_pending_commit(self) -> CheckpointName | None:
+        """Return the newest commit that is not evaluated yet, and skip older ones; None if there is none. At the first
+        call, all commits but the newest count as done by earlier commands."""
         marks = sorted(list_committed(self._run.store))
         if self._over is None:
             self._over = set(marks[:-1])
         waiting = [mark for mark in marks if mark not in self._over]
         if waiting[:-1]:
-            self._skip(waiting[:-1], "a newer one had been committed by the time that one could be evaluated")
+            self._skip_commits(waiting[:-1], "a newer one had been committed by the time that one could be evaluated")
         return waiting[-1] if waiting else None
 
-    def _try_commit(self, mark: CheckpointName) -> None:
-        self._tries[mark] += 1
+    def _try_evaluation(self, commit: CheckpointName) -> None:
+        self._tries[commit] += 1
         try:
-            outcome = self._evaluate(mark)
+            outcome = self._evaluate(commit)
         except RayError as error:
             self._end_process()
-            self._report_failure(mark, "the evaluator", _error_line(error))
-            if self._tries[mark] >= _MAX_TRIES:
-                self._mark_done(mark)
+            self._report_failure(commit, "the evaluator", _error_line(error))
+            if self._tries[commit] >= _MAX_TRIES:
+                self._mark_done(commit)
             return
         if outcome is not None:
-            self._mark_done(mark)
-            self._record(mark, outcome)
+            self._mark_done(commit)
+            self._record_outcome(commit, outcome)
 
-    def _evaluate(self, mark: CheckpointName) -> dict[str, Any] | None:
+    def _evaluate(self, commit: CheckpointName) -> dict[str, Any] | None:
         """Evaluate a commit and return the outcome; None if the evaluation is stopped before its end."""
         if self._actor is None:
-            self._actor = _start(idle=self._idle)
-        answer = self._actor.evaluate.remote(self._run.uri, self._run.recipe, mark)
+            self._actor = _start_evaluator(idle=self._idle)
+        answer = self._actor.evaluate.remote(self._run.uri, self._run.recipe, commit)
         while not ray.wait([answer], timeout=self._poll_s)[0]:
             if self._closed.is_set() or dead_process() is not None:
                 return None
         found: dict[str, Any] = ray.get(answer)
         return found
 
-    def _record(self, mark: CheckpointName, outcome: dict[str, Any]) -> None:
+    def _record_outcome(self, commit: CheckpointName, outcome: dict[str, Any]) -> None:
         if outcome["gone"]:
-            self._skip([mark], "it was deleted before it could be read")
+            self._skip_commits([commit], "it was deleted before it could be read")
             return
         for task, reason in outcome["failed"].items():
-            self._report_failure(mark, task, reason)
+            self._report_failure(commit, task, reason)
         if outcome["computed"]:
             about = {"seconds": round(outcome["seconds"], 2), "failed": len(outcome["failed"])}
-            self._log.event("evaluated", step=mark.step, of=mark.attempt, tasks=outcome["computed"], **about)
+            self._log.event("evaluated", step=commit.step, of=commit.attempt, tasks=outcome["computed"], **about)
 
-    def _report_failure(self, mark: CheckpointName, what: str, reason: str) -> None:
-        """Record and show a failure. A failure that repeats itself with later commits is told once."""
-        if self._closed.is_set() or f"{what}: {reason}" in self._told:
+    def _report_failure(self, commit: CheckpointName, subject: str, reason: str) -> None:
+        """Record and show a failure. A failure that repeats with later commits is shown once."""
+        if self._closed.is_set() or f"{subject}: {reason}" in self._told:
             return
-        self._told.add(f"{what}: {reason}")
-        self._log.event("evaluation_failed", step=mark.step, what=what, reason=reason)
-        self._note(f"evaluation of step {mark.step:,}: {what}: {reason}; training goes on")
+        self._told.add(f"{subject}: {reason}")
+        self._log.event("evaluation_failed", step=commit.step, what=subject, reason=reason)
+        self._note(f"evaluation of step {commit.step:,}: {subject}: {reason}; training goes on")
 
-    def _skip(self, marks: list[CheckpointName], reason: str) -> None:
-        for mark in marks:
+    def _skip_commits(self, commits: list[CheckpointName], reason: str) -> None:
+        for mark in commits:
             self._mark_done(mark)
-        self._log.event("evaluation_skipped", steps=[mark.step for mark in marks], reason=reason)
+        self._log.event("evaluation_skipped", steps=[mark.step for mark in commits], reason=reason)
 
-    def _mark_done(self, mark: CheckpointName) -> None:
+    def _mark_done(self, commit: CheckpointName) -> None:
         assert self._over is not None  # set by the first search for commits
-        self._over.add(mark)
+        self._over.add(commit)
 
     def _warn_once(self, subject: str, text: str) -> None:
         if subject not in self._told:
@@ -171,10 +169,10 @@ class CommitEvaluation:
                 ray.kill(actor)
 
 
-def _start(*, idle: bool) -> Any:
-    """Return an evaluator that Ray may start again, so that a node short of memory loses it before any rank."""
-    has_place = any(node["Alive"] and node["Resources"].get(RESOURCE) for node in ray.nodes())
-    resources = {RESOURCE: 0.01} if has_place else {}
+def _start_evaluator(*, idle: bool) -> Any:
+    """Start the evaluator as a restartable actor, which Ray kills before any rank if a node is short of memory."""
+    has_place = any(node["Alive"] and node["Resources"].get(EVALUATION_RESOURCE) for node in ray.nodes())
+    resources = {EVALUATION_RESOURCE: 0.01} if has_place else {}
     options = {"num_cpus": 0, "num_gpus": 0, "resources": resources, "max_restarts": -1}
     return ray.remote(EvaluatorProcess).options(**options).remote(idle=idle)
 
@@ -189,12 +187,12 @@ def is_evaluation_pending(run: Run) -> bool:
     """Return whether the run's newest commit is still to be evaluated. Raises StoreError."""
     tasks = run.recipe.evaluation.tasks
     marks = list_committed(run.store) if tasks else []
-    return bool(marks) and unevaluated(run.store, marks[0], tasks)
+    return bool(marks) and is_unevaluated(run.store, marks[0], tasks)
 
 
 @contextmanager
 def evaluate_commits(
-    run: Run, note: Note, stop_requested: threading.Event, patience_s: float = END_S
+    run: Run, note: Note, stop_requested: threading.Event, patience_s: float = FINISH_TIMEOUT_S
 ) -> Iterator[None]:
     """Evaluate the run's commits inside the `with` block, if its recipe asks for that. Call it when Ray is connected.
 
@@ -204,16 +202,16 @@ def evaluate_commits(
     if not run.recipe.evaluation.tasks:
         yield
         return
-    beside = CommitEvaluation(run, note)
+    beside = CommitEvaluator(run, note)
     try:
         yield
-        if _is_complete(run) and not stop_requested.is_set():
-            beside.finish(stop_requested, patience_s)
+        if _is_training_complete(run) and not stop_requested.is_set():
+            beside.wait_for_last_commit(stop_requested, patience_s)
     finally:
         beside.close()
 
 
-def _is_complete(run: Run) -> bool:
+def _is_training_complete(run: Run) -> bool:
     try:
         marks = list_committed(run.store)
     except StoreError:  # the store does not answer, so there is nothing to wait for

@@ -1,5 +1,5 @@
-"""Measures of a frozen encoder: a linear probe, cosines against people's judgements, and held-out loss; and the
-examples that measures of a task's own data take, of a run's encoder or a folder's.
+"""Measures of a frozen encoder: a linear probe, cosines against human judgements, and held-out loss. Also reads
+the examples of the tasks that are measured.
 
 The probe is scikit-learn's logistic regression on hidden states. The encoder is never trained on the task, so the
 probe's accuracy says what pretraining alone put into it. The same network with its initial weights is the figure to
@@ -25,26 +25,26 @@ from data_service.samples.spec import StreamSpec
 from data_service.stream.stream import Stream
 from encoder_core.objectives.modules.losses import CoupledObjective
 from encoder_core.train.collate import to_batch
-from encoder_core.train.metrics import means, sum_losses
+from encoder_core.train.metrics import figures_from_sums, sum_losses
 from encoder_core.train.step import Microbatch
 from launcher.after.diagnose.states import Checkpoint, FrozenEncoder, encode_text_rows, pooled_states
-from launcher.after.tasks.examples import Sentences, digest, select_examples
+from launcher.after.tasks.examples import Sentences, examples_digest, select_examples
 from launcher.after.tasks.measurable import load_measured_task, splits_to_read
 from launcher.after.tasks.task import Task
 from launcher.errors import EVALUATE_EXTRA, RunError, import_optional
-from launcher.runtime.rank.build import teach
+from launcher.runtime.rank.build import attach_teachers
 from launcher.runtime.recipe.parts import EvaluationTask, Pooling
 from launcher.runtime.recipe.timeline import phase_at
 from launcher.runtime.run.evaluations import Figure
 from launcher.runtime.run.streams import heldout_spec
 
 _L2_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # factors of the sum of squared weights, added to the mean loss
-_ITERATIONS = 1000  # largest number of iterations for each penalty
-_PROBE_USE = "a linear probe"
+_MAX_ITERATIONS = 1000  # largest number of iterations for each penalty
+_PROBE_PURPOSE = "a linear probe"
 
 
 @dataclass(frozen=True)
-class Splits:
+class ProbeSplits:
     """The splits of a probe: to fit it, to choose its penalty, and to measure it."""
 
     train: Sentences
@@ -60,7 +60,7 @@ class _ProbeScores:
     test: float
 
 
-def linear_probe(frozen: FrozenEncoder, splits: Splits, pooling: Pooling = "mean") -> list[Figure]:
+def measure_linear_probe(frozen: FrozenEncoder, splits: ProbeSplits, pooling: Pooling = "mean") -> list[Figure]:
     """Return the accuracies of linear probes on the test split.
 
     `accuracy`: on the states of each layer, and on those of all layers concatenated (no layer). `best_accuracy`: on the
@@ -72,9 +72,9 @@ def linear_probe(frozen: FrozenEncoder, splits: Splits, pooling: Pooling = "mean
     Raises RunError if a split is empty, or train has a single class; MissingPackage if scikit-learn is not installed.
     """
     _check_splits(splits)
-    train, dev, test = (_features(frozen, part, pooling) for part in (splits.train, splits.dev, splits.test))
+    train, dev, test = (_probe_features(frozen, part, pooling) for part in (splits.train, splits.dev, splits.test))
     layers = [_fit_probe((train[layer], dev[layer], test[layer]), splits) for layer in range(len(train))]
-    whole = _fit_probe((_concatenated(train), _concatenated(dev), _concatenated(test)), splits)
+    whole = _fit_probe((_concatenate_layers(train), _concatenate_layers(dev), _concatenate_layers(test)), splits)
     best = max(range(len(layers)), key=lambda layer: layers[layer].dev)
     common = int(np.bincount(splits.train.labels.astype(np.int64)).argmax())
     return [
@@ -89,17 +89,15 @@ def linear_probe(frozen: FrozenEncoder, splits: Splits, pooling: Pooling = "mean
     ]
 
 
-def _check_splits(splits: Splits) -> None:
+def _check_splits(splits: ProbeSplits) -> None:
     for name in ("train", "dev", "test"):
         if not len(getattr(splits, name)):
             raise RunError(f"the probe's {name} split is empty", remedy="give a task with examples in it")
     if len(np.unique(splits.train.labels)) < 2:
-        raise RunError(
-            "all examples that the probe is fitted on have one label", remedy="give more or other examples"
-        )
+        raise RunError("all examples that the probe is fitted on have one label", remedy="give more or other examples")
 
 
-def _features(frozen: FrozenEncoder, sentences: Sentences, pooling: Pooling) -> NDArray[np.float32]:
+def _probe_features(frozen: FrozenEncoder, sentences: Sentences, pooling: Pooling) -> NDArray[np.float32]:
     """Return the features of N examples for D layers, [D, N, F]. F is the hidden size, or twice that for pairs."""
     first = pooled_states(frozen, encode_text_rows(frozen, sentences.first), (pooling,))[pooling]
     if sentences.second is None:
@@ -108,20 +106,20 @@ def _features(frozen: FrozenEncoder, sentences: Sentences, pooling: Pooling) -> 
     return np.concatenate([np.abs(first - second), first * second], axis=2)
 
 
-def _concatenated(features: NDArray[np.float32]) -> NDArray[np.float32]:
+def _concatenate_layers(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the features of all layers concatenated: [D, N, F] to [N, D * F]."""
     return features.transpose(1, 0, 2).reshape(features.shape[1], -1)
 
 
-def _fit_probe(parts: tuple[NDArray[np.float32], ...], splits: Splits) -> _ProbeScores:
+def _fit_probe(split_features: tuple[NDArray[np.float32], ...], splits: ProbeSplits) -> _ProbeScores:
     """Fit a logistic regression with each penalty, and return the accuracies of the one that is best on dev."""
     scaler = (
-        import_optional("sklearn.preprocessing", _PROBE_USE, EVALUATE_EXTRA).StandardScaler().fit(parts[0])
+        import_optional("sklearn.preprocessing", _PROBE_PURPOSE, EVALUATE_EXTRA).StandardScaler().fit(split_features[0])
     )
-    train, dev, test = (scaler.transform(part) for part in parts)
-    regression = import_optional("sklearn.linear_model", _PROBE_USE, EVALUATE_EXTRA).LogisticRegression
+    train, dev, test = (scaler.transform(part) for part in split_features)
+    regression = import_optional("sklearn.linear_model", _PROBE_PURPOSE, EVALUATE_EXTRA).LogisticRegression
     fits = [
-        regression(C=1 / (2 * penalty * len(train)), max_iter=_ITERATIONS).fit(train, splits.train.labels)
+        regression(C=1 / (2 * penalty * len(train)), max_iter=_MAX_ITERATIONS).fit(train, splits.train.labels)
         for penalty in _L2_PENALTIES
     ]
     best = max(fits, key=lambda fit: fit.score(dev, splits.dev.labels))
@@ -136,9 +134,7 @@ def measure_similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequen
         MissingPackage: if scipy is not installed.
     """
     if pairs.second is None or len(pairs) < 2:
-        raise RunError(
-            "similarity needs pairs of texts with a score, two at least", remedy="name a similarity task"
-        )
+        raise RunError("similarity needs pairs of texts with a score, two at least", remedy="name a similarity task")
     pooled = pooled_states(frozen, encode_text_rows(frozen, [*pairs.first, *pairs.second]), poolings)
     return [
         Figure(measure="spearman", value=_spearman(points, pairs), layer=layer, pooling=pooling)
@@ -147,7 +143,7 @@ def measure_similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequen
     ]
 
 
-def cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
+def paired_cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return the cosines of N pairs of vectors, [N]; 0 for a pair with a vector of length 0."""
     products = np.einsum("nh,nh->n", first.astype(np.float64), second.astype(np.float64))
     lengths = np.linalg.norm(first, axis=1).astype(np.float64) * np.linalg.norm(second, axis=1)
@@ -157,7 +153,7 @@ def cosines(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArra
 
 def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
     """Return the rank correlation of cosines and scores; NaN if all cosines, or all scores, are equal."""
-    found = cosines(vectors[: len(pairs)], vectors[len(pairs) :])
+    found = paired_cosines(vectors[: len(pairs)], vectors[len(pairs) :])
     if np.ptp(found) == 0 or np.ptp(pairs.labels) == 0:
         return float("nan")
     stats = import_optional("scipy.stats", "similarity", EVALUATE_EXTRA)
@@ -168,35 +164,36 @@ _MIN_ROW_TOKENS = 32  # least number of tokens in a row
 _BATCH_ROWS = 64  # rows that are measured at a time
 
 
-def measure_heldout_loss(checkpoint: Checkpoint, rows: int) -> list[Figure]:
+def measure_heldout_loss(checkpoint: Checkpoint, max_rows: int) -> list[Figure]:
     """Return each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and
     source.
 
-    `rows`: largest number of rows of the run's own length. Of shorter rows, so many are read that they hold the same
-    number of tokens, unless the loss couples the rows of a batch: a batch of another size would then be another task.
+    `max_rows`: largest number of rows of the run's own length. Of shorter rows, so many are read that they hold the
+    same number of tokens, unless the loss couples the rows of a batch: a batch of another size would then be another
+    task.
 
     Raises CorpusError, PlanError, StoreError if the held-out text cannot be read; for teachers, the errors of
     `launcher.runtime.run.teachers.read_teachers`.
     """
     phase, _ = phase_at(checkpoint.run.recipe, max(0, checkpoint.step - 1))
     spec = heldout_spec(checkpoint.run, checkpoint.frozen.tokenizer, phase)
-    teach(checkpoint.objective, checkpoint.run, checkpoint.frozen.tokenizer)
+    attach_teachers(checkpoint.objective, checkpoint.run, checkpoint.frozen.tokenizer)
     coupled = isinstance(checkpoint.objective, CoupledObjective)
     found = []
-    for length in _lengths(spec):
+    for length in _measured_lengths(spec):
         cut = StreamSpec.model_validate(spec.model_dump() | {"length": length})
-        count = rows if coupled else rows * spec.length // length
-        figures = _evaluate(checkpoint, cut, count)
+        count = max_rows if coupled else max_rows * spec.length // length
+        figures = _heldout_metrics(checkpoint, cut, count)
         found += [Figure(measure=name, value=value, length=length) for name, value in figures.items()]
     for source in spec.sources:
         alone = source.model_copy(update={"weight": None})
         own = spec.model_copy(update={"sources": (alone,)})
-        figures = _evaluate(checkpoint, own, rows)
+        figures = _heldout_metrics(checkpoint, own, max_rows)
         found += [Figure(measure=name, value=value, source=source.name) for name, value in figures.items()]
     return found
 
 
-def _lengths(spec: StreamSpec) -> list[int]:
+def _measured_lengths(spec: StreamSpec) -> list[int]:
     """Return the lengths of rows to measure. Rows of lanes (XLNet) have a single length, because their parts begin at
     fixed positions."""
     if isinstance(spec.input, Lanes):
@@ -205,47 +202,48 @@ def _lengths(spec: StreamSpec) -> list[int]:
     return [*shorter, spec.length]
 
 
-def _evaluate(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
+def _heldout_metrics(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
     run = checkpoint.run
-    stream = Stream(spec, cache=run.store.at("cache"))
-    last, size = min(rows, stream.samples_per_epoch), min(run.recipe.phase_microbatches[-1], _BATCH_ROWS)
+    stream = Stream(spec, cache=run.store.with_prefix("cache"))
+    last, size = (
+        min(rows, stream.samples_per_epoch),
+        min(run.recipe.microbatch_rows_by_phase[-1], _BATCH_ROWS),
+    )
     microbatches = (
-        Microbatch(
-            index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu"), first)
-        )
+        Microbatch(index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu"), first))
         for index, first in enumerate(range(0, last, size))
     )
-    return means(sum_losses(checkpoint.objective, checkpoint.objective, microbatches, run.recipe.seed))
+    return figures_from_sums(sum_losses(checkpoint.objective, checkpoint.objective, microbatches, run.recipe.seed))
 
 
 SAMPLING_SEED = 0
 """The seed of samples of a task's examples: the same ones for every run and checkpoint."""
-_PENALTY_FOLD = 10  # one in so many examples of train, to choose the penalty by where dev is what is measured
+_PENALTY_FOLDS = 10  # 1/10 of train chooses the penalty if dev is the measured split
 
 
 @dataclass(frozen=True)
-class OwnData:
-    """A measure with the examples of its task: `train`, `dev` and `test` of a probe, else those that are measured."""
+class TaskData:
+    """A measure and its task's examples: train, dev and test for a probe, else only the measured split."""
 
     measure: EvaluationTask
     task: Task
-    data: tuple[Sentences, ...]
+    examples: tuple[Sentences, ...]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the data on which the figures depend, beside the model and the task's settings."""
-        return digest_of_json([digest(part) for part in self.data])
+        """SHA-256 of the examples, on which figures depend besides the model and the task's settings."""
+        return digest_of_json([examples_digest(part) for part in self.examples])
 
-    def figures(self, frozen: FrozenEncoder) -> list[Figure]:
+    def measure_encoder(self, frozen: FrozenEncoder) -> list[Figure]:
         """Return the figures of a model. Raises the errors of the measures."""
         measure = self.measure
         if measure.probe:
-            return linear_probe(frozen, Splits(*self.data), measure.probe.pooling)
+            return measure_linear_probe(frozen, ProbeSplits(*self.examples), measure.probe.pooling)
         assert measure.similarity  # the only other measure of a task
-        return measure_similarity(frozen, self.data[0], measure.similarity.poolings)
+        return measure_similarity(frozen, self.examples[0], measure.similarity.poolings)
 
 
-def read_own_data(measure: EvaluationTask) -> OwnData | None:
+def read_task_data(measure: EvaluationTask) -> TaskData | None:
     """Read the data of a measure's task; return None for one on a run's held-out text.
 
     Without a labelled test split, a probe is measured on dev, and its penalty is chosen on a tenth of train. Raises the
@@ -258,14 +256,14 @@ def read_own_data(measure: EvaluationTask) -> OwnData | None:
     examples = [part for part in parts if isinstance(part, Sentences)]
     assert len(examples) == len(parts)  # both have an entry for each task
     if measure.similarity:
-        return OwnData(measure, task, (examples[0],))
+        return TaskData(measure, task, (examples[0],))
     assert measure.probe  # the only other measure of a task
     train, *others = (subsample(part, measure.probe.examples) for part in examples)
     if len(others) == 2:
-        return OwnData(measure, task, (train, *others))
+        return TaskData(measure, task, (train, *others))
     order = np.random.default_rng(SAMPLING_SEED).permutation(len(train))
-    apart = -(-len(train) // _PENALTY_FOLD)
-    return OwnData(
+    apart = -(-len(train) // _PENALTY_FOLDS)
+    return TaskData(
         measure, task, (select_examples(train, order[apart:]), select_examples(train, order[:apart]), *others)
     )
 
@@ -279,6 +277,4 @@ def subsample(examples: Sentences, count: int) -> Sentences:
     """Return `count` of the examples, the same ones at every call; all examples if there are fewer."""
     if len(examples) <= count:
         return examples
-    return select_examples(
-        examples, np.sort(np.random.default_rng(SAMPLING_SEED).permutation(len(examples))[:count])
-    )
+    return select_examples(examples, np.sort(np.random.default_rng(SAMPLING_SEED).permutation(len(examples))[:count]))

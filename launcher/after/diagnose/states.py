@@ -1,5 +1,5 @@
-"""A checkpoint whose weights are not trained any further, and its hidden states of every layer, one vector a text: what
-probes, similarity and isotropy are measured on.
+"""Frozen checkpoints, and their hidden states of every layer pooled to one vector for each text, on which probes and
+similarity are measured.
 
 Everything is computed on the CPU in fp32, so the same weights give the same figures on any machine. Shapes: T tokens, N
 rows, D depths (the embeddings and each layer's output), H hidden.
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from checkpoints.hf.load import read_folder_config, weights_for
 from checkpoints.layout import CheckpointManifest
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.families.catalogue import build_encoder
-from encoder_core.families.interchange import ENCODER
+from encoder_core.families.interchange import ENCODER_PREFIX
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.modules.detection import task_encoder
@@ -34,7 +34,7 @@ from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.recipe.parts import Pooling
 from launcher.runtime.recipe.timeline import recipe_after
-from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
+from launcher.runtime.run.record import RECORD_FILE, Run, open_run, select_checkpoint
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Checkpoint:
     frozen: FrozenEncoder
 
 
-def open_frozen(source: str, step: int | None = None) -> FrozenEncoder:
+def open_frozen_encoder(source: str, step: int | None = None) -> FrozenEncoder:
     """Return the encoder of a run's checkpoint (`step`; None: the newest good one), or of a folder in the
     transformers format.
 
@@ -83,26 +83,24 @@ def open_frozen(source: str, step: int | None = None) -> FrozenEncoder:
         CheckpointError, ModelError: if the model is damaged, or of no family of ours.
         StoreError: if it cannot be read.
     """
-    if open_store(source).size(RECORD) is not None:
+    if open_store(source).size(RECORD_FILE) is not None:
         return open_checkpoint(open_run(source), step).frozen
     with open_pretrained(source, step) as pretrained:
-        return frozen_folder(pretrained)
+        return load_frozen_encoder(pretrained)
 
 
-def frozen_folder(pretrained: LocalModel) -> FrozenEncoder:
-    """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen`."""
+def load_frozen_encoder(pretrained: LocalModel) -> FrozenEncoder:
+    """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen_encoder`."""
     config = read_folder_config(pretrained.folder)
     own = config.has_decoder or config.permutes  # classes of BART and XLNet have no heads but these
     tensors = weights_for(config, pretrained.folder, config.main_heads if own else "mlm")
     encoder = build_encoder(config)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
-            parameter.copy_(tensors[ENCODER + name])
+            parameter.copy_(tensors[ENCODER_PREFIX + name])
     tokenizer = load_tokenizer(str(pretrained.folder))
     last = config.class_token_last
-    return FrozenEncoder(
-        pretrained.name, encoder.eval(), tokenizer, config.max_length, last, pretrained.digest
-    )
+    return FrozenEncoder(pretrained.name, encoder.eval(), tokenizer, config.max_length, last, pretrained.digest)
 
 
 def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
@@ -115,7 +113,7 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
     tokenizer = run.tokenizer()
     module = build_model(recipe_after(run.recipe, manifest.step), tokenizer)
     digest = hashlib.sha256(_model_identity(run, manifest.step, tokenizer))
-    with Reader(run.store, manifest) as reader, torch.no_grad():
+    with CheckpointReader(run.store, manifest) as reader, torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
             weights = reader.read_full(name)
             digest.update(json.dumps([name, list(weights.shape)]).encode())
@@ -126,7 +124,7 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
         name=f"{run.uri} at step {manifest.step:,}",
         encoder=task_encoder(module),
         tokenizer=tokenizer,
-        length=_length(run),
+        length=_max_row_tokens(run),
         class_token_last=run.recipe.model.class_token_last,
         digest=digest.hexdigest(),
     )
@@ -134,50 +132,50 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
 
 
 def _model_identity(run: Run, step: int, tokenizer: Tokenizer) -> bytes:
-    """Return what decides a hidden state beside weights."""
+    """Return, as JSON, everything but the weights on which hidden states depend."""
     model = recipe_after(run.recipe, step).model
     config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    objective, length = run.recipe.objective.model_dump(mode="json"), _length(run)
+    objective, length = run.recipe.objective.model_dump(mode="json"), _max_row_tokens(run)
     return json.dumps([config.model_dump(mode="json"), objective, tokenizer.hash, length]).encode()
 
 
-def _length(run: Run) -> int:
+def _max_row_tokens(run: Run) -> int:
     return max(phase.length for phase in run.recipe.phases)
 
 
-Row = NDArray[np.int64]
+TokenRow = NDArray[np.int64]
 """Token ids of one row, special ones included."""
 
-Pooled = Mapping[Pooling, NDArray[np.float32]]
-"""By pooling: [D, N, H]."""
+PooledStates = Mapping[Pooling, NDArray[np.float32]]
+"""Pooled hidden states by pooling, each [D, N, H]."""
 
 _BATCH_TOKENS = 8192  # tokens of a forward pass
-_CLASS_SEGMENT = 2  # XLNet's segment id, which only the class token has
+_CLASS_SEGMENT_ID = 2  # XLNet's segment id, which only the class token has
 
 
-def encode_text_rows(frozen: FrozenEncoder, texts: Sequence[str]) -> list[Row]:
-    """Return each text as a row with its special tokens; what is longer than the model takes is cut."""
-    return token_rows(frozen, frozen.tokenizer.encode_batch(texts))
+def encode_text_rows(frozen: FrozenEncoder, texts: Sequence[str]) -> list[TokenRow]:
+    """Return each text as a row with special tokens, cut to the model's length."""
+    return rows_from_token_ids(frozen, frozen.tokenizer.encode_batch(texts))
 
 
-def token_rows(frozen: FrozenEncoder, texts: Sequence[NDArray[np.generic]]) -> list[Row]:
-    """Return the same for texts that are token ids already."""
+def rows_from_token_ids(frozen: FrozenEncoder, token_ids: Sequence[NDArray[np.generic]]) -> list[TokenRow]:
+    """Return texts, given as token ids, as rows with special tokens, cut to the model's length."""
     cls, sep = frozen.tokenizer.special.cls, frozen.tokenizer.special.sep
-    cut = [text[: frozen.length - 2].astype(np.int64) for text in texts]
+    cut = [text[: frozen.length - 2].astype(np.int64) for text in token_ids]
     return [np.r_[text, sep, cls] if frozen.class_token_last else np.r_[cls, text, sep] for text in cut]
 
 
 @torch.no_grad()
-def pooled_states(frozen: FrozenEncoder, rows: Sequence[Row], poolings: Sequence[Pooling]) -> Pooled:
+def pooled_states(frozen: FrozenEncoder, rows: Sequence[TokenRow], poolings: Sequence[Pooling]) -> PooledStates:
     """Return the pooled states of every layer, in the order of `rows`. The rows that share a forward pass depend only
     on `rows`."""
     found = {pooling: list[Tensor]() for pooling in poolings}
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    for group in _groups([rows[index] for index in order]):
-        batch = _batch(frozen, group)
+    for group in _forward_pass_groups([rows[index] for index in order]):
+        batch = _make_batch(frozen, group)
         states_DTH = torch.stack([state.float() for state in layer_states(frozen.encoder, batch)])
         for pooling in poolings:
-            found[pooling].append(_pool(frozen, states_DTH, batch, pooling))
+            found[pooling].append(_pool_states(frozen, states_DTH, batch, pooling))
     back = np.argsort(np.array(order, dtype=np.int64))
     return {pooling: torch.cat(parts, 1).numpy()[:, back] for pooling, parts in found.items()}
 
@@ -189,7 +187,7 @@ def layer_states(encoder: AnyEncoder, batch: Batch) -> list[Float[Tensor, "token
     return list(encoder.states(batch))
 
 
-def _groups(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+def _forward_pass_groups(rows: Sequence[TokenRow]) -> Iterator[Sequence[TokenRow]]:
     """Yield groups of consecutive rows for one forward pass each."""
     first = tokens = 0
     for index, row in enumerate(rows):
@@ -201,15 +199,15 @@ def _groups(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         yield rows[first:]
 
 
-def _batch(frozen: FrozenEncoder, rows: Sequence[Row]) -> Batch:
+def _make_batch(frozen: FrozenEncoder, rows: Sequence[TokenRow]) -> Batch:
     batch = batch_without_targets(torch.from_numpy(np.concatenate(rows)), [len(row) for row in rows])
     segments = torch.zeros_like(batch.tokens)
     if frozen.class_token_last:
-        segments[batch.cu_seqlens[1:].long() - 1] = _CLASS_SEGMENT
+        segments[batch.cu_seqlens[1:].long() - 1] = _CLASS_SEGMENT_ID
     return replace(batch, segments=segments)
 
 
-def _pool(
+def _pool_states(
     frozen: FrozenEncoder, states_DTH: Float[Tensor, "depths tokens hidden"], batch: Batch, pooling: Pooling
 ) -> Float[Tensor, "depths rows hidden"]:
     ends, lengths = batch.cu_seqlens.long(), batch.cu_seqlens.diff()

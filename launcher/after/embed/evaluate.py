@@ -1,6 +1,6 @@
 """Measures a model's vectors: similarity (STS) with sentence-transformers' own evaluator, retrieval as BEIR does.
 
-Documents are ranked by the cosine and measured by trec_eval's rules. The evaluator of sentence-transformers knows no
+Documents are ranked by the cosine and measured by trec_eval's rules. The evaluator of sentence-transformers ignores
 grades, and ranks a query's own document.
 
 Shapes: Q queries, D documents of a chunk, K of a ranking, W width of a vector.
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from launcher.after.embed.model import (
-    DOCUMENT,
-    QUERY,
-    import_library_part,
+    DOCUMENT_PROMPT,
+    QUERY_PROMPT,
+    import_sbert_module,
     load_model,
-    show_progress,
+    show_encoding_progress,
     warn_of_truncation,
 )
-from launcher.after.embed.settings import Encoding
+from launcher.after.embed.settings import EncodingSettings
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.tasks.examples import Examples, Retrieval, Sentences
 from launcher.after.tasks.task import Task
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
-class CellSettings(Encoding):
+class VectorMeasureSettings(EncodingSettings):
     """The settings of measuring a checkpoint's vectors on a task.
 
     Attributes:
@@ -43,16 +43,14 @@ class CellSettings(Encoding):
     batch: PositiveInt = 32
 
 
-def measure_checkpoint_vectors(
-    pretrained: LocalModel, task: Task, settings: CellSettings
-) -> dict[str, float]:
+def measure_checkpoint_vectors(pretrained: LocalModel, task: Task, settings: VectorMeasureSettings) -> dict[str, float]:
     """Return the task's metrics of a checkpoint's vectors. Raises the errors of `measure_task` and `load_model`."""
     examples = task.read(settings.split or ("dev" if "dev" in task.splits else "test"))
     return measure_task(load_model(pretrained, settings), task, examples, settings.batch)
 
 
 def measure_task(
-    model: "SentenceTransformer", task: Task, examples: Examples, batch: int = 32
+    model: "SentenceTransformer", task: Task, examples: Examples, batch_size: int = 32
 ) -> dict[str, float]:
     """Return the task's metrics, its main one first, from 0 to 1 (correlations from -1).
 
@@ -61,15 +59,15 @@ def measure_task(
 
     Raises TaskError if the examples are of another kind, or all scores are equal; MissingPackage.
     """
-    warn_of_truncation(model, _texts(examples), task.name)
+    warn_of_truncation(model, _texts_to_encode(examples), task.name)
     match examples:
         case Sentences() if examples.second is not None and examples.labels.dtype == np.float64:
-            with show_progress(model, f"measuring {task.name}", 2 * len(examples)):
-                found = _similarity(model, task, examples, batch)
+            with show_encoding_progress(model, f"measuring {task.name}", 2 * len(examples)):
+                found = _measure_similarity(model, task, examples, batch_size)
         case Retrieval():
             if not examples.queries:
                 raise TaskError(f"{task.name} has no query that is judged", remedy="check its qrels")
-            found = measure_retrieval(model, examples, batch)
+            found = measure_retrieval(model, examples, batch_size)
         case _:
             raise TaskError(
                 f"the task {task.name} is of the kind {task.kind}, which vectors by themselves do not answer",
@@ -78,7 +76,7 @@ def measure_task(
     return {metric: found[metric] for metric in task.metrics}
 
 
-def _texts(examples: Examples) -> Iterator[str]:
+def _texts_to_encode(examples: Examples) -> Iterator[str]:
     match examples:
         case Sentences():
             yield from examples.first
@@ -87,8 +85,8 @@ def _texts(examples: Examples) -> Iterator[str]:
             yield from examples.documents.values()
 
 
-def _similarity(
-    model: "SentenceTransformer", task: Task, examples: Sentences, batch: int
+def _measure_similarity(
+    model: "SentenceTransformer", task: Task, examples: Sentences, batch_size: int
 ) -> dict[str, float]:
     scores = examples.labels.tolist()
     if len(set(scores)) < 2:
@@ -96,27 +94,27 @@ def _similarity(
             f"{task.name}: all scores are {scores[0]:g}, so nothing correlates with them",
             remedy="measure on a split with several scores",
         )
-    evaluator = import_library_part("evaluation").EmbeddingSimilarityEvaluator(
+    evaluator = import_sbert_module("evaluation").EmbeddingSimilarityEvaluator(
         list(examples.first),
         list(examples.second or ()),
         scores,
-        batch_size=batch,
+        batch_size=batch_size,
         main_similarity="cosine",
         write_csv=False,
     )
     found = evaluator(model)
-    # Vectors that are all the same have no correlation with anything: such a model knows nothing.
+    # If all vectors are equal, the correlation is undefined and counts as 0.
     return {name: float(np.nan_to_num(found[f"{name}_cosine"], nan=0.0)) for name in ("spearman", "pearson")}
 
 
 _RANKED_DOCUMENTS = 100  # documents of a ranking
 _CHUNK_DOCUMENTS = 1 << 14  # documents whose vectors are in memory at a time
-_DISCOUNTS = 1 / np.log2(np.arange(2, 12))
+_DCG_DISCOUNTS = 1 / np.log2(np.arange(2, 12))
 
 
-def measure_retrieval(model: "SentenceTransformer", examples: Retrieval, batch: int) -> dict[str, float]:
+def measure_retrieval(model: "SentenceTransformer", examples: Retrieval, batch_size: int) -> dict[str, float]:
     """Return the means over all judged queries of the measures of `score_ranking`."""
-    rankings = rank(model, examples, batch)
+    rankings = rank_documents(model, examples, batch_size)
     found = [score_ranking(rankings[query], relevant) for query, relevant in examples.relevant.items()]
     return {metric: float(np.mean([one[metric] for one in found])) for metric in found[0]}
 
@@ -129,28 +127,28 @@ def score_ranking(ranking: Sequence[str], relevant: Mapping[str, int]) -> dict[s
     gains = np.array([relevant.get(name, 0) for name in ranking[:_RANKED_DOCUMENTS]], np.float64)
     places = np.flatnonzero(gains) + 1
     ideal, every = sorted(relevant.values(), reverse=True)[:10], len(relevant) or 1
-    best = np.array(ideal) @ _DISCOUNTS[: len(ideal)] or 1.0
+    best = np.array(ideal) @ _DCG_DISCOUNTS[: len(ideal)] or 1.0
     return {
-        "ndcg@10": float(gains[:10] @ _DISCOUNTS[: len(gains)] / best),
+        "ndcg@10": float(gains[:10] @ _DCG_DISCOUNTS[: len(gains)] / best),
         "map@100": float((np.arange(1, len(places) + 1) / places).sum()) / every,
         "mrr@10": float(1 / places[0]) if len(places) and places[0] <= 10 else 0.0,
         "recall@100": len(places) / every,
     }
 
 
-def rank(model: "SentenceTransformer", examples: Retrieval, batch: int) -> dict[str, list[str]]:
+def rank_documents(model: "SentenceTransformer", examples: Retrieval, batch_size: int) -> dict[str, list[str]]:
     """Return the ids of the 100 documents nearest to each query, the nearest first; of equally near ones, the greater
     id. A document with the query's own id is left out, unless it is judged relevant, as in no published task.
     """
     names = sorted(examples.documents, reverse=True)
-    query_QW = unit_vectors(model, list(examples.queries.values()), QUERY, batch)
+    query_QW = encode_unit_vectors(model, list(examples.queries.values()), QUERY_PROMPT, batch_size)
     cosine_QK, place_QK = (np.empty((len(query_QW), 0), kind) for kind in (np.float32, np.int64))
     for begin in range(0, len(names), _CHUNK_DOCUMENTS):
         texts = [examples.documents[name] for name in names[begin : begin + _CHUNK_DOCUMENTS]]
-        cosine_QD = query_QW @ unit_vectors(model, texts, DOCUMENT, batch).T
+        cosine_QD = query_QW @ encode_unit_vectors(model, texts, DOCUMENT_PROMPT, batch_size).T
         place_QD = np.broadcast_to(begin + np.arange(len(texts)), cosine_QD.shape)
         found = np.concatenate([cosine_QK, cosine_QD], 1), np.concatenate([place_QK, place_QD], 1)
-        # One may be the query's own.
+        # One more than is needed, because one may be the query's own document.
         order_QK = np.argsort(-found[0], axis=1, kind="stable")[:, : _RANKED_DOCUMENTS + 1]
         cosine_QK, place_QK = (np.take_along_axis(one, order_QK, 1) for one in found)
     kept = examples.relevant
@@ -160,15 +158,15 @@ def rank(model: "SentenceTransformer", examples: Retrieval, batch: int) -> dict[
     }
 
 
-def unit_vectors(
-    model: "SentenceTransformer", texts: list[str], prompt: str, batch: int
+def encode_unit_vectors(
+    model: "SentenceTransformer", texts: list[str], prompt_name: str, batch_size: int
 ) -> NDArray[np.float32]:
     """Return a vector of length 1 for each text, [texts, W]."""
-    with show_progress(model, f"reading {prompt}s", len(texts)):
+    with show_encoding_progress(model, f"reading {prompt_name}s", len(texts)):
         vectors: NDArray[np.float32] = model.encode(
             texts,
-            batch_size=batch,
-            prompt_name=prompt if prompt in model.prompts else None,
+            batch_size=batch_size,
+            prompt_name=prompt_name if prompt_name in model.prompts else None,
             normalize_embeddings=True,
             show_progress_bar=False,
         )

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpoints.hf.folder import INDEX, WEIGHTS
-from checkpoints.hf.load import json_object
+from checkpoints.hf.load import parse_json_object
 from data_service.formats import parse_json
 from data_service.tokenizers.files import VOCABULARY_FILES, check_definition_file, library_errors
 from encoder_core.errors import ModelError
-from launcher.after.embed.settings import Encoding
-from launcher.after.export.sentence_transformer import MODULES_FILE, SETTINGS_FILE, library_pooling_name
+from launcher.after.embed.settings import EncodingSettings
+from launcher.after.export.sentence_transformer import MODULES_FILE, SETTINGS_FILE, sbert_pooling_name
 from launcher.after.finetune.model import max_row_tokens
-from launcher.after.finetune.pretrained import LocalModel, check_class, read_modules
+from launcher.after.finetune.pretrained import LocalModel, read_module_list, require_transformers_class
 from launcher.errors import EVALUATE_EXTRA, describe_error, import_optional
 from launcher.progress import work
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-QUERY, DOCUMENT = "query", "document"
+QUERY_PROMPT, DOCUMENT_PROMPT = "query", "document"
 """Names of the prompts that retrieval uses, where the model has them."""
 _LOG = logging.getLogger(__name__)
 _LOADABLE_MODULES = (
@@ -42,14 +42,14 @@ _MODULES_WITH_WEIGHTS = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPool
 _CHECKED_TEXTS = 10_000  # number of texts that are checked for truncation
 
 
-def import_library_part(part: str) -> Any:
+def import_sbert_module(module_name: str) -> Any:
     """Return the module `sentence_transformers.sentence_transformer.<part>`. Raises MissingPackage if it is not
     installed."""
     import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA)
-    return import_module(f"sentence_transformers.sentence_transformer.{part}")
+    return import_module(f"sentence_transformers.sentence_transformer.{module_name}")
 
 
-def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransformer":
+def load_model(pretrained: LocalModel, encoding: EncodingSettings) -> "SentenceTransformer":
     """Return the model with the pooling, normalisation, length and prompts of `encoding`, or else of the folder.
 
     Raises:
@@ -58,19 +58,19 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
         MissingPackage: if sentence-transformers is not installed.
     """
     folder = pretrained.folder
-    check_class(folder, pretrained.name)
-    modules = _known_modules(folder)
-    _check_files(folder, [path for path, kind in modules if kind in _MODULES_WITH_WEIGHTS] or [""])
+    require_transformers_class(folder, pretrained.name)
+    modules = _loadable_modules(folder)
+    _check_model_files(folder, [path for path, kind in modules if kind in _MODULES_WITH_WEIGHTS] or [""])
     st, settings = (
         import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA),
         folder / SETTINGS_FILE,
     )
-    stored = json_object(settings.read_bytes(), str(settings)) if settings.is_file() else {}
+    stored = parse_json_object(settings.read_bytes(), str(settings)) if settings.is_file() else {}
     try:
         with library_errors(str(folder), "no model that can be read"):
-            stack = _load_modules(folder, st) if modules else [_transformer(folder)]
+            stack = _load_modules(folder, st) if modules else [_load_transformer(folder)]
         model: SentenceTransformer = st.SentenceTransformer(
-            modules=_replace_modules(stack, encoding, folder),
+            modules=_apply_encoding(stack, encoding, folder),
             similarity_fn_name="cosine",
             prompts={**(stored.get("prompts") or {}), **encoding.prompts},
             default_prompt_name=stored.get("default_prompt_name"),
@@ -83,14 +83,14 @@ def load_model(pretrained: LocalModel, encoding: Encoding) -> "SentenceTransform
             f"{pretrained.name} cannot be loaded: {describe_error(error)}",
             remedy="give a folder that `save_pretrained` wrote whole",
         ) from error
-    _set_length(model, pretrained, encoding.max_length)
+    _set_max_length(model, pretrained, encoding.max_length)
     return model
 
 
-def _known_modules(folder: Path) -> list[tuple[str, str]]:
+def _loadable_modules(folder: Path) -> list[tuple[str, str]]:
     """Return folder and kind of each module in modules.json; an empty list for a plain transformers folder."""
     modules = []
-    for place, kind in read_modules(folder):
+    for place, kind in read_module_list(folder):
         package, _, name = kind.rpartition(".")
         if not package.startswith("sentence_transformers.") or name not in _LOADABLE_MODULES:
             raise ModelError(
@@ -105,14 +105,14 @@ def _known_modules(folder: Path) -> list[tuple[str, str]]:
     return modules
 
 
-def _check_files(folder: Path, places: Iterable[str]) -> None:
-    for place in places:
+def _check_model_files(folder: Path, module_folders: Iterable[str]) -> None:
+    for place in module_folders:
         if not any((folder / place / name).is_file() for name in (WEIGHTS, INDEX)):
             raise ModelError(
                 f"{folder / place} has no {WEIGHTS}",
                 remedy="load it where you trust it, then save_pretrained(folder); pickled weights are not opened here",
             )
-    first = next(iter(places), "")
+    first = next(iter(module_folders), "")
     if not any((folder / first / name).is_file() for name in VOCABULARY_FILES):
         raise ModelError(
             f"{folder / first} has no tokenizer", remedy=f"put its files there: {', '.join(VOCABULARY_FILES)}"
@@ -125,36 +125,36 @@ def _check_files(folder: Path, places: Iterable[str]) -> None:
             raise ModelError(f"{path} is not JSON: {error}", remedy="fetch the file again") from error
 
 
-def _load_modules(folder: Path, st: Any) -> list[Any]:
+def _load_modules(folder: Path, library: Any) -> list[Any]:
     options = {"use_safetensors": True}
-    return list(st.SentenceTransformer(str(folder), local_files_only=True, model_kwargs=options))
+    return list(library.SentenceTransformer(str(folder), local_files_only=True, model_kwargs=options))
 
 
-def _transformer(folder: Path) -> Any:
+def _load_transformer(folder: Path) -> Any:
     options = {"local_files_only": True}
     weights = options | {"use_safetensors": True}
-    return import_library_part("modules").Transformer(
+    return import_sbert_module("modules").Transformer(
         str(folder), model_kwargs=weights, processor_kwargs=options, config_kwargs=options
     )
 
 
-def _replace_modules(stack: Sequence[Any], encoding: Encoding, folder: Path) -> list[Any]:
-    """Return the modules of `stack` with the pooling and normalisation of `encoding` in place of their own."""
-    modules, kind = import_library_part("modules"), stack[0].model.config.model_type
-    pools = [module for module in stack if isinstance(module, modules.Pooling)]
-    rest = [module for module in stack[1:] if not isinstance(module, modules.Pooling | modules.Normalize)]
+def _apply_encoding(loaded_modules: Sequence[Any], encoding: EncodingSettings, folder: Path) -> list[Any]:
+    """Return the modules of `loaded_modules` with the pooling and normalisation of `encoding` in place of their own."""
+    modules, kind = import_sbert_module("modules"), loaded_modules[0].model.config.model_type
+    pools = [module for module in loaded_modules if isinstance(module, modules.Pooling)]
+    rest = [module for module in loaded_modules[1:] if not isinstance(module, modules.Pooling | modules.Normalize)]
     normalize = encoding.normalize
     if normalize is None:
-        normalize = any(isinstance(module, modules.Normalize) for module in stack)
+        normalize = any(isinstance(module, modules.Normalize) for module in loaded_modules)
     if encoding.pooling is not None or not pools:
-        width = stack[0].get_embedding_dimension()
-        pools = [modules.Pooling(width, library_pooling_name(encoding.pooling or "mean", kind))]
+        width = loaded_modules[0].get_embedding_dimension()
+        pools = [modules.Pooling(width, sbert_pooling_name(encoding.pooling or "mean", kind))]
         _check_width(rest, width, folder)
-    return [stack[0], *pools, *rest, *([modules.Normalize()] if normalize else [])]
+    return [loaded_modules[0], *pools, *rest, *([modules.Normalize()] if normalize else [])]
 
 
-def _check_width(rest: Sequence[Any], width: int, folder: Path) -> None:
-    for module in rest:
+def _check_width(later_modules: Sequence[Any], width: int, folder: Path) -> None:
+    for module in later_modules:
         needed = getattr(module, "in_features", width)
         if needed != width:
             raise ModelError(
@@ -163,11 +163,11 @@ def _check_width(rest: Sequence[Any], width: int, folder: Path) -> None:
             )
 
 
-def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: int | None) -> None:
+def _set_max_length(model: "SentenceTransformer", pretrained: LocalModel, requested_length: int | None) -> None:
     limit = max_row_tokens(model.tokenizer, model[0].model)
-    if wanted is not None and limit is not None and wanted > limit:
+    if requested_length is not None and limit is not None and requested_length > limit:
         raise ModelError(
-            f"max_length is {wanted}, and {pretrained.name} has {limit} positions",
+            f"max_length is {requested_length}, and {pretrained.name} has {limit} positions",
             remedy=f"give {limit} or fewer",
         )
     current = model.max_seq_length
@@ -176,11 +176,11 @@ def _set_length(model: "SentenceTransformer", pretrained: LocalModel, wanted: in
             f"{pretrained.name} has a max_seq_length of {current!r}, no number of tokens",
             remedy="correct sentence_bert_config.json or tokenizer_config.json there",
         )
-    known = [length for length in (wanted or current, limit) if length is not None]
+    known = [length for length in (requested_length or current, limit) if length is not None]
     model.max_seq_length = min(known) if known else None
 
 
-def warn_of_truncation(model: "SentenceTransformer", texts: Iterable[str], what: str) -> int:
+def warn_of_truncation(model: "SentenceTransformer", texts: Iterable[str], texts_name: str) -> int:
     """Return how many of the first 10,000 texts are longer than the model's length, with a warning if any is."""
     length, looked_at = model.max_seq_length, list(islice(texts, _CHECKED_TEXTS))
     if length is None or not looked_at:
@@ -190,7 +190,7 @@ def warn_of_truncation(model: "SentenceTransformer", texts: Iterable[str], what:
     if longer:
         _LOG.warning(
             "%s: %s of %s texts are longer than %s tokens and are cut",
-            what,
+            texts_name,
             f"{longer:,}",
             f"{len(looked_at):,}",
             length,
@@ -199,12 +199,10 @@ def warn_of_truncation(model: "SentenceTransformer", texts: Iterable[str], what:
 
 
 @contextmanager
-def show_progress(model: "SentenceTransformer", what: str, texts: int) -> Iterator[None]:
-    """Show `what` is done, inside the `with` block, and how many of its texts have a vector."""
-    with work(what, texts, "texts") as now:
-        counter = model.register_forward_hook(
-            lambda module, given, made: now.advance(len(made["sentence_embedding"]))
-        )
+def show_encoding_progress(model: "SentenceTransformer", work_name: str, text_count: int) -> Iterator[None]:
+    """Show `work_name` is done, inside the `with` block, and how many of its texts have a vector."""
+    with work(work_name, text_count, "texts") as now:
+        counter = model.register_forward_hook(lambda module, given, made: now.advance(len(made["sentence_embedding"])))
         try:
             yield
         finally:

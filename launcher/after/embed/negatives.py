@@ -1,4 +1,4 @@
-"""Hard negatives: texts that a checkpoint takes for the answer to a query, and that are the answers to others.
+"""Hard negatives: answers to other queries that a checkpoint takes for the answer to a query.
 
 Between two phases of contrastive training, the checkpoint of the first ranks all positives of a corpus of pairs for
 each query, and the nearest that are not its own become the negatives of the next (ANCE: Xiong et al. 2021, arXiv
@@ -17,8 +17,8 @@ from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.tasks import plan_splits
-from data_service.store.open import open_file
-from launcher.after.embed.model import DOCUMENT, QUERY, warn_of_truncation
+from data_service.store.open import open_store_of_file
+from launcher.after.embed.model import DOCUMENT_PROMPT, QUERY_PROMPT, warn_of_truncation
 from launcher.after.embed.settings import MiningSettings
 from launcher.errors import EVALUATE_EXTRA, TaskError, import_optional
 from launcher.progress import work
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _LOG = logging.getLogger(__name__)
-_PACKAGE_USE = "maskfleet embed negatives"
-_MIN_MARGIN = 1e-6  # sentence-transformers takes a margin of 0 for none
+_IMPORT_PURPOSE = "maskfleet embed negatives"
+_MIN_MARGIN = 1e-6  # sentence-transformers treats a margin of 0 as no margin
 _SEARCHED_RANKS = 1000  # texts nearest to a query, among which negatives are looked for
 
 
@@ -41,15 +41,15 @@ class PairExample:
     negatives: tuple[str, ...] = ()
 
     @property
-    def line(self) -> bytes:
+    def json_line(self) -> bytes:
         """The example as a line of JSON, as `corpus build --texts pairs` reads it."""
         fields = {"query": self.query, "positive": self.positive, "negatives": list(self.negatives)}
         return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
-def read_examples(listing: InputListing, options: BuildOptions) -> list[PairExample]:
-    """Return the queries and positives of the inputs, as `corpus build --texts pairs` reads them; without
-    those of which one is blank.
+def read_pair_examples(listing: InputListing, options: BuildOptions) -> list[PairExample]:
+    """Return the queries and positives of the inputs, as `corpus build --texts pairs` reads them; pairs
+    with a blank text are left out.
 
     Raises InputError if a record has none, and StoreError.
     """
@@ -63,18 +63,18 @@ def read_examples(listing: InputListing, options: BuildOptions) -> list[PairExam
     return found
 
 
-def require_no_file(out: str) -> None:
+def require_new_file(out: str) -> None:
     """Raise TaskError if there is a file `out` already. Call this before the search."""
-    store, name = open_file(out)
+    store, name = open_store_of_file(out)
     if store.size(name) is not None:
         raise TaskError(f"{out} exists already", remedy="name a new file, or delete this one")
 
 
-def write_examples(examples: Sequence[PairExample], out: str) -> None:
+def write_pair_examples(examples: Sequence[PairExample], out: str) -> None:
     """Write the examples to the file or s3:// URI `out`. Raises TaskError if it exists, and StoreError."""
-    require_no_file(out)
-    store, name = open_file(out)
-    store.put(name, b"".join(example.line for example in examples))
+    require_new_file(out)
+    store, name = open_store_of_file(out)
+    store.put(name, b"".join(example.json_line for example in examples))
 
 
 def mine_negatives(
@@ -88,18 +88,18 @@ def mine_negatives(
     pairs = list(dict.fromkeys((example.query, example.positive) for example in examples))
     warn_of_truncation(model, [positive for _, positive in pairs], "positives")
     columns = {"query": [query for query, _ in pairs], "positive": [positive for _, positive in pairs]}
-    prompts = {name: name if name in model.prompts else None for name in (QUERY, DOCUMENT)}
-    mine = import_optional("sentence_transformers.util", _PACKAGE_USE, EVALUATE_EXTRA).mine_hard_negatives
+    prompts = {name: name if name in model.prompts else None for name in (QUERY_PROMPT, DOCUMENT_PROMPT)}
+    mine = import_optional("sentence_transformers.util", _IMPORT_PURPOSE, EVALUATE_EXTRA).mine_hard_negatives
     with work("searching negatives"):
         mined = mine(
-            import_optional("datasets", _PACKAGE_USE, EVALUATE_EXTRA).Dataset.from_dict(columns),
+            import_optional("datasets", _IMPORT_PURPOSE, EVALUATE_EXTRA).Dataset.from_dict(columns),
             model,
             relative_margin=max(1 - settings.share, _MIN_MARGIN),
             num_negatives=settings.negatives,
             range_max=min(len(set(columns["positive"])), _SEARCHED_RANKS),
             sampling_strategy="top",
-            query_prompt_name=prompts[QUERY],
-            corpus_prompt_name=prompts[DOCUMENT],
+            query_prompt_name=prompts[QUERY_PROMPT],
+            corpus_prompt_name=prompts[DOCUMENT_PROMPT],
             output_format="n-tuple",
             batch_size=settings.batch,
             verbose=False,

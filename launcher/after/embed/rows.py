@@ -35,7 +35,7 @@ class TextColumns:
         return len(next(iter(self.texts.values())))
 
 
-def read_source(source: RowSource, root: str | None) -> TextColumns:
+def read_text_columns(source: RowSource, root: str | None) -> TextColumns:
     """Return all selected rows of a source. `root`: folder or s3:// URI of the files; None: the present folder.
 
     Raises:
@@ -44,20 +44,20 @@ def read_source(source: RowSource, root: str | None) -> TextColumns:
         InputError, StoreError: if data are damaged, or a store does not answer.
     """
     if not source.tasks:
-        return _read_files(source, root or ".")
+        return _read_table_files(source, root or ".")
     tasks = [load_task(name, root) for name in source.tasks]
-    return pair_columns([(task, task.read(source.split)) for task in tasks])
+    return join_task_pairs([(task, task.read(source.split)) for task in tasks])
 
 
-def pair_columns(parts: Sequence[tuple[Task, Examples]]) -> TextColumns:
+def join_task_pairs(task_examples: Sequence[tuple[Task, Examples]]) -> TextColumns:
     """Return the pairs of one or several tasks. Raises TaskError if one has no pairs, or other labels than the
     first."""
     first: list[str] = []
     second: list[str] = []
     labels: list[Any] = []
-    before = parts[0][0]
+    before = task_examples[0][0]
     classes = tuple(before.labels)
-    for task, examples in parts:
+    for task, examples in task_examples:
         if not isinstance(examples, Sentences) or examples.second is None:
             raise TaskError(
                 f"the task {task.name} is of the kind {task.kind}, and has no pairs of texts",
@@ -83,19 +83,19 @@ def _training_labels(task: Task, examples: Sentences, classes: tuple[str, ...]) 
     return [float(score) for score in (scores - low) / max(high - low, 1e-12)]
 
 
-def _read_files(source: RowSource, root: str) -> TextColumns:
+def _read_table_files(source: RowSource, root: str) -> TextColumns:
     texts: dict[str, list[str]] = {str(column): [] for column in source.texts}
     labels: list[Any] = []
     ignored = 0
     try:
-        for row in _rows(source, root):
+        for row in _selected_rows(source, root):
             if source.label is not None and row.label(str(source.label)) in source.ignore:
                 ignored += 1
                 continue
             for column, found in texts.items():
-                found.append(_text(row, column))
+                found.append(_nonblank_text(row, column))
             if source.label is not None:
-                labels.append(_label(row, row.label(str(source.label)), source))
+                labels.append(_parse_label(row, row.label(str(source.label)), source))
     except TaskError as error:  # its remedy names keys of a task's YAML, which are not used here
         raise TaskError(
             error.problem,
@@ -112,7 +112,7 @@ def _read_files(source: RowSource, root: str) -> TextColumns:
     return TextColumns(texts, labels if source.label is not None else None, source.classes or ())
 
 
-def _rows(source: RowSource, root: str) -> Iterator[FileRow]:
+def _selected_rows(source: RowSource, root: str) -> Iterator[FileRow]:
     """Yield the rows of all files that are selected by `where`."""
     folder = TaskFolder(root, "embed train", source.published or "wherever you have your data")
     for path in source.files:
@@ -123,14 +123,14 @@ def _rows(source: RowSource, root: str) -> Iterator[FileRow]:
                 yield row
 
 
-def _text(row: FileRow, column: str) -> str:
+def _nonblank_text(row: FileRow, column: str) -> str:
     text = row.text(column)
     if not text.strip():
         raise row.error(f"the field {column!r} is {text!r}, not a text")
     return text
 
 
-def _label(row: FileRow, label: str, source: RowSource) -> int | float:
+def _parse_label(row: FileRow, label: str, source: RowSource) -> int | float:
     if source.classes is not None:
         return label_index(label, row.place, source.classes)
     low, high = source.scores

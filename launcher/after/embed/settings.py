@@ -9,20 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, P
 from data_service.ingest.encodings import UTF_8
 from launcher.after.export.sentence_transformer import Pooling
 from launcher.after.tasks.schema import TextEncoding
-from launcher.after.tasks.task import bundled_texts, read_yaml
+from launcher.after.tasks.task import bundled_yaml_texts, read_yaml
 from launcher.errors import RecipeError
 from launcher.runtime.recipe import document as recipe_yaml
 
-_DOCUMENT_WORDS = recipe_yaml.DocumentWording(
-    "training's settings", "maskfleet embed settings nli", RecipeError
-)
+_DOCUMENT_WORDING = recipe_yaml.DocumentWording("training's settings", "maskfleet embed settings nli", RecipeError)
 
 
-class _Settings(BaseModel):
+class _SettingsModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Encoding(_Settings):
+class EncodingSettings(_SettingsModel):
     """The settings by which a text becomes a vector.
 
     Attributes:
@@ -38,12 +36,12 @@ class Encoding(_Settings):
     prompts: dict[str, str] = Field(default_factory=dict)
 
 
-class MiningSettings(Encoding):
+class MiningSettings(EncodingSettings):
     """The settings of a search for hard negatives.
 
     Attributes:
         negatives: number of negatives of each example.
-        share: share of the positive's cosine that a negative's must be below; of a negative cosine, as far below it.
+        share: a negative's cosine must be below this share of the positive's; below 0, by the same distance.
         batch: number of texts in a batch; it changes vectors by rounding.
     """
 
@@ -52,20 +50,20 @@ class MiningSettings(Encoding):
     batch: PositiveInt = 32
 
 
-class Softmax(_Settings):
+class SoftmaxLoss(_SettingsModel):
     """A loss that predicts the class of a pair from (u, v, |u - v|). Sentence-BERT (1908.10084), section 3,
     classification objective."""
 
     kind: Literal["softmax"]
 
 
-class Cosine(_Settings):
+class CosineLoss(_SettingsModel):
     """The squared error between the cosine and a score from 0 to 1. Sentence-BERT, section 3, regression objective."""
 
     kind: Literal["cosine"]
 
 
-class Triplet(_Settings):
+class TripletLoss(_SettingsModel):
     """A loss that moves the positive nearer to the anchor than the negative, by a margin. Sentence-BERT, section 3,
     triplet objective."""
 
@@ -74,7 +72,7 @@ class Triplet(_Settings):
     distance: Literal["euclidean", "cosine", "manhattan"] = "euclidean"
 
 
-class MultipleNegatives(_Settings):
+class MultipleNegativesLoss(_SettingsModel):
     """A loss that identifies each anchor's positive among all positives and negatives of the batch (InfoNCE).
 
     Attributes:
@@ -90,7 +88,7 @@ class MultipleNegatives(_Settings):
     symmetric: bool = False
 
 
-class Ordering(_Settings):
+class OrderingLoss(_SettingsModel):
     """A loss that gives pairs with higher scores higher cosines, over all pairs of pairs in the batch (`cosent`); or
     the same with the angle between complex vectors in place of the cosine (`angle`: AnglE, 2309.12871)."""
 
@@ -98,13 +96,15 @@ class Ordering(_Settings):
     scale: PositiveFloat = 20.0
 
 
-Loss = Annotated[Softmax | Cosine | Triplet | MultipleNegatives | Ordering, Field(discriminator="kind")]
+LossSettings = Annotated[
+    SoftmaxLoss | CosineLoss | TripletLoss | MultipleNegativesLoss | OrderingLoss, Field(discriminator="kind")
+]
 
 
-Column = str | int
+ColumnKey = str | int
 
 
-class RowSource(_Settings):
+class RowSource(_SettingsModel):
     """The source of rows: pairs of `tasks`, or `files` with any columns.
 
     Attributes:
@@ -128,8 +128,8 @@ class RowSource(_Settings):
     files: tuple[str, ...] = ()
     encoding: TextEncoding = UTF_8
     published: str | None = None
-    texts: tuple[Column, ...] = ()
-    label: Column | None = None
+    texts: tuple[ColumnKey, ...] = ()
+    label: ColumnKey | None = None
     classes: tuple[str, ...] | None = Field(default=None, min_length=2)
     scores: tuple[float, float] = (0.0, 1.0)
     where: dict[str, str] = Field(default_factory=dict)
@@ -150,23 +150,19 @@ class RowSource(_Settings):
         if self.label in self.texts:
             raise ValueError(f"{self.label} is both a text and the label")
         if not self.scores[0] < self.scores[1]:
-            raise ValueError(
-                f"scores go from {self.scores[0]:g} to {self.scores[1]:g}: the lowest comes first"
-            )
+            raise ValueError(f"scores go from {self.scores[0]:g} to {self.scores[1]:g}: the lowest comes first")
         if self.prompts and len(self.prompts) != len(self.texts or "12"):
-            raise ValueError(
-                f"prompts has {len(self.prompts)} entries, and there are {len(self.texts or '12')} texts"
-            )
+            raise ValueError(f"prompts has {len(self.prompts)} entries, and there are {len(self.texts or '12')} texts")
         return self
 
     @property
-    def columns(self) -> tuple[Column, ...]:
+    def columns(self) -> tuple[ColumnKey, ...]:
         """All columns to read, without repetition."""
         found = [*self.texts, *self.where, *([self.label] if self.label is not None else [])]
         return tuple(dict.fromkeys(found))
 
 
-class EmbedTraining(Encoding):
+class EmbedTrainingSettings(EncodingSettings):
     """The settings of a training, except the model from which it starts.
 
     Attributes:
@@ -180,7 +176,7 @@ class EmbedTraining(Encoding):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     train: RowSource
     dev: RowSource | None = None
-    loss: Loss
+    loss: LossSettings
     matryoshka: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
     batch: PositiveInt = 16
     lr: PositiveFloat = 2e-5
@@ -200,9 +196,9 @@ class EmbedTraining(Encoding):
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
-        if isinstance(self.loss, Softmax) and self.matryoshka is not None:
+        if isinstance(self.loss, SoftmaxLoss) and self.matryoshka is not None:
             raise ValueError("matryoshka does not go with softmax: its classifier has one width")
-        if isinstance(self.loss, MultipleNegatives) and self.batch < 2:
+        if isinstance(self.loss, MultipleNegativesLoss) and self.batch < 2:
             raise ValueError("batch = 1 has no negatives: multiple_negatives needs 2 and more")
         for source in (self.train, self.dev):
             unknown = {name for name in source.prompts if name} - set(self.prompts) if source else set()
@@ -213,19 +209,17 @@ class EmbedTraining(Encoding):
 
 def bundled_settings() -> Mapping[str, str]:
     """Return the YAML of the bundled settings, by name."""
-    return bundled_texts("launcher.after.embed", "library")
+    return bundled_yaml_texts("launcher.after.embed", "library")
 
 
 def read_bundled_settings(name: str) -> str:
     """Return the YAML of bundled settings. Raises RecipeError if there are none of that name."""
     if name not in bundled_settings():
-        raise RecipeError(
-            f"there are no settings {name!r}", remedy=f"choose one of {', '.join(bundled_settings())}"
-        )
+        raise RecipeError(f"there are no settings {name!r}", remedy=f"choose one of {', '.join(bundled_settings())}")
     return bundled_settings()[name]
 
 
-def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> EmbedTraining:
+def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> EmbedTrainingSettings:
     """Return the settings in a YAML file, or bundled ones by name, with each `a.b=value` of `assignments`.
 
     `data`: folder or s3:// URI of the data. Without it, paths in a file are relative to that file. Raises RecipeError
@@ -237,8 +231,8 @@ def load_settings(source: str, assignments: Sequence[str] = (), data: str | None
             remedy=f"give a YAML file, or {', '.join(bundled_settings())}",
         )
     text = bundled_settings()[source] if source in bundled_settings() else read_yaml(source)
-    document = recipe_yaml.override(recipe_yaml.parse(text, source, _DOCUMENT_WORDS), assignments)
-    training = recipe_yaml.validate(EmbedTraining, document)
+    document = recipe_yaml.apply_assignments(recipe_yaml.parse_document(text, source, _DOCUMENT_WORDING), assignments)
+    training = recipe_yaml.validate(EmbedTrainingSettings, document)
     home = None if source in bundled_settings() else str(Path(source).parent)
     training._root = home if data is None else data
     return training

@@ -15,17 +15,17 @@ from data_service.printable import one_line
 from data_service.processes import temporary_folder
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
-from launcher.after.embed.model import import_library_part, load_model, warn_of_truncation
-from launcher.after.embed.rows import TextColumns, read_source
+from launcher.after.embed.model import import_sbert_module, load_model, warn_of_truncation
+from launcher.after.embed.rows import TextColumns, read_text_columns
 from launcher.after.embed.settings import (
-    Cosine,
-    EmbedTraining,
-    Loss,
-    MultipleNegatives,
-    Ordering,
+    CosineLoss,
+    EmbedTrainingSettings,
+    LossSettings,
+    MultipleNegativesLoss,
+    OrderingLoss,
     RowSource,
-    Softmax,
-    Triplet,
+    SoftmaxLoss,
+    TripletLoss,
 )
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.errors import EVALUATE_EXTRA, TaskError, import_optional
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _LOG = logging.getLogger(__name__)
-_LOSS_LINES = 20  # lines with losses in a training
-_PACKAGE_USE = "maskfleet embed"
+_LOGGED_LOSSES = 20  # number of log lines with losses in a training
+_IMPORT_PURPOSE = "maskfleet embed"
 _SHOWN_METRIC_NAMES = {
     "loss": "loss",
     "learning_rate": "lr",
@@ -62,7 +62,7 @@ class TrainingResult:
     dev: dict[str, float]
 
 
-def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> TrainingResult:
+def train_embeddings(pretrained: LocalModel, training: EmbedTrainingSettings) -> TrainingResult:
     """Train `pretrained` as `training` says.
 
     Raises:
@@ -70,46 +70,44 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTraining) -> Trainin
         ModelError: if the model cannot be used, or its weights are no longer finite.
         MissingPackage: if sentence-transformers is not installed.
     """
-    train = read_source(training.train, training.data_folder)
-    dev = read_source(training.dev, training.data_folder) if training.dev is not None else None
-    check_rows(training.loss, train, dev)
+    train = read_text_columns(training.train, training.data_folder)
+    dev = read_text_columns(training.dev, training.data_folder) if training.dev is not None else None
+    check_rows_fit_loss(training.loss, train, dev)
     model = load_model(pretrained, training)
     warn_of_truncation(model, (text for column in train.texts.values() for text in column), "train")
-    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
+    transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
     model.model_card_data.generate_widget_examples = False  # we write the model card ourselves
     transformers.set_seed(training.seed)  # the classifier of the softmax loss is initialized now
-    evaluator = None if dev is None or training.dev is None else _evaluator(dev, training, training.dev)
+    evaluator = None if dev is None or training.dev is None else _build_evaluator(dev, training, training.dev)
     with temporary_folder("embed") as place, work("training", unit="steps") as now:
-        trainer = import_optional(
-            "sentence_transformers", _PACKAGE_USE, EVALUATE_EXTRA
-        ).SentenceTransformerTrainer(
+        trainer = import_optional("sentence_transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA).SentenceTransformerTrainer(
             model=model,
             args=_training_arguments(training, train, evaluator, place),
-            train_dataset=_dataset(train),
-            loss=_loss(model, training, len(train.classes)),
+            train_dataset=_build_dataset(train),
+            loss=_build_loss(model, training, len(train.classes)),
             evaluator=evaluator,
             callbacks=[_progress_callback(now)],
         )
         trainer.remove_callback(transformers.PrinterCallback)  # it would print every record
         trainer.train()
-        _check_finite(model, trainer.state.global_step)
+        _check_weights_finite(model, trainer.state.global_step)
     model.eval()
     return TrainingResult(
         model, len(train), trainer.state.global_step, evaluator(model) if evaluator is not None else {}
     )
 
 
-def check_rows(loss: Loss, train: TextColumns, dev: TextColumns | None) -> None:
+def check_rows_fit_loss(loss: LossSettings, train: TextColumns, dev: TextColumns | None) -> None:
     """Raise TaskError if the training rows do not fit the loss, or vectors cannot be measured on the dev rows."""
     texts, scored = len(train.texts), train.labels is not None and not train.classes
     match loss:
-        case Softmax():
+        case SoftmaxLoss():
             fits, wanted = texts == 2 and bool(train.classes), "two texts, and a label of several classes"
-        case Cosine() | Ordering():
+        case CosineLoss() | OrderingLoss():
             fits, wanted = texts == 2 and scored, "two texts and a score"
-        case Triplet():
+        case TripletLoss():
             fits, wanted = texts == 3 and train.labels is None, "three texts and no label"
-        case MultipleNegatives():
+        case MultipleNegativesLoss():
             fits, wanted = train.labels is None, "two texts or more and no label"
         case _:
             assert_never(loss)
@@ -125,10 +123,10 @@ def check_rows(loss: Loss, train: TextColumns, dev: TextColumns | None) -> None:
         )
 
 
-def _loss(model: "SentenceTransformer", training: EmbedTraining, classes: int) -> Any:
+def _build_loss(model: "SentenceTransformer", training: EmbedTrainingSettings, class_count: int) -> Any:
     """Return sentence-transformers' loss. Raises ModelError if a Matryoshka length exceeds that of the vectors."""
-    losses, width = import_library_part("losses"), model.get_embedding_dimension()
-    loss = _plain_loss(losses, model, training.loss, classes)
+    losses, width = import_sbert_module("losses"), model.get_embedding_dimension()
+    loss = _build_base_loss(losses, model, training.loss, class_count)
     if training.matryoshka is None:
         return loss
     if max(training.matryoshka) > width:
@@ -139,46 +137,48 @@ def _loss(model: "SentenceTransformer", training: EmbedTraining, classes: int) -
     return losses.MatryoshkaLoss(model, loss, list(training.matryoshka))
 
 
-def _plain_loss(losses: Any, model: "SentenceTransformer", loss: Loss, classes: int) -> Any:
+def _build_base_loss(losses_module: Any, model: "SentenceTransformer", loss: LossSettings, class_count: int) -> Any:
     match loss:
-        case Softmax():
-            return losses.SoftmaxLoss(model, model.get_embedding_dimension(), num_labels=classes)
-        case Cosine():
-            return losses.CosineSimilarityLoss(model)
-        case Triplet():
-            distance = getattr(losses.TripletDistanceMetric, loss.distance.upper())
-            return losses.TripletLoss(model, distance_metric=distance, triplet_margin=loss.margin)
-        case MultipleNegatives():
+        case SoftmaxLoss():
+            return losses_module.SoftmaxLoss(model, model.get_embedding_dimension(), num_labels=class_count)
+        case CosineLoss():
+            return losses_module.CosineSimilarityLoss(model)
+        case TripletLoss():
+            distance = getattr(losses_module.TripletDistanceMetric, loss.distance.upper())
+            return losses_module.TripletLoss(model, distance_metric=distance, triplet_margin=loss.margin)
+        case MultipleNegativesLoss():
             given: dict[str, Any] = {"scale": loss.scale}
             if loss.symmetric:
                 given |= {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
             if loss.mini_batch is None:
-                return losses.MultipleNegativesRankingLoss(model, **given)
-            return losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=loss.mini_batch, **given)
-        case Ordering():
-            kind = losses.CoSENTLoss if loss.kind == "cosent" else losses.AnglELoss
+                return losses_module.MultipleNegativesRankingLoss(model, **given)
+            return losses_module.CachedMultipleNegativesRankingLoss(model, mini_batch_size=loss.mini_batch, **given)
+        case OrderingLoss():
+            kind = losses_module.CoSENTLoss if loss.kind == "cosent" else losses_module.AnglELoss
             return kind(model, scale=loss.scale)
         case _:
             assert_never(loss)
 
 
-def _dataset(rows: TextColumns) -> Any:
+def _build_dataset(rows: TextColumns) -> Any:
     """Return a data set with the columns in the order of the loss. The columns get our own names, since some names have
     a meaning for the trainer."""
     columns: dict[str, Any] = {f"text{number}": texts for number, texts in enumerate(rows.texts.values(), 1)}
     if rows.labels is not None:
         columns["label"] = rows.labels
-    return import_optional("datasets", _PACKAGE_USE, EVALUATE_EXTRA).Dataset.from_dict(columns)
+    return import_optional("datasets", _IMPORT_PURPOSE, EVALUATE_EXTRA).Dataset.from_dict(columns)
 
 
-def _training_arguments(training: EmbedTraining, train: TextColumns, evaluator: object, place: Path) -> Any:
-    import_optional("accelerate", _PACKAGE_USE, EVALUATE_EXTRA)
+def _training_arguments(
+    training: EmbedTrainingSettings, train: TextColumns, evaluator: object, output_folder: Path
+) -> Any:
+    import_optional("accelerate", _IMPORT_PURPOSE, EVALUATE_EXTRA)
     when = "epoch" if training.every is None else "steps"
     steps = -(-len(train) // training.batch) * training.epochs
     best = evaluator is not None and training.keep == "best"
-    ranked = isinstance(training.loss, MultipleNegatives)
-    arguments = import_library_part("training_args").SentenceTransformerTrainingArguments(
-        output_dir=str(place),
+    ranked = isinstance(training.loss, MultipleNegativesLoss)
+    arguments = import_sbert_module("training_args").SentenceTransformerTrainingArguments(
+        output_dir=str(output_folder),
         per_device_train_batch_size=training.batch,
         per_device_eval_batch_size=training.batch,
         num_train_epochs=training.epochs,
@@ -201,7 +201,7 @@ def _training_arguments(training: EmbedTraining, train: TextColumns, evaluator: 
         load_best_model_at_end=best,
         metric_for_best_model=f"eval_{getattr(evaluator, 'primary_metric', '')}" if best else None,
         greater_is_better=True if best else None,
-        logging_steps=max(1, steps // _LOSS_LINES),
+        logging_steps=max(1, steps // _LOGGED_LOSSES),
         logging_nan_inf_filter=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
@@ -211,7 +211,7 @@ def _training_arguments(training: EmbedTraining, train: TextColumns, evaluator: 
     return arguments
 
 
-def _prompts_by_column(training: EmbedTraining) -> dict[str, str] | None:
+def _prompts_by_column(training: EmbedTrainingSettings) -> dict[str, str] | None:
     named = {
         f"text{number}": training.prompts[name]
         for number, name in enumerate(training.train.prompts, start=1)
@@ -220,9 +220,9 @@ def _prompts_by_column(training: EmbedTraining) -> dict[str, str] | None:
     return named or None
 
 
-def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> Any:
+def _build_evaluator(dev: TextColumns, training: EmbedTrainingSettings, source: RowSource) -> Any:
     """Return sentence-transformers' evaluator: rank correlation of scored pairs, or share of correct triplets."""
-    evaluation = import_library_part("evaluation")
+    evaluation = import_sbert_module("evaluation")
     names = source.prompts or (None,) * len(dev.texts)
     columns = [
         texts if name is None else [training.prompts[name] + text for text in texts]
@@ -230,9 +230,7 @@ def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> 
     ]
     shared = {"name": "dev", "batch_size": training.batch, "write_csv": False}
     if dev.labels is not None:
-        evaluator = evaluation.EmbeddingSimilarityEvaluator(
-            *columns, dev.labels, main_similarity="cosine", **shared
-        )
+        evaluator = evaluation.EmbeddingSimilarityEvaluator(*columns, dev.labels, main_similarity="cosine", **shared)
         evaluator.primary_metric = "dev_spearman_cosine"
     else:
         evaluator = evaluation.TripletEvaluator(*columns, similarity_fn_names=["cosine"], **shared)
@@ -240,19 +238,17 @@ def _evaluator(dev: TextColumns, training: EmbedTraining, source: RowSource) -> 
     return evaluator
 
 
-def _progress_callback(now: Work) -> Any:
+def _progress_callback(progress: Work) -> Any:
     """Return the trainer's callback that shows the progress and the figures."""
-    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
+    transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
 
     class Records(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            now.at(state.global_step, state.max_steps)
+            progress.set_done(state.global_step, state.max_steps)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
             figures = {
-                _SHOWN_METRIC_NAMES[name]: value
-                for name, value in (logs or {}).items()
-                if name in _SHOWN_METRIC_NAMES
+                _SHOWN_METRIC_NAMES[name]: value for name, value in (logs or {}).items() if name in _SHOWN_METRIC_NAMES
             }
             if figures:
                 said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
@@ -261,7 +257,7 @@ def _progress_callback(now: Work) -> Any:
     return Records()
 
 
-def _check_finite(model: "SentenceTransformer", step: int) -> None:
+def _check_weights_finite(model: "SentenceTransformer", step: int) -> None:
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
             raise ModelError(
@@ -272,7 +268,7 @@ def _check_finite(model: "SentenceTransformer", step: int) -> None:
 def export_embeddings(
     trained: TrainingResult,
     pretrained: LocalModel,
-    training: EmbedTraining,
+    training: EmbedTrainingSettings,
     out: str,
     licence: str | None = None,
 ) -> None:
@@ -282,12 +278,12 @@ def export_embeddings(
     """
     with publish_on_exit(open_store(out)) as folder:
         trained.model.save_pretrained(str(folder), create_model_card=False)
-        card = _card(trained, pretrained, training, licence)
+        card = _model_card(trained, pretrained, training, licence)
         (folder / MODEL_CARD).write_text(card, encoding="utf-8")
 
 
-def _card(
-    trained: TrainingResult, pretrained: LocalModel, training: EmbedTraining, licence: str | None
+def _model_card(
+    trained: TrainingResult, pretrained: LocalModel, training: EmbedTrainingSettings, licence: str | None
 ) -> str:
     model = trained.model
     fields: dict[str, object] = {
@@ -317,7 +313,7 @@ def _card(
             "print(model.similarity(vectors, vectors))",
             "```",
             "",
-            *_prompts(model),
+            *_prompt_lines(model),
             "## Training",
             "",
             f"From {one_line(pretrained.name)} (SHA-256 {pretrained.digest[:12]}), {trained.rows:,} rows, "
@@ -334,6 +330,6 @@ def _card(
     )
 
 
-def _prompts(model: "SentenceTransformer") -> list[str]:
+def _prompt_lines(model: "SentenceTransformer") -> list[str]:
     found = [f"- `{name}`: `{one_line(text)}`" for name, text in sorted(model.prompts.items()) if text]
     return ["Prompts, chosen by `prompt_name`:", "", *found, ""] if found else []

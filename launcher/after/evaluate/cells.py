@@ -18,14 +18,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data_service.store.base import Store, parallel_map
 from launcher.observe.inspect.report.task_table import TableRow
-from launcher.runtime.run.sealed import hash_of
+from launcher.runtime.run.sealed import hash_json
 
 if TYPE_CHECKING:
     from launcher.after.evaluate.model import EvaluatedModel
     from launcher.after.finetune.pretrained import LocalModel
     from launcher.after.tasks.task import Task
 
-RULES_VERSION = 3
+CELL_RULES_VERSION = 3
 """The version of what our code does with a cell, part of its key. Raise it with every change after which some cell
 gives another result."""
 _VERSIONED_PACKAGES = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
@@ -58,7 +58,7 @@ class Cell(_FrozenModel):
     @property
     def key(self) -> str:
         """Hash of all fields except names, 32 hexadecimal digits."""
-        return hash_of([RULES_VERSION, self.weights, self.measure, self.data, self.settings, self.seed])
+        return hash_json([CELL_RULES_VERSION, self.weights, self.measure, self.data, self.settings, self.seed])
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class CellFigures(_FrozenModel):
     details: dict[str, object] = {}
 
 
-class Result(_FrozenModel):
+class CellResult(_FrozenModel):
     """The result of a cell.
 
     Attributes:
@@ -120,7 +120,7 @@ class MeasureSpec:
 
 
 @dataclass(frozen=True)
-class CellWork:
+class PlannedCell:
     """A cell, and how it is computed."""
 
     cell: Cell
@@ -129,11 +129,11 @@ class CellWork:
 
 def plan_cells(
     models: "Sequence[LocalModel | EvaluatedModel]", measures: Sequence[MeasureSpec], seeds: Sequence[int]
-) -> list[CellWork]:
+) -> list[PlannedCell]:
     """Return the cells of every checkpoint with every measure, and with every seed if figures depend on it; in the
-    order of a table. Equal cells are one."""
+    order of a table, without duplicates."""
     works = [
-        CellWork(
+        PlannedCell(
             Cell(
                 source=model.source,
                 step=model.step,
@@ -154,27 +154,27 @@ def plan_cells(
 
 
 def store_result(
-    store: Store, work: CellWork, measured: CellFigures, searched_splits: dict[str, bool] | None
+    store: Store, planned_cell: PlannedCell, measured: CellFigures, searched_splits: dict[str, bool] | None
 ) -> None:
     """Store a cell's result. Raises StoreError."""
     versions = {name: metadata.version(name) for name in _VERSIONED_PACKAGES if _is_installed(name)}
-    result = Result(cell=work.cell, measured=measured, searched=searched_splits, versions=versions)
-    store.put(_result_key(work.cell.key), result.model_dump_json(indent=1).encode() + b"\n")
+    result = CellResult(cell=planned_cell.cell, measured=measured, searched=searched_splits, versions=versions)
+    store.put(_result_key(planned_cell.cell.key), result.model_dump_json(indent=1).encode() + b"\n")
 
 
 def _is_installed(name: str) -> bool:
     return bool(list(metadata.distributions(name=name)))
 
 
-def find_results(store: Store, keys: Iterable[str] | None = None) -> dict[str, Result]:
-    """Return the results that there are, by key: those of `keys`, or all. What is no result of its key is left out.
+def find_results(store: Store, keys: Iterable[str] | None = None) -> dict[str, CellResult]:
+    """Return the stored results by key: those of `keys`, or all. Objects that are no valid results are left out.
     Raises StoreError."""
     there = [entry.key for entry in store.list("cells/")]
     wanted = there if keys is None else sorted(set(there) & {_result_key(key) for key in keys})
-    found: dict[str, Result] = {}
+    found: dict[str, CellResult] = {}
     for path, data in zip(wanted, parallel_map(store.get, wanted), strict=True):
         try:
-            result = Result.model_validate_json(data)
+            result = CellResult.model_validate_json(data)
         except ValidationError:
             continue
         if _result_key(result.cell.key) == path:
@@ -182,33 +182,31 @@ def find_results(store: Store, keys: Iterable[str] | None = None) -> dict[str, R
     return found
 
 
-def _result_key(key: str) -> str:
-    return f"cells/{key}.json"
+def _result_key(cell_key: str) -> str:
+    return f"cells/{cell_key}.json"
 
 
-def table(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[TableRow]:
+def tabulate_results(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[TableRow]:
     """Return a row for each checkpoint and task, in the order of `cells`, with the settings that did best by the median
     over seeds on dev. `results`: by key."""
     groups: dict[tuple[object, ...], dict[str, Cell]] = {}
     for cell in cells:
         place = (cell.source, cell.step, cell.weights, cell.measure, cell.task, cell.data)
         groups.setdefault(place, {})[cell.key] = cell
-    return [_row(list(group.values()), results) for group in groups.values()]
+    return [_table_row(list(group.values()), results) for group in groups.values()]
 
 
-ResultsBySeed = dict[int, Result]
+ResultsBySeed = dict[int, CellResult]
 """The results of one choice of settings, by seed."""
 
 
-def _row(cells: Sequence[Cell], results: Mapping[str, Result]) -> TableRow:
-    first, choices = cells[0], _choices(cells, results)
+def _table_row(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> TableRow:
+    first, choices = cells[0], _group_by_settings(cells, results)
     there = sum(map(len, choices))
-    metric = next(
-        (name for choice in choices for one in choice.values() for name in one.measured.metrics), None
-    )
+    metric = next((name for choice in choices for one in choice.values() for name in one.measured.metrics), None)
     most = max(map(len, choices))
     complete = [choice for choice in choices if len(choice) == most]
-    best = max(complete, key=lambda choice: _median(choice, metric)) if there else {}
+    best = max(complete, key=lambda choice: _median_over_seeds(choice, metric)) if there else {}
     values = {seed: result.measured.metrics.get(metric) for seed, result in best.items()} if metric else {}
     finite = [value for value in values.values() if value is not None]
     names = dict.fromkeys(name for result in best.values() for name in result.measured.metrics)
@@ -223,18 +221,18 @@ def _row(cells: Sequence[Cell], results: Mapping[str, Result]) -> TableRow:
         metric=metric,
         settings=_differing_settings(shown.cell.settings, cells) if shown else {},
         choices=sum(map(bool, choices)),
-        median=_finite(_median(best, metric)) if best else None,
+        median=_finite_or_none(_median_over_seeds(best, metric)) if best else None,
         lowest=min(finite, default=None),
         highest=max(finite, default=None),
         values=values,
-        metrics={name: _finite(_median(best, name)) for name in names},
+        metrics={name: _finite_or_none(_median_over_seeds(best, name)) for name in names},
         searched=shown.searched if shown else None,
         cells=len(cells),
         missing=len(cells) - there,
     )
 
 
-def _choices(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[ResultsBySeed]:
+def _group_by_settings(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[ResultsBySeed]:
     """Return the choices of settings, in the order of the grid."""
     found: dict[str, ResultsBySeed] = {}
     for cell in cells:
@@ -244,9 +242,9 @@ def _choices(cells: Sequence[Cell], results: Mapping[str, Result]) -> list[Resul
     return list(found.values())
 
 
-def _median(choice: ResultsBySeed, metric: str | None) -> float:
+def _median_over_seeds(results_by_seed: ResultsBySeed, metric: str | None) -> float:
     """Return the median over seeds. A seed without a figure (a correlation with a constant) counts as the worst."""
-    values = [result.measured.metrics.get(metric or "") for result in choice.values()]
+    values = [result.measured.metrics.get(metric or "") for result in results_by_seed.values()]
     return median(-math.inf if value is None else value for value in values)
 
 
@@ -259,5 +257,5 @@ def _differing_settings(chosen: Mapping[str, object], cells: Sequence[Cell]) -> 
     }
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None

@@ -21,12 +21,12 @@ from data_service.service.ray_internals import is_cluster_configured
 from data_service.service.tasks import death_reason, is_worker_death
 from data_service.service.tasks import is_lost_result as gone
 from encoder_core.errors import UserError as ModelError
-from launcher.after.evaluate.cells import CellFigures, CellWork
+from launcher.after.evaluate.cells import CellFigures, PlannedCell
 from launcher.after.finetune.pretrained import LocalModel, model_files
 from launcher.errors import OptionError, TransientRunError
-from launcher.exit_codes import REPEAT, code_of
-from launcher.runtime.cluster.nodes import connect_ray, dead_process, log_folder, request_nodes
-from launcher.runtime.cluster.rank_placement import visible_devices
+from launcher.exit_codes import REPEAT, exit_code_for
+from launcher.runtime.cluster.nodes import connect_ray, dead_process, ray_log_folder, request_nodes
+from launcher.runtime.cluster.rank_placement import visible_gpu_variables
 from launcher.runtime.cluster.rank_process import assigned_gpus
 from launcher.runtime.preflight.network import connection_error
 
@@ -35,7 +35,7 @@ _POLL_S = 2.0  # interval of checking that Ray is alive
 _CANCEL_TIMEOUT_S = 5.0  # time limit for cancelled cells to end
 _CONNECT_TIMEOUT_S = 10.0  # time limit for a cluster's head to take a connection
 _OBJECT_STORE_BYTES = 256 << 20  # object store of a Ray started here; its tasks read the driver's folders
-_TRACE_CHARACTERS = 4000
+_MAX_TRACE_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -52,59 +52,59 @@ class CellFailure:
     """The reason why a cell has no result.
 
     Attributes:
-        passes: whether the same command may succeed later.
+        is_transient: whether the same command may succeed later.
         trace: traceback of an unexpected error; empty for a mistake of the user.
     """
 
     problem: str
     remedy: str
-    passes: bool = False
+    is_transient: bool = False
     trace: str = ""
 
 
 def compute_cells(
-    works: Sequence[CellWork], models: Mapping[str, LocalModel], resources: CellResources
-) -> Iterator[tuple[CellWork, CellFigures | CellFailure]]:
+    planned_cells: Sequence[PlannedCell], models: Mapping[str, LocalModel], resources: CellResources
+) -> Iterator[tuple[PlannedCell, CellFigures | CellFailure]]:
     """Compute cells on the Ray cluster, and yield each as it ends, in any order, with its figures or why it has none.
     `models`: by digest.
 
     Raises:
-        TryAgain: if there is no cluster, or Ray has died.
+        TransientRunError: if there is no cluster, or Ray has died.
         OptionError: if a cell needs more than any machine has.
     """
-    with _ray_for_cells(resources, len(works)) as (remote, settled):
-        task = ray.remote(num_cpus=settled.cpus, num_gpus=settled.gpus, max_retries=0)(_compute)
-        sent = {digest: [ray.put(_pack_files(model))] if remote else None for digest, model in models.items()}
+    with _ray_session(resources, len(planned_cells)) as (remote, settled):
+        task = ray.remote(num_cpus=settled.cpus, num_gpus=settled.gpus, max_retries=0)(_compute_cell)
+        sent = {digest: [ray.put(_pack_model(model))] if remote else None for digest, model in models.items()}
         node, deaths = ray.get_runtime_context().get_node_id(), Counter[str]()
-        running: dict[ray.ObjectRef, CellWork] = {}
+        running: dict[ray.ObjectRef, PlannedCell] = {}
 
-        def submit_cell(work: CellWork) -> None:
+        def submit_cell(work: PlannedCell) -> None:
             model, packed = models[work.cell.weights], ray.cloudpickle.dumps(work)
             running[task.remote(packed, model, node, sent[model.digest])] = work
 
         try:
-            for work in works:
+            for work in planned_cells:
                 submit_cell(work)
             while running:
                 for reference in _wait_for_done(running):
                     work = running.pop(reference)
-                    outcome = _outcome(reference, work, deaths)
+                    outcome = _cell_outcome(reference, work, deaths)
                     if outcome is None:
                         submit_cell(work)
                     else:
                         yield work, outcome
         finally:
-            _stop(list(running))
+            _cancel_cells(list(running))
 
 
-def _wait_for_done(running: Mapping["ray.ObjectRef", CellWork]) -> list["ray.ObjectRef"]:
+def _wait_for_done(running: Mapping["ray.ObjectRef", PlannedCell]) -> list["ray.ObjectRef"]:
     if (part := dead_process()) is not None:
         raise TransientRunError(f"Ray's {part} has died", remedy="run the same command again")
     return list(ray.wait(list(running), timeout=_POLL_S)[0])
 
 
-def _outcome(
-    reference: "ray.ObjectRef", work: CellWork, deaths: Counter[str]
+def _cell_outcome(
+    reference: "ray.ObjectRef", planned_cell: PlannedCell, deaths_by_cell: Counter[str]
 ) -> CellFigures | CellFailure | None:
     """Return the outcome of a cell; None if its process died, and it is to be computed again."""
     try:
@@ -113,17 +113,18 @@ def _outcome(
     except ray.exceptions.LocalRayletDiedError as error:
         raise TransientRunError("Ray's raylet has died", remedy="run the same command again") from error
     except ray.exceptions.RayError as error:
-        deaths[work.cell.key] += 1
-        if (gone(error) or is_worker_death(error)) and deaths[work.cell.key] < _MAX_DEATHS:
+        deaths_by_cell[planned_cell.cell.key] += 1
+        if (gone(error) or is_worker_death(error)) and deaths_by_cell[planned_cell.cell.key] < _MAX_DEATHS:
             return None
         return CellFailure(
-            f"{work.cell.name}: {deaths[work.cell.key]} processes died while they computed it; the last: "
+            f"{planned_cell.cell.name}: {deaths_by_cell[planned_cell.cell.key]} processes died while they "
+            "computed it; the last: "
             f"{death_reason(error)}",
             "give each cell more of a machine with --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",
         )
 
 
-def _stop(running: list["ray.ObjectRef"]) -> None:
+def _cancel_cells(running: list["ray.ObjectRef"]) -> None:
     if not running or dead_process() is not None:
         return
     for reference in running:
@@ -133,47 +134,47 @@ def _stop(running: list["ray.ObjectRef"]) -> None:
         ray.cancel(reference, force=True)
 
 
-def _compute(
-    packed: bytes, pretrained: LocalModel, node: str, sent: "list[ray.ObjectRef] | None"
+def _compute_cell(
+    packed_cell: bytes, pretrained: LocalModel, driver_node: str, packed_model: "list[ray.ObjectRef] | None"
 ) -> CellFigures | CellFailure:
-    """Compute a cell in a process of Ray. `packed`: the CellWork. The driver's folder only exists on the driver's node;
-    on other nodes the model is unpacked once into the folder of Ray's session, and is deleted with it."""
+    """Compute a cell in a process of Ray. `packed_cell`: the CellWork. The driver's folder only exists on the
+    driver's node; on other nodes the model is unpacked once into the folder of Ray's session, and is deleted with
+    it."""
     # Ray hides no GPU from a task that asks for none. CUDA reads the variable once, when unpickling imports torch.
-    os.environ.update(visible_devices(assigned_gpus()))
+    os.environ.update(visible_gpu_variables(assigned_gpus()))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell may use only its own cores
-    work: CellWork = ray.cloudpickle.loads(packed)
+    work: PlannedCell = ray.cloudpickle.loads(packed_cell)
     try:
-        if sent is not None and ray.get_runtime_context().get_node_id() != node:
-            place = log_folder().parent / "maskfleet-models"
-            pretrained = _unpack_model(pretrained, ray.get(sent[0]), place)
+        if packed_model is not None and ray.get_runtime_context().get_node_id() != driver_node:
+            place = ray_log_folder().parent / "maskfleet-models"
+            pretrained = _unpack_model(pretrained, ray.get(packed_model[0]), place)
         return work.measure.compute(pretrained, work.cell.seed)
     except Exception as error:
         return cell_failure(work, error)
 
 
-def cell_failure(work: CellWork, error: Exception) -> CellFailure:
+def cell_failure(planned_cell: PlannedCell, error: Exception) -> CellFailure:
     """Return the failure for what a cell's computation raised, with the cell's name."""
-    name = work.cell.name
+    name = planned_cell.cell.name
     if isinstance(error, DataError | ModelError):
-        return CellFailure(f"{name}: {error.problem}", error.remedy, passes=code_of(error) == REPEAT)
+        return CellFailure(f"{name}: {error.problem}", error.remedy, is_transient=exit_code_for(error) == REPEAT)
     line = str(error).strip().partition("\n")[0]
-    trace = "".join(traceback.format_exception(error))[-_TRACE_CHARACTERS:]
-    remedy = "what broke is shown; of memory that ran out, --gpus-per-cell and --cpus-per-cell leave more to a cell"
+    trace = "".join(traceback.format_exception(error))[-_MAX_TRACE_CHARACTERS:]
+    remedy = "see the traceback; if memory ran out, give a cell more with --gpus-per-cell or --cpus-per-cell"
     return CellFailure(f"{name}: {type(error).__name__}: {line}", remedy, trace=trace)
 
 
-def _pack_files(model: LocalModel) -> dict[str, bytes]:
-    return {
-        path.relative_to(model.folder).as_posix(): path.read_bytes() for path in model_files(model.folder)
-    }
+def _pack_model(model: LocalModel) -> dict[str, bytes]:
+    return {path.relative_to(model.folder).as_posix(): path.read_bytes() for path in model_files(model.folder)}
 
 
-def _unpack_model(model: LocalModel, files: Mapping[str, bytes], place: Path) -> LocalModel:
-    """Write the model into a folder below `place`, unless another process of this machine has, and return it."""
-    folder = place / model.digest
+def _unpack_model(model: LocalModel, files: Mapping[str, bytes], parent_folder: Path) -> LocalModel:
+    """Write the model into a folder below `parent_folder`, unless another process of this machine has, and return
+    it."""
+    folder = parent_folder / model.digest
     if not folder.exists():
-        place.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=".", dir=place))
+        parent_folder.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=".", dir=parent_folder))
         for name, content in files.items():
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             (fresh / name).write_bytes(content)
@@ -187,42 +188,43 @@ def _unpack_model(model: LocalModel, files: Mapping[str, bytes], place: Path) ->
 
 
 @contextmanager
-def _ray_for_cells(share: CellResources, cells: int) -> Iterator[tuple[bool, CellResources]]:
-    """The cluster that this process is connected to, else the one RAY_ADDRESS names, else one of its own: whether it
-    may have other machines, and the share of a cell there. An autoscaler is asked for room for `cells` cells."""
+def _ray_session(cell_resources: CellResources, cell_count: int) -> Iterator[tuple[bool, CellResources]]:
+    """Connect to Ray: the present connection, else RAY_ADDRESS, else a local Ray. Yield whether it may have other
+    machines, and a cell's resources there. An autoscaler is asked for room for `cell_count` cells."""
     if ray.is_initialized():
-        yield True, _resolve_gpus(share)
+        yield True, _resolve_gpus(cell_resources)
         return
     joined = is_cluster_configured()
     if joined:
-        _check_address(os.environ["RAY_ADDRESS"])
+        _check_ray_address(os.environ["RAY_ADDRESS"])
     connect_ray(object_store_memory=_OBJECT_STORE_BYTES)
     try:
-        share = _resolve_gpus(share)
+        cell_resources = _resolve_gpus(cell_resources)
         if not joined and any(
-            ray.cluster_resources().get(name, 0.0) < amount for name, amount in _ray_resources(share)
+            ray.cluster_resources().get(name, 0.0) < amount for name, amount in _ray_resources(cell_resources)
         ):
             raise OptionError(
-                f"--cpus-per-cell {share.cpus:g} --gpus-per-cell {share.gpus:g}: this machine has less",
+                f"--cpus-per-cell {cell_resources.cpus:g} --gpus-per-cell {cell_resources.gpus:g}: "
+                "this machine has less",
                 remedy="ask for less, or name a Ray cluster in RAY_ADDRESS",
             )
-        with request_nodes([dict(_ray_resources(share))] * cells) if joined else nullcontext():
-            yield joined, share
+        with request_nodes([dict(_ray_resources(cell_resources))] * cell_count) if joined else nullcontext():
+            yield joined, cell_resources
     finally:
         ray.shutdown()
 
 
-def _resolve_gpus(share: CellResources) -> CellResources:
+def _resolve_gpus(cell_resources: CellResources) -> CellResources:
     some = ray.cluster_resources().get("GPU", 0.0) > 0
-    return CellResources(share.cpus, float(some) if share.gpus is None else share.gpus)
+    return CellResources(cell_resources.cpus, float(some) if cell_resources.gpus is None else cell_resources.gpus)
 
 
-def _ray_resources(share: CellResources) -> list[tuple[str, float]]:
-    return [("CPU", share.cpus), ("GPU", share.gpus or 0.0)]
+def _ray_resources(cell_resources: CellResources) -> list[tuple[str, float]]:
+    return [("CPU", cell_resources.cpus), ("GPU", cell_resources.gpus or 0.0)]
 
 
-def _check_address(address: str) -> None:
-    """Raise TryAgain if nothing answers at the address. Ray itself would try for many minutes."""
+def _check_ray_address(address: str) -> None:
+    """Raise TransientRunError if nothing answers at the address. Ray itself would try for many minutes."""
     refused = connection_error(address, _CONNECT_TIMEOUT_S)
     if refused is not None:
         raise TransientRunError(

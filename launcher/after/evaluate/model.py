@@ -1,5 +1,5 @@
 """A model to evaluate: a run's checkpoint or a model's folder, which is exported or fetched only when a cell needs its
-files. A run's checkpoint is known by its manifest, which holds the hashes of its weights, and the recipe's model."""
+files. A checkpoint's digest is that of its manifest, with the hashes of its weights, and of the recipe's model."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from data_service.store.open import open_store
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.errors import RunError
 from launcher.runtime.recipe.timeline import recipe_after
-from launcher.runtime.run.record import RECORD, Run, open_run
-from launcher.runtime.run.sealed import hash_of
+from launcher.runtime.run.record import RECORD_FILE, Run, open_run
+from launcher.runtime.run.sealed import hash_json
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,22 @@ def find_models(sources: Sequence[str], steps: Sequence[int] | None) -> list[Eva
     Raises the errors of `open_pretrained`, and RunError if `steps` are given but all sources are folders, or a run has
     no such checkpoint.
     """
-    runs = [source for source in sources if open_store(source).size(RECORD) is not None]
+    runs = [source for source in sources if open_store(source).size(RECORD_FILE) is not None]
     if steps != [] and not runs:
         raise RunError(f"no run among {', '.join(sources)}: folders have no steps", remedy="leave out --step")
     return [
         model
         for source in sources
-        for model in (_checkpoints(source, steps) if source in runs else [_folder(source)])
+        for model in (_checkpoint_models(source, steps) if source in runs else [_folder_model(source)])
     ]
 
 
-def _folder(source: str) -> EvaluatedModel:
+def _folder_model(source: str) -> EvaluatedModel:
     with open_pretrained(source) as found:
         return EvaluatedModel(source, None, found.digest)
 
 
-def _checkpoints(source: str, steps: Sequence[int] | None) -> Iterator[EvaluatedModel]:
+def _checkpoint_models(source: str, steps: Sequence[int] | None) -> Iterator[EvaluatedModel]:
     run = open_run(source)
     # Reversed, so that a step's checkpoint of the newest attempt is kept.
     newest = {mark.step: mark for mark in reversed(list_committed(run.store))}
@@ -62,11 +62,11 @@ def _checkpoints(source: str, steps: Sequence[int] | None) -> Iterator[Evaluated
         what = f"of step {lacking[0]}" if lacking else "yet"
         there = ", ".join(map(str, sorted(newest))) or "none"
         raise RunError(f"{source} has no checkpoint {what}", remedy=f"its checkpoints: {there}")
-    yield from (EvaluatedModel(source, step, _digest(run, newest[step])) for step in wanted)
+    yield from (EvaluatedModel(source, step, _checkpoint_digest(run, newest[step])) for step in wanted)
 
 
-def _digest(run: Run, mark: CheckpointName) -> str:
+def _checkpoint_digest(run: Run, checkpoint_name: CheckpointName) -> str:
     """Return a digest of everything that the files of the checkpoint's export depend on."""
-    model = recipe_after(run.recipe, mark.step).model
+    model = recipe_after(run.recipe, checkpoint_name.step).model
     recipe = [model.model_dump(mode="json"), run.recipe.objective.model_dump(mode="json")]
-    return hash_of([digest(run.store.get(mark.manifest)), recipe, run.record.inputs.tokenizer])
+    return hash_json([digest(run.store.get(checkpoint_name.manifest_key)), recipe, run.record.inputs.tokenizer])

@@ -1,6 +1,6 @@
 """Exports a run's checkpoint as a folder that `transformers` loads, or as two for a generator and a discriminator.
 
-The folder of an encoder of text vectors, and of one that such a folder was continued from, can also be loaded by
+The folder of an encoder of text vectors, or of a model continued from one, can also be loaded by
 `SentenceTransformer`. The mean of several checkpoints' weights is exported alike, and a run may start from its folder.
 """
 
@@ -11,24 +11,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from checkpoints.hf.export import MODEL_CARD, ReadParameter, publish_on_exit, write_model, write_pair
+from checkpoints.hf.export import MODEL_CARD, ReadParameter, publish_on_exit, write_model, write_network_pair
 from checkpoints.hf.folder import replaceable_files
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import is_on_lineage, list_committed, read_manifest
-from checkpoints.load import MeanReader, Reader
+from checkpoints.load import CheckpointReader, MeanReader
 from data_service.store.base import digest
 from data_service.store.open import open_store
-from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import HfFormat, ModelConfig, hf_format_of
 from encoder_core.families.interchange import Heads
 from encoder_core.optim.average import AVERAGE
 from encoder_core.train.zero_state import MASTER
 from launcher.after.export.model_card import (
-    DATA_CARDS,
+    DATA_CARDS_FILE,
     CheckpointFacts,
     ExportedNetwork,
     dump_cards,
-    read_facts,
-    render,
+    read_checkpoint_facts,
+    render_model_card,
 )
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.errors import RunError
@@ -37,10 +37,10 @@ from launcher.runtime.recipe.corpora import corpora_by_name
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from launcher.runtime.recipe.timeline import causal_after, recipe_after
 from launcher.runtime.run.record import Run, select_checkpoint
-from launcher.runtime.run.text_vectors import kept_modules, prompts_in, write_modules
+from launcher.runtime.run.text_vectors import find_prompts, read_kept_modules, write_modules
 
-SOURCES_FILE = "mean.json"
-"""Name of the file in the exported folder that says of which checkpoints it is the mean."""
+MEAN_SOURCES_FILE = "mean.json"
+"""Name of the file in an exported mean that lists the averaged checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,9 @@ def export_run(
             remedy="a run keeps one with average.ema in its recipe; `maskfleet checkpoints average` makes the mean of "
             "checkpoints",
         )
-    made = (
-        "The weights are their exponential moving average over the updates (`average.ema`)."
-        if average
-        else ""
-    )
-    facts = read_facts(run, [manifest], made)
-    with Reader(run.store, manifest) as reader:
+    made = "The weights are their exponential moving average over the updates (`average.ema`)." if average else ""
+    facts = read_checkpoint_facts(run, [manifest], made)
+    with CheckpointReader(run.store, manifest) as reader:
         read = partial(reader.read_full, kind=AVERAGE if average else MASTER)
         return export_weights(facts, manifest, read, out, licence=licence, add_files=add_files)
 
@@ -102,7 +98,7 @@ def export_run(
 def export_weights(
     checkpoint_facts: CheckpointFacts,
     manifest: CheckpointManifest,
-    read: ReadParameter,
+    read_parameter: ReadParameter,
     out: str,
     *,
     licence: str | None,
@@ -113,7 +109,7 @@ def export_weights(
     Args:
         checkpoint_facts: the facts for the card.
         manifest: the checkpoint's manifest.
-        read: function that returns a whole parameter by its name in the run's module.
+        read_parameter: function that returns a whole parameter by its name in the run's module.
     """
     run, target = checkpoint_facts.run, open_store(out)
     tokenizer = run.tokenizer()
@@ -121,26 +117,26 @@ def export_weights(
     trained = recipe_after(run.recipe, manifest.step).model
     config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective = run.recipe.objective
-    networks = _networks(manifest, config, objective, causal=causal_after(run.recipe, manifest.step))
-    modules = kept_modules(run.store)
-    notes = {part: _note_files(checkpoint_facts, network, licence) for part, network in networks.items()}
+    networks = _exported_networks(manifest, config, objective, causal=causal_after(run.recipe, manifest.step))
+    modules = read_kept_modules(run.store)
+    notes = {part: _card_files(checkpoint_facts, network, licence) for part, network in networks.items()}
     with (
         work("reading the checkpoint, writing the model and comparing"),
         publish_on_exit(target) as folder,
     ):
         if objective.rtd is not None:
             sharing = objective.rtd.embeddings
-            write_pair(folder, read, config, files, sharing, notes=notes)
+            write_network_pair(folder, read_parameter, config, files, sharing, notes=notes)
         else:
             heads = exported_heads(config, objective)
-            write_model(folder, read, config, files, heads, notes=notes["."])
+            write_model(folder, read_parameter, config, files, heads, notes=notes["."])
             if objective.contrastive is not None and networks["."].architecture is not None:
                 write_sentence_transformer(  # with which sentence-transformers can load the folder, too
                     folder,
                     pooling=objective.contrastive.pooling,
                     normalize=objective.contrastive.normalize,
                     max_length=config.max_length,
-                    prompts=prompts_in(modules),
+                    prompts=find_prompts(modules),
                 )
             else:
                 write_modules(folder, modules)
@@ -151,15 +147,15 @@ def export_weights(
     return ExportResult(manifest.step, models, tuple(sorted(left_out)))
 
 
-def _note_files(facts: CheckpointFacts, network: ExportedNetwork, licence: str | None) -> dict[str, str]:
-    """Return the files that say what the model is, by name."""
-    notes = {MODEL_CARD: render(facts, network, licence)}
+def _card_files(facts: CheckpointFacts, network: ExportedNetwork, licence: str | None) -> dict[str, str]:
+    """Return the model card and the data cards, by file name."""
+    notes = {MODEL_CARD: render_model_card(facts, network, licence)}
     if facts.cards:
-        notes[DATA_CARDS] = dump_cards(facts.cards, corpora_by_name(facts.run.recipe))
+        notes[DATA_CARDS_FILE] = dump_cards(facts.cards, corpora_by_name(facts.run.recipe))
     return notes
 
 
-def _networks(
+def _exported_networks(
     manifest: CheckpointManifest, config: ModelConfig, objective: RecipeObjective, *, causal: bool
 ) -> dict[str, ExportedNetwork]:
     """Return the networks to export, by folder."""
@@ -168,17 +164,17 @@ def _networks(
             "generator": (config.generator, "mlm"),
             "discriminator": (config, "rtd"),
         }
-        return {part: _network(interchange(*its), part, manifest) for part, its in pair.items()}
-    its = _network(interchange(config, exported_heads(config, objective)), None, manifest)
+        return {part: _describe_network(hf_format_of(*its), part, manifest) for part, its in pair.items()}
+    its = _describe_network(hf_format_of(config, exported_heads(config, objective)), None, manifest)
     return {".": replace(its, causal=causal)}
 
 
-def _network(their: Interchange, part: str | None, manifest: CheckpointManifest) -> ExportedNetwork:
+def _describe_network(hf_interchange: HfFormat, part: str | None, manifest: CheckpointManifest) -> ExportedNetwork:
     """Return the description of an exported network, which is a `part` of a pair or the only one."""
-    known, prefix = their.table.names(their.layers), f"{part}." if part else ""
+    known, prefix = hf_interchange.table.their_names(hf_interchange.layers), f"{part}." if part else ""
     names = (name.removeprefix(prefix) for name in manifest.shapes if name.startswith(prefix))
     left_out = {name.split(".")[0] for name in names if name not in known}
-    return ExportedNetwork(their.architecture, part, tuple(sorted(left_out)))
+    return ExportedNetwork(hf_interchange.architecture, part, tuple(sorted(left_out)))
 
 
 def newest_checkpoints(run: Run, count: int) -> list[CheckpointManifest]:
@@ -200,7 +196,7 @@ def newest_checkpoints(run: Run, count: int) -> list[CheckpointManifest]:
     return [read_manifest(run.store, mark) for mark in reversed(marks[:count])]
 
 
-def checkpoints_of(run: Run, steps: Sequence[int]) -> list[CheckpointManifest]:
+def checkpoints_at_steps(run: Run, steps: Sequence[int]) -> list[CheckpointManifest]:
     """Return the checkpoints of `steps`, the oldest first. Raises as `select_checkpoint`."""
     return [select_checkpoint(run, step) for step in sorted(set(steps))]
 
@@ -219,16 +215,16 @@ def export_mean(
         raise RunError(
             f"a mean needs at least two checkpoints of {run.uri}", remedy="name more of them, or use `export`"
         )
-    replaceable_files(open_store(out))  # known before the checkpoints are read
+    replaceable_files(open_store(out))  # raises before the checkpoints are read
     steps = ", ".join(f"{manifest.step:,}" for manifest in manifests)
-    made = f"The weights are the mean of those after steps {steps}; `{SOURCES_FILE}` names the checkpoints."
-    facts = read_facts(run, manifests, made)
+    made = f"The weights are the mean of those after steps {steps}; `{MEAN_SOURCES_FILE}` names the checkpoints."
+    facts = read_checkpoint_facts(run, manifests, made)
     with ExitStack() as reading:
-        mean = MeanReader([reading.enter_context(Reader(run.store, manifest)) for manifest in manifests])
+        mean = MeanReader([reading.enter_context(CheckpointReader(run.store, manifest)) for manifest in manifests])
         sources = _sources_json(run, manifests)
 
         def complete(folder: Path) -> None:
-            (folder / SOURCES_FILE).write_text(sources, encoding="utf-8")
+            (folder / MEAN_SOURCES_FILE).write_text(sources, encoding="utf-8")
 
         return export_weights(facts, manifests[-1], mean.read_full, out, licence=licence, add_files=complete)
 
@@ -239,7 +235,7 @@ def _sources_json(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
         {
             "step": manifest.step,
             "attempt": manifest.attempt,
-            "manifest": digest(run.store.get(manifest.name.manifest)),
+            "manifest": digest(run.store.get(manifest.name.manifest_key)),
         }
         for manifest in manifests
     ]

@@ -20,13 +20,13 @@ from data_service.printable import one_line
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
-from encoder_core.objectives.figures import AVERAGE
+from encoder_core.objectives.figures import AVERAGE_PREFIX
 from launcher.after.certificate.examine import read_certificate
 from launcher.errors import CertificateError
 from launcher.output import human_count
 from launcher.runtime.recipe.corpora import corpora_by_name
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import title
+from launcher.runtime.recipe.summary import model_title
 from launcher.runtime.recipe.timeline import tokens_before
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.metrics import losses_text, term_losses
@@ -49,7 +49,7 @@ written = model.generate(read.input_ids, attention_mask=read.attention_mask, max
 print(tokenizer.decode(written[0], skip_special_tokens=True))
 ```
 """
-_LICENCE_IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # how the Hub spells a licence that it knows
+_LICENCE_IDENTIFIER = re.compile(r"[a-z0-9][a-z0-9.+-]*")  # form of the Hub's licence identifiers
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class CheckpointFacts:
         data: for each source, a row of the table of sources.
         cards: sources of whose text something is recorded, with the data cards of their corpora.
         certificate: sentence about the run's certificate.
-        made: sentence that says what the weights are; empty if they are the checkpoint's own.
+        weights_note: sentence that says what the weights are; empty if they are the checkpoint's own.
     """
 
     run: Run
@@ -87,41 +87,43 @@ class CheckpointFacts:
     data: tuple[str, ...]
     cards: tuple[tuple[str, DataCard], ...]
     certificate: str
-    made: str
+    weights_note: str
 
 
-def read_facts(run: Run, manifests: Sequence[CheckpointManifest], made_by: str) -> CheckpointFacts:
-    """Return the facts about weights that are made of these checkpoints, the oldest first; `made_by` says how, and is
-    empty for those of one checkpoint. The card says so if a corpus no longer exists. Raises StoreError, CheckpointError
-    if the run's own records cannot be read."""
+def read_checkpoint_facts(run: Run, manifests: Sequence[CheckpointManifest], weights_note: str) -> CheckpointFacts:
+    """Return the facts about weights that are made of these checkpoints, the oldest first; `weights_note` says how,
+    and is empty for those of one checkpoint. The card says so if a corpus no longer exists. Raises StoreError,
+    CheckpointError if the run's own records cannot be read."""
     manifest = manifests[-1]
     known = len(manifests) == 1 and _is_on_lineage(run, manifest)  # a mean of checkpoints was never evaluated
     records = read_history(run.store).evaluations if known else ()
     before = [record for record in records if record["step"] <= manifest.step]
-    data = tuple(_source(run, name) for name in corpora_by_name(run.recipe))
-    newest = (_average_figures(before[-1]) if made_by else before[-1]) if before else None
+    data = tuple(_source_table_row(run, name) for name in corpora_by_name(run.recipe))
+    newest = (_averaged_weight_figures(before[-1]) if weights_note else before[-1]) if before else None
     cards = tuple(
-        (name, card) for name, card in run_cards(run).items() if card is not None and card.has_facts
+        (name, card) for name, card in read_run_cards(run).items() if card is not None and card.has_facts_beyond_inputs
     )
-    return CheckpointFacts(run, manifest.step, newest, data, cards, _certificate(run, manifests), made_by)
+    return CheckpointFacts(run, manifest.step, newest, data, cards, _certificate_sentence(run, manifests), weights_note)
 
 
-def _average_figures(record: Record) -> Record:
-    """Return the figures of an evaluation that the average of the weights gave, under the names of the weights'."""
-    own = {name.removeprefix(AVERAGE): value for name, value in record.items() if name.startswith(AVERAGE)}
+def _averaged_weight_figures(record: Record) -> Record:
+    """Return an evaluation's figures of the averaged weights, under the names of the plain figures."""
+    own = {
+        name.removeprefix(AVERAGE_PREFIX): value for name, value in record.items() if name.startswith(AVERAGE_PREFIX)
+    }
     return {"step": record["step"], **own}
 
 
-def render(facts: CheckpointFacts, network: ExportedNetwork, licence: str | None) -> str:
+def render_model_card(facts: CheckpointFacts, network: ExportedNetwork, licence: str | None) -> str:
     """Return the card as Markdown. `licence` as the user states it, None if nothing is stated."""
     recipe = facts.run.recipe
     parts = (
         _front_matter(recipe, network, licence),
         f"# {recipe.name}\n",
-        *_introduction(facts, network),
-        *_usage(recipe, network),
-        *_data(facts),
-        *_training(facts),
+        *_introduction_lines(facts, network),
+        *_usage_section(recipe, network),
+        *_data_section(facts),
+        *_training_section(facts),
         "## Licence\n",
         f"{one_line(licence)}\n" if licence else "Not stated by who exported the model.\n",
         "## Recipe\n",
@@ -131,12 +133,12 @@ def render(facts: CheckpointFacts, network: ExportedNetwork, licence: str | None
 
 
 def _is_on_lineage(run: Run, manifest: CheckpointManifest) -> bool:
-    """Return whether the run's evaluations are this checkpoint's: not if the run went on from an earlier one."""
+    """Return whether the run's evaluations include the checkpoint's: not if the run went on from an earlier one."""
     newest = list_committed(run.store)[0]
     return is_on_lineage(read_manifest(run.store, newest).lineage, manifest.name)
 
 
-def _source(run: Run, name: str) -> str:
+def _source_table_row(run: Run, name: str) -> str:
     source = corpora_by_name(run.recipe)[name]
     try:
         train = load_manifest(open_store(source.uri)).train
@@ -147,7 +149,7 @@ def _source(run: Run, name: str) -> str:
     return f"| {name} | {one_line(source.uri)} | {size} | {weight} | {run.record.inputs.corpora[name][:12]} |"
 
 
-def _certificate(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
+def _certificate_sentence(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
     """Return what the card says of the run's certificate. Raises StoreError."""
     try:
         found = read_certificate(run.uri)
@@ -155,7 +157,7 @@ def _certificate(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
         return f"The run's certificate cannot be read: {one_line(error.problem)}"
     if found is None:
         return "The run has no certificate."
-    covered = all(manifest.name.manifest in found.newest_digests for manifest in manifests)
+    covered = all(manifest.name.manifest_key in found.newest_digests for manifest in manifests)
     what = "this checkpoint" if len(manifests) == 1 else "all these checkpoints"
     return f"The run's certificate, {found.digest}, {'covers' if covered else 'does not cover'} {what}."
 
@@ -189,16 +191,16 @@ def _is_sentence_transformer(recipe: Recipe, network: ExportedNetwork) -> bool:
     return bool(network.architecture and recipe.objective.contrastive and not recipe.objective.rtd)
 
 
-def _introduction(facts: CheckpointFacts, network: ExportedNetwork) -> Iterator[str]:
+def _introduction_lines(facts: CheckpointFacts, network: ExportedNetwork) -> Iterator[str]:
     recipe = facts.run.recipe
     part = f", the {network.part} of a pair" if network.part else ""
     loads = f"loads it as `{network.architecture}`" if network.architecture else "has no class for it"
     yield (
-        f"{title(recipe)}{part}, pretrained with Maskfleet up to step {facts.step:,} of {recipe.total_steps:,}. "
+        f"{model_title(recipe)}{part}, pretrained with Maskfleet up to step {facts.step:,} of {recipe.total_steps:,}. "
         f"transformers {loads}.\n"
     )
-    if facts.made:
-        yield f"{facts.made}\n"
+    if facts.weights_note:
+        yield f"{facts.weights_note}\n"
     if network.left_out:
         yield f"Trained with it and not exported: {', '.join(network.left_out)}.\n"
     if network.causal:
@@ -213,7 +215,7 @@ def _introduction(facts: CheckpointFacts, network: ExportedNetwork) -> Iterator[
         )
 
 
-def _usage(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
+def _usage_section(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     longest = max(phase.length for phase in recipe.phases)
     yield "## Use\n"
     if network.architecture is None:
@@ -240,7 +242,7 @@ def _usage(recipe: Recipe, network: ExportedNetwork) -> Iterator[str]:
     )
 
 
-def _data(facts: CheckpointFacts) -> Iterator[str]:
+def _data_section(facts: CheckpointFacts) -> Iterator[str]:
     yield "## Data\n"
     yield "| source | where it was | documents | tokens | weight | content |\n|---|---|---|---|---|---|"
     yield "\n".join(facts.data) + "\n"
@@ -253,53 +255,53 @@ def _data(facts: CheckpointFacts) -> Iterator[str]:
         )
 
 
-def _training(facts: CheckpointFacts) -> Iterator[str]:
+def _training_section(facts: CheckpointFacts) -> Iterator[str]:
     recipe = facts.run.recipe
     yield "## Training\n"
     objective = ", ".join(recipe.objective.model_dump(exclude_none=True))
     tokens = human_count(tokens_before(recipe, facts.step))
     yield (
         f"Recipe `{recipe.name}`, objective {objective}, {tokens} tokens in full rows. The run is "
-        f"{facts.run.record.fingerprint[:12]}, made with {_versions(facts.run.record.versions)}.\n"
+        f"{facts.run.record.fingerprint[:12]}, made with {_versions_text(facts.run.record.versions)}.\n"
     )
     if recipe.model.mup is not None:
         yield (
             f"Fresh weights and learning rates were those of a base of width {recipe.model.mup.hidden}, scaled by muP. "
             "The weights hold the output multiplier; the network needs none.\n"
         )
-    yield f"Held-out loss in nats for each target: {_heldout(facts.heldout)}.\n"
+    yield f"Held-out loss in nats for each target: {_heldout_loss_text(facts.heldout)}.\n"
     yield f"{facts.certificate}\n"
 
 
-def _versions(versions: Mapping[str, str]) -> str:
+def _versions_text(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _heldout(record: Record | None) -> str:
+def _heldout_loss_text(record: Record | None) -> str:
     if record is None:
         return "none on record"
     return f"{losses_text(term_losses(record), record.get('perplexity'))}, after step {record['step']:,}"
 
 
-DATA_CARDS = "data_cards.json"
+DATA_CARDS_FILE = "data_cards.json"
 
 
-class _Kept(BaseModel):
+class _DataCardsFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
     sources: dict[str, DataCard | None]
 
 
-def run_cards(run: Run) -> dict[str, DataCard | None]:
+def read_run_cards(run: Run) -> dict[str, DataCard | None]:
     """Return the data cards of a run's corpora, by source.
 
     None for a corpus that cannot be read, or that is another one than the run's.
     """
-    return {name: _card(run, name) for name in corpora_by_name(run.recipe)}
+    return {name: _read_data_card(run, name) for name in corpora_by_name(run.recipe)}
 
 
-def _card(run: Run, name: str) -> DataCard | None:
+def _read_data_card(run: Run, name: str) -> DataCard | None:
     try:
         card = make_card(open_corpus(corpora_by_name(run.recipe)[name].uri))
     except (CorpusError, StoreError):
@@ -309,13 +311,13 @@ def _card(run: Run, name: str) -> DataCard | None:
 
 def dump_cards(cards: Iterable[tuple[str, DataCard]], sources: Iterable[str]) -> str:
     """Return the text of `data_cards.json`. `sources`: names of all sources, also of those without a card."""
-    kept = _Kept(sources=dict.fromkeys(sources) | dict(cards))
+    kept = _DataCardsFile(sources=dict.fromkeys(sources) | dict(cards))
     return kept.model_dump_json(indent=1) + "\n"
 
 
-def read_cards(store: Store) -> Mapping[str, DataCard | None] | None:
+def read_exported_cards(store: Store) -> Mapping[str, DataCard | None] | None:
     """Return the cards in the folder of an exported model; None if it has none that can be read. Raises StoreError."""
     try:
-        return _Kept.model_validate_json(store.get(DATA_CARDS)).sources
+        return _DataCardsFile.model_validate_json(store.get(DATA_CARDS_FILE)).sources
     except (KeyMissing, ValidationError):
         return None

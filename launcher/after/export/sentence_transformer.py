@@ -23,23 +23,21 @@ _POOLING_SWITCHES = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
-_CLASS_TOKEN_LAST = ("xlnet",)  # model types whose class token is the last token
+_CLASS_TOKEN_LAST_TYPES = ("xlnet",)  # model types whose class token is the last token
 # How config.json names the width of the model: most of them, XLNet, XLM, DistilBERT.
 _WIDTH_FIELDS = ("hidden_size", "d_model", "emb_dim", "dim")
-_LIBRARY = "sentence_transformers.models"
+_MODULE_PACKAGE = "sentence_transformers.models"
 
 
-def library_pooling_name(pooling: str, model_type: str) -> str:
+def sbert_pooling_name(pooling: str, model_type: str) -> str:
     """Return sentence-transformers' name of a pooling. `cls` means the class token, wherever the model has it.
 
     XLNet's class token is the last one, so `cls` becomes `lasttoken` there. The side of padding does not matter. Raises
     ModelError if there is no such pooling.
     """
     if pooling not in get_args(Pooling):
-        raise ModelError(
-            f"{pooling!r} is not a pooling", remedy=f"choose one of {', '.join(get_args(Pooling))}"
-        )
-    if pooling == "cls" and model_type in _CLASS_TOKEN_LAST:
+        raise ModelError(f"{pooling!r} is not a pooling", remedy=f"choose one of {', '.join(get_args(Pooling))}")
+    if pooling == "cls" and model_type in _CLASS_TOKEN_LAST_TYPES:
         return "lasttoken"
     return pooling.replace("_", "")
 
@@ -67,27 +65,27 @@ def write_sentence_transformer(
     width = next((fields[name] for name in _WIDTH_FIELDS if name in fields), None)
     if not isinstance(width, int):
         raise ModelError(f"{folder / CONFIG} has no hidden_size", remedy="give the folder of an encoder")
-    mode = library_pooling_name(pooling, str(fields.get("model_type")))
+    mode = sbert_pooling_name(pooling, str(fields.get("model_type")))
     switches = {switch: name == mode for name, switch in _POOLING_SWITCHES.items()}
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] * normalize)]
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
-    _write(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **switches})
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    _write_json(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **switches})
     if normalize:
-        _write(folder / "2_Normalize" / CONFIG, {})
-    _write(folder / SETTINGS_FILE, _settings(prompts or {}))
-    _write(
+        _write_json(folder / "2_Normalize" / CONFIG, {})
+    _write_json(folder / SETTINGS_FILE, _sbert_settings(prompts or {}))
+    _write_json(
         folder / MODULES_FILE,
         [
-            {"idx": index, "name": str(index), "path": path, "type": f"{_LIBRARY}.{name}"}
+            {"idx": index, "name": str(index), "path": path, "type": f"{_MODULE_PACKAGE}.{name}"}
             for index, (path, name) in enumerate(modules)
         ],
     )
 
 
-def _settings(prompts: Mapping[str, str]) -> dict[str, object]:
+def _sbert_settings(prompts: Mapping[str, str]) -> dict[str, object]:
     return {"prompts": dict(prompts), "default_prompt_name": None, "similarity_fn_name": "cosine"}
 
 
-def _write(path: Path, content: object) -> None:
+def _write_json(path: Path, content: object) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -30,7 +30,7 @@ from launcher.after.finetune.model import load_weights, silence_transformers
 from launcher.errors import EVALUATE_EXTRA, import_optional
 
 MASK = "<mask>"
-_MASKS = re.compile(r"<mask(?::(\d{1,6}))?>")
+_MASK_PATTERN = re.compile(r"<mask(?::(\d{1,6}))?>")
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class MaskedText:
     ids: tuple[int, ...]
     masked: tuple[int, ...]
 
-    def filled(self, ids: dict[int, int]) -> "MaskedText":
-        """Return the text with `ids`, by place, at some of its masks."""
+    def fill_positions(self, ids_by_position: dict[int, int]) -> "MaskedText":
+        """Return the text with `ids_by_position`, by place, at some of its masks."""
         row = list(self.ids)
-        for place, token in ids.items():
+        for place, token in ids_by_position.items():
             row[place] = token
-        return MaskedText(tuple(row), tuple(place for place in self.masked if place not in ids))
+        return MaskedText(tuple(row), tuple(place for place in self.masked if place not in ids_by_position))
 
-    def batch(self) -> Batch:
+    def to_batch(self) -> Batch:
         """Return a batch of this row; its targets are the masks."""
         tokens = torch.tensor(self.ids)
         return Batch(
@@ -69,15 +69,15 @@ class MaskedText:
         return tokenizer.decode(list(self.ids[1:-1]))
 
 
-def read_masks(text: str, tokenizer: Tokenizer, longest: int) -> MaskedText:
+def encode_masked_text(text: str, tokenizer: Tokenizer, max_tokens: int) -> MaskedText:
     """Return `text` as ids.
 
     Raises:
-        TokenizerError: there is no mask in it, or the row has more than `longest` tokens.
+        TokenizerError: there is no mask in it, or the row has more than `max_tokens` tokens.
     """
     special = tokenizer.special
     ids, masked, end = [special.cls], list[int](), 0
-    for found in _MASKS.finditer(text):
+    for found in _MASK_PATTERN.finditer(text):
         # The space before a mask belongs to the masked word; more of it, as before an indented one, is text.
         ids += [int(token) for token in tokenizer.encode(text[end : found.start()].removesuffix(" "))]
         count = int(found[1] or 1)
@@ -86,19 +86,17 @@ def read_masks(text: str, tokenizer: Tokenizer, longest: int) -> MaskedText:
         end = found.end()
     ids += [*(int(token) for token in tokenizer.encode(text[end:])), special.sep]
     if not masked:
+        raise TokenizerError(f"{text!r} has no {MASK}", remedy=f"write {MASK} where a token is wanted, or <mask:20>")
+    if len(ids) > max_tokens:
         raise TokenizerError(
-            f"{text!r} has no {MASK}", remedy=f"write {MASK} where a token is wanted, or <mask:20>"
-        )
-    if len(ids) > longest:
-        raise TokenizerError(
-            f"the text has {len(ids):,} tokens, and the model's rows at most {longest:,}",
+            f"the text has {len(ids):,} tokens, and the model's rows at most {max_tokens:,}",
             remedy="give a shorter text, or fewer masks",
         )
     return MaskedText(tuple(ids), tuple(masked))
 
 
 @dataclass(frozen=True)
-class Guess:
+class MaskCandidate:
     """A candidate for the mask, and its probability among all ids."""
 
     text: str
@@ -110,8 +108,8 @@ class Sampling:
     """How the masks of a text are filled.
 
     Attributes:
-        steps: number of predictions of all masks that are left; each fills as many as the others, to one. At most one
-            a mask. None: one a mask.
+        steps: number of forward passes, each of which fills about the same number of masks; at most one for each
+            mask. None: one for each mask.
         temperature: temperature at which ids are drawn; 0: the likeliest.
         seed: seed of the draws.
     """
@@ -134,26 +132,24 @@ class MaskFiller:
         pretrained = load_pretrained(folder)
         self._longest = pretrained.config.max_length
         self._model = masked_language_model(pretrained.config)
-        self._model.load_state_dict(pretrained.tensors | _tied(pretrained.tensors, self._model), strict=True)
+        self._model.load_state_dict(pretrained.tensors | _tied_tensors(pretrained.tensors, self._model), strict=True)
         self._model.eval()
 
-    def guesses(self, sentence: str, count: int) -> list[Guess]:
+    def top_candidates(self, sentence: str, count: int) -> list[MaskCandidate]:
         """Return the `count` likeliest tokens for the one mask in `sentence`. Raises TokenizerError: it has not exactly
         one."""
-        text = read_masks(sentence, self._tokenizer, self._longest) if MASK in sentence else None
+        text = encode_masked_text(sentence, self._tokenizer, self._longest) if MASK in sentence else None
         if text is None or len(text.masked) != 1:
-            raise TokenizerError(
-                f"{sentence!r} does not have exactly one {MASK}", remedy=f"write {MASK} once"
-            )
+            raise TokenizerError(f"{sentence!r} does not have exactly one {MASK}", remedy=f"write {MASK} once")
         (logits_V,) = self._logits(text)
         best = torch.topk(logits_V.softmax(-1), count)
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [Guess(self._tokenizer.decode([token]), probability) for token, probability in pairs]
+        return [MaskCandidate(self._tokenizer.decode([token]), probability) for token, probability in pairs]
 
     def fill(self, sentence: str, sampling: Sampling) -> str:
         """Return `sentence` with all masks filled. Equal arguments give equal text. Raises TokenizerError as
-        `read_masks`."""
-        text = read_masks(sentence, self._tokenizer, self._longest)
+        `encode_masked_text`."""
+        text = encode_masked_text(sentence, self._tokenizer, self._longest)
         steps = min(sampling.steps or len(text.masked), len(text.masked))
         total, never = len(text.masked), torch.from_numpy(self._tokenizer.special_mask.nonzero()[0])
         for step in range(steps):
@@ -162,12 +158,12 @@ class MaskFiller:
             draws_M = torch.from_numpy((draws[list(text.masked)] >> np.uint64(11)) / 2.0**53)
             ids_M, confidence_M = predict_masks(self._logits(text), never, sampling.temperature, draws_M)
             surest = torch.sort(confidence_M, descending=True, stable=True).indices[:keep].tolist()
-            text = text.filled({text.masked[mask]: int(ids_M[mask]) for mask in surest})
+            text = text.fill_positions({text.masked[mask]: int(ids_M[mask]) for mask in surest})
         return text.text(self._tokenizer)
 
     @torch.no_grad()
     def _logits(self, text: MaskedText) -> Float[Tensor, "masks vocab"]:
-        return self._model.logits(text.batch())
+        return self._model.logits(text.to_batch())
 
 
 def predict_masks(
@@ -188,15 +184,13 @@ def predict_masks(
     if temperature > 0:
         cumulated_MV = (scores_MV / temperature).softmax(-1).cumsum(-1)
         wanted_M1 = uniform_M[:, None] * cumulated_MV[:, -1:]
-        ids_M = torch.searchsorted(cumulated_MV, wanted_M1, right=True)[:, 0].clamp(
-            max=logits_MV.shape[1] - 1
-        )
+        ids_M = torch.searchsorted(cumulated_MV, wanted_M1, right=True)[:, 0].clamp(max=logits_MV.shape[1] - 1)
     else:
         ids_M = scores_MV.argmax(-1)
     return ids_M, scores_MV.softmax(-1).gather(1, ids_M[:, None])[:, 0]
 
 
-def _tied(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+def _tied_tensors(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Return tensors by the names of parameters that share their tensor with a stored one."""
     stored = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
@@ -252,7 +246,7 @@ class TextWriter:
             pad_token_id=special.pad,
             **drawn,
         )
-        read = torch.tensor([read_masks(sentence, self._tokenizer, self._longest).ids])
+        read = torch.tensor([encode_masked_text(sentence, self._tokenizer, self._longest).ids])
         first = torch.tensor([[special.sep, special.cls]])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

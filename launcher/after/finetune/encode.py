@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 
 from launcher.after.finetune.model import Head
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
-from launcher.after.tasks.examples import (
-    Answer,
-    Examples,
-    Questions,
-    Sentences,
-    TaggedSentences,
-    select_examples,
-)
+from launcher.after.tasks.examples import Answer, Examples, Questions, Sentences, TaggedSentences, select_examples
 from launcher.after.tasks.metrics import compute_metrics
 from launcher.after.tasks.task import Task
 from launcher.errors import EVALUATE_EXTRA, describe_error, import_optional
@@ -68,49 +61,51 @@ class BestAnswer:
 
 
 def find_answers(
-    questions: int, windows: Sequence[ContextWindow], logits: NDArray[np.float32], max_answer: int
+    question_count: int, windows: Sequence[ContextWindow], logits: NDArray[np.float32], max_answer_tokens: int
 ) -> list[BestAnswer]:
     """Return the best answer to each question; of equal spans the first.
 
     Args:
         logits: scores of each window's tokens as the first and the last one, [windows, tokens, 2].
-        max_answer: largest number of tokens of an answer.
+        max_answer_tokens: largest number of tokens of an answer.
     """
-    found = [BestAnswer() for _ in range(questions)]
+    found = [BestAnswer() for _ in range(question_count)]
     for window, scores in zip(windows, logits, strict=True):
-        before, best = found[window.question], _best_span(window, scores, max_answer)
+        before, best = found[window.question], _best_span(window, scores, max_answer_tokens)
         null = min(before.null, float(scores[window.null].sum()))
         kept = best if best.score > before.score else before
         found[window.question] = BestAnswer(kept.begin, kept.end, kept.score, null)
     return found
 
 
-def _best_span(window: ContextWindow, scores: NDArray[np.float32], max_answer: int) -> BestAnswer:
+def _best_span(window: ContextWindow, scores: NDArray[np.float32], max_answer_tokens: int) -> BestAnswer:
     inside = scores[window.first : window.first + len(window.characters)].astype(np.float64)
     if not len(inside):
         return BestAnswer()
     begin, end = window.characters.T
     first, last = np.indices((len(inside), len(inside)), sparse=True)
-    possible = (first <= last) & (last < first + max_answer) & (begin[:, None] < end[None, :])
+    possible = (first <= last) & (last < first + max_answer_tokens) & (begin[:, None] < end[None, :])
     values = np.where(possible, inside[:, :1] + inside[:, 1], -np.inf)
     a, b = divmod(int(values.argmax()), len(inside))
     return BestAnswer(int(begin[a]), int(end[b]), float(values[a, b]))
 
 
-def answer_texts(answered: Sequence[BestAnswer], contexts: Sequence[str], threshold: float) -> list[str]:
-    """Return the text of each question's best span; "" if the margin of "no answer" exceeds `threshold`."""
+def answer_texts(best_answers: Sequence[BestAnswer], contexts: Sequence[str], no_answer_threshold: float) -> list[str]:
+    """Return the text of each question's best span; "" if the margin of "no answer" exceeds `no_answer_threshold`."""
     return [
-        "" if one.margin > threshold else context[one.begin : one.end].strip()
-        for one, context in zip(answered, contexts, strict=True)
+        "" if one.margin > no_answer_threshold else context[one.begin : one.end].strip()
+        for one, context in zip(best_answers, contexts, strict=True)
     ]
 
 
-def best_threshold(margins: Sequence[float], with_answer: Sequence[float], without: Sequence[float]) -> float:
+def best_no_answer_threshold(
+    margins: Sequence[float], answer_scores: Sequence[float], no_answer_scores: Sequence[float]
+) -> float:
     """Return the threshold with the largest sum of the questions' scores; of equal ones, the smallest.
 
     Args:
-        margins: margin of "no answer" for each question (`Answered.margin`).
-        with_answer, without: metric of each question if its best span, or "no answer", is predicted.
+        margins: margin of "no answer" for each question (`BestAnswer.margin`).
+        answer_scores, no_answer_scores: metric of each question if its best span, or "no answer", is predicted.
     """
     finite = np.isfinite(margins)  # a question without a span is unanswered at every threshold
     if not finite.any():
@@ -118,7 +113,7 @@ def best_threshold(margins: Sequence[float], with_answer: Sequence[float], witho
     apart = np.asarray(margins, np.float64)[finite]
     order = np.argsort(apart, kind="stable")
     ascending = apart[order]
-    gain = (np.asarray(with_answer, np.float64) - np.asarray(without, np.float64))[finite][order]
+    gain = (np.asarray(answer_scores, np.float64) - np.asarray(no_answer_scores, np.float64))[finite][order]
     totals = np.concatenate([[0.0], np.cumsum(gain)])
     # A cut lies only between two different margins. Questions with margins below it are answered.
     cuts = np.concatenate([[True], ascending[1:] > ascending[:-1], [True]])
@@ -137,7 +132,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class ExampleEncoder:
     """Turns the examples of `task` into rows by `tokenizer`, of at most `max_length` tokens."""
 
     task: Task
@@ -158,7 +153,7 @@ class Encoder:
                 return self._encode_words(examples)
             case Questions():
                 return self._encode_questions(examples)
-        raise AssertionError(f"{self.task.kind} is refused by head_of")
+        raise AssertionError(f"{self.task.kind} is refused by head_for_task")
 
     def _encode_sentences(self, examples: Sentences) -> Any:
         second = None if examples.second is None else list(examples.second)
@@ -169,25 +164,25 @@ class Encoder:
                 list(examples.first), second, truncation=cut, max_length=self.max_length, verbose=False
             )
         except Exception as error:  # the library has no error class for a text that is too short to cut
-            raise self._too_long(cut, describe_error(error)) from error
+            raise self._too_long_error(cut, describe_error(error)) from error
         if max(map(len, encoded["input_ids"])) > self.max_length:
-            raise self._too_long(cut, "the text that is kept whole is longer")
-        return _dataset(encoded, labels=labels)
+            raise self._too_long_error(cut, "the text that is kept whole is longer")
+        return _build_dataset(encoded, labels=labels)
 
-    def _too_long(self, cut: str, why: str) -> TaskMismatch:
+    def _too_long_error(self, truncation: str, why: str) -> TaskMismatch:
         return TaskMismatch(
-            f"texts cannot be cut to max_length {self.max_length:,} with truncation {cut}: {why}",
+            f"texts cannot be cut to max_length {self.max_length:,} with truncation {truncation}: {why}",
             remedy="set the task's truncation to longest_first",
         )
 
     def _encode_words(self, examples: TaggedSentences) -> "EncodedWords":
         texts = [[self._without_dropped_characters(word) for word in words] for words in examples.words]
-        encoded = self._windows([" ".join(words) for words in texts], None)
+        encoded = self._tokenize_windows([" ".join(words) for words in texts], None)
         ends = [np.array(list(accumulate(len(word) + 1 for word in words)), np.int64) - 1 for words in texts]
         places = [np.full((len(words), 2), -1, np.int64) for words in texts]
         context = [np.full(len(words), -1, np.int64) for words in texts]
         for row, example in enumerate(encoded["overflow_to_sample_mapping"]):
-            for word, at, around in _first_tokens(encoded, row, ends[example]):
+            for word, at, around in _first_word_tokens(encoded, row, ends[example]):
                 if around > context[example][word]:
                     context[example][word], places[example][word] = around, (row, at)
         labels = [np.full(len(ids), IGNORED_LABEL, np.int64) for ids in encoded["input_ids"]]
@@ -195,7 +190,7 @@ class Encoder:
             for tag, (row, at) in zip(tags, found, strict=True):
                 if row >= 0:
                     labels[row][at] = tag
-        return EncodedWords(self.task, examples, _dataset(encoded, labels=labels), places)
+        return EncodedWords(self.task, examples, _build_dataset(encoded, labels=labels), places)
 
     def _without_dropped_characters(self, word: str) -> str:
         """Return a word without characters that tokenizers drop (control, format, unassigned); the unknown token if
@@ -204,19 +199,19 @@ class Encoder:
         return kept if kept.strip() else self.tokenizer.unk_token or self.tokenizer.mask_token
 
     def _encode_questions(self, examples: Questions) -> "EncodedQuestions":
-        questions = [self._shortened_question(question.strip()) for question in examples.questions]
-        encoded = self._windows(questions, list(examples.contexts))
+        questions = [self._shorten_question(question.strip()) for question in examples.questions]
+        encoded = self._tokenize_windows(questions, list(examples.contexts))
         windows, spans = [], []
         for row, example in enumerate(encoded["overflow_to_sample_mapping"]):
-            window = self._window(encoded, row, example, examples.contexts[example])
+            window = self._context_window(encoded, row, example, examples.contexts[example])
             answers = examples.answers[example]
             windows.append(window)
-            spans.append(_answer_positions(window, answers[0] if answers else None))
+            spans.append(_answer_token_positions(window, answers[0] if answers else None))
         start, end = np.array(spans, np.int64).T
-        dataset = _dataset(encoded, start_positions=start, end_positions=end)
+        dataset = _build_dataset(encoded, start_positions=start, end_positions=end)
         return EncodedQuestions(self.task, examples, dataset, windows, self.settings.max_answer)
 
-    def _windows(self, first: list[str], second: list[str] | None) -> Any:
+    def _tokenize_windows(self, first: list[str], second: list[str] | None) -> Any:
         around = self.tokenizer.num_special_tokens_to_add(pair=second is not None)
         room = self.max_length - around - (0 if second is None else self.settings.max_query)
         if room < _MIN_CONTEXT_TOKENS:
@@ -235,27 +230,21 @@ class Encoder:
             verbose=False,
         )
 
-    def _shortened_question(self, question: str) -> str:
-        """Return the text of the question's first `max_query` tokens, less those that its tokens alone add."""
-        encoded = self.tokenizer(
-            question, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
+    def _shorten_question(self, question: str) -> str:
+        """Return the question, cut after its first `max_query` tokens."""
+        encoded = self.tokenizer(question, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         offsets = encoded["offset_mapping"]
         most = self.settings.max_query
         return question if len(offsets) <= most else question[: offsets[most - 1][1]]
 
-    def _window(self, encoded: Any, row: int, example: int, context: str) -> ContextWindow:
+    def _context_window(self, encoded: Any, row: int, example_index: int, context: str) -> ContextWindow:
         part, ids = encoded.sequence_ids(row), encoded["input_ids"][row]
         inside = [index for index, which in enumerate(part) if which == 1]
-        null = next(
-            i for i, token in enumerate(ids) if token == self.tokenizer.cls_token_id and part[i] is None
-        )
+        null = next(i for i, token in enumerate(ids) if token == self.tokenizer.cls_token_id and part[i] is None)
         offsets = [encoded["offset_mapping"][row][index] for index in inside]
         # Some tokenizers include the space before a word in its first token, but no answer begins with it.
         bare = [(end - len(context[begin:end].lstrip()), end) for begin, end in offsets]
-        return ContextWindow(
-            example, inside[0] if inside else 0, null, np.array(bare, np.int64).reshape(-1, 2)
-        )
+        return ContextWindow(example_index, inside[0] if inside else 0, null, np.array(bare, np.int64).reshape(-1, 2))
 
 
 def head_for_task(task: Task) -> Head:
@@ -273,28 +262,28 @@ def head_for_task(task: Task) -> Head:
     )
 
 
-def _dataset(encoded: Mapping[str, Any], **labels: Any) -> Any:
+def _build_dataset(encoded: Mapping[str, Any], **labels: Any) -> Any:
     columns = {name: encoded[name] for name in _MODEL_INPUTS if name in encoded}
     return import_optional("datasets", "fine-tuning", EVALUATE_EXTRA).Dataset.from_dict({**columns, **labels})
 
 
-def _first_tokens(encoded: Any, row: int, ends: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+def _first_word_tokens(encoded: Any, row: int, word_ends: NDArray[np.int64]) -> list[tuple[int, int, int]]:
     """Return, for each word whose first token is in the row: its index, the token's position, and the number of tokens
-    of text on the shorter side. `ends`: the character at which each word ends."""
+    of text on the shorter side. `word_ends`: the character at which each word ends."""
     text = [index for index, part in enumerate(encoded.sequence_ids(row)) if part is not None]
     offsets = np.array([encoded["offset_mapping"][row][index] for index in text], np.int64).reshape(-1, 2)
     # A token belongs to the first word that ends after the token begins: a space's token to the word behind it.
-    word_of = np.searchsorted(ends, offsets[:, 0], side="right")
-    starts = np.r_[0, ends + 1][word_of]  # a later window may begin inside of a word
+    word_of = np.searchsorted(word_ends, offsets[:, 0], side="right")
+    starts = np.r_[0, word_ends + 1][word_of]  # a later window may begin inside of a word
     begins = (np.diff(word_of, prepend=-1) != 0) & (offsets[:, 0] <= starts)
     return [
         (int(word_of[index]), text[index], min(index, len(text) - 1 - index))
         for index in np.flatnonzero(begins).tolist()
-        if word_of[index] < len(ends)
+        if word_of[index] < len(word_ends)
     ]
 
 
-def _answer_positions(window: ContextWindow, answer: Answer | None) -> tuple[int, int]:
+def _answer_token_positions(window: ContextWindow, answer: Answer | None) -> tuple[int, int]:
     """Return the positions of the answer's first and last token; twice that of the class token if the window does not
     show the whole answer."""
     characters, absent = window.characters, (window.null, window.null)
@@ -315,12 +304,8 @@ class EncodedSentences:
     examples: Sentences
     dataset: Any
 
-    def scores(self, outputs: OutputArray, threshold: float | None = None) -> Scores:
-        found = (
-            outputs.argmax(-1).astype(np.int64)
-            if self.task.labels
-            else outputs.reshape(-1).astype(np.float64)
-        )
+    def compute_scores(self, outputs: OutputArray, threshold: float | None = None) -> Scores:
+        found = outputs.argmax(-1).astype(np.int64) if self.task.labels else outputs.reshape(-1).astype(np.float64)
         return Scores(compute_metrics(self.task, self.examples, found))
 
 
@@ -334,12 +319,11 @@ class EncodedWords:
     dataset: Any
     places: Sequence[NDArray[np.int64]]
 
-    def scores(self, outputs: OutputArray, threshold: float | None = None) -> Scores:
+    def compute_scores(self, outputs: OutputArray, threshold: float | None = None) -> Scores:
         likeliest = outputs.argmax(-1)
         unread = self.task.labels.index("O") if "O" in self.task.labels else 0
         tags = tuple(
-            tuple(int(likeliest[row, at]) if row >= 0 else unread for row, at in found)
-            for found in self.places
+            tuple(int(likeliest[row, at]) if row >= 0 else unread for row, at in found) for found in self.places
         )
         return Scores(compute_metrics(self.task, self.examples, tags))
 
@@ -354,21 +338,21 @@ class EncodedQuestions:
     windows: Sequence[ContextWindow]
     max_answer: int
 
-    def scores(self, outputs: tuple[OutputArray, OutputArray], threshold: float | None = None) -> Scores:
+    def compute_scores(self, outputs: tuple[OutputArray, OutputArray], threshold: float | None = None) -> Scores:
         logits = np.stack(outputs, axis=-1)
         questions = self.examples
         found = find_answers(len(questions), self.windows, logits, self.max_answer)
         if self.task.no_answer and threshold is None:
             always = answer_texts(found, questions.contexts, np.inf)
             margins = [one.margin for one in found]
-            threshold = best_threshold(
-                margins, self._score_each(always), self._score_each([""] * len(always))
+            threshold = best_no_answer_threshold(
+                margins, self._score_each_question(always), self._score_each_question([""] * len(always))
             )
         texts = answer_texts(found, questions.contexts, np.inf if threshold is None else threshold)
         metrics = compute_metrics(self.task, questions, dict(zip(questions.ids, texts, strict=True)))
         return Scores(metrics, threshold)
 
-    def _score_each(self, texts: Sequence[str]) -> list[float]:
+    def _score_each_question(self, texts: Sequence[str]) -> list[float]:
         """Return the main metric of each question alone. Their mean is the metric of all questions."""
         main = self.task.model_copy(update={"metrics": self.task.metrics[:1]})
         found: list[float] = []
@@ -379,5 +363,5 @@ class EncodedQuestions:
 
 
 EncodedSplit = EncodedSentences | EncodedWords | EncodedQuestions
-"""The rows of a split (`dataset`, of `datasets`). Its `scores` turns what `Trainer.predict` returns into metrics; the
+"""The rows of a split (`dataset`, of `datasets`). `compute_scores` turns outputs of `Trainer.predict` into metrics; the
 `threshold` of "no answer" is the one that was found on dev, or is found there."""

@@ -17,16 +17,16 @@ from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
 from launcher.errors import EVALUATE_EXTRA, describe_error, import_optional
 
 Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnswering"]
-_PACKAGE_USE = "fine-tuning"
+_IMPORT_PURPOSE = "fine-tuning"
 _MAX_PLAUSIBLE_TOKENS = 1 << 20  # tokens; tokenizers without a maximal length report more than this
-_LAYER_NUMBER = re.compile(r"(?:^|\.)(?:layers?|albert_layer_groups|attentions|layer_norm[12]|ffns)\.(\d+)\.")
+_LAYER_NUMBER_PATTERN = re.compile(r"(?:^|\.)(?:layers?|albert_layer_groups|attentions|layer_norm[12]|ffns)\.(\d+)\.")
 _LOADING_OPTIONS = {"local_files_only": True, "trust_remote_code": False}
 
 
 def open_tokenizer(folder: Path) -> Any:
     """Return the tokenizer in `folder`. Raises TaskMismatch if transformers has no fast tokenizer for it, or it lacks
     the padding, class or separator token."""
-    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
+    transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
     check_definition_file(folder)
     try:
         with library_errors(str(folder)):
@@ -38,9 +38,7 @@ def open_tokenizer(folder: Path) -> Any:
         ) from error
     missing = [role for role in ("pad_token", "cls_token", "sep_token") if getattr(tokenizer, role) is None]
     if missing or not getattr(tokenizer, "is_fast", False):
-        what = (
-            f"has no {' and no '.join(missing)}" if missing else "cannot say where in a text its tokens are"
-        )
+        what = f"has no {' and no '.join(missing)}" if missing else "cannot say where in a text its tokens are"
         raise TaskMismatch(
             f"the tokenizer in {folder} {what}",
             remedy="put the model's own tokenizer.json beside its weights",
@@ -54,9 +52,9 @@ def open_model(folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
 
     Raises TaskMismatch if transformers cannot load it, it has a decoder, or weights of the encoder are missing.
     """
-    config = _load_config(import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA), folder, head, labels)
+    config = _load_config(import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA), folder, head, labels)
     model, lacking = load_weights(f"AutoModelFor{head}", folder, config=config)
-    _check_encoder(model, lacking, folder)
+    _check_encoder_weights(model, lacking, folder)
     _initialize_head(model, float(getattr(config, "initializer_range", 0.02)))
     return model
 
@@ -64,7 +62,7 @@ def open_model(folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
 def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, list[str]]:
     """Return the model in `folder` as a class of transformers loads it, in fp32, on the CPU, and the names of
     parameters that the folder lacks or has in another shape. Raises TaskMismatch if transformers cannot load it."""
-    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
+    transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
     try:
         model, report = getattr(transformers, auto_class).from_pretrained(
             str(folder),
@@ -107,10 +105,10 @@ def _load_config(transformers: Any, folder: Path, head: Head, labels: tuple[str,
     return config
 
 
-def _check_encoder(model: Any, lacking: list[str], folder: Path) -> None:
-    """Raise TaskMismatch if weights of the encoder, beside its pooler, are `lacking` in the folder."""
+def _check_encoder_weights(model: Any, missing_parameters: list[str], folder: Path) -> None:
+    """Raise TaskMismatch if weights of the encoder, beside its pooler, are `missing_parameters` in the folder."""
     prefix = f"{model.base_model_prefix}."
-    gaps = [name for name in lacking if name.startswith(prefix) and ".pooler." not in name]
+    gaps = [name for name in missing_parameters if name.startswith(prefix) and ".pooler." not in name]
     if gaps:
         more = f" and {len(gaps) - 3:,} more" if len(gaps) > 3 else ""
         raise TaskMismatch(
@@ -121,12 +119,12 @@ def _check_encoder(model: Any, lacking: list[str], folder: Path) -> None:
 
 
 @torch.no_grad()
-def _initialize_head(model: Any, spread: float) -> None:
+def _initialize_head(model: Any, std: float) -> None:
     """Draw the linear layers outside of the encoder anew: a folder that was fine-tuned before has a head, too."""
     encoder = set(model.base_model.modules())
     for module in model.modules():
         if isinstance(module, nn.Linear) and module not in encoder:
-            module.weight.normal_(0.0, spread)
+            module.weight.normal_(0.0, std)
             if module.bias is not None:
                 module.bias.zero_()
 
@@ -168,11 +166,11 @@ def max_row_tokens(tokenizer: Any, model: Any) -> int | None:
     lengths = [int(stated)] if stated < _MAX_PLAUSIBLE_TOKENS else []
     positions = getattr(model.config, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
-        lengths.append(positions - _first_position(model))
+        lengths.append(positions - _first_position_id(model))
     return min(lengths, default=None)
 
 
-def _first_position(model: nn.Module) -> int:
+def _first_position_id(model: nn.Module) -> int:
     """Return the number of the first token's position: RoBERTa and its kin count from the padding id + 1."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
@@ -188,7 +186,7 @@ def layerwise_parameter_groups(model: Any, settings: FinetuneSettings) -> list[d
     encoder has outside of its layers, beside a pooler, counts as embeddings.
     """
     encoder = {id(parameter): name for name, parameter in model.base_model.named_parameters()}
-    numbers = {name: int(found[1]) + 1 for name in encoder.values() if (found := _LAYER_NUMBER.search(name))}
+    numbers = {name: int(found[1]) + 1 for name in encoder.values() if (found := _LAYER_NUMBER_PATTERN.search(name))}
     top, groups = max(numbers.values(), default=0) + 1, dict[tuple[float, bool], list[nn.Parameter]]()
     for name, parameter in model.named_parameters():
         inside = encoder.get(id(parameter))

@@ -12,28 +12,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.hf.folder import CONFIG, NETWORKS, copy_file, file_digest
+from checkpoints.hf.folder import CONFIG, PAIR_FOLDERS, copy_file, file_digest
 from checkpoints.hf.folder import EXPORT_RECORD as RECORD_OF_EXPORT
-from checkpoints.hf.load import json_object
+from checkpoints.hf.load import parse_json_object
 from data_service.formats import parse_json
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import CLASSLESS_TYPES
+from encoder_core.families.catalogue import TYPES_WITHOUT_HF_CLASS
 from launcher.after.export.export import export_run
-from launcher.after.export.model_card import DATA_CARDS
+from launcher.after.export.model_card import DATA_CARDS_FILE
 from launcher.after.export.sentence_transformer import MODULES_FILE
 from launcher.errors import RunError
-from launcher.runtime.run.record import RECORD, open_run
+from launcher.runtime.run.record import RECORD_FILE, open_run
 
 _READ_SUFFIXES = (".json", ".safetensors", ".txt", ".model")  # files that are read; never a pickle
 # Files that say where the folder comes from; its digest leaves them out.
 _UNDIGESTED_FILES = (
     RECORD_OF_EXPORT,
     "results.json",
-    DATA_CARDS,
+    DATA_CARDS_FILE,
 )
 
 
@@ -71,40 +71,38 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel
     """
     store = open_store(source)
     with temporary_folder("model") as name:
-        if store.size(RECORD) is not None:
+        if store.size(RECORD_FILE) is not None:
             exported = export_run(open_run(source), step, str(name))
-            part = NETWORKS[1] if NETWORKS[1] in exported.models else "."
+            part = PAIR_FOLDERS[1] if PAIR_FOLDERS[1] in exported.models else "."
             folder, step = Path(name, part), exported.step
         else:
             folder = _fetch_transformers_folder(source, step, store, name)
         yield LocalModel(source, step, folder, folder_digest(folder))
 
 
-def _fetch_transformers_folder(source: str, step: int | None, store: Store, place: Path) -> Path:
-    part = next(
-        (part for part in (".", NETWORKS[1]) if store.size(f"{part}/{CONFIG}".removeprefix("./"))), None
-    )
+def _fetch_transformers_folder(source: str, step: int | None, store: Store, destination: Path) -> Path:
+    part = next((part for part in (".", PAIR_FOLDERS[1]) if store.size(f"{part}/{CONFIG}".removeprefix("./"))), None)
     if part is None:
         raise RunError(
-            f"{source} is neither a run nor a model: it has no {RECORD} and no {CONFIG}",
+            f"{source} is neither a run nor a model: it has no {RECORD_FILE} and no {CONFIG}",
             remedy="give a run, or a folder in the transformers format",
         )
     if step is not None:
         raise RunError(f"{source} is a model, not a run: it has no steps", remedy="leave out --step")
-    within = store if part == "." else store.at(part)
+    within = store if part == "." else store.with_prefix(part)
     if isinstance(within, LocalStore):
         return Path(within.root)
     for entry in within.list(""):
         if "/" not in entry.key and entry.key.endswith(_READ_SUFFIXES):
-            copy_file(within, entry.key, place)
-    for module in _module_folders(place):
+            copy_file(within, entry.key, destination)
+    for module in _module_folders(destination):
         for entry in within.list(f"{module}/"):
             if entry.key.endswith(_READ_SUFFIXES):
-                copy_file(within, entry.key, place)
-    return place
+                copy_file(within, entry.key, destination)
+    return destination
 
 
-def read_modules(folder: Path) -> list[tuple[str, str]]:
+def read_module_list(folder: Path) -> list[tuple[str, str]]:
     """Return folder and kind of each module of a SentenceTransformer (such as `1_Pooling`), as modules.json lists them;
     none for another model.
 
@@ -125,18 +123,13 @@ def read_modules(folder: Path) -> list[tuple[str, str]]:
 
 def _module_folders(folder: Path) -> list[str]:
     """Return the folders with the modules that are not in `folder` itself."""
-    return sorted({place for place, _ in read_modules(folder) if place})
+    return sorted({place for place, _ in read_module_list(folder) if place})
 
 
 def model_files(folder: Path) -> list[Path]:
     """Return the files that a model in `folder` is loaded from, those of a SentenceTransformer's modules included."""
     places = [folder, *(folder / module for module in _module_folders(folder))]
-    found = [
-        path
-        for place in places
-        for path in place.glob("*")
-        if path.suffix in _READ_SUFFIXES and path.is_file()
-    ]
+    found = [path for place in places for path in place.glob("*") if path.suffix in _READ_SUFFIXES and path.is_file()]
     return sorted(path for path in found if path.name not in _UNDIGESTED_FILES)
 
 
@@ -145,29 +138,26 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in model_files(folder):
         name = path.relative_to(folder).as_posix()
-        digest.update(json.dumps([name, _digest_of(path)]).encode())
+        digest.update(json.dumps([name, _content_digest(path)]).encode())
     return digest.hexdigest()
 
 
-def _digest_of(path: Path) -> str:
+def _content_digest(path: Path) -> str:
     if path.name == CONFIG:  # the library's version in it does not change predictions
-        fields = json_object(path.read_bytes(), str(path))
-        kept = {
-            name: value
-            for name, value in fields.items()
-            if name not in ("transformers_version", "_name_or_path")
-        }
+        fields = parse_json_object(path.read_bytes(), str(path))
+        kept = {name: value for name, value in fields.items() if name not in ("transformers_version", "_name_or_path")}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     return file_digest(path)
 
 
-def check_class(folder: Path, name: str) -> None:
-    """Raise ModelError if transformers has no class for the model in `folder`. `name`: its name for the message."""
+def require_transformers_class(folder: Path, model_name: str) -> None:
+    """Raise ModelError if transformers has no class for the model in `folder`. `model_name`: its name for the
+    message."""
     path = folder / CONFIG
-    fields = json_object(path.read_bytes(), str(path)) if path.is_file() else {}
-    if fields.get("model_type") in CLASSLESS_TYPES:
+    fields = parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
+    if fields.get("model_type") in TYPES_WITHOUT_HF_CLASS:
         raise ModelError(
-            f"{name}: transformers, which is needed for this, has no class for this model",
+            f"{model_name}: transformers, which is needed for this, has no class for this model",
             remedy="use it with what needs none: `maskfleet diagnose`, `maskfleet fill`, a recipe's `start:`, or "
             "`maskfleet.open_run(RUN).module()` in Python",
         )

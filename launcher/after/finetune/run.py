@@ -17,7 +17,7 @@ import yaml
 from data_service.printable import one_line
 from data_service.processes import temporary_folder
 from data_service.tokenizers.files import TOKENIZER_FILES
-from launcher.after.finetune.encode import EncodedSplit, Encoder, Scores, head_for_task
+from launcher.after.finetune.encode import EncodedSplit, ExampleEncoder, Scores, head_for_task
 from launcher.after.finetune.model import (
     check_tokenizer_fits_model,
     layerwise_parameter_groups,
@@ -25,25 +25,20 @@ from launcher.after.finetune.model import (
     open_tokenizer,
     silence_transformers,
 )
-from launcher.after.finetune.pretrained import LocalModel, check_class
-from launcher.after.finetune.settings import (
-    Epoch,
-    FinetuneOutcome,
-    FinetuneSettings,
-    TrainingDiverged,
-)
+from launcher.after.finetune.pretrained import LocalModel, require_transformers_class
+from launcher.after.finetune.settings import Epoch, FinetuneOutcome, FinetuneSettings, TrainingDiverged
 from launcher.after.tasks.examples import Examples
 from launcher.after.tasks.metrics import check_metrics_defined
 from launcher.after.tasks.task import Task, hash_examples
 from launcher.errors import EVALUATE_EXTRA, import_optional
 from launcher.progress import Work, work
-from launcher.runtime.run.log import encode
+from launcher.runtime.run.log import encode_line
 
 _LOG = logging.getLogger("launcher.after.finetune")
-_PACKAGE_USE = "fine-tuning"
-_EVALUATION_ROWS = 64  # rows of a batch in evaluation
-RESULTS = "results.json"
-_PIPELINES = {
+_IMPORT_PURPOSE = "fine-tuning"
+_EVALUATION_BATCH_ROWS = 64  # rows of a batch in evaluation
+RESULTS_FILE = "results.json"
+_PIPELINE_BY_HEAD = {
     "SequenceClassification": "text-classification",
     "TokenClassification": "token-classification",
     "QuestionAnswering": "question-answering",
@@ -63,15 +58,15 @@ def finetune(
 
     Raises:
         TaskMismatch: if checkpoint, tokenizer, task and settings do not fit each other.
-        Diverged: if a loss or an output is not finite.
+        TrainingDiverged: if a loss or an output is not finite.
         TaskError, InputError, StoreError: if the task's data are wrong, or cannot be read.
         ModelError: if transformers has no class for the model.
         MissingPackage: if a library is not installed.
     """
-    check_class(pretrained.folder, pretrained.name)
+    require_transformers_class(pretrained.folder, pretrained.name)
     head, examples = head_for_task(task), read_splits(task)
     with ExitStack() as stack:
-        transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
+        transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
         stack.enter_context(silence_transformers(transformers))
         transformers.set_seed(seed)
         model, tokenizer = (
@@ -81,17 +76,17 @@ def finetune(
         longest = check_tokenizer_fits_model(tokenizer, model, pretrained.folder, settings.max_length)
         last = model.config.model_type == "xlnet" and head == "SequenceClassification"
         tokenizer.padding_side = "left" if last else "right"  # XLNet's classifier reads the last token
-        encoder = Encoder(task, tokenizer, settings, longest)
-        splits = {name: _encode(encoder, name, read) for name, read in examples.items()}
+        encoder = ExampleEncoder(task, tokenizer, settings, longest)
+        splits = {name: _encode_split(encoder, name, read) for name, read in examples.items()}
         scratch = stack.enter_context(temporary_folder("finetune"))
-        outcome = _train(model, encoder, splits, seed, scratch)
+        outcome = _train_and_measure(model, encoder, splits, seed, scratch)
         if out is not None:
             digest = hash_examples(task, examples)
-            write_folder(model, out, Provenance(pretrained, task, digest, settings, seed, outcome))
+            write_model_folder(model, out, Provenance(pretrained, task, digest, settings, seed, outcome))
         return outcome
 
 
-def _encode(encoder: Encoder, name: str, examples: Examples) -> EncodedSplit:
+def _encode_split(encoder: ExampleEncoder, name: str, examples: Examples) -> EncodedSplit:
     with work(f"splitting {name} into tokens"):
         return encoder.encode(examples)
 
@@ -108,38 +103,39 @@ def read_splits(task: Task) -> dict[str, Examples]:
     return found
 
 
-def _train(
-    model: Any, encoder: Encoder, splits: Mapping[str, EncodedSplit], seed: int, scratch: Path
+def _train_and_measure(
+    model: Any, encoder: ExampleEncoder, splits: Mapping[str, EncodedSplit], seed: int, scratch: Path
 ) -> FinetuneOutcome:
     """Train, measure and return the outcome. At the end, `model` has the weights of the chosen epoch."""
-    trainer = _trainer(model, encoder, splits, seed, scratch)
+    trainer = _build_trainer(model, encoder, splits, seed, scratch)
     with work("training", unit="updates") as now:
-        trainer.add_callback(_progress(encoder.task.name, now))
+        trainer.add_callback(_progress_callback(encoder.task.name, now))
         trainer.train()
     each = math.ceil(len(splits["train"].dataset) / encoder.settings.batch)
     last = trainer.state.global_step
     best = last if encoder.settings.keep == "last" else trainer.state.best_global_step or last
-    dev = _measure(trainer, splits["dev"])
+    dev = _measure_split(trainer, splits["dev"])
     others = {
-        name: _measure(trainer, split, dev.threshold).metrics
+        name: _measure_split(trainer, split, dev.threshold).metrics
         for name, split in splits.items()
         if name not in ("train", "dev")
     }
-    curves = _curves(trainer.state.log_history, tuple(dev.metrics))
+    curves = _epoch_curves(trainer.state.log_history, tuple(dev.metrics))
     return FinetuneOutcome(dev.metrics, round(best / each), curves, dev.threshold, others)
 
 
-def _trainer(
-    model: Any, encoder: Encoder, splits: Mapping[str, EncodedSplit], seed: int, scratch: Path
+def _build_trainer(
+    model: Any, encoder: ExampleEncoder, splits: Mapping[str, EncodedSplit], seed: int, scratch: Path
 ) -> Any:
-    transformers, settings = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA), encoder.settings
-    tagged = encoder.head == "TokenClassification"  # a label for each token is padded, too
-    collator = (
-        transformers.DataCollatorForTokenClassification if tagged else transformers.DataCollatorWithPadding
+    transformers, settings = (
+        import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA),
+        encoder.settings,
     )
+    tagged = encoder.head == "TokenClassification"  # a label for each token is padded, too
+    collator = transformers.DataCollatorForTokenClassification if tagged else transformers.DataCollatorWithPadding
     optimizer = None
     if settings.layer_decay < 1:
-        torch = import_optional("torch", _PACKAGE_USE)
+        torch = import_optional("torch", _IMPORT_PURPOSE)
         groups, betas = layerwise_parameter_groups(model, settings), settings.adam_betas
         optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.adam_epsilon)
     patience = [] if settings.patience is None else [transformers.EarlyStoppingCallback(settings.patience)]
@@ -160,15 +156,18 @@ def _trainer(
     return trainer
 
 
-def _training_arguments(encoder: Encoder, seed: int, scratch: Path) -> Any:
-    import_optional("accelerate", _PACKAGE_USE, EVALUATE_EXTRA)
-    transformers, settings = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA), encoder.settings
+def _training_arguments(encoder: ExampleEncoder, seed: int, scratch: Path) -> Any:
+    import_optional("accelerate", _IMPORT_PURPOSE, EVALUATE_EXTRA)
+    transformers, settings = (
+        import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA),
+        encoder.settings,
+    )
     rows, best = settings.microbatch or settings.batch, settings.keep == "best"
     arguments = transformers.TrainingArguments(
         output_dir=str(scratch),
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=settings.batch // rows,
-        per_device_eval_batch_size=_EVALUATION_ROWS,
+        per_device_eval_batch_size=_EVALUATION_BATCH_ROWS,
         num_train_epochs=settings.epochs,
         learning_rate=settings.lr,
         lr_scheduler_type="linear",
@@ -198,23 +197,23 @@ def _training_arguments(encoder: Encoder, seed: int, scratch: Path) -> Any:
     return arguments
 
 
-def _measure(trainer: Any, split: EncodedSplit, threshold: float | None = None) -> Scores:
+def _measure_split(trainer: Any, split: EncodedSplit, threshold: float | None = None) -> Scores:
     trainer.compute_metrics = None
     return _score_outputs(split, trainer.predict(split.dataset).predictions, threshold)
 
 
 def _score_outputs(split: EncodedSplit, outputs: Any, threshold: float | None = None) -> Scores:
-    """Return the metrics of the Trainer's outputs, of which a model may add some behind its logits. Raises Diverged."""
-    numpy = import_optional("numpy", _PACKAGE_USE)
+    """Return the metrics of the Trainer's outputs; outputs after the logits are ignored. Raises TrainingDiverged."""
+    numpy = import_optional("numpy", _IMPORT_PURPOSE)
     wanted = 2 if "start_positions" in split.dataset.column_names else 1
     found = outputs if isinstance(outputs, tuple) else (outputs,)
     if not all(numpy.isfinite(part).all() for part in found[:wanted]):
         raise TrainingDiverged("outputs of the model are not finite", remedy="lower lr, or lengthen warmup")
     logits: Any = found[0] if wanted == 1 else found[:2]
-    return split.scores(logits, threshold)
+    return split.compute_scores(logits, threshold)
 
 
-def _curves(history: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> tuple[Epoch, ...]:
+def _epoch_curves(history: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> tuple[Epoch, ...]:
     losses = [record["loss"] for record in history if "loss" in record]
     measured = [record for record in history if f"eval_{metrics[0]}" in record]
     return tuple(
@@ -223,18 +222,16 @@ def _curves(history: Sequence[Mapping[str, float]], metrics: Sequence[str]) -> t
     )
 
 
-def _progress(task: str, now: Work) -> Any:
+def _progress_callback(task: str, progress: Work) -> Any:
     """Return the Trainer's callback that shows progress, and refuses a loss that is not finite."""
-    transformers = import_optional("transformers", _PACKAGE_USE, EVALUATE_EXTRA)
+    transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
 
     class Progress(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            now.at(state.global_step, state.max_steps)
+            progress.set_done(state.global_step, state.max_steps)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            figures = {
-                name: value for name, value in (logs or {}).items() if name == "loss" or "eval_" in name
-            }
+            figures = {name: value for name, value in (logs or {}).items() if name == "loss" or "eval_" in name}
             if not math.isfinite(figures.get("loss", 0.0)):
                 raise TrainingDiverged(
                     f"the loss is no longer finite in epoch {state.epoch:g}",
@@ -264,43 +261,44 @@ class Provenance:
     outcome: FinetuneOutcome
 
 
-def write_folder(model: Any, folder: Path, of: Provenance) -> None:
+def write_model_folder(model: Any, folder: Path, provenance: Provenance) -> None:
     """Write the model, its tokenizer's files, `results.json` and a card into `folder`."""
     model.save_pretrained(str(folder))
     for name in TOKENIZER_FILES:
-        if (of.pretrained.folder / name).is_file():
-            shutil.copyfile(of.pretrained.folder / name, folder / name)
-    # `encode` writes null for numbers that are not finite.
-    record = json.dumps(json.loads(encode(_results(of))), indent=2, ensure_ascii=False)
-    (folder / RESULTS).write_text(record + "\n", "utf-8")
-    (folder / "README.md").write_text(_model_card(model, of), "utf-8")
+        if (provenance.pretrained.folder / name).is_file():
+            shutil.copyfile(provenance.pretrained.folder / name, folder / name)
+    # `encode_line` writes null for numbers that are not finite.
+    record = json.dumps(json.loads(encode_line(_results_record(provenance))), indent=2, ensure_ascii=False)
+    (folder / RESULTS_FILE).write_text(record + "\n", "utf-8")
+    (folder / "README.md").write_text(_model_card(model, provenance), "utf-8")
 
 
-def _results(of: Provenance) -> dict[str, object]:
-    checkpoint = {name: getattr(of.pretrained, name) for name in ("source", "step", "digest")}
+def _results_record(provenance: Provenance) -> dict[str, object]:
+    checkpoint = {name: getattr(provenance.pretrained, name) for name in ("source", "step", "digest")}
     return {
-        "task": of.task.name,
-        "kind": of.task.kind,
-        "task_digest": of.task_digest,
+        "task": provenance.task.name,
+        "kind": provenance.task.kind,
+        "task_digest": provenance.task_digest,
         "checkpoint": checkpoint,
-        "settings": of.settings.model_dump(mode="json"),
-        "seed": of.seed,
-        **of.outcome.as_record(),
+        "settings": provenance.settings.model_dump(mode="json"),
+        "seed": provenance.seed,
+        **provenance.outcome.as_record(),
         "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
     }
 
 
-def _model_card(model: Any, of: Provenance) -> str:
+def _model_card(model: Any, provenance: Provenance) -> str:
     fields = {
         "library_name": "transformers",
-        "pipeline_tag": _PIPELINES[head_for_task(of.task)],
+        "pipeline_tag": _PIPELINE_BY_HEAD[head_for_task(provenance.task)],
         "tags": ["maskfleet", model.config.model_type],
     }
-    figures = ", ".join(f"{metric} {value:.4f}" for metric, value in of.outcome.metrics.items())
-    start, name = one_line(of.pretrained.name), type(model).__name__
+    figures = ", ".join(f"{metric} {value:.4f}" for metric, value in provenance.outcome.metrics.items())
+    start, name = one_line(provenance.pretrained.name), type(model).__name__
     return (
-        f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n\n# {of.task.name}\n\n"
-        f"{start}, fine-tuned on {of.task.name} with Maskfleet (seed {of.seed}). transformers loads it as `{name}`.\n\n"
-        f"On its dev split after epoch {of.outcome.best_epoch}, which was chosen by it: {figures}.\n\n"
-        f"Settings and curves are in `{RESULTS}`.\n"
+        f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n\n# {provenance.task.name}\n\n"
+        f"{start}, fine-tuned on {provenance.task.name} with Maskfleet (seed {provenance.seed}). "
+        f"transformers loads it as `{name}`.\n\n"
+        f"On its dev split after epoch {provenance.outcome.best_epoch}, which was chosen by it: {figures}.\n\n"
+        f"Settings and curves are in `{RESULTS_FILE}`.\n"
     )

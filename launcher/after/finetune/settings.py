@@ -69,35 +69,31 @@ class FinetuneSettings(BaseModel):
         return self
 
 
-def settings_grid(
-    defaults: Mapping[str, object], chosen: Mapping[str, object]
-) -> tuple[FinetuneSettings, ...]:
+def settings_grid(defaults: Mapping[str, object], overrides: Mapping[str, object]) -> tuple[FinetuneSettings, ...]:
     """Return every combination of the values in a task's `defaults`, each of which is a value or a list of values.
-    `chosen` values replace defaults.
+    `overrides` values replace defaults.
 
     Combinations follow the order of the lists, and the last key varies fastest. A single fine-tuning uses the first.
 
     Raises OptionError if a key is no setting, or a value is not allowed.
     """
-    given = {**defaults, **chosen}
+    given = {**defaults, **overrides}
     if retired := [name for name in given if name in _RETIRED_SETTINGS]:
         raise OptionError(
             f"the fine-tuning setting {retired[0]!r} was retired with version 0.3.0",
             remedy="leave it out; `maskfleet checkpoints export` writes what any program of transformers fine-tunes",
         )
-    lists = [_values(name, given[name]) for name in given]
+    lists = [_setting_values(name, given[name]) for name in given]
     return tuple(
         validate(
             FinetuneSettings,
-            RecipeDocument(
-                dict(zip(given, values, strict=True)), DOCUMENT_WORDING.noun, {}, words=DOCUMENT_WORDING
-            ),
+            RecipeDocument(dict(zip(given, values, strict=True)), DOCUMENT_WORDING.noun, {}, words=DOCUMENT_WORDING),
         )
         for values in product(*lists)
     )
 
 
-def _values(name: str, value: object) -> list[object]:
+def _setting_values(name: str, value: object) -> list[object]:
     """Return the values of a setting. A value of adam_betas is itself a pair, so only a list of pairs counts as a list
     of values."""
     if not isinstance(value, list | tuple):

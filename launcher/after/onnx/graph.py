@@ -18,14 +18,14 @@ import torch
 from checkpoints.hf.export import MODEL_CARD
 from checkpoints.hf.load import read_folder_config
 from encoder_core.errors import ModelError
-from launcher.after.onnx.network import EXTRA, USE, ServedNetwork, open_network
-from launcher.after.onnx.parity import Session, check_parity, mean_cosine, samples
+from launcher.after.onnx.network import ONNX_EXTRA, ONNX_PURPOSE, ServedNetwork, open_network
+from launcher.after.onnx.parity import OnnxSession, check_parity, mean_cosine, random_batches
 from launcher.errors import describe_error, import_optional
 from launcher.output import human_bytes
 
 OPSET = 18
 """The version of ONNX's operators that torch's exporter writes without converting."""
-GRAPH, INT8_GRAPH = "onnx/model.onnx", "onnx/model_quantized.onnx"
+GRAPH_FILE, INT8_GRAPH_FILE = "onnx/model.onnx", "onnx/model_quantized.onnx"
 _MAX_FILE_BYTES = 1_900_000_000  # bytes; a protobuf holds 2 GiB at most
 
 
@@ -49,47 +49,52 @@ class OnnxGraph:
 
     def __str__(self) -> str:
         said = (
-            f"{GRAPH}: opset {OPSET}, {human_bytes(self.size)}; {', '.join(self.inputs)} -> {', '.join(self.outputs)}; "
+            f"{GRAPH_FILE}: opset {OPSET}, {human_bytes(self.size)}; {', '.join(self.inputs)} -> "
+            f"{', '.join(self.outputs)}; "
             f"differs from PyTorch by at most {self.difference:.0e} of the largest number"
         )
         if self.int8_size is None:
             return said
-        return f"{said}\n{INT8_GRAPH}: {human_bytes(self.int8_size)}, mean cosine with PyTorch {self.int8_cosine:.4f}"
+        int8 = f"{human_bytes(self.int8_size)}, mean cosine with PyTorch {self.int8_cosine:.4f}"
+        return f"{said}\n{INT8_GRAPH_FILE}: {int8}"
 
 
-def check_installed() -> None:
+def require_onnx_packages() -> None:
     """Raise MissingPackage if a package of the extra is not installed."""
     for package in ("onnx", "onnxscript", "onnxruntime", "transformers"):
-        import_optional(package, USE, EXTRA)
+        import_optional(package, ONNX_PURPOSE, ONNX_EXTRA)
 
 
 def write_graph(folder: Path, *, int8: bool = False) -> OnnxGraph:
-    """Write the graph of the network in the local transformers folder `folder` below it, and name it in its card.
+    """Write the graph of the network in a local transformers folder below it, and describe it in the model card.
 
     Raises:
         ModelError: transformers or torch's exporter cannot make it, or it differs from PyTorch.
         MissingPackage: a package of the extra is not installed.
     """
-    check_installed()
+    require_onnx_packages()
     network = open_network(folder)
-    path, small = folder / GRAPH, folder / INT8_GRAPH
+    path, small = folder / GRAPH_FILE, folder / INT8_GRAPH_FILE
     path.parent.mkdir()
     with _silence_exporter():
-        _trace(folder, network, path)
+        _export_onnx(folder, network, path)
         made = OnnxGraph(
-            network.inputs, network.outputs, check_parity(folder, Session(path), network), _size(path)
+            network.inputs,
+            network.outputs,
+            check_parity(folder, OnnxSession(path), network),
+            _graph_bytes(path),
         )
         if int8:
             _quantise(path, small)
-            cosine = mean_cosine(folder, Session(small), network)
-            made = replace(made, int8_size=_size(small), int8_cosine=cosine)
+            cosine = mean_cosine(folder, OnnxSession(small), network)
+            made = replace(made, int8_size=_graph_bytes(small), int8_cosine=cosine)
     with (folder / MODEL_CARD).open("a", encoding="utf-8") as card:
         card.write(f"\n## ONNX\n\n{made}\n")
     return made
 
 
-def _trace(folder: Path, network: ServedNetwork, path: Path) -> None:
-    example = list(samples(read_folder_config(folder), network.inputs, 2))[-1].inputs
+def _export_onnx(folder: Path, network: ServedNetwork, path: Path) -> None:
+    example = list(random_batches(read_folder_config(folder), network.inputs, 2))[-1].inputs
     size = sum(parameter.nbytes for parameter in network.parameters())
     try:
         torch.onnx.export(
@@ -113,33 +118,33 @@ def _trace(folder: Path, network: ServedNetwork, path: Path) -> None:
 
 
 def _root_cause(error: BaseException) -> Exception:
-    """Return what torch's exporter met: its own errors tell the stage, and whom to write to."""
+    """Return the first cause of an exporter's error, whose own message only names the stage and where to report it."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     assert isinstance(error, Exception)
     return error
 
 
-def _quantise(path: Path, small: Path) -> None:
+def _quantise(graph_path: Path, int8_path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    external = _size(path) > _MAX_FILE_BYTES
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    external = _graph_bytes(graph_path) > _MAX_FILE_BYTES
+    with tempfile.TemporaryDirectory(dir=graph_path.parent) as folder:
         # A weight that several products share is transposed in the graph. Unless that is computed before, it is no
         # constant to the quantiser, which leaves it in fp32: all layers of an ALBERT, queries and keys of a DeBERTa v2.
-        folded = Path(folder) / path.name
-        quant_pre_process(path, folded, skip_symbolic_shape=True, save_as_external_data=external)
-        quantize_dynamic(folded, small, weight_type=QuantType.QInt8, use_external_data_format=external)
+        folded = Path(folder) / graph_path.name
+        quant_pre_process(graph_path, folded, skip_symbolic_shape=True, save_as_external_data=external)
+        quantize_dynamic(folded, int8_path, weight_type=QuantType.QInt8, use_external_data_format=external)
 
 
-def _size(path: Path) -> int:
-    return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*"))
+def _graph_bytes(graph_path: Path) -> int:
+    return sum(part.stat().st_size for part in graph_path.parent.glob(f"{graph_path.name}*"))
 
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Suppress what exporter and quantiser log and print about their own ways; errors still arise."""
+    """Suppress logs and warnings of exporter and quantiser; errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -9,19 +9,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from checkpoints.hf.folder import CONFIG
-from checkpoints.hf.load import json_object, read_folder_config, weights_for
-from encoder_core.families.catalogue import ModelConfig, embedded_languages, hf_equivalent, interchange
+from checkpoints.hf.load import parse_json_object, read_folder_config, weights_for
+from encoder_core.families.catalogue import ModelConfig, embedded_languages, hf_equivalent, hf_format_of
 from launcher.after.embed.model import load_model
-from launcher.after.embed.settings import Encoding
+from launcher.after.embed.settings import EncodingSettings
 from launcher.after.export.sentence_transformer import MODULES_FILE
 from launcher.after.finetune.model import load_weights
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.errors import import_optional
 
-USE, EXTRA = "an ONNX graph", "onnx"
-_DROPPED_HEAD_SUFFIXES = ("ForMaskedLM", "ForPreTraining", "XLMWithLMHeadModel")
-"""Endings of the classes whose scores belong to each place. XLNet's belong to a place that its token does not see."""
-Inputs = dict[str, Tensor]
+ONNX_PURPOSE, ONNX_EXTRA = "an ONNX graph", "onnx"
+_TOKEN_HEAD_SUFFIXES = ("ForMaskedLM", "ForPreTraining", "XLMWithLMHeadModel")
+"""Endings of the classes whose heads score every token. XLNet's position does not see its own token."""
+GraphInputs = dict[str, Tensor]
 """By name, each [R, L] int64."""
 
 
@@ -37,12 +37,12 @@ class ServedNetwork(nn.Module):
     def __init__(self, model: nn.Module, config: ModelConfig, pooling: tuple[nn.Module, ...]) -> None:
         super().__init__()
         self.model, self.pooling = model, nn.ModuleList(pooling)
-        typed = config.takes_token_types or (config.segments or 0) > 1
+        typed = config.takes_token_types or (config.segment_count or 0) > 1
         self.inputs = ("input_ids", "attention_mask", *["token_type_ids"] * typed)
         self.inputs += ("langs",) if embedded_languages(config) else ()
         # XLNet's class computes 1.0 - mask, which torch's exporter cannot write for integers.
         self.floating_mask = config.permutes
-        self.headed = type(model).__name__.endswith(_DROPPED_HEAD_SUFFIXES)
+        self.headed = type(model).__name__.endswith(_TOKEN_HEAD_SUFFIXES)
         own = ("sentence_embedding",) if pooling else ("logits",) if self.headed else ()
         self.outputs = ("last_hidden_state", *own)
 
@@ -63,12 +63,12 @@ class ServedNetwork(nn.Module):
         inputs = {name: given[name] for name in self.inputs}
         if not self.headed:
             states = self.model(**inputs).last_hidden_state
-            return (states, *self._vector(states, attention_mask))
+            return (states, *self._sentence_vector(states, attention_mask))
         found = self.model(**inputs, output_hidden_states=True)
         scores = "prediction_logits" if "prediction_logits" in found else "logits"
         return found.hidden_states[-1], found[scores]
 
-    def _vector(self, states_RLH: Tensor, mask_RL: Tensor) -> tuple[Tensor, ...]:
+    def _sentence_vector(self, states_RLH: Tensor, mask_RL: Tensor) -> tuple[Tensor, ...]:
         features: dict[str, Any] = {"token_embeddings": states_RLH, "attention_mask": mask_RL}
         for module in self.pooling:
             features = module(features)
@@ -87,31 +87,30 @@ def open_network(folder: Path) -> ServedNetwork:
         MissingPackage: transformers, or for a SentenceTransformer that library, is not installed.
     """
     config = read_folder_config(folder)
-    model, pooling = _model(folder, config)
+    model, pooling = _load_model_and_pooling(folder, config)
     return ServedNetwork(model, config, pooling).eval()
 
 
-def _model(folder: Path, config: ModelConfig) -> tuple[nn.Module, tuple[nn.Module, ...]]:
+def _load_model_and_pooling(folder: Path, config: ModelConfig) -> tuple[nn.Module, tuple[nn.Module, ...]]:
     like = hf_equivalent(config)
     if like is not config:
         return _load_as_class(like, config, folder), ()
     if (folder / MODULES_FILE).is_file():
-        encoder, *rest = load_model(LocalModel(str(folder), None, folder, ""), Encoding())
+        encoder, *rest = load_model(LocalModel(str(folder), None, folder, ""), EncodingSettings())
         return encoder.model, tuple(rest)
-    named = json_object((folder / CONFIG).read_bytes(), str(folder / CONFIG)).get("architectures") or [""]
-    if not config.has_decoder and str(named[0]).endswith(_DROPPED_HEAD_SUFFIXES):
+    named = parse_json_object((folder / CONFIG).read_bytes(), str(folder / CONFIG)).get("architectures") or [""]
+    if not config.has_decoder and str(named[0]).endswith(_TOKEN_HEAD_SUFFIXES):
         return load_weights(str(named[0]), folder)[0], ()
     encoder = load_weights("AutoModel", folder)[0]
     return (encoder.get_encoder() if config.has_decoder else encoder), ()
 
 
-def _load_as_class(like: ModelConfig, config: ModelConfig, folder: Path) -> nn.Module:
-    """Return the encoder in `folder` as transformers' class of `like`, an encoder with the same weights."""
-    transformers = import_optional("transformers", USE, EXTRA)
-    their, weights = interchange(like, "none"), weights_for(config, folder)
+def _load_as_class(equivalent_config: ModelConfig, config: ModelConfig, folder: Path) -> nn.Module:
+    """Return the encoder in `folder` as transformers' class of `equivalent_config`, an encoder with the same
+    weights."""
+    transformers = import_optional("transformers", ONNX_PURPOSE, ONNX_EXTRA)
+    their, weights = hf_format_of(equivalent_config, "none"), weights_for(config, folder)
     made: nn.Module = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**their.fields))
-    names = their.table.names(their.layers).items()
-    made.load_state_dict(
-        {theirs.removeprefix(f"{made.base_model_prefix}."): weights[ours] for ours, theirs in names}
-    )
+    names = their.table.their_names(their.layers).items()
+    made.load_state_dict({theirs.removeprefix(f"{made.base_model_prefix}."): weights[ours] for ours, theirs in names})
     return made

@@ -17,21 +17,21 @@ from checkpoints.hf.load import read_folder_config
 from encoder_core.batch import batch_without_targets
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig, embedded_languages
-from launcher.after.diagnose.states import frozen_folder, layer_states
+from launcher.after.diagnose.states import layer_states, load_frozen_encoder
 from launcher.after.finetune.pretrained import LocalModel
-from launcher.after.onnx.network import EXTRA, USE, Inputs, ServedNetwork
+from launcher.after.onnx.network import ONNX_EXTRA, ONNX_PURPOSE, GraphInputs, ServedNetwork
 from launcher.errors import import_optional
 
-TOLERANCE = 1e-4
+PARITY_TOLERANCE = 1e-4
 """Largest difference that is taken for rounding, relative to the largest number of the output."""
-_BATCHES, _ROWS = 6, 4
+_BATCH_COUNT, _MAX_BATCH_ROWS = 6, 4
 _MAX_SAMPLE_TOKENS = 300  # largest number of tokens of a row: more than local attention sees
-Outputs = Mapping[str, NDArray[np.float32]]
+GraphOutputs = Mapping[str, NDArray[np.float32]]
 """By name; where an output has places, only those of tokens: [T, ...]."""
 
 
 @dataclass(frozen=True)
-class Sample:
+class RandomBatch:
     """Random rows, as a graph takes them.
 
     Attributes:
@@ -39,77 +39,79 @@ class Sample:
         lengths: number of tokens of each of the R rows.
     """
 
-    inputs: Inputs
+    inputs: GraphInputs
     lengths: tuple[int, ...]
 
     @property
-    def mask(self) -> NDArray[np.bool_]:
+    def token_mask(self) -> NDArray[np.bool_]:
         """[R, L], true where a token is."""
         return self.inputs["attention_mask"].numpy().astype(bool)
 
 
-def samples(config: ModelConfig, names: Sequence[str], count: int, seed: int = 0) -> Iterator[Sample]:
-    """Yield `count` batches with the inputs `names`: 1 to 4 rows of 1 to 300 tokens or the model's most, padded on the
-    side where its tokenizer pads, and some by more than they need."""
+def random_batches(config: ModelConfig, input_names: Sequence[str], count: int, seed: int = 0) -> Iterator[RandomBatch]:
+    """Yield `count` batches with the inputs `input_names`: 1 to 4 rows of 1 to 300 tokens or the model's most,
+    padded on the side where its tokenizer pads, and some by more than they need."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(low: int, high: int, *shape: int) -> Tensor:
+    def random_integers(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator)
 
     most = min(config.max_length, _MAX_SAMPLE_TOKENS)
     for index in range(count):
-        rows = int(draw(1, _ROWS + 1))
-        lengths = draw(1, (most if index % 2 else min(most, 16)) + 1, rows)
-        places = min(most, int(lengths.max()) + int(draw(0, 3)))
+        rows = int(random_integers(1, _MAX_BATCH_ROWS + 1))
+        lengths = random_integers(1, (most if index % 2 else min(most, 16)) + 1, rows)
+        places = min(most, int(lengths.max()) + int(random_integers(0, 3)))
         mask = torch.arange(places) < lengths[:, None]
         mask = mask.flip(1) if config.class_token_last else mask
-        ids = (config.pad_id + draw(1, config.vocabulary, rows, places)) % config.vocabulary  # no padding
+        ids = (
+            config.pad_id + random_integers(1, config.vocabulary_size, rows, places)
+        ) % config.vocabulary_size  # no padding
         values = {
             "input_ids": torch.where(mask, ids, config.pad_id),
             "attention_mask": mask.long(),
-            "token_type_ids": draw(0, 2, rows, places) * mask,
-            "langs": draw(0, max(1, len(embedded_languages(config))), rows, places),
+            "token_type_ids": random_integers(0, 2, rows, places) * mask,
+            "langs": random_integers(0, max(1, len(embedded_languages(config))), rows, places),
         }
-        yield Sample({name: values[name] for name in names}, tuple(lengths.tolist()))
+        yield RandomBatch({name: values[name] for name in input_names}, tuple(lengths.tolist()))
 
 
-class Session:
+class OnnxSession:
     """A graph in onnxruntime, on the CPU, on one thread. Raises MissingPackage if that is not installed."""
 
     def __init__(self, path: Path) -> None:
-        library = import_optional("onnxruntime", USE, EXTRA)
+        library = import_optional("onnxruntime", ONNX_PURPOSE, ONNX_EXTRA)
         options = library.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session: Any = library.InferenceSession(str(path), options, ["CPUExecutionProvider"])
         self.outputs = [output.name for output in self._session.get_outputs()]
 
-    def __call__(self, sample: Sample) -> Outputs:
+    def __call__(self, sample: RandomBatch) -> GraphOutputs:
         found = self._session.run(None, {name: tensor.numpy() for name, tensor in sample.inputs.items()})
-        return _mask_padding(dict(zip(self.outputs, found, strict=True)), sample)
+        return _drop_padding(dict(zip(self.outputs, found, strict=True)), sample)
 
 
 @torch.no_grad()
-def in_torch(network: ServedNetwork, sample: Sample) -> Outputs:
+def run_in_torch(network: ServedNetwork, sample: RandomBatch) -> GraphOutputs:
     """Return what the traced network computes in PyTorch."""
     found = [output.numpy() for output in network(**sample.inputs)]
-    return _mask_padding(dict(zip(network.outputs, found, strict=True)), sample)
+    return _drop_padding(dict(zip(network.outputs, found, strict=True)), sample)
 
 
-def _mask_padding(outputs: Outputs, sample: Sample) -> Outputs:
+def _drop_padding(outputs: GraphOutputs, sample: RandomBatch) -> GraphOutputs:
     vector = "sentence_embedding"
-    return {name: output if name == vector else output[sample.mask] for name, output in outputs.items()}
+    return {name: output if name == vector else output[sample.token_mask] for name, output in outputs.items()}
 
 
 class ReferenceEncoder:
-    """Our encoder with the weights of a folder, for the states that a graph must have. Raises as `frozen_folder`."""
+    """Our encoder with the weights of a folder, for a graph's expected states. Raises as `load_frozen_encoder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._encoder = frozen_folder(LocalModel(str(folder), None, folder, "")).encoder
+        self._encoder = load_frozen_encoder(LocalModel(str(folder), None, folder, "")).encoder
 
     @torch.no_grad()
-    def __call__(self, sample: Sample) -> NDArray[np.float32]:
+    def __call__(self, sample: RandomBatch) -> NDArray[np.float32]:
         """Return the last states, [T, H]."""
-        mask = torch.from_numpy(sample.mask)
+        mask = torch.from_numpy(sample.token_mask)
         batch = batch_without_targets(sample.inputs["input_ids"][mask], sample.lengths)
         types, languages = (sample.inputs.get(name) for name in ("token_type_ids", "langs"))
         segments = torch.zeros_like(batch.tokens) if types is None else types[mask]
@@ -118,7 +120,7 @@ class ReferenceEncoder:
         return states
 
 
-def check_parity(folder: Path, session: Session, network: ServedNetwork) -> float:
+def check_parity(folder: Path, session: OnnxSession, network: ServedNetwork) -> float:
     """Return the largest relative difference between a graph and PyTorch: of the states from our own encoder, of all
     outputs from the class of transformers.
 
@@ -127,19 +129,19 @@ def check_parity(folder: Path, session: Session, network: ServedNetwork) -> floa
     """
     config, own = read_folder_config(folder), ReferenceEncoder(folder)
     pairs: dict[str, list[tuple[NDArray[np.float32], NDArray[np.float32]]]] = {}
-    for sample in samples(config, network.inputs, _BATCHES):
+    for sample in random_batches(config, network.inputs, _BATCH_COUNT):
         try:
             found = session(sample)
         except Exception as error:  # onnxruntime has no type of its own for what a graph cannot compute
-            raise _graph_error(f"fails on {list(sample.mask.shape)} tokens: {error}") from error
-        for name, wanted in in_torch(network, sample).items():
+            raise _graph_error(f"fails on {list(sample.token_mask.shape)} tokens: {error}") from error
+        for name, wanted in run_in_torch(network, sample).items():
             pairs.setdefault(name, []).append((found[name], wanted))
         pairs["last_hidden_state"].append((found["last_hidden_state"], own(sample)))
     worst = 0.0
     for name, its in pairs.items():
         # Over all samples at once: a score of one token may be as small as the rounding of its sum.
         difference = relative_difference(*(np.concatenate(arrays) for arrays in zip(*its, strict=True)))
-        if not difference <= TOLERANCE:
+        if not difference <= PARITY_TOLERANCE:
             raise _graph_error(f"differs from PyTorch's {name} by {difference:.1e} of its largest number")
         worst = max(worst, difference)
     return worst
@@ -150,21 +152,21 @@ def relative_difference(computed: NDArray[np.float32], expected: NDArray[np.floa
     return float(np.abs(computed - expected).max() / np.abs(expected).max())
 
 
-def mean_cosine(folder: Path, session: Session, network: ServedNetwork) -> float:
+def mean_cosine(folder: Path, session: OnnxSession, network: ServedNetwork) -> float:
     """Return the mean cosine between a quantised graph's vectors and PyTorch's: of texts where the graph has such, else
     of tokens."""
     vector = "sentence_embedding" if "sentence_embedding" in network.outputs else "last_hidden_state"
     cosines: list[float] = []
-    for sample in samples(read_folder_config(folder), network.inputs, _BATCHES):
-        found, wanted = session(sample)[vector], in_torch(network, sample)[vector]
+    for sample in random_batches(read_folder_config(folder), network.inputs, _BATCH_COUNT):
+        found, wanted = session(sample)[vector], run_in_torch(network, sample)[vector]
         lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(wanted, axis=-1)
         cosines += ((found * wanted).sum(-1) / lengths).tolist()
     return float(np.mean(cosines))
 
 
-def _graph_error(what: str) -> ModelError:
+def _graph_error(problem: str) -> ModelError:
     return ModelError(
-        f"the ONNX graph that torch's exporter made {what}",
+        f"the ONNX graph that torch's exporter made {problem}",
         remedy="export without --onnx; or install what Maskfleet was tested with: pip install -c infra/constraints.txt "
         "'maskfleet[onnx]'",
     )

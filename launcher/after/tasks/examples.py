@@ -113,7 +113,7 @@ def example_texts(examples: Examples) -> list[tuple[str, ...]]:
             return [(query,) for query in examples.queries.values()]
 
 
-def digest(examples: Examples) -> str:
+def examples_digest(examples: Examples) -> str:
     """Return the SHA-256 of the examples and their order. Names and formats of the files do not change it."""
     content = asdict(examples)
     if isinstance(examples, Sentences):
@@ -124,29 +124,27 @@ def digest(examples: Examples) -> str:
 
 def select_examples(examples: Rows, indices: Sequence[int] | NDArray[np.int64]) -> Rows:
     """Return the examples at these indices, in that order."""
-    return type(examples)(
-        **{name: _select_column(column, indices) for name, column in vars(examples).items()}
-    )
+    return type(examples)(**{name: _select_column(column, indices) for name, column in vars(examples).items()})
 
 
-def _select_column(column: Any, chosen: Sequence[int] | NDArray[np.int64]) -> Any:
+def _select_column(column: Any, indices: Sequence[int] | NDArray[np.int64]) -> Any:
     if column is None or isinstance(column, np.ndarray):
-        return column if column is None else column[chosen]
-    return tuple(column[index] for index in chosen)
+        return column if column is None else column[indices]
+    return tuple(column[index] for index in indices)
 
 
-def split_by_shares(examples: Examples, shares: SplitShares, split: str) -> Examples:
+def select_hashed_split(examples: Examples, shares: SplitShares, split: str) -> Examples:
     """Return the part of all published `examples` that belongs to `split`: train, dev or test."""
     assert not isinstance(examples, Retrieval), "refused with the task"
     bounds = {"dev": (0.0, shares.dev), "test": (shares.dev, shares.dev + shares.test)}
     start, stop = bounds.get(split, (shares.dev + shares.test, 1.0))
     return select_examples(
         examples,
-        [index for index, text in enumerate(_texts(examples)) if start <= _hash_fraction(text) < stop],
+        [index for index, text in enumerate(_split_hash_texts(examples)) if start <= _hash_fraction(text) < stop],
     )
 
 
-def _texts(examples: Sentences | TaggedSentences | Questions) -> list[str]:
+def _split_hash_texts(examples: Sentences | TaggedSentences | Questions) -> list[str]:
     """Return the text of each example whose hash chooses its split: all its texts; for a question, the context."""
     match examples:
         case Sentences():

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from data_service.ingest.file_kinds import Compression, kind_from_name
-from data_service.ingest.files import open_ranged, open_text
+from data_service.ingest.files import open_stored_bytes, open_text
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.records import NumberedPlace, guess_remedy
-from data_service.store.open import open_file
-from launcher.after.tasks.schema import Description, Format
+from data_service.ingest.records import NumberedPlace, guess_encoding_remedy
+from data_service.store.open import open_store_of_file
+from launcher.after.tasks.schema import TaskDescription, TaskFormat
 from launcher.errors import TaskError
 
 _BYTE_ORDER_MARK = "\ufeff"
@@ -23,7 +23,7 @@ _READ_AHEAD_BYTES = 64 * 1024  # bytes of a Parquet file that are read at a time
 _BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at a time
 _FIELDS_REMEDY = "correct the file, or the task's `fields`"
 _LOG = logging.getLogger("launcher.after.tasks")
-Place = str | NumberedPlace
+FilePlace = str | NumberedPlace
 """The place of a value in a file, for messages."""
 
 
@@ -46,7 +46,7 @@ class TaskFolder:
         whole = path if "://" in path else f"{self.root.rstrip('/')}/{path}"
         if "://" not in whole:
             whole = os.path.abspath(path if os.path.isabs(path) else os.path.expanduser(whole))
-        store, name = open_file(whole)
+        store, name = open_store_of_file(whole)
         for ending, kind in _CODECS.items():
             if (entry := store.entry(name + ending)) is not None:
                 packed = kind or next((_CODECS[end] for end in (".gz", ".zst") if name.endswith(end)), "")
@@ -71,7 +71,7 @@ class RowFormat:
         skip_broken: whether rows with a wrong number of cells are left out and counted.
     """
 
-    format: Format
+    format: TaskFormat
     columns: tuple[str | int, ...]
     optional: tuple[str, ...] = ()
     encoding: str = "utf-8"
@@ -80,7 +80,7 @@ class RowFormat:
     skip_broken: bool = False
 
     @classmethod
-    def from_task(cls, task: Description) -> "RowFormat":
+    def from_task(cls, task: TaskDescription) -> "RowFormat":
         """Return the format that a task's YAML describes."""
         return cls(
             format=task.format,
@@ -92,7 +92,7 @@ class RowFormat:
         )
 
 
-def format_from_suffix(path: str) -> Format:
+def format_from_suffix(path: str) -> TaskFormat:
     """Return the format that a name's ending says. Raises TaskError if it says none."""
     match kind_from_name(path):
         case ("jsonl" | "parquet" | "tsv" | "csv") as form, "" | "gz" | "zst":
@@ -142,7 +142,7 @@ class FileRow:
         raise self.error(f"the label is {type(value).__name__}, not a name or a number")
 
 
-def check_valid_unicode(text: str, place: Place) -> str:
+def check_valid_unicode(text: str, place: FilePlace) -> str:
     """Return `text`. Raises TaskError if it holds half a surrogate pair, which JSON allows but no tokenizer reads."""
     try:
         text.encode()
@@ -168,48 +168,44 @@ def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
                 remedy = "convert the file to UTF-8, or set the task's `encoding`"
                 raise TaskError(
                     f"{file.uri}, line {number}: byte {error.start} is not {file.encoding}",
-                    remedy=guess_remedy(file, raw, remedy, "write `encoding: {}` into the task"),
+                    remedy=guess_encoding_remedy(file, raw, remedy, "write `encoding: {}` into the task"),
                 ) from error
-            yield (
-                (line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line)
-                .removesuffix("\n")
-                .removesuffix("\r")
-            )
+            yield ((line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line).removesuffix("\n").removesuffix("\r"))
 
 
-def read_rows(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
+def read_rows(row_format: RowFormat, file: InputFile) -> Iterator[FileRow]:
     """Yield the rows of a file, without blank lines.
 
     Raises TaskError if a row or line is broken, or a column is missing; InputError, StoreError if the file cannot be
     read.
     """
-    match layout.format:
+    match row_format.format:
         case "parquet":
-            for number, values in enumerate(_parquet(layout, file)):
+            for number, values in enumerate(_parquet_rows(row_format, file)):
                 yield FileRow(NumberedPlace(file, "row", number), values)
         case "tsv" | "csv":
-            yield from _table(layout, file)
+            yield from _table_rows(row_format, file)
         case form:
-            for number, line in enumerate(read_lines(file, layout.encoding), 1):
+            for number, line in enumerate(read_lines(file, row_format.encoding), 1):
                 if line.strip():
                     place = NumberedPlace(file, "line", number)
                     yield FileRow(place, _parse_line(form, line, place))
 
 
-def _parse_line(form: Format, line: str, place: Place) -> Mapping[str, object]:
-    if form == "txt":
+def _parse_line(line_format: TaskFormat, line: str, place: FilePlace) -> Mapping[str, object]:
+    if line_format == "txt":
         return {"first": line}
-    if form == "jsonl":
-        return parse_object(line, place)
+    if line_format == "jsonl":
+        return parse_json_object(line, place)
     label, _, text = line.partition(" ")  # `3 a stirring film`, or TREC's `NUM:dist How far is it ...`
     coarse, colon, _ = label.partition(":")
-    if not text.strip() or (form == "trec" and not colon):
-        wanted = "LABEL:detail" if form == "trec" else "a label"
+    if not text.strip() or (line_format == "trec" and not colon):
+        wanted = "LABEL:detail" if line_format == "trec" else "a label"
         raise TaskError(f"{place}: not {wanted}, a space and a text", remedy="correct the line")
-    return {"label": coarse if form == "trec" else label, "first": text.strip()}
+    return {"label": coarse if line_format == "trec" else label, "first": text.strip()}
 
 
-def parse_object(text: str | bytes, place: Place) -> dict[str, Any]:
+def parse_json_object(text: str | bytes, place: FilePlace) -> dict[str, Any]:
     """Return the JSON object in `text`. Raises TaskError if there is none."""
     try:
         record = json.loads(text)
@@ -224,18 +220,16 @@ def parse_object(text: str | bytes, place: Place) -> dict[str, Any]:
     return record
 
 
-def _table(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
-    cells = _cells(layout, file)
-    numbered = any(isinstance(column, int) for column in layout.columns)
-    names = None if numbered else _header(next(cells, (0, []))[1], layout, file)
-    least = max((column for column in layout.columns if isinstance(column, int)), default=0)
+def _table_rows(row_format: RowFormat, file: InputFile) -> Iterator[FileRow]:
+    cells = _table_cells(row_format, file)
+    numbered = any(isinstance(column, int) for column in row_format.columns)
+    names = None if numbered else _column_names(next(cells, (0, []))[1], row_format, file)
+    least = max((column for column in row_format.columns if isinstance(column, int)), default=0)
     broken = 0
     for number, row in cells:
         if (len(row) < least) if names is None else (len(row) != len(names)):
-            if not layout.skip_broken:
-                wanted = (
-                    f"column {least} is needed" if names is None else f"the first line names {len(names)}"
-                )
+            if not row_format.skip_broken:
+                wanted = f"column {least} is needed" if names is None else f"the first line names {len(names)}"
                 raise TaskError(
                     f"{file.uri}, line {number}: {len(row)} fields, but {wanted}",
                     remedy="correct the file; or set the character between columns (`delimiter`) in the task, or leave "
@@ -249,24 +243,22 @@ def _table(layout: RowFormat, file: InputFile) -> Iterator[FileRow]:
         _LOG.warning("%s: left out %d rows with a wrong number of fields", file.uri, broken)
 
 
-def _cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[int, list[str]]]:
+def _table_cells(row_format: RowFormat, file: InputFile) -> Iterator[tuple[int, list[str]]]:
     """Yield the number of the first line of each row, and its cells."""
-    delimiter = layout.delimiter or ("\t" if layout.format == "tsv" else ",")
-    if not layout.quoted:
-        lines = enumerate(read_lines(file, layout.encoding), 1)
+    delimiter = row_format.delimiter or ("\t" if row_format.format == "tsv" else ",")
+    if not row_format.quoted:
+        lines = enumerate(read_lines(file, row_format.encoding), 1)
         yield from ((number, line.split(delimiter)) for number, line in lines if line)
         return
     csv.field_size_limit(_MAX_FIELD_CHARACTERS)  # holds for the whole process
-    rows = csv.reader(
-        (f"{line}\n" for line in read_lines(file, layout.encoding)), delimiter=delimiter, strict=True
-    )
+    rows = csv.reader((f"{line}\n" for line in read_lines(file, row_format.encoding)), delimiter=delimiter, strict=True)
     while True:
         number = rows.line_num + 1
         try:
             row = next(rows, None)
         except csv.Error as error:
             raise TaskError(
-                f"{file.uri}, line {number}: not {layout.format.upper()}: {error}",
+                f"{file.uri}, line {number}: not {row_format.format.upper()}: {error}",
                 remedy="quote fields as RFC 4180 requires, or set `quotes: false` in the task",
             ) from error
         if row is None:
@@ -275,9 +267,9 @@ def _cells(layout: RowFormat, file: InputFile) -> Iterator[tuple[int, list[str]]
             yield number, row
 
 
-def _header(first: Sequence[str], layout: RowFormat, file: InputFile) -> list[str]:
-    names = [name.strip() for name in first]
-    for wanted in map(str, layout.columns):
+def _column_names(first_row: Sequence[str], row_format: RowFormat, file: InputFile) -> list[str]:
+    names = [name.strip() for name in first_row]
+    for wanted in map(str, row_format.columns):
         if names.count(wanted) != 1:
             count = "two columns" if wanted in names else "no column"
             shown = ", ".join(name[:40] for name in names[:20])
@@ -289,18 +281,18 @@ def _header(first: Sequence[str], layout: RowFormat, file: InputFile) -> list[st
     return names
 
 
-def _parquet(layout: RowFormat, file: InputFile) -> Iterator[dict[str, object]]:
+def _parquet_rows(row_format: RowFormat, file: InputFile) -> Iterator[dict[str, object]]:
     import pyarrow as pa  # a run's ranks never read a table, and need not load its library
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(open_ranged(file, chunk_bytes=_READ_AHEAD_BYTES), pre_buffer=False) as table:
-            names, columns = table.schema_arrow.names, [str(column) for column in layout.columns]
+        with pq.ParquetFile(open_stored_bytes(file, chunk_bytes=_READ_AHEAD_BYTES), pre_buffer=False) as table:
+            names, columns = table.schema_arrow.names, [str(column) for column in row_format.columns]
             if missing := [column for column in columns if names.count(column) != 1]:
                 raise TaskError(
                     f"{file.uri}: no column {missing[0]!r} (it has {', '.join(names)})", remedy=_FIELDS_REMEDY
                 )
-            chosen = [*columns, *(column for column in layout.optional if column in names)]
+            chosen = [*columns, *(column for column in row_format.optional if column in names)]
             for batch in table.iter_batches(_BATCH_ROWS, columns=chosen, use_threads=False):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -8,19 +8,23 @@ from collections.abc import Sequence
 
 from data_service.errors import UserError
 from data_service.store.errors import StoreError
-from launcher.after.tasks.schema import SCORED, Kind
+from launcher.after.tasks.schema import SCORED_KINDS, TaskKind
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import EVALUATE_EXTRA, RecipeError, RunError, TaskError, import_optional
 from launcher.runtime.recipe.parts import EvaluationTask
 
 # By measure: kinds of tasks that it can measure; why it cannot measure others, and the remedy.
-_MEASURABLE_KINDS: dict[str, tuple[tuple[Kind, ...], str, str]] = {
+_MEASURABLE_KINDS: dict[str, tuple[tuple[TaskKind, ...], str, str]] = {
     "probe": (
         ("classification", "pair_classification"),
         "which no linear probe measures",
         "name a classification task",
     ),
-    "similarity": (SCORED, "which has no pairs of texts with a score each", "name a task of kind similarity"),
+    "similarity": (
+        SCORED_KINDS,
+        "which has no pairs of texts with a score each",
+        "name a task of kind similarity",
+    ),
 }
 
 
@@ -44,16 +48,16 @@ def splits_to_read(measure: EvaluationTask, task: Task) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("train", "dev", measured))) if measure.probe else (measured,)
 
 
-def check_tasks(tasks: Sequence[EvaluationTask], *, files: bool = True) -> None:
+def check_tasks(tasks: Sequence[EvaluationTask], *, with_files: bool = True) -> None:
     """Raise RecipeError, which names all mistakes, if a task that a recipe names does not exist, does not fit its
-    measure, or has no files (which is only looked at with `files`).
+    measure, or has no files (which is only looked at with `with_files`).
 
-    Raises StoreError if a store does not answer, and with `files` MissingPackage if a measure needs a library that is
-    not installed.
+    Raises StoreError if a store does not answer, and with `with_files` MissingPackage if a measure needs a library
+    that is not installed.
     """
-    if files and any(task.probe or task.similarity for task in tasks):
+    if with_files and any(task.probe or task.similarity for task in tasks):
         import_optional("sklearn", "a probe, or similarity, of a recipe's evaluation.tasks", EVALUATE_EXTRA)
-    found = [(index, measure, _problem(measure, files=files)) for index, measure in enumerate(tasks)]
+    found = [(index, measure, _measure_problem(measure, with_files=with_files)) for index, measure in enumerate(tasks)]
     problems = [(f"evaluation.tasks.{index}.{measure.measure}", *one) for index, measure, one in found if one]
     if problems:
         raise RecipeError(
@@ -62,14 +66,14 @@ def check_tasks(tasks: Sequence[EvaluationTask], *, files: bool = True) -> None:
         )
 
 
-def _problem(measure: EvaluationTask, *, files: bool) -> tuple[str, UserError] | None:
+def _measure_problem(measure: EvaluationTask, *, with_files: bool) -> tuple[str, UserError] | None:
     """Return the field of a measure that is wrong, and what is wrong with it; None if nothing is."""
     field = "task"
     try:
         task = load_measured_task(measure)
         field = "data"
-        if files and task is not None:
-            _check_files(measure, task)
+        if with_files and task is not None:
+            _check_task_files(measure, task)
     except StoreError:
         raise
     except UserError as error:
@@ -77,7 +81,7 @@ def _problem(measure: EvaluationTask, *, files: bool) -> tuple[str, UserError] |
     return None
 
 
-def _check_files(measure: EvaluationTask, task: Task) -> None:
+def _check_task_files(measure: EvaluationTask, task: Task) -> None:
     if task.root is None:
         raise TaskError(
             f"the folder with the files of {task.name} is not given",

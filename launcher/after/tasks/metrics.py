@@ -18,41 +18,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.after.tasks.examples import Examples, Questions, Sentences, TaggedSentences
-from launcher.after.tasks.schema import Description, Metric
+from launcher.after.tasks.schema import MetricName, TaskDescription
 from launcher.errors import EVALUATE_EXTRA, TaskError, import_optional
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLE_PATTERN = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = frozenset(string.punctuation)
 _CMRC_PUNCTUATION = frozenset("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")  # noqa: RUF001 - the official script's
-_CHINESE = re.compile(r"([\u4e00-\u9fa5])")
-# As NLTK splits words: off go a period at the end of the text, and a comma unless a digit follows.
-_WORDS = re.compile(
+_CHINESE_CHARACTER = re.compile(r"([\u4e00-\u9fa5])")
+# NLTK's word rules: the text's final period is split off, and a comma unless a digit follows.
+_WORD_PATTERN = re.compile(
     r"""\.{2,}|[;@#$%&?!()\[\]{}<>"]|,(?!\d)|(?:[^\s;@#$%&?!()\[\]{}<>",.]|,(?=\d)|\.(?!\.|[\])}>"'\s]*$))+|\."""
 )
 
 
-def _similarity(accepted: str, predicted: str, *, exact: bool, chinese: bool) -> float:
+def _answer_score(accepted: str, predicted: str, *, exact: bool, chinese: bool) -> float:
     if chinese and exact:
-        return float(normalise_chinese(accepted) == normalise_chinese(predicted))
+        return float(normalise_cmrc_answer(accepted) == normalise_cmrc_answer(predicted))
     if chinese:
         right, given = chinese_f1_pieces(accepted), chinese_f1_pieces(predicted)
         common = SequenceMatcher(None, right, given, autojunk=False).find_longest_match().size
         return _overlap_f1(common, len(right), len(given))
-    right, given = normalised_words(accepted), normalised_words(predicted)
+    right, given = squad_words(accepted), squad_words(predicted)
     if exact:
         return float(right == given)
     return _overlap_f1(sum((Counter(right) & Counter(given)).values()), len(right), len(given))
 
 
-def _overlap_f1(common: int, right: int, given: int) -> float:
+def _overlap_f1(common_count: int, accepted_count: int, predicted_count: int) -> float:
     """Return the harmonic mean of precision and recall; 0 if nothing is common, be both texts empty."""
-    return 2 * common / (right + given) if common else 0.0
+    return 2 * common_count / (accepted_count + predicted_count) if common_count else 0.0
 
 
-def normalised_words(answer: str) -> list[str]:
+def squad_words(answer: str) -> list[str]:
     """Return the words of an answer in lower case, without ASCII punctuation and articles, as SQuAD compares them."""
     plain = "".join(character for character in answer.lower() if character not in _PUNCTUATION)
-    return _ARTICLES.sub(" ", plain).split()
+    return _ARTICLE_PATTERN.sub(" ", plain).split()
 
 
 def chinese_f1_pieces(answer: str) -> list[str]:
@@ -63,23 +63,23 @@ def chinese_f1_pieces(answer: str) -> list[str]:
     contractions ("don't").
     """
     pieces: list[str] = []
-    for stretch in _CHINESE.split(normalise_chinese(answer)):
-        pieces += [stretch] if _CHINESE.fullmatch(stretch) else _WORDS.findall(stretch)
+    for stretch in _CHINESE_CHARACTER.split(normalise_cmrc_answer(answer)):
+        pieces += [stretch] if _CHINESE_CHARACTER.fullmatch(stretch) else _WORD_PATTERN.findall(stretch)
     return pieces
 
 
-def normalise_chinese(answer: str) -> str:
+def normalise_cmrc_answer(answer: str) -> str:
     """Return an answer in lower case and without punctuation, as CMRC compares answers for exact match."""
     return "".join(character for character in answer.lower().strip() if character not in _CMRC_PUNCTUATION)
 
 
 Predictions = NDArray[np.int64] | NDArray[np.float64] | tuple[tuple[int, ...], ...] | Mapping[str, str]
 
-_PACKAGE_USE = "measuring a task"
-_TWO_CLASSES: tuple[Metric, ...] = ("f1", "matthews")  # undefined for a split with a single class
+_IMPORT_PURPOSE = "measuring a task"
+_TWO_CLASS_METRICS: tuple[MetricName, ...] = ("f1", "matthews")  # undefined for a split with a single class
 
 
-def compute_metrics(task: Description, examples: Examples, predictions: Predictions) -> dict[str, float]:
+def compute_metrics(task: TaskDescription, examples: Examples, predictions: Predictions) -> dict[str, float]:
     """Return the task's metrics in the task's order; the first is the main metric.
 
     Args:
@@ -100,18 +100,18 @@ def compute_metrics(task: Description, examples: Examples, predictions: Predicti
         case TaggedSentences(), tuple():
             return {metric: _tag_metric(metric, task, examples.tags, predictions) for metric in task.metrics}
         case Sentences(), np.ndarray():
-            return {metric: _metric(metric, examples.labels, predictions) for metric in task.metrics}
+            return {metric: _compute_metric(metric, examples.labels, predictions) for metric in task.metrics}
     raise AssertionError(f"{type(predictions).__name__} are no predictions for a task of {task.kind}")
 
 
-def check_metrics_defined(task: Description, examples: Examples, where: str = "the split") -> None:
+def check_metrics_defined(task: TaskDescription, examples: Examples, where: str = "the split") -> None:
     """Raise TaskError if all examples have the same label or score and a metric of the task is undefined then.
 
     `where`: name of the examples for the message.
     """
     if not isinstance(examples, Sentences) or len(np.unique(examples.labels)) > 1:
         return
-    metric = next((metric for metric in task.metrics if not task.labels or metric in _TWO_CLASSES), None)
+    metric = next((metric for metric in task.metrics if not task.labels or metric in _TWO_CLASS_METRICS), None)
     if metric is not None:
         only = examples.labels[0]
         value = f"the label {task.labels[int(only)]!r}" if task.labels else f"the score {only:g}"
@@ -121,50 +121,47 @@ def check_metrics_defined(task: Description, examples: Examples, where: str = "t
         )
 
 
-def _metric(metric: Metric, right: NDArray[np.generic], predicted: NDArray[np.generic]) -> float:
-    sklearn = import_optional("sklearn.metrics", _PACKAGE_USE, EVALUATE_EXTRA)
+def _compute_metric(metric: MetricName, gold: NDArray[np.generic], predicted: NDArray[np.generic]) -> float:
+    sklearn = import_optional("sklearn.metrics", _IMPORT_PURPOSE, EVALUATE_EXTRA)
     match metric:
         case "accuracy":
-            return float(sklearn.accuracy_score(right, predicted))
+            return float(sklearn.accuracy_score(gold, predicted))
         case "f1":
-            return float(sklearn.f1_score(right, predicted, pos_label=1, zero_division=0.0))
+            return float(sklearn.f1_score(gold, predicted, pos_label=1, zero_division=0.0))
         case "macro_f1":
-            return float(sklearn.f1_score(right, predicted, average="macro", zero_division=0.0))
+            return float(sklearn.f1_score(gold, predicted, average="macro", zero_division=0.0))
         case "matthews":
-            return float(sklearn.matthews_corrcoef(right, predicted))
+            return float(sklearn.matthews_corrcoef(gold, predicted))
         case "pearson" | "spearman":
             if len(np.unique(predicted)) < 2:  # the correlation is undefined; such a model has learnt nothing
                 return 0.0
-            function = getattr(import_optional("scipy.stats", _PACKAGE_USE, EVALUATE_EXTRA), f"{metric}r")
-            return float(function(right, predicted).statistic)
+            function = getattr(import_optional("scipy.stats", _IMPORT_PURPOSE, EVALUATE_EXTRA), f"{metric}r")
+            return float(function(gold, predicted).statistic)
     raise AssertionError(f"{metric} is refused with the task")
 
 
-Tags = tuple[tuple[int, ...], ...]
+TagSequences = tuple[tuple[int, ...], ...]
 
 
-def _tag_metric(metric: Metric, task: Description, right: Tags, predicted: Tags) -> float:
+def _tag_metric(metric: MetricName, task: TaskDescription, gold: TagSequences, predicted: TagSequences) -> float:
     if metric != "entity_f1":
-        return _metric(
-            metric, *(np.array([tag for tags in side for tag in tags]) for side in (right, predicted))
+        return _compute_metric(
+            metric, *(np.array([tag for tags in side for tag in tags]) for side in (gold, predicted))
         )
-    named = [[[task.labels[tag] for tag in tags] for tags in side] for side in (right, predicted)]
-    return float(
-        import_optional("seqeval.metrics", _PACKAGE_USE, EVALUATE_EXTRA).f1_score(*named, zero_division=0)
-    )
+    named = [[[task.labels[tag] for tag in tags] for tags in side] for side in (gold, predicted)]
+    return float(import_optional("seqeval.metrics", _IMPORT_PURPOSE, EVALUATE_EXTRA).f1_score(*named, zero_division=0))
 
 
 def _answer_metric(
-    metric: Metric, task: Description, examples: Questions, predictions: Mapping[str, str]
+    metric: MetricName, task: TaskDescription, examples: Questions, predictions: Mapping[str, str]
 ) -> float:
     """Return SQuAD's exact_match or answer_f1, or CMRC's cmrc_exact_match or cmrc_f1: the mean over all questions."""
     exact, chinese, total = metric.endswith("exact_match"), metric.startswith("cmrc"), 0.0
     for name, accepted in zip(examples.ids, examples.answers, strict=True):
         texts = [answer.text for answer in accepted]
         if task.no_answer and not chinese:
-            texts = [text for text in texts if normalised_words(text)]
+            texts = [text for text in texts if squad_words(text)]
         total += max(
-            _similarity(text, predictions[name], exact=exact or not texts, chinese=chinese)
-            for text in texts or [""]
+            _answer_score(text, predictions[name], exact=exact or not texts, chinese=chinese) for text in texts or [""]
         )
     return total / len(examples)

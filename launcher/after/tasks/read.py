@@ -15,46 +15,44 @@ from data_service.ingest.files import open_text
 from data_service.ingest.inputs import InputFile
 from launcher.after.tasks.examples import Answer, Questions, Retrieval, Sentences, TaggedSentences
 from launcher.after.tasks.files import (
+    FilePlace,
     FileRow,
-    Place,
     RowFormat,
     TaskFolder,
     check_valid_unicode,
     format_from_suffix,
-    parse_object,
+    parse_json_object,
     read_lines,
     read_rows,
 )
 from launcher.after.tasks.schema import (
-    SCORED,
-    Description,
+    SCORED_KINDS,
     RetrievalFiles,
     SingleLabelFile,
     TagScheme,
+    TaskDescription,
     TaskFile,
     TextAndLabelFiles,
 )
 from launcher.errors import TaskError
 
-_DOCUMENT_LINE = "-DOCSTART-"  # beginning of a line between two documents of CoNLL
-_QUERY, _DOCUMENT, _SCORE = "query-id", "corpus-id", "score"
+_DOCUMENT_SEPARATOR = "-DOCSTART-"  # beginning of a line between two documents of CoNLL
+_QUERY_FIELD, _DOCUMENT_FIELD, _SCORE_FIELD = "query-id", "corpus-id", "score"
 _LOG = logging.getLogger("launcher.after.tasks")
 
 
-def read_sentences(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> Sentences:
+def read_sentences(task: TaskDescription, files: Sequence[TaskFile], folder: TaskFolder) -> Sentences:
     """Return the examples of `files` in their order, without those whose label is one of `skip_labels`. Raises
     TaskError if a file is missing, a row cannot be used, or a label is not one of the task's."""
-    names = {"first": "first", "label": "label"} | {
-        role: str(at) for role, at in task.fields.given_fields().items()
-    }
+    names = {"first": "first", "label": "label"} | {role: str(at) for role, at in task.fields.given_fields().items()}
     first, second, labels = list[str](), list[str](), list[float]()
     for file in files:
-        for row, label in _labelled(task, file, folder, names["label"]):
+        for row, label in _labelled_rows(task, file, folder, names["label"]):
             if label in task.skip_labels:
                 continue
             labels.append(
                 parse_score(label, row.place, task.score_range)
-                if task.kind in SCORED
+                if task.kind in SCORED_KINDS
                 else label_index(label, row.place, task.labels, by_index=task.label_ids)
             )
             first.append(row.text(names["first"]))
@@ -64,12 +62,12 @@ def read_sentences(task: Description, files: Sequence[TaskFile], folder: TaskFol
     return Sentences(
         tuple(first),
         tuple(second) if "second" in names else None,
-        values if task.kind in SCORED else values.astype(np.int64),
+        values if task.kind in SCORED_KINDS else values.astype(np.int64),
     )
 
 
-def _labelled(
-    task: Description, file: TaskFile, folder: TaskFolder, label: str
+def _labelled_rows(
+    task: TaskDescription, file: TaskFile, folder: TaskFolder, label_field: str
 ) -> Iterator[tuple[FileRow, str]]:
     """Yield rows with their labels as the files spell them."""
     layout = RowFormat.from_task(task)
@@ -79,11 +77,11 @@ def _labelled(
     elif isinstance(file, TextAndLabelFiles):
         yield from _read_with_label_file(task, file, folder)
     else:
-        yield from ((row, row.label(label)) for row in read_rows(layout, folder.find_file(str(file))))
+        yield from ((row, row.label(label_field)) for row in read_rows(layout, folder.find_file(str(file))))
 
 
 def _read_with_label_file(
-    task: Description, file: TextAndLabelFiles, folder: TaskFolder
+    task: TaskDescription, file: TextAndLabelFiles, folder: TaskFolder
 ) -> Iterator[tuple[FileRow, str]]:
     """Yield the rows of a file of texts with the lines of the same number in the file of labels. A label may be blank
     (STS: a pair without a score)."""
@@ -101,7 +99,7 @@ def _read_with_label_file(
         )
 
 
-def label_index(label: str, place: Place, labels: Sequence[str], *, by_index: bool = False) -> int:
+def label_index(label: str, place: FilePlace, labels: Sequence[str], *, by_index: bool = False) -> int:
     """Return the index of a label, which is spelt as in `labels`, or `by_index`. Raises TaskError if it is none of
     them."""
     if by_index and label.isdecimal() and int(label) < len(labels):
@@ -116,7 +114,7 @@ def label_index(label: str, place: Place, labels: Sequence[str], *, by_index: bo
     )
 
 
-def parse_score(text: str, place: Place, bounds: tuple[float, float] | None) -> float:
+def parse_score(text: str, place: FilePlace, bounds: tuple[float, float] | None) -> float:
     """Return a score within the `bounds`; None: any finite number. Raises TaskError if it is not."""
     score = math.nan
     with suppress(ValueError):
@@ -130,7 +128,7 @@ def parse_score(text: str, place: Place, bounds: tuple[float, float] | None) -> 
     return score
 
 
-def read_tagged(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> TaggedSentences:
+def read_tagged_sentences(task: TaskDescription, files: Sequence[TaskFile], folder: TaskFolder) -> TaggedSentences:
     """Return the sentences of `files` in their order, tags converted to BIO. Raises TaskError if a file is missing, a
     sentence has more or fewer tags than words, or a tag is not one of the task's."""
     words, tags = list[tuple[str, ...]](), list[tuple[int, ...]]()
@@ -150,11 +148,11 @@ def read_tagged(task: Description, files: Sequence[TaskFile], folder: TaskFolder
     return TaggedSentences(tuple(words), tuple(tags))
 
 
-TaggedSentence = tuple[Place, list[str], list[str]]
+TaggedSentence = tuple[FilePlace, list[str], list[str]]
 """The position of a sentence in its file (for columns, of its last line), its words, and its tags as they are there."""
 
 
-def _read_list_rows(task: Description, file: InputFile) -> Iterator[TaggedSentence]:
+def _read_list_rows(task: TaskDescription, file: InputFile) -> Iterator[TaggedSentence]:
     for row in read_rows(RowFormat.from_task(task), file):
         found = []
         for name in (str(task.fields.words), str(task.fields.tags)):
@@ -166,13 +164,13 @@ def _read_list_rows(task: Description, file: InputFile) -> Iterator[TaggedSenten
             yield row.place, found[0], found[1]
 
 
-def _read_column_file(task: Description, file: InputFile) -> Iterator[TaggedSentence]:
+def _read_column_file(task: TaskDescription, file: InputFile) -> Iterator[TaggedSentence]:
     """Yield the sentences of a file with a word on each line and a blank line after each sentence. Columns are
     separated by tabs or, in a line without tabs, by spaces."""
     at = [int(column) - 1 for column in (task.fields.words, task.fields.tags) if column is not None]
     found, place, width = list[list[str]](), "", 0
     for number, line in enumerate(read_lines(file, task.encoding), 1):
-        if not line.strip() or line.startswith(_DOCUMENT_LINE):
+        if not line.strip() or line.startswith(_DOCUMENT_SEPARATOR):
             if found:
                 yield place, [cells[at[0]] for cells in found], [cells[at[1]] for cells in found]
             found = []
@@ -210,23 +208,23 @@ def to_bio(tags: Sequence[str], scheme: TagScheme) -> list[str]:
 class _Question:
     """A question as it was read. `place`: its place in the file, for messages."""
 
-    place: Place
+    place: FilePlace
     id: str
     question: str
     context: str
     answers: tuple[Answer, ...]
 
 
-def read_questions(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> Questions:
+def read_questions(task: TaskDescription, files: Sequence[TaskFile], folder: TaskFolder) -> Questions:
     """Return the questions of `files` in their order.
 
     Raises TaskError if a file is missing or does not hold questions; if two questions have the same id; if an answer is
     not at its place in the context; if a question has no answer, but the task has one for every question.
     """
-    seen, taken, broken = dict[str, Place](), list[_Question](), 0
+    seen, taken, broken = dict[str, FilePlace](), list[_Question](), 0
     for path in files:
         file = folder.find_file(str(path))
-        for question in _squad(file, task.encoding) if task.format == "squad" else _rows(task, file):
+        for question in _squad_questions(file, task.encoding) if task.format == "squad" else _question_rows(task, file):
             if question.id in seen:
                 raise TaskError(
                     f"{question.place}: the id {question.id!r} is there already, at {seen[question.id]}",
@@ -248,8 +246,8 @@ def read_questions(task: Description, files: Sequence[TaskFile], folder: TaskFol
     )
 
 
-def _locate_answers(task: Description, question: _Question) -> _Question | None:
-    """Return the question with answers that are where they say; None if it is left out."""
+def _locate_answers(task: TaskDescription, question: _Question) -> _Question | None:
+    """Return the question with answers at their stated positions; None if it is left out."""
     if not question.answers and not task.no_answer:
         raise TaskError(
             f"{question.place}: question {question.id} has no answer",
@@ -281,7 +279,7 @@ def _locate_answer(answer: Answer, context: str, *, nearest: bool) -> Answer | N
     return Answer(text, min(places, key=lambda place: abs(place - start)))
 
 
-def _rows(task: Description, file: InputFile) -> Iterator[_Question]:
+def _question_rows(task: TaskDescription, file: InputFile) -> Iterator[_Question]:
     fields = task.fields
     for row in read_rows(RowFormat.from_task(task), file):
         yield _Question(
@@ -289,29 +287,31 @@ def _rows(task: Description, file: InputFile) -> Iterator[_Question]:
             id=row.label(str(fields.id)),
             question=row.text(str(fields.question)),
             context=row.text(str(fields.context)),
-            answers=_answers(row.value(str(fields.answers)), row.place),
+            answers=_parse_answers(row.value(str(fields.answers)), row.place),
         )
 
 
-def _squad(file: InputFile, encoding: str) -> Iterator[_Question]:
+def _squad_questions(file: InputFile, encoding: str) -> Iterator[_Question]:
     """`{"data": [{"paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}`.
 
     SQuAD 2.0 adds `is_impossible`; its plausible answers are not accepted answers.
     """
     with open_text(replace(file, encoding=encoding)) as stream:
-        data = parse_object(stream.read(), file.uri)
+        data = parse_json_object(stream.read(), file.uri)
     for a, article in enumerate(_require_list(data, "data", file.uri)):
         for p, paragraph in enumerate(_require_list(article, "paragraphs", f"{file.uri}, data {a}")):
             place = f"{file.uri}, data {a}, paragraph {p}"
-            context = _text(paragraph, "context", place)
+            context = _require_text(paragraph, "context", place)
             for q, found in enumerate(_require_list(paragraph, "qas", place)):
                 at = f"{place}, question {q}"
                 impossible = isinstance(found, Mapping) and found.get("is_impossible") is True
-                answers = () if impossible else _answers(_require_list(found, "answers", at), at)
-                yield _Question(at, _text(found, "id", at), _text(found, "question", at), context, answers)
+                answers = () if impossible else _parse_answers(_require_list(found, "answers", at), at)
+                yield _Question(
+                    at, _require_text(found, "id", at), _require_text(found, "question", at), context, answers
+                )
 
 
-def _answers(value: object, place: Place) -> tuple[Answer, ...]:
+def _parse_answers(value: object, place: FilePlace) -> tuple[Answer, ...]:
     """Return the answers in `value`: a list of objects, or an object of lists, as the library `datasets` stores
     them."""
     if isinstance(value, Mapping):
@@ -323,28 +323,28 @@ def _answers(value: object, place: Place) -> tuple[Answer, ...]:
     if not isinstance(value, list):
         problem = f"{place}: the answers are of type {type(value).__name__}, not a list"
         raise TaskError(problem, remedy="correct the record")
-    found = [(_text(answer, "text", place), answer.get("answer_start")) for answer in value]
+    found = [(_require_text(answer, "text", place), answer.get("answer_start")) for answer in value]
     if not all(type(start) is int for _, start in found):
         problem = f"{place}: answer_start of an answer is missing or not a whole number"
         raise TaskError(problem, remedy="correct the record")
     return tuple(dict.fromkeys(Answer(text, start) for text, start in found))
 
 
-def _require_list(value: object, key: str, place: Place) -> list[Any]:
+def _require_list(value: object, key: str, place: FilePlace) -> list[Any]:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, list):
         return found
     raise TaskError(f"{place}: no list {key!r}", remedy="write the file in the format of SQuAD")
 
 
-def _text(value: object, key: str, place: Place) -> str:
+def _require_text(value: object, key: str, place: FilePlace) -> str:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, str):
         return check_valid_unicode(found, place)
     raise TaskError(f"{place}: no text {key!r}", remedy="write the file in the format of SQuAD")
 
 
-def read_retrieval(task: Description, files: Sequence[TaskFile], folder: TaskFolder) -> Retrieval:
+def read_retrieval(task: TaskDescription, files: Sequence[TaskFile], folder: TaskFolder) -> Retrieval:
     """Return all documents, and the queries that are judged. A judgement without a score counts as 1 (NanoBEIR).
 
     Raises TaskError if a file or a field of a line is missing; if two texts have the same id; if a judgement has the id
@@ -357,7 +357,9 @@ def read_retrieval(task: Description, files: Sequence[TaskFile], folder: TaskFol
         _read_texts(folder.find_file(file.corpus), documents)
         _read_texts(folder.find_file(file.queries), queries)
         qrels = folder.find_file(file.qrels)
-        for row in read_rows(RowFormat(format_from_suffix(qrels.key), (_QUERY, _DOCUMENT), (_SCORE,)), qrels):
+        for row in read_rows(
+            RowFormat(format_from_suffix(qrels.key), (_QUERY_FIELD, _DOCUMENT_FIELD), (_SCORE_FIELD,)), qrels
+        ):
             _add_judgement(row, queries, documents, relevant)
     return Retrieval({query: queries[query] for query in relevant}, documents, relevant)
 
@@ -375,12 +377,12 @@ def _read_texts(file: InputFile, texts: dict[str, str]) -> None:
 def _add_judgement(
     row: FileRow, queries: dict[str, str], documents: dict[str, str], relevant: dict[str, dict[str, int]]
 ) -> None:
-    query, document = row.label(_QUERY), row.label(_DOCUMENT)
+    query, document = row.label(_QUERY_FIELD), row.label(_DOCUMENT_FIELD)
     for name, texts, what in ((query, queries, "query"), (document, documents, "document")):
         if name not in texts:
             remedy = "use the documents, queries and judgements (qrels) of the same publication"
             raise row.error(f"there is no {what} {name!r}", remedy)
-    score, given = math.nan, row.values.get(_SCORE)
+    score, given = math.nan, row.values.get(_SCORE_FIELD)
     with suppress(ValueError):
         score = 1.0 if given is None else float(str(given))
     if not score.is_integer():

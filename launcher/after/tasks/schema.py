@@ -13,14 +13,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from data_service.ingest.encodings import UTF_8, encoding_name
+from data_service.ingest.encodings import UTF_8, python_encoding_name
 from launcher.runtime.recipe.parts import RecipeIssue
 
-Kind = Literal[
-    "classification", "pair_classification", "regression", "tagging", "span", "similarity", "retrieval"
-]
-Format = Literal["jsonl", "tsv", "csv", "parquet", "txt", "label_first", "trec", "columns", "squad", "beir"]
-Metric = Literal[
+TaskKind = Literal["classification", "pair_classification", "regression", "tagging", "span", "similarity", "retrieval"]
+TaskFormat = Literal["jsonl", "tsv", "csv", "parquet", "txt", "label_first", "trec", "columns", "squad", "beir"]
+MetricName = Literal[
     "accuracy",
     "f1",
     "macro_f1",
@@ -39,23 +37,27 @@ Metric = Literal[
 ]
 Truncation = Literal["longest_first", "only_first", "only_second"]
 TagScheme = Literal["bio", "iob1", "bioes"]
-TextEncoding = Annotated[str, AfterValidator(encoding_name)]
-Setting = bool | int | float | str | None
+TextEncoding = Annotated[str, AfterValidator(python_encoding_name)]
+SettingValue = bool | int | float | str | None
 
-TEXTS: tuple[Kind, ...] = ("classification", "pair_classification", "regression", "similarity")
-PAIRS: tuple[Kind, ...] = ("pair_classification", "similarity")
+TEXT_KINDS: tuple[TaskKind, ...] = ("classification", "pair_classification", "regression", "similarity")
+PAIR_KINDS: tuple[TaskKind, ...] = ("pair_classification", "similarity")
 # Formats whose fields the task names.
-TABLES: tuple[Format, ...] = (
+TABLE_FORMATS: tuple[TaskFormat, ...] = (
     "jsonl",
     "tsv",
     "csv",
     "parquet",
     "columns",
 )
-SCORED: tuple[Kind, ...] = ("regression", "similarity")  # their labels are numbers
-LABELLED: tuple[Kind, ...] = ("classification", "pair_classification", "tagging")  # their labels are names
+SCORED_KINDS: tuple[TaskKind, ...] = ("regression", "similarity")  # their labels are numbers
+LABELLED_KINDS: tuple[TaskKind, ...] = (
+    "classification",
+    "pair_classification",
+    "tagging",
+)  # their labels are names
 
-METRICS: dict[Kind, tuple[Metric, ...]] = {
+METRICS_BY_KIND: dict[TaskKind, tuple[MetricName, ...]] = {
     "classification": ("accuracy", "f1", "macro_f1", "matthews"),
     "pair_classification": ("accuracy", "f1", "macro_f1", "matthews"),
     "regression": ("pearson", "spearman"),
@@ -65,35 +67,35 @@ METRICS: dict[Kind, tuple[Metric, ...]] = {
     "retrieval": ("ndcg@10", "map@100", "mrr@10", "recall@100"),
 }
 
-FORMATS: dict[Kind, tuple[Format, ...]] = {
-    **dict.fromkeys(TEXTS, ("jsonl", "tsv", "csv", "parquet", "txt", "label_first", "trec")),
+FORMATS_BY_KIND: dict[TaskKind, tuple[TaskFormat, ...]] = {
+    **dict.fromkeys(TEXT_KINDS, ("jsonl", "tsv", "csv", "parquet", "txt", "label_first", "trec")),
     "tagging": ("columns", "jsonl", "parquet"),
     "span": ("squad", "jsonl", "parquet"),
     "retrieval": ("beir",),
 }
 
 
-class TaskModel(BaseModel):
+class TaskYamlModel(BaseModel):
     """A part of a task's YAML. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SingleLabelFile(TaskModel):
+class SingleLabelFile(TaskYamlModel):
     """A file whose texts all have one label."""
 
     path: str
     label: str
 
 
-class TextAndLabelFiles(TaskModel):
+class TextAndLabelFiles(TaskYamlModel):
     """A file of texts and a file of their labels or scores, line by line (SemEval's STS)."""
 
     path: str
     gold: str
 
 
-class RetrievalFiles(TaskModel):
+class RetrievalFiles(TaskYamlModel):
     """The files of a retrieval task, as in BEIR: documents, queries, and judgements of relevance (qrels)."""
 
     corpus: str
@@ -104,7 +106,7 @@ class RetrievalFiles(TaskModel):
 TaskFile = str | SingleLabelFile | TextAndLabelFiles | RetrievalFiles
 
 
-class Fields(TaskModel):
+class TaskFields(TaskYamlModel):
     """The places of a task's values in a row, a line or an object: names of fields, or numbers of columns from 1.
 
     With numbers, the file has no first line with names. The fields that a task needs follow from its kind; the formats
@@ -126,7 +128,7 @@ class Fields(TaskModel):
         return {name: place for name, place in self if place is not None}
 
 
-class SplitShares(TaskModel):
+class SplitShares(TaskYamlModel):
     """Shares of the published examples that become dev and test, for a task that is published without these splits."""
 
     dev: float = Field(default=0.0, ge=0, lt=1)
@@ -136,7 +138,7 @@ class SplitShares(TaskModel):
 TaskName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 
 
-class Description(TaskModel):
+class TaskDescription(TaskYamlModel):
     """A task as its YAML describes it.
 
     Attributes:
@@ -169,14 +171,14 @@ class Description(TaskModel):
     """
 
     name: TaskName
-    kind: Kind
+    kind: TaskKind
     about: str = ""
     published: str = Field(min_length=1)
     files: dict[TaskName, TaskFile | list[TaskFile]] = Field(min_length=1)
     unlabelled: list[str] = []
     held_out: SplitShares = SplitShares()
-    format: Format
-    fields: Fields = Fields()
+    format: TaskFormat
+    fields: TaskFields = TaskFields()
     labels: list[str] = []
     label_ids: bool = False
     skip_labels: list[str] = []
@@ -188,9 +190,9 @@ class Description(TaskModel):
     scheme: TagScheme = "bio"
     score_range: tuple[float, float] | None = None
     no_answer: bool = False
-    metrics: list[Metric] = Field(min_length=1)
+    metrics: list[MetricName] = Field(min_length=1)
     truncation: Truncation = "longest_first"
-    finetune: dict[str, Setting | list[Setting]] = {}
+    finetune: dict[str, SettingValue | list[SettingValue]] = {}
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -207,10 +209,10 @@ class Description(TaskModel):
 
     def split_paths(self, split: str) -> list[str]:
         """Return the paths of all files of a published split."""
-        return [path for file in self.split_files(split) for path in _paths(file)]
+        return [path for file in self.split_files(split) for path in _file_paths(file)]
 
 
-def _paths(file: TaskFile) -> tuple[str, ...]:
+def _file_paths(file: TaskFile) -> tuple[str, ...]:
     match file:
         case SingleLabelFile():
             return (file.path,)
@@ -222,10 +224,10 @@ def _paths(file: TaskFile) -> tuple[str, ...]:
             return (file,)
 
 
-def task_issues(task: Description) -> list[RecipeIssue]:
+def task_issues(task: TaskDescription) -> list[RecipeIssue]:
     """Return the contradictions in a task whose single values are valid."""
     return [
-        *_kind(task),
+        *_kind_issues(task),
         *_label_issues(task),
         *_split_issues(task),
         *_field_issues(task),
@@ -233,14 +235,14 @@ def task_issues(task: Description) -> list[RecipeIssue]:
     ]
 
 
-def _kind(task: Description) -> Iterator[RecipeIssue]:
+def _kind_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
     kind, metrics = task.kind, task.metrics
-    if task.format not in FORMATS[kind]:
-        remedy = f"use one of {', '.join(FORMATS[kind])}"
+    if task.format not in FORMATS_BY_KIND[kind]:
+        remedy = f"use one of {', '.join(FORMATS_BY_KIND[kind])}"
         yield RecipeIssue(("format",), f"{task.format} does not hold {kind}", remedy)
     for index, metric in enumerate(metrics):
-        if metric not in METRICS[kind] or metric in metrics[:index]:
-            remedy = f"use one or more of {', '.join(METRICS[kind])}, each once"
+        if metric not in METRICS_BY_KIND[kind] or metric in metrics[:index]:
+            remedy = f"use one or more of {', '.join(METRICS_BY_KIND[kind])}, each once"
             yield RecipeIssue(("metrics", index), f"{metric} is no metric of {kind}, or given twice", remedy)
         elif metric == "f1" and len(task.labels) != 2:
             what = f"f1 is of two labels, the second being the positive one, not of {len(task.labels)}"
@@ -249,17 +251,17 @@ def _kind(task: Description) -> Iterator[RecipeIssue]:
         yield RecipeIssue((name,), f"{kind} has no {name}", f"leave {name} out")
 
 
-def _unused_setting_flags(task: Description) -> dict[str, bool]:
+def _unused_setting_flags(task: TaskDescription) -> dict[str, bool]:
     """Return which settings the task has that its kind has no use for."""
     return {
         "no_answer": task.no_answer and task.kind != "span",
-        "labels": bool(task.labels) and task.kind not in LABELLED,
-        "score_range": task.score_range is not None and task.kind not in SCORED,
+        "labels": bool(task.labels) and task.kind not in LABELLED_KINDS,
+        "score_range": task.score_range is not None and task.kind not in SCORED_KINDS,
     }
 
 
-def _label_issues(task: Description) -> Iterator[RecipeIssue]:
-    if task.kind in LABELLED and len(task.labels) < 2:
+def _label_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
+    if task.kind in LABELLED_KINDS and len(task.labels) < 2:
         yield RecipeIssue(("labels",), f"{task.kind} needs at least two labels", "list them in `labels`")
     for index, label in enumerate(task.labels):
         if label in task.labels[:index] or label in task.skip_labels:
@@ -269,15 +271,13 @@ def _label_issues(task: Description) -> Iterator[RecipeIssue]:
         yield RecipeIssue(("score_range",), "the lowest score is not less than the highest", "swap them")
 
 
-def _split_issues(task: Description) -> Iterator[RecipeIssue]:
+def _split_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
     made = [name for name, share in task.held_out if share]
     if made and ("train" not in task.files or task.kind == "retrieval"):
         yield RecipeIssue(("held_out",), "there is no split train that it could divide", "leave held_out out")
     for name in made:
         if name in task.files:
-            yield RecipeIssue(
-                ("held_out", name), f"the split {name} is in files, too", "leave one of them out"
-            )
+            yield RecipeIssue(("held_out", name), f"the split {name} is in files, too", "leave one of them out")
     if task.held_out.dev + task.held_out.test >= 1:
         yield RecipeIssue(("held_out",), "nothing is left of train", "hold out smaller shares")
     for index, name in enumerate(task.unlabelled):
@@ -285,18 +285,16 @@ def _split_issues(task: Description) -> Iterator[RecipeIssue]:
             remedy = f"files has {', '.join(task.files)}"
             yield RecipeIssue(("unlabelled", index), f"{name} is no split of files", remedy)
     if not task.splits:
-        yield RecipeIssue(
-            ("unlabelled",), "no split is left that has labels", "name one with labels in files"
-        )
+        yield RecipeIssue(("unlabelled",), "no split is left that has labels", "name one with labels in files")
 
 
-def _field_issues(task: Description) -> Iterator[RecipeIssue]:
+def _field_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
     given = task.fields.given_fields()
-    if task.format not in TABLES:
+    if task.format not in TABLE_FORMATS:
         if given:
             yield RecipeIssue(("fields",), f"format {task.format} has fields of its own", "leave fields out")
         return
-    for name in _needed_fields(task):
+    for name in _required_fields(task):
         if name not in given:
             remedy = "set it to the field's name, or to the column's number in a table without names"
             yield RecipeIssue(("fields",), f"no field {name!r}, which {task.kind} needs", remedy)
@@ -309,7 +307,7 @@ def _field_issues(task: Description) -> Iterator[RecipeIssue]:
         yield RecipeIssue(("fields",), what, remedy)
 
 
-def _needed_fields(task: Description) -> tuple[str, ...]:
+def _required_fields(task: TaskDescription) -> tuple[str, ...]:
     """Return the fields that every row must have."""
     match task.kind:
         case "tagging":
@@ -321,10 +319,14 @@ def _needed_fields(task: Description) -> tuple[str, ...]:
         case _:
             files = [file for split in task.files for file in task.split_files(split)]
             apart = any(isinstance(file, SingleLabelFile | TextAndLabelFiles) for file in files)
-            return ("first", *(("second",) if task.kind in PAIRS else ()), *(() if apart else ("label",)))
+            return (
+                "first",
+                *(("second",) if task.kind in PAIR_KINDS else ()),
+                *(() if apart else ("label",)),
+            )
 
 
-def _file_issues(task: Description) -> Iterator[RecipeIssue]:
+def _file_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
     for split, given in task.files.items():
         for index, file in enumerate(task.split_files(split)):
             if reason := _file_problem(task, file):
@@ -334,7 +336,7 @@ def _file_issues(task: Description) -> Iterator[RecipeIssue]:
             yield RecipeIssue(("files", split), "no file", "name one, or leave the split out")
 
 
-def _file_problem(task: Description, file: TaskFile) -> tuple[str, str] | None:
+def _file_problem(task: TaskDescription, file: TaskFile) -> tuple[str, str] | None:
     """Return the problem of a file and its remedy; None if the file fits the task."""
     if isinstance(file, RetrievalFiles) != (task.kind == "retrieval"):
         remedy = "write {corpus, queries, qrels} for retrieval, and paths for other kinds"

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from data_service.store.open import parent_folder
-from launcher.after.tasks.schema import Setting, TaskModel, TaskName
-from launcher.after.tasks.task import Task, bundled_tasks, bundled_texts, load_task, read_yaml, unknown_name
+from launcher.after.tasks.schema import SettingValue, TaskName, TaskYamlModel
+from launcher.after.tasks.task import Task, bundled_tasks, bundled_yaml_texts, load_task, read_yaml, unknown_name_error
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import DocumentWording, parse, validate
+from launcher.runtime.recipe.document import DocumentWording, parse_document, validate
 
 DOCUMENT_WORDING = DocumentWording("suite", "maskfleet tasks show glue", TaskError)
 
 
-class SuiteEntry(TaskModel):
+class SuiteEntry(TaskYamlModel):
     """A task of a suite.
 
     Attributes:
@@ -31,10 +31,10 @@ class SuiteEntry(TaskModel):
 
     task: str
     data: str | None = None
-    finetune: dict[str, Setting | list[Setting]] = Field(default_factory=dict)
+    finetune: dict[str, SettingValue | list[SettingValue]] = Field(default_factory=dict)
 
 
-class Suite(TaskModel):
+class Suite(TaskYamlModel):
     """A suite as its YAML describes it.
 
     Attributes:
@@ -78,13 +78,13 @@ def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
     return tuple(tasks.values())
 
 
-def _place(task: str, home: str | None, root: str | None) -> tuple[str, str | None]:
-    """Return the name or absolute path of a task that a suite names, and the folder of its files. `home`: folder of the
-    suite's file; None for a bundled suite. `root`: that folder if it is given."""
+def _resolve_task(task: str, suite_folder: str | None, data_folder: str | None) -> tuple[str, str | None]:
+    """Return the name or absolute path of a task that a suite names, and the folder of its files. `suite_folder`:
+    folder of the suite's file; None for a bundled suite. `data_folder`: that folder if it is given."""
     if not task.endswith((".yaml", ".yml")):
-        return task, home if root is None else root
-    beside = home is not None and not task.startswith("/") and "://" not in task
-    return f"{home}/{task}" if beside else task, root
+        return task, suite_folder if data_folder is None else data_folder
+    beside = suite_folder is not None and not task.startswith("/") and "://" not in task
+    return f"{suite_folder}/{task}" if beside else task, data_folder
 
 
 def read_suite(name_or_path: str) -> Suite | None:
@@ -94,22 +94,22 @@ def read_suite(name_or_path: str) -> Suite | None:
     """
     suites = bundled_suites()
     if name_or_path in suites:
-        return validate(Suite, parse(suites[name_or_path], name_or_path, DOCUMENT_WORDING))
+        return validate(Suite, parse_document(suites[name_or_path], name_or_path, DOCUMENT_WORDING))
     tasks = bundled_tasks()
     if name_or_path in tasks:
         return None
     if not name_or_path.endswith((".yaml", ".yml")):
-        raise unknown_name(name_or_path, suites=suites, tasks=tasks)
-    document = parse(read_yaml(name_or_path), name_or_path, DOCUMENT_WORDING)
+        raise unknown_name_error(name_or_path, suites=suites, tasks=tasks)
+    document = parse_document(read_yaml(name_or_path), name_or_path, DOCUMENT_WORDING)
     return validate(Suite, document) if "tasks" in document.data else None
 
 
 def bundled_suites() -> Mapping[str, str]:
     """Return the YAML texts of the bundled suites, by name."""
-    return bundled_texts("launcher.after.tasks", "library/suites")
+    return bundled_yaml_texts("launcher.after.tasks", "library/suites")
 
 
-def _load_entry(entry: SuiteEntry, home: str | None, data: str | None) -> Task:
-    """Return the task of an entry; arguments as for `_place`."""
-    task = load_task(*_place(entry.task, home, data if entry.data is None else entry.data))
+def _load_entry(entry: SuiteEntry, suite_folder: str | None, data: str | None) -> Task:
+    """Return the task of an entry; arguments as for `_resolve_task`."""
+    task = load_task(*_resolve_task(entry.task, suite_folder, data if entry.data is None else entry.data))
     return task.model_copy(update={"finetune": {**task.finetune, **entry.finetune}})

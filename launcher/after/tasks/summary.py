@@ -1,5 +1,5 @@
-"""What is in a task's splits: summaries for the user to see before training, and texts for the search for them in
-training text."""
+"""Summaries of a task's splits for the user, and the splits' texts, for which training text is searched
+(contamination)."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from launcher.after.tasks.examples import (
     Retrieval,
     Sentences,
     TaggedSentences,
-    digest,
     example_texts,
+    examples_digest,
 )
 from launcher.after.tasks.metrics import check_metrics_defined
 from launcher.after.tasks.task import Task
@@ -71,7 +71,7 @@ def summarise_splits(task: Task) -> Iterator[SplitSummary]:
             median_length=int(np.median(lengths)),
             longest=max(lengths),
             labels=_label_shares_text(task, examples),
-            digest=digest(examples),
+            digest=examples_digest(examples),
         )
         if split == "train":
             train = different
@@ -82,22 +82,18 @@ def _label_shares_text(task: Task, examples: Examples) -> str:
         case Sentences():
             if not task.labels:
                 return f"{examples.labels.min():g} to {examples.labels.max():g}, mean {examples.labels.mean():.2f}"
-            return _shares(Counter(task.labels[int(label)] for label in examples.labels))
+            return _shares_text(Counter(task.labels[int(label)] for label in examples.labels))
         case TaggedSentences():
-            return _shares(Counter(task.labels[tag] for tags in examples.tags for tag in tags))
+            return _shares_text(Counter(task.labels[tag] for tags in examples.tags for tag in tags))
         case Questions():
             without = sum(not answers for answers in examples.answers)
-            return (
-                f"{without:,} of {len(examples):,} without an answer"
-                if task.no_answer
-                else "all have an answer"
-            )
+            return f"{without:,} of {len(examples):,} without an answer" if task.no_answer else "all have an answer"
         case Retrieval():
             judged = sum(len(found) for found in examples.relevant.values())
             return f"{len(examples.documents):,} documents, {judged / len(examples):.1f} relevant to a query"
 
 
-def _shares(counts: Counter[str]) -> str:
+def _shares_text(counts: Counter[str]) -> str:
     """Return the most frequent labels with their shares. The first share is the accuracy of a constant prediction."""
     total = counts.total()
     shown = [f"{label} {count / total:.1%}" for label, count in counts.most_common(5)]
@@ -114,12 +110,12 @@ def texts_of_task(task: Task) -> Iterator[EvaluationText]:
                     yield EvaluationText(f"{task.name}/{split}", number, text)
 
 
-def texts_of_file(path: str, field: str) -> Iterator[EvaluationText]:
+def texts_of_file(path: str, text_field: str) -> Iterator[EvaluationText]:
     """Yield the documents of files that a corpus build reads.
 
-    `field`: field of a JSON line, or column of a table, that holds the text. Raises InputError, StoreError.
+    `text_field`: field of a JSON line, or column of a table, that holds the text. Raises InputError, StoreError.
     """
-    options = BuildOptions(text_field=field)
+    options = BuildOptions(text_field=text_field)
     number = 0
     for split in plan_splits(list_inputs([path]).files, options):
         for found in read_documents(split, options):

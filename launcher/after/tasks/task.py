@@ -14,16 +14,16 @@ from types import MappingProxyType
 from pydantic import PrivateAttr
 
 from data_service.store.errors import KeyMissing
-from data_service.store.open import open_file, parent_folder
-from launcher.after.tasks.examples import Examples, digest, split_by_shares
+from data_service.store.open import open_store_of_file, parent_folder
+from launcher.after.tasks.examples import Examples, examples_digest, select_hashed_split
 from launcher.after.tasks.files import TaskFolder
-from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged
-from launcher.after.tasks.schema import Description, task_issues
+from launcher.after.tasks.read import read_questions, read_retrieval, read_sentences, read_tagged_sentences
+from launcher.after.tasks.schema import TaskDescription, task_issues
 from launcher.errors import TaskError
-from launcher.runtime.recipe.document import DocumentWording, parse, validate
+from launcher.runtime.recipe.document import DocumentWording, parse_document, validate
 
 DOCUMENT_WORDING = DocumentWording("task", "maskfleet tasks show sst2", TaskError)
-# Part of the digest.
+# Settings on which results depend: they are part of the task's digest.
 _DIGESTED_SETTINGS = {
     "kind",
     "labels",
@@ -34,7 +34,7 @@ _DIGESTED_SETTINGS = {
 }
 
 
-class Task(Description):
+class Task(TaskDescription):
     """A task: its description, and the folder with its files."""
 
     _root: str | None = PrivateAttr(default=None)
@@ -51,10 +51,10 @@ class Task(Description):
             TaskError: if there is no such split, a file is missing, a record cannot be used, or no example is left.
             InputError, StoreError: if a file cannot be read.
         """
-        published, folder = self._place(split)
-        examples = self._published(published, folder)
+        published, folder = self._published_split(split)
+        examples = self._read_published(published, folder)
         if published == "train" and (self.held_out.dev or self.held_out.test):
-            examples = split_by_shares(examples, self.held_out, split)
+            examples = select_hashed_split(examples, self.held_out, split)
         if not len(examples):
             raise TaskError(
                 f"the split {split} of the task {self.name} is empty",
@@ -69,14 +69,14 @@ class Task(Description):
             TaskError: if there is no such split, or a file is missing.
             StoreError: if the store does not answer.
         """
-        published, folder = self._place(split)
+        published, folder = self._published_split(split)
         for path in self.split_paths(published):
             folder.find_file(path)
 
-    def _place(self, split: str) -> tuple[str, TaskFolder]:
+    def _published_split(self, split: str) -> tuple[str, TaskFolder]:
         """Return the published split that `split` is part of, and the place of its files."""
         if split not in self.splits:
-            raise self._no_split(split)
+            raise self._no_split_error(split)
         if self._root is None:
             raise TaskError(
                 f"the folder with the files of the task {self.name} is not known",
@@ -84,27 +84,25 @@ class Task(Description):
             )
         return split if split in self.files else "train", TaskFolder(self._root, self.name, self.published)
 
-    def _published(self, split: str, folder: TaskFolder) -> Examples:
+    def _read_published(self, split: str, folder: TaskFolder) -> Examples:
         files = self.split_files(split)
         match self.kind:
             case "classification" | "pair_classification" | "regression" | "similarity":
                 return read_sentences(self, files, folder)
             case "tagging":
-                return read_tagged(self, files, folder)
+                return read_tagged_sentences(self, files, folder)
             case "span":
                 return read_questions(self, files, folder)
             case "retrieval":
                 return read_retrieval(self, files, folder)
 
-    def _no_split(self, split: str) -> TaskError:
+    def _no_split_error(self, split: str) -> TaskError:
         if split in self.unlabelled:
             return TaskError(
                 f"the split {split} of the task {self.name} is published without labels",
                 remedy=f"use one of {', '.join(self.splits)}",
             )
-        return TaskError(
-            f"the task {self.name} has no split {split!r}", remedy=f"use one of {', '.join(self.splits)}"
-        )
+        return TaskError(f"the task {self.name} has no split {split!r}", remedy=f"use one of {', '.join(self.splits)}")
 
 
 def load_task(name_or_path: str, data: str | None = None) -> Task:
@@ -120,17 +118,13 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
     if name_or_path in known:
         return parse_task(known[name_or_path], name_or_path, data)
     if not name_or_path.endswith((".yaml", ".yml")):
-        raise unknown_name(name_or_path, tasks=known)
-    return parse_task(
-        read_yaml(name_or_path), name_or_path, parent_folder(name_or_path) if data is None else data
-    )
+        raise unknown_name_error(name_or_path, tasks=known)
+    return parse_task(read_yaml(name_or_path), name_or_path, parent_folder(name_or_path) if data is None else data)
 
 
-def unknown_name(name: str, **known: Collection[str]) -> TaskError:
+def unknown_name_error(name: str, **known: Collection[str]) -> TaskError:
     """Return the error for a name that is none of the `known` ones, given by what they name: `tasks`, `suites`."""
-    close = difflib.get_close_matches(
-        name, [one for names in known.values() for one in names], n=1, cutoff=0.5
-    )
+    close = difflib.get_close_matches(name, [one for names in known.values() for one in names], n=1, cutoff=0.5)
     guess = f"did you mean {close[0]}? " if close else ""
     listed = "; ".join(f"bundled {what}: {', '.join(names)}" for what, names in known.items())
     return TaskError(
@@ -142,11 +136,11 @@ def unknown_name(name: str, **known: Collection[str]) -> TaskError:
 def parse_task(text: str, name: str, root: str | None) -> Task:
     """Return the task in the YAML `text`, whose files are below `root`. `name`: name of the YAML in messages. Raises
     TaskError if the text has a mistake."""
-    document = parse(text, name, DOCUMENT_WORDING)
+    document = parse_document(text, name, DOCUMENT_WORDING)
     task = validate(Task, document)
     if problems := task_issues(task):
         raise TaskError(
-            "\n".join(f"{document.where(problem.path)}: {problem.what}" for problem in problems),
+            "\n".join(f"{document.location_text(problem.path)}: {problem.what}" for problem in problems),
             remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
         )
     task._root = root
@@ -155,11 +149,11 @@ def parse_task(text: str, name: str, root: str | None) -> Task:
 
 def bundled_tasks() -> Mapping[str, str]:
     """Return the YAML texts of the bundled tasks, by name."""
-    return bundled_texts("launcher.after.tasks", "library")
+    return bundled_yaml_texts("launcher.after.tasks", "library")
 
 
 @cache
-def bundled_texts(package: str, folder: str) -> Mapping[str, str]:
+def bundled_yaml_texts(package: str, folder: str) -> Mapping[str, str]:
     """Return the texts of the YAML files in a folder of a package, by name without ending, sorted by name."""
     files = (resources.files(package) / folder).iterdir()
     named = {file.name.removesuffix(".yaml"): file for file in files if file.name.endswith(".yaml")}
@@ -181,7 +175,7 @@ def task_digest(task: Task) -> str:
 def hash_examples(task: Task, examples: Mapping[str, Examples]) -> str:
     """Return what `task_digest` returns, from splits that have been read already."""
     settings = task.model_dump(mode="json", include=_DIGESTED_SETTINGS)
-    content = {split: digest(read) for split, read in examples.items()}
+    content = {split: examples_digest(read) for split, read in examples.items()}
     data = json.dumps([settings, content], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(data.encode()).hexdigest()
 
@@ -189,7 +183,7 @@ def hash_examples(task: Task, examples: Mapping[str, Examples]) -> str:
 def read_yaml(path: str) -> str:
     """Return the text of a YAML file, local or on S3. Raises TaskError if there is none, or it is not UTF-8."""
     try:
-        store, name = open_file(path)
+        store, name = open_store_of_file(path)
         return store.get(name).decode()
     except KeyMissing as error:
         raise TaskError(f"there is no file {path}", remedy="check the path") from error

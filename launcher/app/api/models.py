@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from checkpoints.hf.folder import NETWORKS
-from checkpoints.load import Reader
+from checkpoints.hf.folder import PAIR_FOLDERS
+from checkpoints.load import CheckpointReader
 from data_service.processes import temporary_folder
 from launcher.after.export.export import export_run
-from launcher.after.finetune.pretrained import check_class
+from launcher.after.finetune.pretrained import require_transformers_class
 from launcher.errors import RunError, import_optional
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.timeline import recipe_after
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def module(run: Run, step: int | None) -> nn.Module:
+def load_module(run: Run, step: int | None) -> nn.Module:
     """Return the network with a checkpoint's weights; see `launcher.app.api.run.Run.module`."""
     manifest = select_checkpoint(run, step)
     tokenizer = run.tokenizer()
     trained = recipe_after(run.recipe, manifest.step).model
     config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     made = objective_module(config, run.recipe.objective)
-    with Reader(run.store, manifest) as reader, torch.no_grad():
+    with CheckpointReader(run.store, manifest) as reader, torch.no_grad():
         for name, parameter in made.named_parameters():
             parameter.copy_(reader.read_full(name))
     return made.eval()
 
 
-def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrainedModel":
+def load_transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrainedModel":
     """Return the weights as a class of transformers; see `launcher.app.api.run.Run.transformers_model`.
 
     The weights go through an export, which is read back and compared.
@@ -41,12 +41,10 @@ def transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrai
     transformers = import_optional("transformers", "a model of transformers")
     with temporary_folder("model") as folder:
         models = export_run(run, step, str(folder)).models
-        chosen = part or (NETWORKS[1] if NETWORKS[1] in models else ".")
+        chosen = part or (PAIR_FOLDERS[1] if PAIR_FOLDERS[1] in models else ".")
         if chosen not in models:
             have = ", ".join(name for name in models if name != ".") or "one network, and no parts"
             raise RunError(f"{run.uri} has no part {part!r}", remedy=f"it has: {have}")
-        check_class(Path(folder, chosen), run.uri)
-        model: PreTrainedModel = getattr(transformers, str(models[chosen])).from_pretrained(
-            Path(folder, chosen)
-        )
+        require_transformers_class(Path(folder, chosen), run.uri)
+        model: PreTrainedModel = getattr(transformers, str(models[chosen])).from_pretrained(Path(folder, chosen))
     return model

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from launcher.observe.inspect.show import Shown
     from launcher.observe.inspect.status import RunStatus
 
-_PANDAS_USE = "a frame of a run's figures"
+_PANDAS_PURPOSE = "a frame of a run's figures"
 
 
 def open_run(uri: str) -> "Run":
@@ -67,10 +67,10 @@ class Run:
         """Return what `maskfleet runs status` shows: progress, where it runs, interruptions, goodput."""
         import time
 
-        from launcher.observe.inspect.status import status
+        from launcher.observe.inspect.status import read_status
         from launcher.runtime.run.outline import open_outline
 
-        return status(open_outline(self.uri, self._opened.store), time.time())
+        return read_status(open_outline(self.uri, self._opened.store), time.time())
 
     def checkpoints(self) -> list[CheckpointRow]:
         """Return the run's checkpoints, the newest first."""
@@ -84,7 +84,7 @@ class Run:
         Raises:
             MissingPackage: pandas is not installed.
         """
-        pandas = import_optional("pandas", _PANDAS_USE)
+        pandas = import_optional("pandas", _PANDAS_PURPOSE)
         steps = read_history(self._opened.store).steps
         columns = {name: steps.column(name) for name in sorted(steps.fields - {"step"})}
         return pandas.DataFrame(columns, index=pandas.Index(steps.numbers.astype("int64"), name="step"))
@@ -95,7 +95,7 @@ class Run:
         Raises:
             MissingPackage: pandas is not installed.
         """
-        return _frame(read_history(self._opened.store).evaluations, "step")
+        return _data_frame(read_history(self._opened.store).evaluations, "step")
 
     def events(self) -> "pd.DataFrame":
         """Return the run's events, indexed by `time` (UTC). Which columns have values depends on `kind`.
@@ -103,8 +103,8 @@ class Run:
         Raises:
             MissingPackage: pandas is not installed.
         """
-        frame = _frame(read_history(self._opened.store).events, "time")
-        frame.index = import_optional("pandas", _PANDAS_USE).to_datetime(frame.index, unit="s", utc=True)
+        frame = _data_frame(read_history(self._opened.store).events, "time")
+        frame.index = import_optional("pandas", _PANDAS_PURPOSE).to_datetime(frame.index, unit="s", utc=True)
         return frame
 
     def sample(self, step: int, row: int = 0) -> "Shown":
@@ -144,9 +144,9 @@ class Run:
             CheckpointError: the checkpoint is damaged.
             TokenizerError: the run's tokenizer cannot be read.
         """
-        from launcher.app.api.models import module
+        from launcher.app.api.models import load_module
 
-        return module(self._opened, step)
+        return load_module(self._opened, step)
 
     def transformers_model(self, step: int | None = None, part: str | None = None) -> "PreTrainedModel":
         """Return the weights of a checkpoint as a model of the class in `transformers` that exports are made for.
@@ -163,12 +163,12 @@ class Run:
             CheckpointError: the checkpoint is damaged.
             TokenizerError: the run's tokenizer cannot be read.
         """
-        from launcher.app.api.models import transformers_model
+        from launcher.app.api.models import load_transformers_model
 
-        return transformers_model(self._opened, step, part)
+        return load_transformers_model(self._opened, step, part)
 
 
-def _frame(records: tuple[Record, ...], index: str) -> "pd.DataFrame":
-    pandas = import_optional("pandas", _PANDAS_USE)
+def _data_frame(records: tuple[Record, ...], index: str) -> "pd.DataFrame":
+    pandas = import_optional("pandas", _PANDAS_PURPOSE)
     frame = pandas.DataFrame.from_records(list(records))
     return frame.set_index(index) if len(records) else pandas.DataFrame(index=pandas.Index([], name=index))

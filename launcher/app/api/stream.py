@@ -20,10 +20,10 @@ from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
 from launcher.errors import RunError
 from launcher.runtime.rank.data import RankShard
-from launcher.runtime.recipe.summary import with_rows
+from launcher.runtime.recipe.summary import with_microbatch_rows
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.removals import CorpusStates
-from launcher.runtime.run.streams import current_skips, sample_positions, stream_spec
+from launcher.runtime.run.streams import current_skipped_ranges, sample_positions, stream_spec
 
 IGNORED_LABEL = -100
 """The label where nothing is to be predicted: what torch's cross-entropy ignores."""
@@ -41,7 +41,7 @@ class RunData:
     def __init__(self, run: Run) -> None:
         self._run, self._tokenizer = run, run.tokenizer()
         self._by_states: dict[frozenset[tuple[str, str]], list[Stream]] = {}
-        self._positions = sample_positions(run, self._streams(run.removals), current_skips(run))
+        self._positions = sample_positions(run, self._streams(run.removals), current_skipped_ranges(run))
         self.pad = self._tokenizer.special.pad
 
     def microbatches(self, step: int, rank: int, world: int) -> list[Samples]:
@@ -49,18 +49,16 @@ class RunData:
 
         With `microbatch: auto`, the rank's part of the step is one microbatch.
         """
-        rows = with_rows(self._run.recipe, world).phase_microbatches
-        mine, _ = RankShard(rank, world, rows).deal(self._positions.ranges(step))
-        streams = self._streams(self._run.history.at(step))
-        return [
-            join_rows([streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]) for _, ranges in mine
-        ]
+        rows = with_microbatch_rows(self._run.recipe, world).microbatch_rows_by_phase
+        mine, _ = RankShard(rank, world, rows).deal(self._positions.ranges_of_step(step))
+        streams = self._streams(self._run.removal_history.states_at(step))
+        return [join_rows([streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]) for _, ranges in mine]
 
-    def _streams(self, states: CorpusStates) -> list[Stream]:
+    def _streams(self, corpus_states: CorpusStates) -> list[Stream]:
         """Return the stream of each phase of corpora in these states, opened once."""
-        key = frozenset(states.items())
+        key = frozenset(corpus_states.items())
         if key not in self._by_states:
-            run, cache = replace(self._run, wanted=states), self._run.store.at("cache")
+            run, cache = replace(self._run, wanted=corpus_states), self._run.store.with_prefix("cache")
             specs = [stream_spec(run, self._tokenizer, phase) for phase in range(len(run.recipe.phases))]
             self._by_states[key] = [Stream(spec, cache=cache) for spec in specs]
         return self._by_states[key]
@@ -105,9 +103,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         RunError: there is no run at `uri`, or it has no such step or rank.
     """
 
-    def __init__(
-        self, uri: str, *, rank: int = 0, world: int = 1, start: int = 0, stop: int | None = None
-    ) -> None:
+    def __init__(self, uri: str, *, rank: int = 0, world: int = 1, start: int = 0, stop: int | None = None) -> None:
         run = open_run(uri)
         self.uri, self.rank, self.world = uri, rank, world
         self._first, self.stop = run.record.data_begins, run.recipe.total_steps if stop is None else stop
@@ -132,7 +128,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
             self._in_workers.fill_(1)
         first = self._start + (number if self._workers is None else 0)
         for step in range(first, self.stop, workers):
-            item = self._item(step)
+            item = self._make_item(step)
             self._next = step + workers
             yield item
 
@@ -160,9 +156,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
         """
         step, workers, info = state["step"], state.get("workers"), get_worker_info()
         if step < self._first:
-            raise RunError(
-                f"{self.uri} has no data for step {step}", remedy=f"its first step is {self._first}"
-            )
+            raise RunError(f"{self.uri} has no data for step {step}", remedy=f"its first step is {self._first}")
         if workers is not None and (info is None or info.num_workers != workers):
             raise RunError(
                 f"the state was saved by a DataLoader with {workers} workers, and this one has another number",
@@ -184,21 +178,21 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
             self._data = os.getpid(), RunData(open_run(self.uri))
         return self._data[1]
 
-    def _item(self, step: int) -> dict[str, Tensor]:
+    def _make_item(self, step: int) -> dict[str, Tensor]:
         parts = self.microbatches(step)
         rows = join_rows(parts) if len(parts) > 1 else parts[0] if parts else None
-        return {"step": torch.tensor(step)} | _padded(rows, self._open_data().pad)
+        return {"step": torch.tensor(step)} | _padded_item(rows, self._open_data().pad)
 
 
-def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
+def _padded_item(rows: Samples | None, pad_id: int) -> dict[str, Tensor]:
     """Return ragged rows as padded rectangles."""
     batch = idle_batch(_CPU_DEVICE) if rows is None else to_batch(rows, _CPU_DEVICE)
-    lay = partial(_as_rectangle, batch)
+    lay = partial(_pad_values, batch)
     labels = torch.full_like(batch.tokens, IGNORED_LABEL)
     labels[batch.target_positions] = batch.target_ids
-    found = {"labels": lay(labels, IGNORED_LABEL), **_encoder_inputs(batch, pad)}
+    found = {"labels": lay(labels, IGNORED_LABEL), **_encoder_inputs(batch, pad_id)}
     if batch.corrupted is not None:
-        return found | _encoder_inputs(batch.corrupted, pad) | {"corrupted": torch.tensor(True)}
+        return found | _encoder_inputs(batch.corrupted, pad_id) | {"corrupted": torch.tensor(True)}
     if rows is None:
         return found
     if batch.segments is not None:
@@ -222,7 +216,7 @@ def _padded(rows: Samples | None, pad: int) -> dict[str, Tensor]:
     return found | {name: values for name, values in singles.items() if values is not None}
 
 
-def _as_rectangle(batch: Batch, values: Tensor, filler: int) -> Tensor:
+def _pad_values(batch: Batch, values: Tensor, filler: int) -> Tensor:
     """Return [R, L] int64, the values of the batch's tokens. `values`: [T]."""
     row = torch.repeat_interleave(torch.arange(batch.rows), batch.cu_seqlens.diff().long())
     laid = torch.full((batch.rows, batch.max_length), filler, dtype=torch.int64)
@@ -230,9 +224,9 @@ def _as_rectangle(batch: Batch, values: Tensor, filler: int) -> Tensor:
     return laid
 
 
-def _encoder_inputs(batch: Batch, pad: int) -> dict[str, Tensor]:
+def _encoder_inputs(batch: Batch, pad_id: int) -> dict[str, Tensor]:
     """Return what an encoder reads."""
     return {
-        "input_ids": _as_rectangle(batch, batch.tokens, pad),
-        "attention_mask": _as_rectangle(batch, torch.ones_like(batch.tokens), 0),
+        "input_ids": _pad_values(batch, batch.tokens, pad_id),
+        "attention_mask": _pad_values(batch, torch.ones_like(batch.tokens), 0),
     }

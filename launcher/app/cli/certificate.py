@@ -9,11 +9,9 @@ from launcher.app.cli.options import JsonOption, RunArgument, print_json, requir
 from launcher.app.cli.runs import group
 
 if TYPE_CHECKING:
-    from launcher.after.certificate.examine import Examination
+    from launcher.after.certificate.examine import CertificateCheck
 
-KeyOption = Annotated[
-    Path | None, typer.Option("--key", metavar="PEM", help="Private Ed25519 key, to sign it.")
-]
+KeyOption = Annotated[Path | None, typer.Option("--key", metavar="PEM", help="Private Ed25519 key, to sign it.")]
 PublicKeyOption = Annotated[
     Path | None, typer.Option("--public-key", metavar="PEM", help="Ed25519 key that must have signed it.")
 ]
@@ -37,7 +35,7 @@ def certify(run: RunArgument, key: KeyOption = None) -> None:
     from launcher.after.certificate.examine import certify as write
 
     certificate, found = write(run, None if key is None else read_key(key, "private"))
-    _print(found)
+    _print_check(found)
     if certificate is None:
         raise typer.Exit(1)
     typer.echo(f"certificate {certificate.digest}, {len(certificate.chain):,} links")
@@ -63,12 +61,12 @@ def verify(run: RunArgument, public_key: PublicKeyOption = None, as_json: JsonOp
         problems = [{"place": place, "what": what} for place, what in found.problems]
         print_json([{"certificate": known.digest, "problems": problems, "notes": found.notes}])
     else:
-        _print(found)
+        _print_check(found)
         typer.echo(f"certificate {known.digest}")
     if found.problems:
         raise typer.Exit(1)
 
 
-def _print(found: "Examination") -> None:
+def _print_check(found: "CertificateCheck") -> None:
     for line in (*found.notes, *(f"{place}: {what}" for place, what in found.problems)):
         typer.echo(line)

@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.options import (
-    JsonOption,
-    LicenceOption,
-    RunArgument,
-    StepOption,
-    print_json,
-    require_run,
-)
+from launcher.app.cli.options import JsonOption, LicenceOption, RunArgument, StepOption, print_json, require_run
 from launcher.errors import OptionError
 
 if TYPE_CHECKING:
@@ -63,15 +56,15 @@ def verify(
 ) -> None:
     """Check every checkpoint against its manifest, every byte of it. Exit code 1 if one is damaged."""
     from checkpoints.verify import verify_all
-    from launcher.progress import BYTES, work
+    from launcher.progress import BYTES_UNIT, work
     from launcher.runtime.run.outline import open_outline
 
     store = open_outline(run).store
     damaged = 0
-    with work("verifying", unit=BYTES) as now:
+    with work("verifying", unit=BYTES_UNIT) as now:
 
         def begin(step: int, size: int) -> "ReportBytes":
-            now.begin(f"verifying step {step:,}", size)
+            now.begin_part(f"verifying step {step:,}", size)
             return now.advance
 
         for report in verify_all(store, full=not quick, begin=begin):
@@ -121,9 +114,9 @@ def export(
 
     graphs: list[OnnxGraph] = []
     if onnx:
-        from launcher.after.onnx.graph import check_installed
+        from launcher.after.onnx.graph import require_onnx_packages
 
-        check_installed()
+        require_onnx_packages()
 
     def add_onnx(folder: Path) -> None:
         if onnx:
@@ -158,15 +151,13 @@ def average(
         raise typer.BadParameter("give --last or --steps, exactly one of the two", param_hint="--last")
     numbers = _parse_steps(steps) if steps is not None else []
     require_run(run)
-    from launcher.after.export.export import checkpoints_of, export_mean, newest_checkpoints
+    from launcher.after.export.export import checkpoints_at_steps, export_mean, newest_checkpoints
     from launcher.runtime.run.record import open_run
 
     opened = open_run(run)
-    chosen = checkpoints_of(opened, numbers) if last is None else newest_checkpoints(opened, last)
+    chosen = checkpoints_at_steps(opened, numbers) if last is None else newest_checkpoints(opened, last)
     exported = export_mean(opened, chosen, out, licence=licence)
-    _print_exported(
-        exported, f"the mean of steps {', '.join(f'{manifest.step:,}' for manifest in chosen)}", out
-    )
+    _print_exported(exported, f"the mean of steps {', '.join(f'{manifest.step:,}' for manifest in chosen)}", out)
 
 
 def _parse_steps(steps: str) -> list[int]:

@@ -42,7 +42,7 @@ from launcher.app.cli.options import (
     TextFieldOption,
     TokenizerRulesOption,
     print_json,
-    reading_settings,
+    text_source_settings,
     validate_options,
 )
 
@@ -98,12 +98,12 @@ def build(
     Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
     """
     from data_service.ingest.options import BuildOptions
-    from launcher.app.cli.texts import choose_workers, read_provenance
+    from launcher.app.cli.texts import choose_worker_count, read_provenance
 
     options = validate_options(
         BuildOptions,
-        called={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
-        **reading_settings(text_field, encoding, delimiter),
+        option_names={"heldout_fraction": "--heldout", "pairs": "--texts pairs", "words": "--segmenter"},
+        **text_source_settings(text_field, encoding, delimiter),
         pairs=_pair_settings(texts, negatives, query_field, positive_field, negatives_field),
         words=_word_settings(segmenter, dictionary, user_words, words_field, lexicon),
         provenance=None if provenance is None else read_provenance(provenance),
@@ -114,12 +114,12 @@ def build(
         tokenizer_rules=tokenizer_rules,
         on_bad_bytes=on_bad_bytes,
         on_bad_records=on_bad_records,
-        **({"heldout_fraction": heldout} if heldout_like is None else _heldout_like(heldout_like)),
+        **({"heldout_fraction": heldout} if heldout_like is None else _heldout_settings_like(heldout_like)),
         block_tokens=block_tokens,
         max_document_bytes=max_document_bytes,
-        workers=choose_workers(inputs, workers),
+        workers=choose_worker_count(inputs, workers),
     )
-    _build_and_watch(inputs, out, tokenizer, options)
+    _build_with_progress(inputs, out, tokenizer, options)
 
 
 @group.command()
@@ -138,10 +138,10 @@ def prepare(
     """
     from rich.console import Console
 
-    from launcher.app.cli.prepared import prepare_and_watch, statistics_tables
+    from launcher.app.cli.prepared import prepare_with_progress, statistics_tables
     from launcher.output import print_table
 
-    statistics = prepare_and_watch(file, out, workers, Console(stderr=as_json))
+    statistics = prepare_with_progress(file, out, workers, Console(stderr=as_json))
     if as_json:
         print_json([statistics.model_dump(mode="json")])
         return
@@ -149,7 +149,7 @@ def prepare(
         print_table(table)
 
 
-def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "BuildOptions") -> None:
+def _build_with_progress(inputs: list[str], out: str, tokenizer: str, options: "BuildOptions") -> None:
     from rich.console import Console
 
     from data_service.ingest.build import build_corpus
@@ -161,14 +161,18 @@ def _build_and_watch(inputs: list[str], out: str, tokenizer: str, options: "Buil
 
 
 def _pair_settings(
-    texts: TextsKind, count: int | None, query: str | None, positive: str | None, negatives: list[str] | None
+    texts: TextsKind,
+    negative_count: int | None,
+    query: str | None,
+    positive: str | None,
+    negatives: list[str] | None,
 ) -> dict[str, object] | None:
     """Return the settings of pairs that were given; None for running text.
 
     Raises:
         OptionError: settings of pairs are given without `--texts pairs`.
     """
-    given = {"count": count, "query": query, "positive": positive, "negatives": negatives or None}
+    given = {"count": negative_count, "query": query, "positive": positive, "negatives": negatives or None}
     chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     if texts == "pairs":
         return chosen
@@ -182,12 +186,12 @@ def _pair_settings(
     return None
 
 
-def _heldout_like(uri: str) -> dict[str, object]:
+def _heldout_settings_like(uri: str) -> dict[str, object]:
     """Return the settings by which the corpus at `uri` held text out. Raises CorpusError, StoreError."""
     from data_service.corpus.corpus import open_corpus
-    from data_service.ingest.heldout import heldout_like
+    from data_service.ingest.heldout import heldout_options_from_manifest
 
-    return heldout_like(open_corpus(uri).manifest)
+    return heldout_options_from_manifest(open_corpus(uri).manifest)
 
 
 def _word_settings(
@@ -222,9 +226,9 @@ def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     from data_service.corpus.corpus import verify_corpus
     from data_service.printable import one_line
     from launcher.output import human_bytes
-    from launcher.progress import BYTES, work
+    from launcher.progress import BYTES_UNIT, work
 
-    with work("reading and comparing", unit=BYTES) as now:
+    with work("reading and comparing", unit=BYTES_UNIT) as now:
         report = verify_corpus(corpus, now.advance)
     if as_json:
         print_json([vars(report) | {"damage": [str(damage) for damage in report.damage]}])
@@ -232,9 +236,7 @@ def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
         for damage in report.damage:
             typer.echo(f"DAMAGED  {one_line(str(damage))}")
         size = human_bytes(report.bytes)
-        typer.echo(
-            f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged"
-        )
+        typer.echo(f"{report.shards:,} shards, {report.blocks:,} blocks, {size} read, {len(report.damage)} damaged")
     if report.damage:
         raise typer.Exit(1)
 
@@ -251,7 +253,7 @@ def stats(
 
     from data_service.stream.statistics import corpus_stats
     from launcher.app.cli.corpus_shown import heldout_note, removal_note, stats_tables, text_warning
-    from launcher.app.cli.texts import print_loss
+    from launcher.app.cli.texts import print_text_loss
     from launcher.output import print_table
 
     found = corpus_stats(corpus, batch=batch, length=length)
@@ -267,7 +269,7 @@ def stats(
     note = heldout_note(found)
     if note:
         typer.echo(note)
-    print_loss(found.loss)
+    print_text_loss(found.loss)
     warning = text_warning(found)
     if warning:
         typer.echo(warning, err=True)
@@ -287,7 +289,7 @@ def similar_words(
     most_tokens: Annotated[
         int, typer.Option("--most-tokens", min=1, help="Read so many tokens of each corpus.")
     ] = 200_000_000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the vectors.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the vectors.")] = 1,
 ) -> None:
     """Learn which words are similar, for MLM as correction (MacBERT): for each the nearest of the same length.
 
@@ -308,5 +310,5 @@ def similar_words(
         seed=seed,
     )
     with work("learning similar words", unit="blocks") as now:
-        written = write_similar_words(corpora, out, options, now.at)
+        written = write_similar_words(corpora, out, options, now.set_done)
     typer.echo(f"{written.words:,} words, {written.with_similar:,} with a similar one: {out}")

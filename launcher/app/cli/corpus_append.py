@@ -75,7 +75,7 @@ def append(
     from data_service.corpus.corpus import open_corpus
     from data_service.ingest.append_options import options_from_corpus
     from data_service.ingest.options import BuildOptions
-    from launcher.app.cli.texts import choose_workers, read_provenance
+    from launcher.app.cli.texts import choose_worker_count, read_provenance
 
     others: dict[str, Any] = {
         "text_field": text_field,
@@ -91,12 +91,12 @@ def append(
     files = {"dictionary": dictionary, "user_words": user_words, "lexicon": lexicon}
     options = options_from_corpus(
         open_corpus(corpus),
-        workers=choose_workers(inputs, workers),
+        workers=choose_worker_count(inputs, workers),
         on_bad_records=on_bad_records,
         word_files={name: uri for name, uri in files.items() if uri is not None},
         **given,
     )
-    report = _append_and_watch(corpus, inputs, out, options, as_json)
+    report = _append_with_progress(corpus, inputs, out, options, as_json)
     if as_json:
         print_json([vars(report)])
     else:
@@ -104,7 +104,7 @@ def append(
         typer.echo(f"{report.added:,} documents added, {counted}; {report.documents:,} in all: {out}")
 
 
-def _append_and_watch(
+def _append_with_progress(
     corpus: str, inputs: list[str], out: str, options: "BuildOptions", as_json: bool
 ) -> "AppendReport":
     import time
@@ -114,7 +114,7 @@ def _append_and_watch(
     from data_service.ingest.append import append_documents
     from launcher.app.cli.corpus_shown import show_build_progress
     from launcher.progress import work
-    from launcher.runtime.run.request_stop import whoami
+    from launcher.runtime.run.request_stop import user_at_host
 
     with work("comparing documents") as now, show_build_progress(Console(stderr=as_json)) as progress:
         return append_documents(
@@ -122,7 +122,7 @@ def _append_and_watch(
             inputs,
             out,
             options,
-            removed_by=whoami(),
+            removed_by=user_at_host(),
             removed_at=int(time.time()),
             progress=progress,
             report=now.advance,

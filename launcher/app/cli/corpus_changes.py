@@ -8,7 +8,7 @@ from launcher.app.cli.options import CorpusArgument, JsonOption, print_json
 
 if TYPE_CHECKING:
     from data_service.corpus.corpus import Corpus
-    from data_service.corpus.remove import SplitDocuments
+    from data_service.corpus.remove import DocumentsBySplit
 
 
 def register(group: typer.Typer) -> None:
@@ -47,19 +47,17 @@ def remove(
     from data_service.corpus.corpus import open_corpus
     from data_service.corpus.remove import remove_documents
     from launcher.errors import OptionError
-    from launcher.runtime.run.request_stop import whoami
+    from launcher.runtime.run.request_stop import user_at_host
 
     if (ids is not None, documents is not None, from_parts).count(True) != 1:
-        raise OptionError(
-            "no documents to remove are named", remedy="give one of --ids, --documents and --from-parts"
-        )
+        raise OptionError("no documents to remove are named", remedy="give one of --ids, --documents and --from-parts")
     if not reason.strip():
         raise OptionError("--reason is empty", remedy="say why the documents are removed: --reason TEXT")
     opened = open_corpus(corpus)
     wanted = _select_documents(opened, ids, documents)
-    report = remove_documents(opened, wanted, removed_by=whoami(), removed_at=int(time.time()), reason=reason)
+    report = remove_documents(opened, wanted, removed_by=user_at_host(), removed_at=int(time.time()), reason=reason)
     if as_json:
-        counts = {"documents": len(report.documents), "tokens": report.documents.tokens}
+        counts = {"documents": len(report.documents), "tokens": report.documents.token_count}
         print_json([{"removal": report.number, **counts, "removed_before": len(report.already)}])
         return
     if len(report.already):
@@ -68,23 +66,21 @@ def remove(
         typer.echo("nothing is left to remove")
     else:
         parts = (report.documents.train, report.documents.heldout)
-        counted = ", ".join(
-            f"{len(part):,} of {name}" for part, name in zip(parts, ("train", "heldout"), strict=True)
-        )
-        typer.echo(f"removal {report.number}: {counted}, {report.documents.tokens:,} tokens")
+        counted = ", ".join(f"{len(part):,} of {name}" for part, name in zip(parts, ("train", "heldout"), strict=True))
+        typer.echo(f"removal {report.number}: {counted}, {report.documents.token_count:,} tokens")
 
 
-def _select_documents(corpus: "Corpus", ids: str | None, documents: str | None) -> "SplitDocuments":
+def _select_documents(corpus: "Corpus", ids: str | None, documents: str | None) -> "DocumentsBySplit":
     """Return the documents that a file names; without a file those that were removed from the corpus's parts."""
     from data_service.corpus.remove import documents_by_id, documents_by_number, find_removed_in_parts
-    from launcher.app.cli.texts import read_list
+    from launcher.app.cli.texts import read_nonblank_lines
     from launcher.progress import work
 
     with work("finding documents") as now:
         if ids is not None:
-            return documents_by_id(corpus, read_list(ids), now.advance)
+            return documents_by_id(corpus, read_nonblank_lines(ids), now.advance)
         if documents is not None:
-            return documents_by_number(corpus, read_list(documents), now.advance)
+            return documents_by_number(corpus, read_nonblank_lines(documents), now.advance)
         return find_removed_in_parts(corpus)
 
 
@@ -106,12 +102,10 @@ def merge(
 
     from data_service.corpus.merge import merge_corpora
     from launcher.progress import work
-    from launcher.runtime.run.request_stop import whoami
+    from launcher.runtime.run.request_stop import user_at_host
 
     with work("comparing documents", unit="blocks") as now:
-        report = merge_corpora(
-            corpora, out, removed_by=whoami(), removed_at=int(time.time()), report=now.advance
-        )
+        report = merge_corpora(corpora, out, removed_by=user_at_host(), removed_at=int(time.time()), report=now.advance)
     if as_json:
         print_json([vars(report)])
     else:

@@ -30,44 +30,42 @@ def show(
     from itertools import repeat
 
     from data_service.corpus.corpus import show_documents
-    from data_service.printable import visible
+    from data_service.printable import escape_controls
 
     if licences:
-        _licences(corpus)
+        _print_licences(corpus)
         return
     if removed:
-        _removed(corpus)
+        _print_removals(corpus)
         return
     for document in show_documents(corpus, split, index, count):
         place = f"{document.shard}, block {document.block}, document {document.document}"
         gone = "" if document.removal is None else f", removed (removal {document.removal})"
-        typer.echo(visible(f"== {place}: {document.tokens:,} tokens{gone}"))
-        names = (
-            [f"{name}: " for name in document.pairs.text_names] if document.pairs is not None else repeat("")
-        )
+        typer.echo(escape_controls(f"== {place}: {document.tokens:,} tokens{gone}"))
+        names = [f"{name}: " for name in document.pairs.text_names] if document.pairs is not None else repeat("")
         for name, sentence in zip(names, document.sentences, strict=False):
             line = sentence.removeprefix("\r").removeprefix("\n")  # without the end of the line before
-            typer.echo(visible(name + line.rstrip("\n")))
+            typer.echo(escape_controls(name + line.rstrip("\n")))
 
 
-def _licences(uri: str) -> None:
+def _print_licences(uri: str) -> None:
     from data_service.corpus.corpus import open_corpus
-    from data_service.corpus.sidecar import count_by
+    from data_service.corpus.sidecar import count_text_by_field
     from launcher.app.cli.corpus_shown import licence_table
     from launcher.output import print_table
 
-    print_table(licence_table(count_by(open_corpus(uri), "licence")))
+    print_table(licence_table(count_text_by_field(open_corpus(uri), "licence")))
 
 
-def _removed(uri: str) -> None:
+def _print_removals(uri: str) -> None:
     from data_service.corpus.corpus import open_corpus
     from data_service.corpus.removals import load_removals
-    from data_service.printable import visible
+    from data_service.printable import escape_controls
     from launcher.app.cli.corpus_shown import removal_lines
 
     opened = open_corpus(uri)
     for line in removal_lines(opened, load_removals(opened.store, opened.manifest)):
-        typer.echo(visible(line))
+        typer.echo(escape_controls(line))
 
 
 def find(
@@ -82,7 +80,7 @@ def find(
     from data_service.corpus.corpus import open_corpus
     from data_service.corpus.removals import load_removals
     from data_service.corpus.sidecar import find_documents
-    from data_service.printable import visible
+    from data_service.printable import escape_controls
     from launcher.errors import OptionError
 
     wanted = {name: value for name, value in {"id": document_id, "url": url}.items() if value is not None}
@@ -94,7 +92,7 @@ def find(
         found = True
         removal = removals.removal_number(document.split, document.number)
         gone = "" if removal is None else f", removed (removal {removal})"
-        typer.echo(visible(f"{document}{gone}"))
+        typer.echo(escape_controls(f"{document}{gone}"))
     if not found:
         typer.echo("no such document", err=True)
         raise typer.Exit(1)
@@ -110,11 +108,11 @@ def card(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
     """
     from data_service.corpus.corpus import open_corpus
     from data_service.corpus.data_card import make_card, render_markdown
-    from data_service.printable import visible
+    from data_service.printable import escape_controls
 
     opened = open_corpus(corpus)
     found = make_card(opened)
     if as_json:
         print_json([found.model_dump(mode="json")])
         return
-    typer.echo(visible(render_markdown(found, f"Data card of {opened.store.uri}")), nl=False)
+    typer.echo(escape_controls(render_markdown(found, f"Data card of {opened.store.uri}")), nl=False)

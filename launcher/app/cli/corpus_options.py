@@ -30,17 +30,18 @@ TextsOption = Annotated[
     typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record."),
 ]
 NegativesOption = Annotated[
-    int | None, typer.Option("--negatives", min=0, help="Of each pair. A record with fewer is a bad one.")
+    int | None,
+    typer.Option("--negatives", min=0, help="Negatives of each pair. A record with fewer is a bad one."),
 ]
-QueryFieldOption = Annotated[str | None, typer.Option("--query-field", help="Of pairs. Default: query.")]
+QueryFieldOption = Annotated[str | None, typer.Option("--query-field", help="Field of a pair's query. Default: query.")]
 PositiveFieldOption = Annotated[
-    str | None, typer.Option("--positive-field", help="Of pairs. Default: positive.")
+    str | None, typer.Option("--positive-field", help="Field of a pair's positive. Default: positive.")
 ]
 NegativesFieldOption = Annotated[
     list[str] | None,
     typer.Option(
         "--negatives-field",
-        help="Of pairs, one or several, each with a text or a list. Default: negatives.",
+        help="Fields of a pair's negatives, each a text or a list. Default: negatives.",
     ),
 ]
 SentencesOption = Annotated[
@@ -68,9 +69,7 @@ DictionaryOption = Annotated[
 ]
 UserWordsOption = Annotated[
     str | None,
-    typer.Option(
-        "--user-words", metavar="FILE", help="For jieba besides its own: word [frequency] [tag] a line."
-    ),
+    typer.Option("--user-words", metavar="FILE", help="For jieba besides its own: word [frequency] [tag] a line."),
 ]
 WordsFieldOption = Annotated[
     str | None,

@@ -20,9 +20,9 @@ from data_service.ingest.pool import ReportProgress
 from data_service.printable import one_line
 from data_service.stream.statistics import CorpusStats, ShuffleRadius
 from launcher.output import human_bytes
-from launcher.progress import BYTES, Work, work
+from launcher.progress import BYTES_UNIT, Work, work
 
-_BAR_CHARACTERS = 40  # characters of the longest bar
+_MAX_BAR_CHARACTERS = 40  # characters of the longest bar
 
 
 def stats_tables(stats: CorpusStats) -> Iterator[Table]:
@@ -44,7 +44,7 @@ def stats_tables(stats: CorpusStats) -> Iterator[Table]:
     counts.add_row("unigram entropy", f"{stats.unigram_entropy:.3f} nats a token")
     yield counts
     if stats.radius is not None:
-        yield _radius(stats.radius)
+        yield _shuffle_table(stats.radius)
     if stats.skipped:
         skipped = Table("bad records left out", box=None, pad_edge=False)
         for record in stats.skipped:
@@ -53,11 +53,11 @@ def stats_tables(stats: CorpusStats) -> Iterator[Table]:
     lengths = Table("tokens", "documents", "", box=None, pad_edge=False)
     most = max(stats.document_lengths.values(), default=1)
     for shortest, count in stats.document_lengths.items():
-        lengths.add_row(f"{shortest:,}+", f"{count:,}", "█" * max(1, round(_BAR_CHARACTERS * count / most)))
+        lengths.add_row(f"{shortest:,}+", f"{count:,}", "█" * max(1, round(_MAX_BAR_CHARACTERS * count / most)))
     yield lengths
 
 
-def _radius(radius: ShuffleRadius) -> Table:
+def _shuffle_table(radius: ShuffleRadius) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     of = f"of {radius.regions:,.0f} blocks, at most {radius.largest:.2%} from one"
     table.add_row(f"a batch of {radius.rows:,} rows", of)
@@ -70,9 +70,7 @@ def _radius(radius: ShuffleRadius) -> Table:
 
 def licence_table(counted: Mapping[str | None, Mapping[SplitName, TextCount]]) -> Table:
     """Return a table of documents and tokens by licence."""
-    table = Table(
-        "licence", "documents", "tokens", "held-out documents", "held-out tokens", box=None, pad_edge=False
-    )
+    table = Table("licence", "documents", "tokens", "held-out documents", "held-out tokens", box=None, pad_edge=False)
     for licence, parts in counted.items():
         numbers = (f"{n:,}" for part in parts.values() for n in (part.documents, part.tokens))
         table.add_row(Text("(none)" if licence is None else one_line(licence)), *numbers)
@@ -87,7 +85,7 @@ def removal_lines(corpus: Corpus, chain: RemovalChain) -> Iterator[str]:
         for split in SPLITS:
             gone, table = getattr(removal, split), corpus.table(split)
             for document, block, start, stop in zip(*(c.tolist() for c in vars(gone).values()), strict=True):
-                yield f"  {split} {document}: {table.key(block)}, block {block}, tokens {start} to {stop}"
+                yield f"  {split} {document}: {table.block_shard_key(block)}, block {block}, tokens {start} to {stop}"
     if not chain.removals:
         yield "nothing was removed"
 
@@ -98,8 +96,8 @@ def removal_note(uri: str) -> str | None:
     chain = load_removals(corpus.store, corpus.manifest)
     if not chain.removals:
         return None
-    gone = [chain.for_split(split) for split in SPLITS]
-    documents, tokens = sum(map(len, gone)), sum(part.tokens for part in gone)
+    gone = [chain.removed_documents(split) for split in SPLITS]
+    documents, tokens = sum(map(len, gone)), sum(part.token_count for part in gone)
     return f"of these, {documents:,} documents of {tokens:,} tokens were removed: maskfleet corpus show --removed"
 
 
@@ -140,18 +138,18 @@ def show_build_progress(console: Console) -> Iterator[ReportProgress]:
     stage, shown = "", ExitStack()
     begun: Work | None = None
 
-    def show(progress: BuildProgress) -> None:
+    def show_stage_progress(progress: BuildProgress) -> None:
         nonlocal stage, begun
         if begun is None or progress.stage != stage:
             shown.close()
-            begun = shown.enter_context(work(progress.stage, progress.bytes_total, BYTES))
-            begun.begin_at(progress.bytes_done)
+            begun = shown.enter_context(work(progress.stage, progress.bytes_total, BYTES_UNIT))
+            begun.set_already_done(progress.bytes_done)
         if not console.is_terminal and (progress.done == progress.total or progress.stage != stage):
             size = f"{human_bytes(progress.bytes_done)} of {human_bytes(progress.bytes_total)}"
             tasks = f"{progress.done}/{progress.total} tasks"
             console.print(f"{progress.stage}: {tasks}, {size}", highlight=False)
         stage = progress.stage
-        begun.at(progress.bytes_done, progress.bytes_total)
+        begun.set_done(progress.bytes_done, progress.bytes_total)
 
     with shown:
-        yield show
+        yield show_stage_progress

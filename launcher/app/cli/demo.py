@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from launcher.app.cli.options import EncodingOption, local_path, validate_options
+from launcher.app.cli.options import EncodingOption, require_local_path, validate_options
 from launcher.progress import work
 
 
@@ -19,7 +19,7 @@ def demo(
         typer.Argument(help="Your text: a file, folder or glob. Default: Python's docs."),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", callback=local_path, help="Folder for everything that is made.")
+        Path, typer.Option("--out", callback=require_local_path, help="Folder for everything that is made.")
     ] = Path("maskfleet-demo"),
     encoding: EncodingOption = "utf-8",
 ) -> None:
@@ -30,10 +30,10 @@ def demo(
     """
     if text is not None:
         from data_service.ingest.options import BuildOptions
-        from launcher.app.cli.texts import list_texts
+        from launcher.app.cli.texts import list_text_files
 
         validate_options(BuildOptions, encoding=encoding)
-        list_texts([text], encoding)
+        list_text_files([text], encoding)
     from rich.console import Console
 
     with work("loading libraries"):

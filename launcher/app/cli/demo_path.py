@@ -37,7 +37,7 @@ from launcher.after.export.export import export_run
 from launcher.after.fill.fill import MaskFiller
 from launcher.app.cli.corpus_shown import heldout_note, show_build_progress
 from launcher.app.cli.options import validate_options
-from launcher.app.cli.texts import default_workers, sample_texts
+from launcher.app.cli.texts import default_worker_count, sample_texts
 from launcher.app.companions import TRAINING_COMPANIONS
 from launcher.errors import RunError
 from launcher.observe.inspect.baselines import load_or_compute_baselines
@@ -48,7 +48,7 @@ from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run, reconcile
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import token_loss
-from launcher.runtime.run.record import RECORD, Run, open_run
+from launcher.runtime.run.record import RECORD_FILE, Run, open_run
 
 _MIN_DOCUMENT_CHARACTERS = 200  # characters: below this a module's documentation is no text to learn from
 _SKIP_DIRS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data"}
@@ -62,14 +62,14 @@ def python_documentation() -> Iterator[tuple[str, str]]:
     A paragraph that occurs in several modules, as licences do, stays in the first one only.
     """
     seen: set[bytes] = set()
-    for name, text in _documents():
+    for name, text in _documentation_texts():
         kept = [paragraph for paragraph in text.split("\n\n") if _is_first_occurrence(paragraph, seen)]
         document = "\n\n".join(kept)
         if len(document) >= _MIN_DOCUMENT_CHARACTERS:
             yield name, document
 
 
-def write_jsonl(path: Path) -> tuple[int, int]:
+def write_documentation(path: Path) -> tuple[int, int]:
     """Write the documentation to `path`, one document a line. Return the numbers of documents and of bytes of text."""
     documents = size = 0
     with path.open("w", encoding="utf-8") as lines:
@@ -80,7 +80,7 @@ def write_jsonl(path: Path) -> tuple[int, int]:
     return documents, size
 
 
-def _documents() -> Iterator[tuple[str, str]]:
+def _documentation_texts() -> Iterator[tuple[str, str]]:
     for name, text in sorted(topics.topics.items()):
         yield f"topic {name}", inspect.cleandoc(text)
     root = Path(sysconfig.get_path("stdlib"))
@@ -110,7 +110,7 @@ def _is_first_occurrence(paragraph: str, seen: set[bytes]) -> bool:
     return True
 
 
-_VOCABULARY = 2048
+_VOCABULARY_SIZE = 2048
 _TOKENIZER_SAMPLE_BYTES = 50_000_000  # bytes of text to learn the tokenizer from
 _STAGE_COUNT = 8
 _COMPRESSION_RATIO = 4  # assumed bytes of text in a byte of a compressed file
@@ -147,7 +147,7 @@ class Demo:
 
     def print_next_steps(self) -> None:
         """Print commands to continue with, as they can be typed here."""
-        program = "maskfleet" if shutil.which("maskfleet") else _program()
+        program = "maskfleet" if shutil.which("maskfleet") else _program_command()
         run, corpus, other = (shell_word(str(self.out / name)) for name in ("run", "corpus", "electra"))
         rows = [
             (f"show {run} --step 100", "a row that was trained on, and what was masked in it"),
@@ -162,21 +162,21 @@ class Demo:
         self.console.print("\n[bold]Next[/]", highlight=False)
         width = max(len(words) for words, _ in rows)
         for words, what in rows:
-            self._say(f"{program} {words:<{width}}   {what}")
+            self._print_line(f"{program} {words:<{width}}   {what}")
 
     def _gather_text(self) -> list[str]:
-        with self._timed("text"):
+        with self._timed_stage("text"):
             self._check_output_folder()
             if self.text is not None:
                 files = list_inputs([self.text]).files
                 total = human_bytes(sum(file.size for file in files))
-                self._say(f"yours: {self.text}, {len(files):,} files, {total}")
+                self._print_line(f"yours: {self.text}, {len(files):,} files, {total}")
                 return [self.text]
             path = self.out / "text" / "python.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
-            documents, written = write_jsonl(path)
-            self._say(f"documentation strings of Python's standard library and its help topics, {path}")
-            self._say(f"{documents:,} documents, {human_bytes(written)}")
+            documents, written = write_documentation(path)
+            self._print_line(f"documentation strings of Python's standard library and its help topics, {path}")
+            self._print_line(f"{documents:,} documents, {human_bytes(written)}")
             return [str(path)]
 
     def _check_output_folder(self) -> None:
@@ -189,7 +189,7 @@ class Demo:
                 f"{self.out} cannot be written: {error.strerror}", remedy="give another folder with --out"
             ) from error
 
-    def _options(self, inputs: list[str]) -> BuildOptions:
+    def _build_options(self, inputs: list[str]) -> BuildOptions:
         """Return build options. A .txt file is one document; if it is longer than a document may be, blank lines end
         documents.
         """
@@ -203,108 +203,98 @@ class Demo:
         return options.model_copy(update={"txt_documents": "blank_line" if long else "file"})
 
     def _train_tokenizer(self, inputs: list[str]) -> None:
-        with self._timed(f"tokenizer: byte-level BPE of at most {_VOCABULARY:,} ids"):
+        with self._timed_stage(f"tokenizer: byte-level BPE of at most {_VOCABULARY_SIZE:,} ids"):
             uri = str(self.out / "tokenizer")
-            texts = sample_texts(inputs, self._options(inputs), _TOKENIZER_SAMPLE_BYTES)
-            tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY, allow_fewer_ids=True)
+            texts = sample_texts(inputs, self._build_options(inputs), _TOKENIZER_SAMPLE_BYTES)
+            tokenizer = train_tokenizer("byte_bpe", texts, _VOCABULARY_SIZE, allow_fewer_ids=True)
             if (self.out / "tokenizer").exists() and load_tokenizer(uri).hash != tokenizer.hash:
-                raise TokenizerError(
-                    f"{self.out} holds a demo on other text", remedy="give another folder with --out"
-                )
+                raise TokenizerError(f"{self.out} holds a demo on other text", remedy="give another folder with --out")
             save_tokenizer(tokenizer, uri)
-            self._say(f"{uri}: {tokenizer.vocab_size:,} ids (hash {tokenizer.hash[:12]})")
+            self._print_line(f"{uri}: {tokenizer.vocab_size:,} ids (hash {tokenizer.hash[:12]})")
 
     def _build_corpus(self, inputs: list[str]) -> None:
-        with self._timed("corpus: shards with hashes, duplicates dropped, held-out documents apart"):
+        with self._timed_stage("corpus: shards with hashes, duplicates dropped, held-out documents apart"):
             fraction = load("quickstart").corpus.heldout.fraction
-            options = self._options(inputs).model_copy(
-                update={"heldout_fraction": fraction, "workers": default_workers(inputs)}
+            options = self._build_options(inputs).model_copy(
+                update={"heldout_fraction": fraction, "workers": default_worker_count(inputs)}
             )
             uri = str(self.out / "corpus")
             with show_build_progress(self.console) as report:
                 build_corpus(inputs, uri, str(self.out / "tokenizer"), options, report)
             stats = corpus_stats(uri)
-            held = (
-                f"{stats.heldout.documents:,} documents, {human_count(stats.heldout.tokens)} tokens held out"
-            )
-            trained = (
-                f"{stats.train.documents:,} documents, {human_count(stats.train.tokens)} tokens to train on"
-            )
-            self._say(f"{trained}; {held}")
+            held = f"{stats.heldout.documents:,} documents, {human_count(stats.heldout.tokens)} tokens held out"
+            trained = f"{stats.train.documents:,} documents, {human_count(stats.train.tokens)} tokens to train on"
+            self._print_line(f"{trained}; {held}")
             if note := heldout_note(stats):
-                self._say(note)
+                self._print_line(note)
 
     def _create_run(self) -> Run:
-        with self._timed("run: recipe quickstart, resolved and recorded"):
+        with self._timed_stage("run: recipe quickstart, resolved and recorded"):
             uri = str(self.out / "run")
             recipe = load(
                 "quickstart",
                 (f"corpus.sources.text.uri={self.out / 'corpus'}", f"tokenizer.uri={self.out / 'tokenizer'}"),
             )
             now = datetime.now(UTC)
-            if (self.out / "run" / RECORD).exists():
+            if (self.out / "run" / RECORD_FILE).exists():
                 return reconcile(open_run(uri), recipe=recipe, accept_changes=False, now=now)
             return create_run(recipe, uri, now)
 
     def _train(self, run: Run) -> bool:
         """Train the run. Return whether training was stopped before its end."""
         ranks, stage = run.recipe.trainers, run.recipe.zero
-        with self._timed(f"training: {ranks} ranks, ZeRO {stage}, data through Ray"):
+        with self._timed_stage(f"training: {ranks} ranks, ZeRO {stage}, data through Ray"):
             outcome = train(run, self.console, TRAINING_COMPANIONS)
             if outcome.code:
-                self._say(f"stopped at step {outcome.step:,}; the same command goes on from there")
+                self._print_line(f"stopped at step {outcome.step:,}; the same command goes on from there")
             return outcome.code != 0
 
     def _evaluate(self, run: Run) -> None:
-        with self._timed("evaluation on held-out documents"):
+        with self._timed_stage("evaluation on held-out documents"):
             evaluations = read_history(run.store).evaluations
             if not evaluations:
-                raise RunError(
-                    f"{run.uri} has no evaluation on record", remedy="remove the folder and start again"
-                )
+                raise RunError(f"{run.uri} has no evaluation on record", remedy="remove the folder and start again")
             last, counted = evaluations[-1], load_or_compute_baselines(run)
-            self._say(f"masked tokens evaluated        {counted.targets:,}")
-            self._say(f"unigram cross-entropy          {counted.unigram:.3f} nats (guessing by frequency)")
-            self._say(
+            self._print_line(f"masked tokens evaluated        {counted.targets:,}")
+            self._print_line(f"unigram cross-entropy          {counted.unigram:.3f} nats (guessing by frequency)")
+            self._print_line(
                 f"left-bigram cross-entropy      {counted.bigram:.3f} nats (guessing from the token before)"
             )
             loss = token_loss(last)
-            self._say(f"held-out loss of the model     {loss:.3f} nats, perplexity {last['perplexity']:.1f}")
+            self._print_line(f"held-out loss of the model     {loss:.3f} nats, perplexity {last['perplexity']:.1f}")
             below, bigram = counted.unigram - loss, counted.bigram - loss
-            self._say(f"the model is {below:+.3f} nats better than unigram, {bigram:+.3f} than left-bigram")
+            self._print_line(f"the model is {below:+.3f} nats better than unigram, {bigram:+.3f} than left-bigram")
 
     def _export(self, run: Run) -> None:
-        with self._timed("export, and a masked sentence filled with what was exported"):
+        with self._timed_stage("export, and a masked sentence filled with what was exported"):
             folder = self.out / "model"
             step = export_run(run, None, str(folder)).step
-            self._say(
-                f"step {step:,} to {folder}; transformers loads it: AutoModelForMaskedLM, AutoTokenizer"
-            )
+            self._print_line(f"step {step:,} to {folder}; transformers loads it: AutoModelForMaskedLM, AutoTokenizer")
             filler = MaskFiller(folder)
             for sentence in _EXAMPLE_SENTENCES:
-                guesses = filler.guesses(sentence, 4)
+                guesses = filler.top_candidates(sentence, 4)
                 shown = ", ".join(f"{guess.text.strip()!r} {guess.probability:.0%}" for guess in guesses)
-                self._say(f"{sentence}\n        {shown}")
+                self._print_line(f"{sentence}\n        {shown}")
 
     def _report(self, run: Run) -> None:
-        with self._timed("report"):
+        with self._timed_stage("report"):
             page = self.out / "report.html"
             write_report(run, page, with_baselines=True, now=datetime.now(UTC))
-            self._say(f"open {page} in a browser")
+            self._print_line(f"open {page} in a browser")
 
     @contextmanager
-    def _timed(self, title: str) -> Iterator[None]:
+    def _timed_stage(self, title: str) -> Iterator[None]:
         self._stage += 1
         self.console.print(f"\n[bold]\\[{self._stage}/{_STAGE_COUNT}][/] {title}", highlight=False)
         started = time.monotonic()
         yield
-        self._say(f"took {human_duration(time.monotonic() - started)}")
+        self._print_line(f"took {human_duration(time.monotonic() - started)}")
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         self.console.print(f"      {text}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _program() -> str:
+def _program_command() -> str:
     """Return how the program was called, for machines without `maskfleet` on the path."""
     called = Path(sys.argv[0])
     return f"{sys.executable} -m maskfleet" if called.name == "__main__.py" else os.path.relpath(called)

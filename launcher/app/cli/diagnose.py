@@ -6,14 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.options import (
-    CheckpointArgument,
-    DataOption,
-    JsonOption,
-    StepOption,
-    print_json,
-    require_model,
-)
+from launcher.app.cli.options import CheckpointArgument, DataOption, JsonOption, StepOption, print_json, require_model
 from launcher.progress import work
 
 if TYPE_CHECKING:
@@ -22,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.runtime.run.evaluations import Figure
 
 
-class FrozenPooling(StrEnum):  # typer takes no list of Literal
+class PoolingOption(StrEnum):  # typer takes no list of Literal
     CLS = "cls"
     MEAN = "mean"
     MAX = "max"
@@ -45,8 +38,8 @@ def diagnose(
     ] = None,
     data: DataOption = None,
     pooling: Annotated[
-        list[FrozenPooling] | None,
-        typer.Option("--pooling", help="Again for more. Default: cls and mean."),
+        list[PoolingOption] | None,
+        typer.Option("--pooling", help="Repeat it for several. Default: cls and mean."),
     ] = None,
     limit: Annotated[
         int,
@@ -66,9 +59,9 @@ def diagnose(
         load_task(name, data)
     require_model(checkpoint)
     with work("loading libraries"):
-        from launcher.after.diagnose.evaluate import diagnoses
-    poolings: list[Pooling] = [one.value for one in pooling or (FrozenPooling.CLS, FrozenPooling.MEAN)]
-    found = diagnoses(checkpoint, step, tasks=task or (), data=data, poolings=poolings, limit=limit)
+        from launcher.after.diagnose.evaluate import diagnose_checkpoint
+    poolings: list[Pooling] = [one.value for one in pooling or (PoolingOption.CLS, PoolingOption.MEAN)]
+    found = diagnose_checkpoint(checkpoint, step, tasks=task or (), data=data, poolings=poolings, limit=limit)
     for subject in found:
         if as_json:
             print_json(subject.records())
@@ -76,14 +69,14 @@ def diagnose(
             _print_diagnosis(subject)
 
 
-def _print_diagnosis(subject: "Diagnosis") -> None:
-    typer.echo(f"{subject.title}")
-    _print_layers([figure for figure in subject.figures if figure.layer is not None])
-    _print_other_figures([figure for figure in subject.figures if figure.layer is None])
+def _print_diagnosis(diagnosis: "Diagnosis") -> None:
+    typer.echo(f"{diagnosis.title}")
+    _print_layer_figures([figure for figure in diagnosis.figures if figure.layer is not None])
+    _print_other_figures([figure for figure in diagnosis.figures if figure.layer is None])
     typer.echo("")
 
 
-def _print_layers(figures: Sequence["Figure"]) -> None:
+def _print_layer_figures(figures: Sequence["Figure"]) -> None:
     """Print a row for each pooling and layer, and a column for each measure."""
     from rich.table import Table
 
@@ -96,7 +89,7 @@ def _print_layers(figures: Sequence["Figure"]) -> None:
     places = list(dict.fromkeys((figure.pooling, figure.layer) for figure in figures))
     values = {(figure.pooling, figure.layer, figure.measure): figure.value for figure in figures}
     for place in places:
-        table.add_row(*map(str, place), *(_number(values.get((*place, column))) for column in columns))
+        table.add_row(*map(str, place), *(_number_text(values.get((*place, column))) for column in columns))
     print_table(table)
 
 
@@ -108,10 +101,10 @@ def _print_other_figures(figures: Iterable["Figure"]) -> None:
     table = Table("measure", "of", "value", box=None, pad_edge=False)
     for figure in figures:
         of = figure.source or (f"rows of {figure.length:,}" if figure.length else figure.pooling or "")
-        table.add_row(figure.measure.replace("_", " "), of, _number(figure.value))
+        table.add_row(figure.measure.replace("_", " "), of, _number_text(figure.value))
     if table.row_count:
         print_table(table)
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

@@ -30,9 +30,7 @@ def doctor(
     ] = False,
     imports: Annotated[
         bool,
-        typer.Option(
-            "--imports", help="Also measure what a rank imports: how long it takes, and from where."
-        ),
+        typer.Option("--imports", help="Also measure what a rank imports: how long it takes, and from where."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -43,12 +41,12 @@ def doctor(
     Example: `maskfleet doctor s3://bucket/runs`
     """
     from launcher.output import print_table
-    from launcher.runtime.preflight.doctor import examine
+    from launcher.runtime.preflight.doctor import examine_machine
 
     if gpu:
-        _kernels(as_json)
+        _check_kernels(as_json)
         return
-    findings = list(examine(stores or [], imports=imports))
+    findings = list(examine_machine(stores or [], imports=imports))
     if as_json:
         print_json(vars(finding) for finding in findings)
     else:
@@ -57,7 +55,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _kernels(as_json: bool) -> None:
+def _check_kernels(as_json: bool) -> None:
     """Compare every attention kernel with the formula, and time it on a GPU.
 
     Without a GPU, the CPU's kernels are compared, and a finding states that.
@@ -65,27 +63,25 @@ def _kernels(as_json: bool) -> None:
     import torch
 
     from launcher.output import print_table
-    from launcher.runtime.preflight.findings import no_gpu
-    from launcher.runtime.preflight.kernels import examine_forms
+    from launcher.runtime.preflight.findings import missing_gpu_finding
+    from launcher.runtime.preflight.kernels import examine_attention_forms
 
-    found = list(examine_forms())
+    found = list(examine_attention_forms())
     if as_json:
         print_json({"recipe": name} | verdict.model_dump(mode="json") for name, verdict in found)
     else:
         print_table(_kernel_table(found))
         if not torch.cuda.is_available():
-            print_table(findings_table([no_gpu(torch.__version__, torch.version.cuda)]))
+            print_table(findings_table([missing_gpu_finding(torch.__version__, torch.version.cuda)]))
     if any(one.failure or not one.right for _, verdict in found for one in verdict.tried):
         raise typer.Exit(1)
 
 
-def _kernel_table(found: "Iterable[tuple[str, KernelVerdict]]") -> "Table":
+def _kernel_table(verdicts: "Iterable[tuple[str, KernelVerdict]]") -> "Table":
     from rich.table import Table
 
-    table = Table(
-        "", "network", "kernel", "dropout", "gradients off", "may be", "ms", box=None, pad_edge=False
-    )
-    for name, verdict in found:
+    table = Table("", "network", "kernel", "dropout", "gradients off", "may be", "ms", box=None, pad_edge=False)
+    for name, verdict in verdicts:
         for one in verdict.tried:
             table.add_row(
                 "[green]right[/]" if one.right else "[red]WRONG[/]",
@@ -113,9 +109,7 @@ def findings_table(findings: "Iterable[Finding]") -> "Table":
 def preflight(
     target: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RUN|RECIPE]", help="The run to be trained here, or a recipe of which to make one."
-        ),
+        typer.Argument(metavar="[RUN|RECIPE]", help="The run to be trained here, or a recipe of which to make one."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -129,13 +123,13 @@ def preflight(
         require_run_or_recipe(target)
     from launcher.output import print_table
     from launcher.runtime.preflight.findings import worst_verdict
-    from launcher.runtime.preflight.measure import examine, raise_open_files, read_subject
-    from launcher.runtime.recipe.summary import has_automatic
+    from launcher.runtime.preflight.measure import raise_open_files, read_subject, run_checks
+    from launcher.runtime.recipe.summary import has_automatic_microbatch
 
     raise_open_files()
     what = read_subject(target) if target is not None else None
-    findings = examine(what)
-    if what is not None and has_automatic(what.recipe):
+    findings = run_checks(what)
+    if what is not None and has_automatic_microbatch(what.recipe):
         from launcher.runtime.rank.microbatch_size import microbatch_finding
 
         findings.append(microbatch_finding(what.recipe))

@@ -19,19 +19,15 @@ from launcher.progress import work
 
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
 
-_Model = Annotated[
+_ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A run, or a folder of transformers or SentenceTransformer.")
 ]
-_Pooling = Annotated[
+_PoolingOption = Annotated[
     str | None,
-    typer.Option(
-        "--pooling", help="cls, mean, weighted_mean, last_token, max; default: the folder's, or mean."
-    ),
+    typer.Option("--pooling", help="cls, mean, weighted_mean, last_token, max; default: the folder's, or mean."),
 ]
-_MaxLength = Annotated[
-    int | None, typer.Option("--max-length", help="Tokens of a text; default: the model's.")
-]
-_Batch = Annotated[int, typer.Option("--batch", min=1, help="Texts at a time.")]
+_MaxLengthOption = Annotated[int | None, typer.Option("--max-length", help="Tokens of a text; default: the model's.")]
+_BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Texts at a time.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +36,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command()
 def train(
-    model: _Model,
+    model: _ModelArgument,
     settings: Annotated[
         str, typer.Argument(metavar="SETTINGS", help="A YAML file, or bundled ones: nli, stsb, pairs.")
     ],
@@ -80,21 +76,20 @@ def train(
 
 @group.command("eval")
 def evaluate(
-    model: _Model,
+    model: _ModelArgument,
     tasks: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TASK...", help="Tasks of the kinds similarity, regression of pairs, retrieval."
-        ),
+        typer.Argument(metavar="TASK...", help="Tasks of the kinds similarity, regression of pairs, retrieval."),
     ],
     data: DataOption = None,
     split: Annotated[
-        str | None, typer.Option("--split", help="Of the tasks; default: dev where there is one, else test.")
+        str | None,
+        typer.Option("--split", help="Split of the tasks; default: dev if there is one, else test."),
     ] = None,
     step: StepOption = None,
-    pooling: _Pooling = None,
-    max_length: _MaxLength = None,
-    batch: _Batch = 32,
+    pooling: _PoolingOption = None,
+    max_length: _MaxLengthOption = None,
+    batch: _BatchOption = 32,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's vectors: STS by rank correlation, retrieval by nDCG@10, MRR and recall.
@@ -103,20 +98,20 @@ def evaluate(
     """
     from rich.table import Table
 
-    from launcher.after.embed.settings import Encoding
+    from launcher.after.embed.settings import EncodingSettings
     from launcher.after.tasks.task import load_task
     from launcher.app.cli.options import validate_options as checked
     from launcher.output import print_table
 
-    checked(Encoding, pooling=pooling, max_length=max_length)
+    checked(EncodingSettings, pooling=pooling, max_length=max_length)
     chosen = [load_task(name, data) for name in tasks]
     require_model(model)
     with work("loading libraries"):
-        from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors
+        from launcher.after.embed.evaluate import VectorMeasureSettings, measure_checkpoint_vectors
         from launcher.after.finetune.pretrained import open_pretrained
 
         _silence_library_warnings()
-    cell = checked(CellSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
+    cell = checked(VectorMeasureSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
     table = Table("task", "split", "metric", "x 100", box=None, pad_edge=False)
     with show_logs("launcher.after.embed"), open_pretrained(model, step) as pretrained:
         for task in chosen:
@@ -133,21 +128,19 @@ def evaluate(
 
 @group.command()
 def negatives(
-    model: _Model,
+    model: _ModelArgument,
     inputs: InputsArgument,
-    out: Annotated[
-        str, typer.Option("--out", help="File or s3:// URI (.jsonl) for the pairs; it must not exist.")
-    ],
-    count: Annotated[int, typer.Option("--negatives", min=1, help="Of each pair.")] = 1,
+    out: Annotated[str, typer.Option("--out", help="File or s3:// URI (.jsonl) for the pairs; it must not exist.")],
+    count: Annotated[int, typer.Option("--negatives", min=1, help="Negatives of each pair.")] = 1,
     share: Annotated[
         float, typer.Option("--share", help="A negative's cosine is below this share of the positive's.")
     ] = 0.95,
     query_field: QueryFieldOption = None,
     positive_field: PositiveFieldOption = None,
     step: StepOption = None,
-    pooling: _Pooling = None,
-    max_length: _MaxLength = None,
-    batch: _Batch = 32,
+    pooling: _PoolingOption = None,
+    max_length: _MaxLengthOption = None,
+    batch: _BatchOption = 32,
 ) -> None:
     """Give pairs of texts hard negatives: positives of other pairs that MODEL takes for their own.
 
@@ -157,33 +150,31 @@ def negatives(
     from data_service.ingest.options import BuildOptions
     from launcher.after.embed.settings import MiningSettings
     from launcher.app.cli.options import validate_options as checked
-    from launcher.app.cli.texts import list_texts
+    from launcher.app.cli.texts import list_text_files
 
-    mining = checked(
-        MiningSettings, negatives=count, share=share, pooling=pooling, max_length=max_length, batch=batch
-    )
+    mining = checked(MiningSettings, negatives=count, share=share, pooling=pooling, max_length=max_length, batch=batch)
     fields = {"query": query_field, "positive": positive_field}
     pairs = {name: value for name, value in fields.items() if value is not None}
     options = checked(BuildOptions, pairs=pairs)
-    listing = list_texts(inputs)
+    listing = list_text_files(inputs)
     require_model(model)
     with work("loading libraries"):
         from launcher.after.embed.model import load_model
         from launcher.after.embed.negatives import (
             mine_negatives,
-            read_examples,
-            require_no_file,
-            write_examples,
+            read_pair_examples,
+            require_new_file,
+            write_pair_examples,
         )
         from launcher.after.finetune.pretrained import open_pretrained
 
         _silence_library_warnings()
     with show_logs("launcher.after.embed"):
-        require_no_file(out)
-        examples = read_examples(listing, options)
+        require_new_file(out)
+        examples = read_pair_examples(listing, options)
         with open_pretrained(model, step) as pretrained:
             found = mine_negatives(load_model(pretrained, mining), examples, mining)
-        write_examples(found, out)
+        write_pair_examples(found, out)
     typer.echo(f"{len(found):,} pairs, negatives of each: {count}; written to {out}")
 
 

@@ -63,9 +63,9 @@ def estimate(
             f"the cluster is incomplete without {' and '.join(missing)}",
             remedy="give --nodes, --gpus-per-node and --gpu",
         )
-    from launcher.runtime.capacity.devices import MTBF_HOURS, Cluster, find_gpu, parse_text_size
+    from launcher.runtime.capacity.devices import NODE_MTBF_HOURS, Cluster, find_gpu, parse_text_size
 
-    hours = MTBF_HOURS if mtbf_hours is None else mtbf_hours
+    hours = NODE_MTBF_HOURS if mtbf_hours is None else mtbf_hours
     cluster = Cluster(nodes, gpus_per_node, find_gpu(gpu), hours * 3600)
     size = None if text is None else parse_text_size(text)
     if mfu is not None:
@@ -73,25 +73,25 @@ def estimate(
 
         parse_utilisation(mfu)  # raises for a wrong share before torch is loaded
     wanted = load_recipe(recipe, assignments, tiny)
-    _print_estimated(wanted, cluster, mfu, size, as_json=as_json)
+    _print_estimate(wanted, cluster, mfu, size, as_json=as_json)
 
 
-def _print_estimated(
+def _print_estimate(
     recipe: "Recipe",
     cluster: "Cluster",
     mfu: str | None,
-    text: float | None,
+    text_bytes: float | None,
     *,
     as_json: bool,
 ) -> None:
     import json
 
-    from launcher.plan.estimate.estimate import estimate
+    from launcher.plan.estimate.estimate import estimate_recipe
     from launcher.plan.estimate.render import estimate_figures, render_text
     from launcher.progress import work
 
     with work("counting what the recipe's network computes and keeps", unit="passes"):
-        found = estimate(recipe, cluster, mfu, text=text)
+        found = estimate_recipe(recipe, cluster, mfu, text_bytes=text_bytes)
     if as_json:
         typer.echo(json.dumps(estimate_figures(found), indent=2))
         return

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli.long_commands import say as _say
+from launcher.app.cli.long_commands import print_stderr as _say
 from launcher.app.cli.options import (
     CHECKPOINT_HELP,
     DataOption,
@@ -29,9 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel="After pretraining")(evaluate)
 
 
-CheckpointsArgument = Annotated[
-    list[str], typer.Argument(metavar="CHECKPOINT...", help=f"Runs, {CHECKPOINT_HELP}")
-]
+CheckpointsArgument = Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help=f"Runs, {CHECKPOINT_HELP}")]
 SuiteArgument = Annotated[
     str, typer.Argument(metavar="SUITE", help="A bundled suite's or task's name, or a YAML file of either.")
 ]
@@ -97,30 +95,31 @@ def evaluate(
     """
     from data_service.store.open import open_store
 
-    wanted = _steps(steps)
+    wanted = _parse_step_options(steps)
     require_assignments(assignments or ())
     _require_tasks(suite, data, tasks)
     for checkpoint in () if only_table else checkpoints:
         require_model(checkpoint)
     with work("loading libraries"):
-        from launcher.after.evaluate.cells import find_results, table
+        from launcher.after.evaluate.cells import find_results, tabulate_results
     store = open_store(results)
     if only_table:
         found = find_results(store)
         cells = [result.cell for result in found.values()]
-        known = [task.name for task in _tasks(suite, data)]
+        known = [task.name for task in _load_suite_tasks(suite, data)]
         _print_table(
-            table([cell for cell in cells if _is_selected(cell, checkpoints, wanted, known)], found), as_json
+            tabulate_results([cell for cell in cells if _is_selected(cell, checkpoints, wanted, known)], found),
+            as_json,
         )
         return
-    measures = _measures(suite, data, tasks, assignments)
+    measures = _plan_suite_measures(suite, data, tasks, assignments)
     rows, failures = _evaluate_missing(store, checkpoints, wanted, measures, seeds, (cpus, gpus))
     _print_table(rows, as_json)
     _store_rows_for_reports(checkpoints, rows)
     _exit_with_failures(failures)
 
 
-def _steps(given: list[str] | None) -> list[int] | None:
+def _parse_step_options(given: list[str] | None) -> list[int] | None:
     """Return the steps given by `--step`: None for all checkpoints, empty for the newest."""
     if given == ["all"]:
         return None
@@ -133,32 +132,30 @@ def _steps(given: list[str] | None) -> list[int] | None:
     return [int(step) for step in given or ()]
 
 
-def _require_tasks(suite: str, data: str | None, names: list[str] | None) -> None:
-    """Check that the suite exists and has the tasks `names`.
+def _require_tasks(suite: str, data: str | None, task_names: list[str] | None) -> None:
+    """Check that the suite exists and has the tasks `task_names`.
 
     Raises:
         TaskError: there is no such suite.
-        OptionError: the suite has no task of one of the `names`.
+        OptionError: the suite has no task of one of the `task_names`.
     """
-    known = [task.name for task in _tasks(suite, data)]
-    unknown = [name for name in names or () if name not in known]
+    known = [task.name for task in _load_suite_tasks(suite, data)]
+    unknown = [name for name in task_names or () if name not in known]
     if unknown:
-        raise OptionError(
-            f"--task {unknown[0]}: {suite} has no such task", remedy=f"its tasks: {', '.join(known)}"
-        )
+        raise OptionError(f"--task {unknown[0]}: {suite} has no such task", remedy=f"its tasks: {', '.join(known)}")
 
 
-def _measures(
-    suite: str, data: str | None, names: list[str] | None, assignments: list[str] | None
+def _plan_suite_measures(
+    suite: str, data: str | None, task_names: list[str] | None, assignments: list[str] | None
 ) -> "list[MeasureSpec]":
-    """Return the measures of the suite's tasks, or of those of these `names`."""
+    """Return the measures of the suite's tasks, or of those of these `task_names`."""
     from launcher.after.evaluate.measures import plan_measures
 
-    tasks = [task for task in _tasks(suite, data) if not names or task.name in names]
+    tasks = [task for task in _load_suite_tasks(suite, data) if not task_names or task.name in task_names]
     return plan_measures(tasks, assignments or ())
 
 
-def _tasks(suite: str, data: str | None) -> "tuple[Task, ...]":
+def _load_suite_tasks(suite: str, data: str | None) -> "tuple[Task, ...]":
     from launcher.after.tasks.suite import load_suite
 
     return load_suite(_absolute_place(suite), None if data is None else _absolute_place(data))
@@ -171,12 +168,8 @@ def _absolute_place(place: str) -> str:
     return str(Path(place).absolute()) if Path(place).exists() else place
 
 
-def _is_selected(cell: "Cell", sources: list[str], steps: list[int] | None, names: list[str]) -> bool:
-    return (
-        cell.source in sources
-        and (not steps or cell.step is None or cell.step in steps)
-        and cell.task in names
-    )
+def _is_selected(cell: "Cell", sources: list[str], steps: list[int] | None, task_names: list[str]) -> bool:
+    return cell.source in sources and (not steps or cell.step is None or cell.step in steps) and cell.task in task_names
 
 
 def _evaluate_missing(
@@ -184,37 +177,35 @@ def _evaluate_missing(
     sources: list[str],
     steps: list[int] | None,
     measures: "list[MeasureSpec]",
-    seeds: int,
-    share: tuple[float, float | None],
+    seed_count: int,
+    cell_resources: tuple[float, float | None],
 ) -> "tuple[list[TableRow], list[CellFailure]]":
     """Compute the cells without a result, and store each as it ends. Return the table, and why cells have no result."""
     from contextlib import ExitStack
 
-    from launcher.after.evaluate.cells import find_results, plan_cells, store_result, table
+    from launcher.after.evaluate.cells import find_results, plan_cells, store_result, tabulate_results
     from launcher.after.evaluate.grid import CellFailure, CellResources, compute_cells
-    from launcher.after.evaluate.measures import find_searches
+    from launcher.after.evaluate.measures import find_contamination_searches
     from launcher.after.evaluate.model import find_models
 
     failures, models = list[CellFailure](), find_models(sources, steps)
-    works = plan_cells(models, measures, range(seeds))
+    works = plan_cells(models, measures, range(seed_count))
     keys = {work.cell.key for work in works}
     found = find_results(store, keys)
     missing = list({work.cell.key: work for work in works if work.cell.key not in found}.values())
     _say(f"{len(keys)} cells: {len(found)} are there, {len(missing)} to compute")
-    searched, needed = find_searches(missing), {work.cell.weights for work in missing}
+    searched, needed = find_contamination_searches(missing), {work.cell.weights for work in missing}
     with ExitStack() as stack:
-        files = {
-            model.digest: stack.enter_context(model.open()) for model in models if model.digest in needed
-        }
+        files = {model.digest: stack.enter_context(model.open()) for model in models if model.digest in needed}
         with work("computing", len(missing), "cells") as now:
-            for ended, outcome in compute_cells(missing, files, CellResources(*share)) if missing else ():
+            for ended, outcome in compute_cells(missing, files, CellResources(*cell_resources)) if missing else ():
                 if isinstance(outcome, CellFailure):
                     failures.append(outcome)
                 else:
                     store_result(store, ended, outcome, searched[ended.cell.key])
                 now.advance()
                 _say(outcome.problem if isinstance(outcome, CellFailure) else ended.cell.name)
-    return table([work.cell for work in works], find_results(store, keys)), failures
+    return tabulate_results([work.cell for work in works], find_results(store, keys)), failures
 
 
 def _store_rows_for_reports(sources: list[str], table: "list[TableRow]") -> None:
@@ -222,12 +213,12 @@ def _store_rows_for_reports(sources: list[str], table: "list[TableRow]") -> None
     from data_service.store.errors import StoreError
     from data_service.store.open import open_store
     from launcher.observe.inspect.report.task_table import store_rows
-    from launcher.runtime.run.record import RECORD
+    from launcher.runtime.run.record import RECORD_FILE
 
     for source in sources if table else ():
         try:
             store = open_store(source)
-            if store.size(RECORD) is not None:
+            if store.size(RECORD_FILE) is not None:
                 store_rows(store, [row for row in table if row.checkpoint == source])
         except StoreError as error:
             _say(f"the report of {source} will be without this table: {error.problem}")
@@ -241,7 +232,7 @@ def _exit_with_failures(failures: "Sequence[CellFailure]") -> None:
         _say(f"failed: {failure.problem}\n  {failure.remedy}")
         if failure.trace:
             _say(failure.trace.rstrip())
-    if any(failure.passes for failure in failures):
+    if any(failure.is_transient for failure in failures):
         _say("the same command goes on: what was computed is kept")
         raise typer.Exit(REPEAT)
     if failures:

@@ -21,9 +21,7 @@ def fill(
     checkpoint: CheckpointArgument,
     text: Annotated[
         str,
-        typer.Argument(
-            help="Text with masks: <mask> is one token, <mask:20> are twenty.", show_default=False
-        ),
+        typer.Argument(help="Text with masks: <mask> is one token, <mask:20> are twenty.", show_default=False),
     ],
     step: StepOption = None,
     steps: Annotated[
@@ -35,16 +33,12 @@ def fill(
         ),
     ] = None,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="At which tokens are drawn; 0: the likeliest.")
+        float, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0: the likeliest tokens.")
     ] = 0.0,
-    seed: Annotated[
-        int, typer.Option("--seed", min=0, help="Of the draws: equal seeds give equal text.")
-    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws: equal seeds give equal text.")] = 0,
     count: Annotated[
         int | None,
-        typer.Option(
-            "--count", min=1, help="Of a text with one mask, show so many tokens, the likeliest first."
-        ),
+        typer.Option("--count", min=1, help="Of a text with one mask, show so many tokens, the likeliest first."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,14 +52,12 @@ def fill(
     """
     require_model(checkpoint)
     if "<mask" not in text:
-        raise OptionError(
-            f"{text!r} has no <mask>", remedy="write <mask> where a token is wanted, or <mask:20>"
-        )
+        raise OptionError(f"{text!r} has no <mask>", remedy="write <mask> where a token is wanted, or <mask:20>")
     with work("loading libraries"):
         from launcher.after.fill.fill import Sampling
         from launcher.after.finetune.pretrained import open_pretrained
     with open_pretrained(checkpoint, step) as model:
-        records = _records(model, text, Sampling(steps, temperature, seed), count)
+        records = _fill_records(model, text, Sampling(steps, temperature, seed), count)
     if as_json:
         print_json(records)
         return
@@ -74,7 +66,7 @@ def fill(
         typer.echo(record["text"] if probability is None else f"{probability:7.2%}  {record['text']}")
 
 
-def _records(model: "LocalModel", text: str, sampling: "Sampling", count: int | None) -> list[dict[str, Any]]:
+def _fill_records(model: "LocalModel", text: str, sampling: "Sampling", count: int | None) -> list[dict[str, Any]]:
     """Return the text, or `count` candidates for its mask. Raises OptionError: the model has no such options."""
     from checkpoints.hf.load import read_folder_config
     from launcher.after.fill.fill import MaskFiller, TextWriter
@@ -88,5 +80,5 @@ def _records(model: "LocalModel", text: str, sampling: "Sampling", count: int | 
         return [{"text": TextWriter(model.folder).write(text, sampling.temperature, sampling.seed)}]
     if count is None:
         return [{"text": MaskFiller(model.folder).fill(text, sampling)}]
-    guesses = MaskFiller(model.folder).guesses(text, count)
+    guesses = MaskFiller(model.folder).top_candidates(text, count)
     return [{"text": guess.text, "probability": guess.probability} for guess in guesses]

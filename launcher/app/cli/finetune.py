@@ -43,7 +43,7 @@ def fine_tune(
     ] = None,
     data: DataOption = None,
     step: StepOption = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the head, the order and dropout.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the head, the order and dropout.")] = 0,
     assignments: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,12 +58,12 @@ def fine_tune(
     """
     from launcher.after.finetune.settings import settings_grid
     from launcher.after.tasks.task import load_task
-    from launcher.runtime.recipe.document import RecipeDocument, override
+    from launcher.runtime.recipe.document import RecipeDocument, apply_assignments
 
     with show_logs("launcher.after.finetune"):
         require_assignments(assignments or ())
         asked = load_task(task, data)
-        given = override(RecipeDocument(dict(asked.finetune), asked.name, {}), assignments or ()).data
+        given = apply_assignments(RecipeDocument(dict(asked.finetune), asked.name, {}), assignments or ()).data
         settings = settings_grid(given, {})[0]
         require_model(checkpoint)
         with work("loading libraries"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from launcher.app.cli.options import RunArgument, local_path, require_assignments, require_run
+from launcher.app.cli.options import RunArgument, require_assignments, require_local_path, require_run
 from launcher.app.cli.recipe import SetOption
 
 if TYPE_CHECKING:
@@ -24,12 +24,8 @@ The run must exist. Secrets never appear in it: variables are named with --env, 
 
 group = typer.Typer(no_args_is_help=True, help=_HELP)
 
-ImageOption = Annotated[
-    str, typer.Option("--image", help="The container image, built from infra/Dockerfile.")
-]
-InstanceTypeOption = Annotated[
-    str, typer.Option("--instance-type", help="Instance type of every node, a head too.")
-]
+ImageOption = Annotated[str, typer.Option("--image", help="The container image, built from infra/Dockerfile.")]
+InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Instance type of every node, a head too.")]
 DiskOption = Annotated[str, typer.Option("--disk", help="Size of each machine's disk.")]
 L = TypeVar("L", bound="Launch")
 AnyOptions = TypeVar("AnyOptions", bound="JobOptions")
@@ -52,9 +48,7 @@ class JobOptions:
     gpus: Annotated[int, typer.Option("--gpus-per-node", min=0, help="0 for training on CPUs.")] = 0
     shared_memory: Annotated[
         str,
-        typer.Option(
-            "--shared-memory", help="/dev/shm of each machine; Ray's object store takes three quarters."
-        ),
+        typer.Option("--shared-memory", help="/dev/shm of each machine; Ray's object store takes three quarters."),
     ] = "16GiB"
     name: Annotated[
         str | None,
@@ -62,18 +56,16 @@ class JobOptions:
     ] = None
     environment: Annotated[
         list[str] | None,
-        typer.Option(
-            "--env", metavar="NAME", help="A variable that the job gets. The name only, never a value."
-        ),
+        typer.Option("--env", metavar="NAME", help="A variable that the job gets. The name only, never a value."),
     ] = None
     assignments: SetOption = None
     out: Annotated[
         Path | None,
-        typer.Option("--out", callback=local_path, help="Write it to this file. Default: standard output."),
+        typer.Option("--out", callback=require_local_path, help="Write it to this file. Default: standard output."),
     ] = None
     submit: Annotated[bool, typer.Option("--submit", help="Submit it to the scheduler.")] = False
 
-    def job(self, kind: "type[L]") -> "L":
+    def build_job(self, kind: "type[L]") -> "L":
         """Return the job that these options describe. They are checked before the run is opened.
 
         Raises:
@@ -83,14 +75,12 @@ class JobOptions:
         from launcher.app.schedulers.job import job_name
 
         given = {"name": job_name(self.run)} | {
-            name: value
-            for name, value in vars(self).items()
-            if value is not None and name not in ("out", "submit")
+            name: value for name, value in vars(self).items() if value is not None and name not in ("out", "submit")
         }
-        job = kind.from_options(**given | {"run": _absolute(self.run)})
-        return kind.from_options(**dict(job) | {"run": _uri(self.run, self.assignments)})
+        job = kind.from_options(**given | {"run": _absolute_uri(self.run)})
+        return kind.from_options(**dict(job) | {"run": _checked_run_uri(self.run, self.assignments)})
 
-    def deliver(self, text: str, submit: Callable[[], str]) -> None:
+    def write_or_submit(self, text: str, submit: Callable[[], str]) -> None:
         """Write the rendered `text` to --out or standard output; with --submit also call `submit`, and print what it
         returns.
         """
@@ -132,9 +122,7 @@ class SlurmOptions(JobOptions):
 
     time: Annotated[str | None, typer.Option("--time", help="Limit of one start, as Slurm spells it.")] = None
     partition: Annotated[str | None, typer.Option("--partition", help="Slurm's partition.")] = None
-    account: Annotated[str | None, typer.Option("--account", help="Slurm's account, which is charged.")] = (
-        None
-    )
+    account: Annotated[str | None, typer.Option("--account", help="Slurm's account, which is charged.")] = None
     qos: Annotated[str | None, typer.Option("--qos", help="Slurm's quality of service.")] = None
     constraint: Annotated[
         str | None, typer.Option("--constraint", help="Features that nodes must have, as Slurm names them.")
@@ -160,9 +148,7 @@ class SlurmOptions(JobOptions):
     ] = None
     setup: Annotated[
         list[str] | None,
-        typer.Option(
-            "--setup", metavar="LINE", help="Shell that comes first: --setup 'module load cuda'. No secrets."
-        ),
+        typer.Option("--setup", metavar="LINE", help="Shell that comes first: --setup 'module load cuda'. No secrets."),
     ] = None
 
 
@@ -176,8 +162,8 @@ def slurm(options: SlurmOptions) -> None:
     """
     from launcher.app.schedulers import slurm as backend
 
-    job = backend.require_shared_folder(options.job(backend.SlurmJob))
-    options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
+    job = backend.require_shared_folder(options.build_job(backend.SlurmJob))
+    options.write_or_submit(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,15 +171,11 @@ class KubeRayOptions(JobOptions):
     """Options of `launch kuberay` alone."""
 
     image: ImageOption
-    namespace: Annotated[str, typer.Option("--namespace", help="Kubernetes' namespace of the job.")] = (
-        "default"
-    )
+    namespace: Annotated[str, typer.Option("--namespace", help="Kubernetes' namespace of the job.")] = "default"
     service_account: Annotated[
         str, typer.Option("--service-account", help="Whose rights the pods have, in S3 too.")
     ] = "default"
-    secret: Annotated[str, typer.Option("--secret", help="Holds the values of --env, a key a variable.")] = (
-        "maskfleet"
-    )
+    secret: Annotated[str, typer.Option("--secret", help="Holds the values of --env, a key a variable.")] = "maskfleet"
     retries: Annotated[int, typer.Option("--retries", min=0, help="New clusters at most.")] = 1000
     node_selector: Annotated[
         list[str] | None, typer.Option("--node-selector", metavar="LABEL=VALUE", help="Machines that train.")
@@ -213,8 +195,8 @@ def kuberay(options: KubeRayOptions) -> None:
     """
     from launcher.app.schedulers import kuberay as backend
 
-    job = options.job(backend.KubeRayJob)
-    options.deliver(backend.render(job), lambda: f"created {backend.submit(job)}")
+    job = options.build_job(backend.KubeRayJob)
+    options.write_or_submit(backend.render(job), lambda: f"created {backend.submit(job)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,9 +209,7 @@ class BatchOptions(JobOptions):
     subnet: Annotated[str, typer.Option("--subnet", help="Private, with a way to S3: one availability zone.")]
     efa: Annotated[int, typer.Option("--efa", min=0, help="Elastic Fabric Adapters of each machine.")] = 0
     disk: DiskOption = "200GiB"
-    attempts: Annotated[
-        int, typer.Option("--attempts", min=1, max=10, help="Starts at most; AWS allows 10.")
-    ] = 10
+    attempts: Annotated[int, typer.Option("--attempts", min=1, max=10, help="Starts at most; AWS allows 10.")] = 10
 
 
 @group.command("aws-batch")
@@ -245,14 +225,14 @@ def aws_batch(options: BatchOptions) -> None:
     """
     from launcher.app.schedulers import aws_batch as backend
 
-    job = options.job(backend.BatchJob)
+    job = options.build_job(backend.BatchJob)
     from launcher.runtime.run.record import open_run
 
     recipe = open_run(options.run).recipe
     job = backend.BatchJob.from_options(
-        **dict(job) | {"reads": backend.read_uris(recipe) + backend.part_uris(recipe)}
+        **dict(job) | {"reads": backend.input_uris(recipe) + backend.merged_corpus_uris(recipe)}
     )
-    options.deliver(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
+    options.write_or_submit(backend.render(job), lambda: f"submitted job {backend.submit(job)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,9 +244,9 @@ class RayOptions(JobOptions):
     instance_type: InstanceTypeOption
     ami: Annotated[str | None, typer.Option("--ami", help="Default: Ray's choice for the region.")] = None
     ssh_user: Annotated[str, typer.Option("--ssh-user", help="Login user of the machine image.")] = "ubuntu"
-    profile: Annotated[
-        str | None, typer.Option("--worker-profile", help="ARN of the workers' instance profile.")
-    ] = None
+    profile: Annotated[str | None, typer.Option("--worker-profile", help="ARN of the workers' instance profile.")] = (
+        None
+    )
     spot: Annotated[bool, typer.Option("--spot", help="Workers on spot instances.")] = False
     disk: DiskOption = "200GiB"
 
@@ -281,16 +261,14 @@ def ray(options: RayOptions) -> None:
     """
     from launcher.app.schedulers import ray_cluster as backend
 
-    job = options.job(backend.RayCluster)
-    options.deliver(backend.render(job), lambda: backend.submit(job))
+    job = options.build_job(backend.RayCluster)
+    options.write_or_submit(backend.render(job), lambda: backend.submit(job))
 
 
 @group.command("ray-job")
 def ray_job(
     run: RunArgument,
-    address: Annotated[
-        str, typer.Option("--address", help="Address of the cluster's dashboard: http://HOST:8265.")
-    ],
+    address: Annotated[str, typer.Option("--address", help="Address of the cluster's dashboard: http://HOST:8265.")],
     nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the cluster to wait for.")] = 1,
     assignments: SetOption = None,
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False,
@@ -305,19 +283,19 @@ def ray_job(
     from launcher.app.schedulers import ray_cluster as backend
     from launcher.app.schedulers.job import TrainingJob
 
-    job = TrainingJob.from_options(run=_absolute(run), nodes=nodes, assignments=tuple(assignments or ()))
-    job = TrainingJob.from_options(**dict(job) | {"run": _uri(run, assignments)})
+    job = TrainingJob.from_options(run=_absolute_uri(run), nodes=nodes, assignments=tuple(assignments or ()))
+    job = TrainingJob.from_options(**dict(job) | {"run": _checked_run_uri(run, assignments)})
     if submit:
-        typer.echo(backend.submit_to(job, address))
+        typer.echo(backend.submit_to_running_cluster(job, address))
     else:
         typer.echo(shlex.join(backend.submission_command(job, address)))
 
 
-def _absolute(run: str) -> str:
+def _absolute_uri(run: str) -> str:
     return run if "://" in run else str(Path(run).absolute())
 
 
-def _uri(run: str, assignments: list[str] | None) -> str:
+def _checked_run_uri(run: str, assignments: list[str] | None) -> str:
     """Return the run's absolute URI.
 
     Opens the run and applies the assignments, so that mistakes are found before a job waits in a queue.
@@ -328,9 +306,9 @@ def _uri(run: str, assignments: list[str] | None) -> str:
     """
     require_assignments(assignments or ())
     require_run(run)
-    from launcher.runtime.recipe.load import reload
+    from launcher.runtime.recipe.load import with_assignments
     from launcher.runtime.run.record import open_run
 
     opened = open_run(run)
-    reload(opened.recipe, tuple(assignments or ()))
+    with_assignments(opened.recipe, tuple(assignments or ()))
     return opened.store.uri

@@ -1,4 +1,4 @@
-"""What `finetune`, `evaluate` and `embed`, which compute for hours, print meanwhile."""
+"""Output of the commands that compute for hours: `finetune`, `evaluate` and `embed`."""
 
 import logging
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import typer
 
-from data_service.printable import mask_secrets, visible
+from data_service.printable import escape_controls, mask_secrets
 
 
 @contextmanager
@@ -27,6 +27,6 @@ def show_logs(*names: str) -> Iterator[None]:
             logging.getLogger(name).removeHandler(handler)
 
 
-def say(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Print a line to standard error."""
-    typer.echo(visible(mask_secrets(text)), err=True)
+    typer.echo(escape_controls(mask_secrets(text)), err=True)

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from data_service.errors import UserError as DataError
 from data_service.limits import check_process_limits
-from data_service.printable import mask_secrets, visible
+from data_service.printable import escape_controls, mask_secrets
 from data_service.processes import temporary_root
 from encoder_core.errors import UserError as ModelError
 from launcher.app.cli import (
@@ -40,9 +40,9 @@ from launcher.app.cli import (
     train,
 )
 from launcher.command import COMMANDS_WITH_SIGNAL_HANDLERS, needs_supervision, open_terminal_stream
-from launcher.exit_codes import code_of
+from launcher.exit_codes import exit_code_for
 from launcher.output import raise_output_errors
-from launcher.progress import shown
+from launcher.progress import show_progress
 
 _HELP = """
 Pretrain encoder-only language models on clusters, from raw text to an exported model.
@@ -80,9 +80,7 @@ class _HintingGroup(TyperGroup):
             if context is not None and hasattr(error, "option_name") and hasattr(error, "message"):
                 settings = next((one for one in context.command.params if "--set" in one.opts), None)
                 if settings is not None:
-                    error.message = (
-                        f"{error.message.rstrip('.')}. Settings are given by --set: {settings.help}"
-                    )
+                    error.message = f"{error.message.rstrip('.')}. Settings are given by --set: {settings.help}"
             raise
 
 
@@ -137,28 +135,29 @@ def main() -> None:
     """Run the command line. An error of ours ends in its message, without a traceback: with code 2 if it is a user's
     mistake, with 75 if it may pass (`launcher.exit_codes`)."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # CUDA numbers GPUs as nvidia-smi does
-    _print_warnings()
+    _install_warning_handler()
     command = typer.main.get_command(app)
     try:
-        with shown(_command_words(command, sys.argv[1:])), raise_output_errors():
-            _run(command)
+        with show_progress(_command_words(command, sys.argv[1:])), raise_output_errors():
+            _run_command(command)
     except (DataError, ModelError) as error:
         console = Console(stderr=True, soft_wrap=True)
-        problem, remedy = (visible(mask_secrets(text)) for text in (error.problem, error.remedy))
+        problem, remedy = (escape_controls(mask_secrets(text)) for text in (error.problem, error.remedy))
         console.print(Text("error: ", style="bold red") + Text(problem, style="default"))
         console.print(Text("remedy: ", style="bold") + Text(remedy, style="default"))
-        sys.exit(code_of(error))
+        sys.exit(exit_code_for(error))
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # raised by the library `tokenizers`; it is no Exception
             raise
         print(
-            f"error: a tokenizer's rules cannot be applied to a text: {visible(str(error))}", file=sys.stderr
+            f"error: a tokenizer's rules cannot be applied to a text: {escape_controls(str(error))}",
+            file=sys.stderr,
         )
         print("remedy: give the tokenizer.json that was published with the model", file=sys.stderr)
         sys.exit(2)
 
 
-def _run(command: Callable[[], object]) -> None:
+def _run_command(command: Callable[[], object]) -> None:
     """Run the command. Raises EnvironmentUnusable if a limit or TMPDIR explains what failed."""
     if needs_supervision(sys.argv[1:]):
         temporary_root()
@@ -174,10 +173,10 @@ def _run(command: Callable[[], object]) -> None:
         raise
 
 
-def _command_words(command: Any, given: list[str]) -> str:
-    """Return the words in `given` that name the command."""
+def _command_words(command: Any, words: list[str]) -> str:
+    """Return the words in `words` that name the command."""
     found = []
-    for word in given:
+    for word in words:
         if word not in getattr(command, "commands", {}):
             break
         command = command.commands[word]
@@ -185,7 +184,7 @@ def _command_words(command: Any, given: list[str]) -> str:
     return " ".join(found) or "maskfleet"
 
 
-def _print_warnings() -> None:
+def _install_warning_handler() -> None:
     """Print warnings of the store and of commands to standard error, one line each."""
     handler = logging.StreamHandler(open_terminal_stream(2))
     handler.setLevel(logging.WARNING)

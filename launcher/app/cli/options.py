@@ -25,7 +25,7 @@ _URI_SCHEME_RE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path keeps one of
 BadBytes = Literal["error", "replace"]
 
 
-class Loss(StrEnum):  # typer takes no list of Literal
+class TextLossKind(StrEnum):  # typer takes no list of Literal
     UNKNOWN = "unknown"
     MARKS = "marks"
     WIDTH = "width"
@@ -43,7 +43,7 @@ TokenizerRulesOption = Annotated[
     ),
 ]
 AcceptLossOption = Annotated[
-    list[Loss] | None,
+    list[TextLossKind] | None,
     typer.Option(
         "--accept-loss",
         help="Go on although the tokenizer loses more than a fifth of the characters in this way.",
@@ -78,9 +78,7 @@ DelimiterOption = Annotated[
 ]
 BadBytesOption = Annotated[
     BadBytes,
-    typer.Option(
-        "--on-bad-bytes", help="Text that is not in its encoding: stop, or put U+FFFD in its place."
-    ),
+    typer.Option("--on-bad-bytes", help="Text that is not in its encoding: stop, or put U+FFFD in its place."),
 ]
 BadRecordsOption = Annotated[
     Literal["error", "skip"],
@@ -93,13 +91,9 @@ JsonOption = Annotated[
     bool,
     typer.Option("--json", help="For programs: a JSON object a line, and nothing else on standard output."),
 ]
-RunArgument = Annotated[
-    str, typer.Argument(metavar="RUN", help="The run's folder or URI (s3://, gs://, az://).")
-]
-CHECKPOINT_HELP = (
-    "or a folder in the transformers format, local or s3://; of a pair of networks the discriminator."
-)
-"""After what says of runs how many."""
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's folder or URI (s3://, gs://, az://).")]
+CHECKPOINT_HELP = "or a folder in the transformers format, local or s3://; of a pair of networks the discriminator."
+"""The rest of a help text that begins with `A run,` or `Runs,`."""
 CheckpointArgument = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=f"A run, {CHECKPOINT_HELP}")]
 StepOption = Annotated[
     int | None,
@@ -113,9 +107,7 @@ DataOption = Annotated[
         help="Folder or s3:// URI that holds the tasks' published files. Those of a YAML file are beside it.",
     ),
 ]
-LicenceOption = Annotated[
-    str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")
-]
+LicenceOption = Annotated[str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")]
 TokenizerArgument = Annotated[str, typer.Argument(help="The tokenizer's folder or s3:// URI.")]
 CorpusTokenizerOption = Annotated[
     str | None, typer.Option("--tokenizer", metavar="URI", help="Default: the corpus's own copy.")
@@ -125,17 +117,17 @@ CorpusArgument = Annotated[str, typer.Argument(metavar="CORPUS", help="The corpu
 
 def print_json(records: Iterable[Mapping[str, object]]) -> None:
     """Print one strict JSON object a line. infra/docs/records.md lists the keys of each command; they never change."""
-    from launcher.runtime.run.log import encode
+    from launcher.runtime.run.log import encode_line
 
     for record in records:
-        typer.echo(encode(record), nl=False)
+        typer.echo(encode_line(record), nl=False)
 
 
-def validate_options(model: type[M], *, called: dict[str, str] | None = None, **values: object) -> M:
+def validate_options(model: type[M], *, option_names: dict[str, str] | None = None, **values: object) -> M:
     """Return a `model` of a command's options.
 
     Args:
-        called: options by field, for fields that are not named like their options.
+        option_names: options by field, for fields that are not named like their options.
 
     Raises:
         OptionError: at least one value is invalid; the message lists each with its option.
@@ -148,13 +140,13 @@ def validate_options(model: type[M], *, called: dict[str, str] | None = None, **
         wrong = []
         for detail in error.errors():
             field = str(detail["loc"][0]) if detail["loc"] else ""
-            option = (called or {}).get(field, f"--{field.replace('_', '-')}")
+            option = (option_names or {}).get(field, f"--{field.replace('_', '-')}")
             wrong.append(f"{option} {detail['input']}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
     raise OptionError("; ".join(wrong), remedy="give another value; --help says what the option means")
 
 
-def reading_settings(text_field: str, encoding: str, delimiter: str | None) -> dict[str, Any]:
-    """Return the settings of a build that say where the text of a file is."""
+def text_source_settings(text_field: str, encoding: str, delimiter: str | None) -> dict[str, Any]:
+    """Return the build options for reading text: its field, encoding and delimiter."""
     return {"text_field": text_field, "encoding": encoding, "delimiter": delimiter_character(delimiter)}
 
 
@@ -175,10 +167,10 @@ def require_run(uri: str) -> None:
         StoreError: the store cannot be read.
     """
     from data_service.store.open import open_store
-    from launcher.runtime.run.outline import RECORD, no_run
+    from launcher.runtime.run.outline import RECORD_FILE, no_run_error
 
-    if open_store(uri).size(RECORD) is None:
-        raise no_run(uri)
+    if open_store(uri).size(RECORD_FILE) is None:
+        raise no_run_error(uri)
 
 
 def require_new_run(uri: str) -> None:
@@ -193,9 +185,9 @@ def require_new_run(uri: str) -> None:
     open_unused_store(uri)
 
 
-def local_path(path: Path | None) -> Path | None:
-    """Return the value of an option that names a place on this machine. It is not shown if it is a URI: that may hold
-    a key.
+def require_local_path(path: Path | None) -> Path | None:
+    """Return the local path that an option gives. The error does not show the rest of a URI, which may hold a
+    key.
 
     Raises:
         OptionError: it is a URI.
@@ -234,9 +226,9 @@ def require_recipe(name: str) -> None:
     Raises:
         RecipeError: there is no recipe of that name, or the file is not YAML.
     """
-    from launcher.runtime.recipe.source import read
+    from launcher.runtime.recipe.source import read_recipe
 
-    read(name)
+    read_recipe(name)
 
 
 def require_run_or_recipe(target: str) -> None:

@@ -11,40 +11,40 @@ from data_service.corpus.origin import by_count
 from data_service.errors import PrepareError
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.inputs import InputListing
-from data_service.prepare.configuration import Preparation, list_all, unread_files
+from data_service.prepare.configuration import Preparation, list_input_files, unread_files
 from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
 from data_service.printable import one_line
 from data_service.store.open import open_store
 from launcher.app.cli.corpus_shown import show_build_progress
-from launcher.app.cli.texts import default_workers, read_settings
+from launcher.app.cli.texts import default_worker_count, read_settings
 from launcher.output import human_bytes
 from launcher.runtime.recipe.document import DocumentWording
 
-_DOCUMENT_WORDS = DocumentWording("preparation", "infra/docs/prepare.md", PrepareError)
+_DOCUMENT_WORDING = DocumentWording("preparation", "infra/docs/prepare.md", PrepareError)
 _MAX_TABLE_ROWS = 20
 
 
 def read_preparation(path: str) -> Preparation:
     """Return the preparation in a file, local or on S3. Raises PrepareError, StoreError as `read_settings`."""
-    return read_settings(path, Preparation, _DOCUMENT_WORDS)
+    return read_settings(path, Preparation, _DOCUMENT_WORDING)
 
 
-def prepare_and_watch(path: str, output: str, workers: int | None, console: Console) -> Statistics:
+def prepare_with_progress(path: str, output: str, workers: int | None, console: Console) -> Statistics:
     """Run the preparation of a file and show its progress on `console`; return the statistics.
 
     Raises:
         PrepareError, InputError, StoreError: as `data_service.prepare.prepare.prepare`.
     """
     preparation = read_preparation(path)
-    listings = list_all(preparation, open_store(output))
+    listings = list_input_files(preparation, open_store(output))
     if unread := unread_files(listings):
         typer.echo(f"Files not read: {len(unread):,}", err=True)
         for item in unread[:_MAX_TABLE_ROWS]:
             typer.echo(f"  {one_line(str(item))}", err=True)
     files = tuple(file for listing in listings for file in listing.files)
     with show_build_progress(console) as report:
-        return prepare(preparation, output, workers or default_workers(InputListing(files, ())), report)
+        return prepare(preparation, output, workers or default_worker_count(InputListing(files, ())), report)
 
 
 def statistics_tables(statistics: Statistics) -> Iterator[Table]:
@@ -56,9 +56,7 @@ def statistics_tables(statistics: Statistics) -> Iterator[Table]:
         changed = f"{stage.changed:,} changed" if stage.changed else ""
         changed = f"{stage.clustered:,} in clusters" if stage.clustered else changed
         if stage.paragraphs_cut:
-            changed = (
-                f"{changed}: {stage.paragraphs_cut:,} paragraphs of {stage.characters_cut:,} characters cut"
-            )
+            changed = f"{changed}: {stage.paragraphs_cut:,} paragraphs of {stage.characters_cut:,} characters cut"
         stages.add_row(stage.stage, f"{stage.entered:,}", f"{dropped:,}", share, changed)
         for reason, count in by_count(stage.dropped):
             stages.add_row("", "", f"{count:,}", f"{count / max(1, stage.entered):.1%}", reason)

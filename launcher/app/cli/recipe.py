@@ -5,14 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_service.printable import visible
-from launcher.app.cli.options import (
-    JsonOption,
-    print_json,
-    require_assignments,
-    require_model,
-    require_recipe,
-)
+from data_service.printable import escape_controls
+from launcher.app.cli.options import JsonOption, print_json, require_assignments, require_model, require_recipe
 from launcher.errors import OptionError
 from launcher.progress import work
 
@@ -21,14 +15,10 @@ if TYPE_CHECKING:
 
 group = typer.Typer(no_args_is_help=True, help="List, show, check and compare recipes.")
 
-RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A bundled recipe's name, or a YAML file.")
-]
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A bundled recipe's name, or a YAML file.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a value: --set zero=2 --set phases.0.steps=1000."
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a value: --set zero=2 --set phases.0.steps=1000."),
 ]
 TinyOption = Annotated[
     bool, typer.Option("--tiny", help="Shrink it for a CPU: two narrow layers, minutes of training.")
@@ -49,17 +39,17 @@ def load_recipe(
     require_recipe(name)
     require_assignments(assignments or ())
     with work("loading the recipe"):
-        return _load_tiny(name, assignments, tiny, sections)
+        return _resolve_recipe(name, assignments, tiny, sections)
 
 
-def _load_tiny(
+def _resolve_recipe(
     name: str, assignments: list[str] | None, tiny: bool, sections: Mapping[str, object] | None
 ) -> "Recipe":
     from launcher.runtime.recipe import tiny as shrink
-    from launcher.runtime.recipe.load import load, reload
+    from launcher.runtime.recipe.load import load, with_assignments
 
     recipe = load(name, () if tiny else tuple(assignments or ()), sections)
-    return reload(shrink.tiny(recipe), tuple(assignments or ())) if tiny else recipe
+    return with_assignments(shrink.tiny(recipe), tuple(assignments or ())) if tiny else recipe
 
 
 @group.command("list")
@@ -71,20 +61,25 @@ def list_recipes(as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     from launcher.output import human_count, print_table
-    from launcher.runtime.recipe.load import loads
+    from launcher.runtime.recipe.load import parse_recipe
     from launcher.runtime.recipe.source import bundled
-    from launcher.runtime.recipe.summary import discriminator_parameters, parameters, title, total_tokens
+    from launcher.runtime.recipe.summary import (
+        discriminator_parameter_count,
+        model_title,
+        parameter_count,
+        total_tokens,
+    )
 
-    recipes = [loads(text, name, ours=True) for name, text in bundled().items()]
-    recipes.sort(key=lambda recipe: (title(recipe), parameters(recipe), recipe.total_steps))
+    recipes = [parse_recipe(text, name, is_bundled=True) for name, text in bundled().items()]
+    recipes.sort(key=lambda recipe: (model_title(recipe), parameter_count(recipe), recipe.total_steps))
     if as_json:
         print_json(_recipe_record(recipe) for recipe in recipes)
         return
     table = Table("family", "recipe", "layers", "parameters", "steps", "tokens", box=None, pad_edge=False)
     previous = ""
     for recipe in recipes:
-        family, alone = title(recipe), discriminator_parameters(recipe)
-        size = human_count(parameters(recipe))
+        family, alone = model_title(recipe), discriminator_parameter_count(recipe)
+        size = human_count(parameter_count(recipe))
         table.add_row(
             family if family != previous else "",
             recipe.name,
@@ -98,15 +93,20 @@ def list_recipes(as_json: JsonOption = False) -> None:
 
 
 def _recipe_record(recipe: "Recipe") -> dict[str, object]:
-    from launcher.runtime.recipe.summary import discriminator_parameters, parameters, title, total_tokens
+    from launcher.runtime.recipe.summary import (
+        discriminator_parameter_count,
+        model_title,
+        parameter_count,
+        total_tokens,
+    )
 
     return {
         "name": recipe.name,
-        "family": title(recipe),
+        "family": model_title(recipe),
         "layers": recipe.model.layers,
         "hidden": recipe.model.hidden,
-        "parameters": parameters(recipe),
-        "discriminator_parameters": discriminator_parameters(recipe),
+        "parameters": parameter_count(recipe),
+        "discriminator_parameters": discriminator_parameter_count(recipe),
         "steps": recipe.total_steps,
         "tokens": total_tokens(recipe),
     }
@@ -120,9 +120,7 @@ def show(
     raw: Annotated[bool, typer.Option("--raw", help="The file as written, with its comments.")] = False,
     timeline: Annotated[
         bool,
-        typer.Option(
-            "--timeline", help="What changes at which step, as a table, and rate and batch as a picture."
-        ),
+        typer.Option("--timeline", help="What changes at which step, as a table, and rate and batch as a picture."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -130,7 +128,7 @@ def show(
 
     Start your own from a bundled one with `maskfleet recipe show roberta-base --raw > mine.yaml`.
     """
-    from launcher.runtime.recipe.source import source_text
+    from launcher.runtime.recipe.source import recipe_text
 
     if as_json and not timeline:
         raise OptionError(
@@ -148,8 +146,8 @@ def show(
         else:
             print_timeline(wanted)
         return
-    text = source_text(recipe) if raw else load_recipe(recipe, assignments, tiny).to_yaml()
-    typer.echo(visible(text), nl=False)
+    text = recipe_text(recipe) if raw else load_recipe(recipe, assignments, tiny).to_yaml()
+    typer.echo(escape_controls(text), nl=False)
 
 
 @group.command()
@@ -160,11 +158,11 @@ def check(recipe: RecipeArgument, assignments: SetOption = None, tiny: TinyOptio
     """
     wanted = load_recipe(recipe, assignments, tiny)
     from launcher.after.tasks.measurable import check_tasks
-    from launcher.runtime.recipe.summary import summary
+    from launcher.runtime.recipe.summary import summary_lines
 
-    check_tasks(wanted.evaluation.tasks, files=False)
-    for line in summary(wanted):
-        typer.echo(visible(line))
+    check_tasks(wanted.evaluation.tasks, with_files=False)
+    for line in summary_lines(wanted):
+        typer.echo(escape_controls(line))
 
 
 @group.command()
@@ -183,19 +181,17 @@ def diff(
 
     fields = [identity.flatten(load(name).to_data()) for name in (old, new)]
     differing = [
-        path
-        for path in sorted(fields[0].keys() | fields[1].keys())
-        if fields[0].get(path) != fields[1].get(path)
+        path for path in sorted(fields[0].keys() | fields[1].keys()) if fields[0].get(path) != fields[1].get(path)
     ]
     for kind, heading in (
         ("identity", "identity (refused in a running run)"),
         ("operational", "operational (free)"),
     ):
-        chosen = [path for path in differing if identity.kind_of(path) == kind]
+        chosen = [path for path in differing if identity.field_kind(path) == kind]
         if chosen:
             typer.echo(f"{heading}:")
-            for line in identity.diff(*({p: f[p] for p in chosen if p in f} for f in fields)):
-                typer.echo(f"  {visible(line)}")
+            for line in identity.diff_lines(*({p: f[p] for p in chosen if p in f} for f in fields)):
+                typer.echo(f"  {escape_controls(line)}")
     if differing:
         raise typer.Exit(1)
     typer.echo("the same")
@@ -205,9 +201,7 @@ def diff(
 def from_model(
     folder: Annotated[
         str,
-        typer.Argument(
-            metavar="MODEL_FOLDER", help="A model in the transformers format: a folder or s3:// URI."
-        ),
+        typer.Argument(metavar="MODEL_FOLDER", help="A model in the transformers format: a folder or s3:// URI."),
     ],
 ) -> None:
     """Print the recipe that continues a model: its family, sizes and tokenizer, settings for going on, with reasons.
@@ -217,4 +211,4 @@ def from_model(
     require_model(folder)
     from launcher.runtime.recipe.continued import commented_yaml, continued_recipe
 
-    typer.echo(visible(commented_yaml(continued_recipe(folder))), nl=False)
+    typer.echo(escape_controls(commented_yaml(continued_recipe(folder))), nl=False)

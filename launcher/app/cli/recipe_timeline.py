@@ -1,4 +1,4 @@
-"""A recipe's course as a table, and its learning rate and batch size as a picture in characters."""
+"""A recipe's timeline as a table, and its learning rate and batch size as a picture in characters."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -6,10 +6,10 @@ from functools import partial
 from rich.table import Table
 
 from launcher.output import console, human_count, print_table
-from launcher.runtime.rank.build import schedule
+from launcher.runtime.rank.build import learning_rate_schedule
 from launcher.runtime.recipe.phases import PHASE_KEYS, PhaseKey
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.timeline import Stretch, changing_weights, phase_at, step_batches, timeline
+from launcher.runtime.recipe.timeline import TimelineSegment, batch_schedule, changing_weights, phase_at, timeline
 
 _BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 _PLOT_COLUMNS = 72  # width of the plots in terminal columns
@@ -20,17 +20,17 @@ _BATCH_ROWS = 2  # height of the batch's plot in lines
 
 def print_timeline(recipe: Recipe) -> None:
     """Print a row for every stretch of steps, then the picture."""
-    rate = schedule(recipe)
-    print_table(_table(recipe, timeline(recipe, rate)))
+    rate = learning_rate_schedule(recipe)
+    print_table(_timeline_table(recipe, timeline(recipe, rate)))
     steps = _sample_steps(recipe.total_steps)
     rates = [rate(step) for step in steps]
     tokens = [_batch_tokens(recipe, step) for step in steps]
     lines = ["", f"learning rate, up to {max(rates):.3g}"]
-    lines += plot(rates, _RATE_ROWS)
+    lines += plot_bars(rates, _RATE_ROWS)
     lines += ["", f"tokens of a step, up to {human_count(max(tokens))}"]
-    lines += plot(tokens, _BATCH_ROWS)
+    lines += plot_bars(tokens, _BATCH_ROWS)
     for title, values in _phase_setting_curves(recipe, steps):
-        lines += ["", title, *plot(values, 1)]
+        lines += ["", title, *plot_bars(values, 1)]
     last = f"{recipe.total_steps - 1:,}"
     lines.append(f"step 0{last:>{max(len(last) + 1, len(steps) - 6)}}")
     for line in lines:
@@ -38,7 +38,7 @@ def print_timeline(recipe: Recipe) -> None:
 
 
 def _phase_setting_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tuple[str, list[float]]]:
-    """Yield other values that phases change, each curve with its title."""
+    """Yield title and curve of each further setting that phases change."""
     phases = [recipe.phases[phase_at(recipe, step)[0]] for step in steps]
     for key in PHASE_KEYS:
         if key.is_used(recipe):
@@ -47,7 +47,7 @@ def _phase_setting_curves(recipe: Recipe, steps: Sequence[int]) -> Iterator[tupl
 
 def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
     """Yield each stretch of steps for programs; infra/docs/records.md explains the keys."""
-    for stretch in timeline(recipe, schedule(recipe)):
+    for stretch in timeline(recipe, learning_rate_schedule(recipe)):
         phase = recipe.phases[stretch.phase]
         yield {
             "phase": stretch.phase,
@@ -64,7 +64,7 @@ def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
         }
 
 
-def plot(values: Sequence[float], height: int) -> list[str]:
+def plot_bars(values: Sequence[float], height: int) -> list[str]:
     """Return `values`, none below 0, as bars of `height` lines of characters, top line first. A value above 0 is
     always visible.
     """
@@ -76,20 +76,20 @@ def plot(values: Sequence[float], height: int) -> list[str]:
     ]
 
 
-def _sample_steps(total: int) -> list[int]:
+def _sample_steps(total_steps: int) -> list[int]:
     """Return evenly spaced steps from first to last, one for each column."""
-    columns = min(_PLOT_COLUMNS, total)
-    return [column * (total - 1) // max(1, columns - 1) for column in range(columns)]
+    columns = min(_PLOT_COLUMNS, total_steps)
+    return [column * (total_steps - 1) // max(1, columns - 1) for column in range(columns)]
 
 
 def _batch_tokens(recipe: Recipe, step: int) -> int:
     number, start = phase_at(recipe, step)
     phase = recipe.phases[number]
     each = 1 if phase.batch.tokens else recipe.input.texts_per_row * phase.length
-    return step_batches(recipe, phase).at(step - start) * each
+    return batch_schedule(recipe, phase).batch_at_step(step - start) * each
 
 
-def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
+def _timeline_table(recipe: Recipe, stretches: Sequence[TimelineSegment]) -> Table:
     names = ["phase", "steps", "tokens so far", "length", "batch", "learning rate", ""]
     more = _phase_setting_columns(recipe)
     table = Table(*names, *more, box=None, pad_edge=False)
@@ -111,24 +111,20 @@ def _table(recipe: Recipe, stretches: Sequence[Stretch]) -> Table:
     return table
 
 
-def _phase_setting_columns(recipe: Recipe) -> dict[str, Callable[[Stretch], str]]:
-    """Return columns for other values that phases change: title, and function of a cell."""
-    found: dict[str, Callable[[Stretch], str]] = {
-        key.title: partial(_phase_setting_text, recipe=recipe, key=key)
-        for key in PHASE_KEYS
-        if key.is_used(recipe)
+def _phase_setting_columns(recipe: Recipe) -> dict[str, Callable[[TimelineSegment], str]]:
+    """Return the columns of further settings that phases change: by title, the function that formats a cell."""
+    found: dict[str, Callable[[TimelineSegment], str]] = {
+        key.title: partial(_phase_setting_text, recipe=recipe, key=key) for key in PHASE_KEYS if key.is_used(recipe)
     }
-    return found | {
-        f"weight of {name}": partial(_source_weight_text, name=name) for name in changing_weights(recipe)
-    }
+    return found | {f"weight of {name}": partial(_source_weight_text, name=name) for name in changing_weights(recipe)}
 
 
-def _phase_setting_text(at: Stretch, recipe: Recipe, key: PhaseKey) -> str:
-    return key.text(recipe, recipe.phases[at.phase])
+def _phase_setting_text(stretch: TimelineSegment, recipe: Recipe, key: PhaseKey) -> str:
+    return key.text(recipe, recipe.phases[stretch.phase])
 
 
-def _source_weight_text(at: Stretch, name: str) -> str:
-    return _range_text(*(f"{weight:.3g}" for weight in at.weights[name]))
+def _source_weight_text(stretch: TimelineSegment, name: str) -> str:
+    return _range_text(*(f"{weight:.3g}" for weight in stretch.weights[name]))
 
 
 def _range_text(first: str, last: str) -> str:

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.printable import shell_word
-from launcher.app.cli.options import (
-    RunArgument,
-    StepOption,
-    require_assignments,
-    require_new_run,
-    require_run,
-)
+from launcher.app.cli.options import RunArgument, StepOption, require_assignments, require_new_run, require_run
 from launcher.app.cli.recipe import SetOption
 from launcher.errors import OptionError
 
@@ -29,9 +23,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command()
 def status(
-    places: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs, or folders of runs, local or s3://.")
-    ],
+    places: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or folders of runs, local or s3://.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run and line.")] = False,
     brief: Annotated[
         bool, typer.Option("--brief", help="Read the newest metrics only: at once, even for a run of weeks.")
@@ -47,10 +39,10 @@ def status(
     import json
     from dataclasses import asdict
 
-    from data_service.printable import visible
-    from launcher.observe.inspect.status import RunStatus, UnreadableRun, describe, read_statuses, table
+    from data_service.printable import escape_controls
+    from launcher.observe.inspect.status import RunStatus, UnreadableRun, read_statuses, status_lines, status_table
     from launcher.output import print_table
-    from launcher.runtime.run.log import encode
+    from launcher.runtime.run.log import encode_line
 
     now = time.time()
     found = list(read_statuses(places, now, brief=brief))
@@ -58,14 +50,14 @@ def status(
     if as_json:
         for one in found:
             origins = [origin.model_dump() for origin in one.origins] if isinstance(one, RunStatus) else []
-            typer.echo(json.dumps(json.loads(encode(asdict(one) | {"origins": origins}))))
+            typer.echo(json.dumps(json.loads(encode_line(asdict(one) | {"origins": origins}))))
     elif len(found) == 1 and isinstance(found[0], RunStatus):
-        for line in describe(found[0], now):
-            typer.echo(visible(line))
+        for line in status_lines(found[0], now):
+            typer.echo(escape_controls(line))
     else:
-        print_table(table(found, now))
+        print_table(status_table(found, now))
     for one in unreadable:
-        typer.echo(visible(f"{one.uri}: {one.problem}"), err=True)
+        typer.echo(escape_controls(f"{one.uri}: {one.problem}"), err=True)
     if unreadable:
         raise typer.Exit(1)
 
@@ -92,13 +84,13 @@ def watch(
 
     from data_service.store.open import open_store
     from launcher.observe.watch.live import make_caching_store, require_one_run
-    from launcher.observe.watch.site import Server, Site, serve
+    from launcher.observe.watch.site import PageServer, Site, serve
 
     store = open_store(run, patience_s=10.0)  # seconds of patience: a page that waits for the store says so
     require_one_run(run, store)
     with TemporaryDirectory(prefix="maskfleet-watch-", ignore_cleanup_errors=True) as folder:
         site = Site(run, make_caching_store(store, folder))
-        serve(Server(site, host, port), lambda url: typer.echo(f"{run} is shown at {url}"))
+        serve(PageServer(site, host, port), lambda url: typer.echo(f"{run} is shown at {url}"))
     sys.stdout.flush()
     os._exit(0)  # ends without waiting for reads of a store that does not answer
 
@@ -113,20 +105,20 @@ def stop(
     The request goes through the run's store, and is for the start that runs now: `maskfleet train` continues the run
     as ever.
     """
-    from launcher.observe.inspect.status import not_running_reason, status
+    from launcher.observe.inspect.status import not_running_reason, read_status
     from launcher.runtime.run import request_stop as run_stop
     from launcher.runtime.run.outline import open_outline
 
     opened = open_outline(run)
-    asked = run_stop.stop(opened.store, time.time())
+    asked = run_stop.ask_to_stop(opened.store, time.time())
     if asked.found is None or not asked.asked:
         typer.echo(f"{run} {not_running_reason(asked.found)}: nothing to stop")
         return
     where = f"{asked.found.owner.host}, process {asked.found.owner.pid}"
     typer.echo(f"asked the start on {where} to stop; it saves after its present step")
     if wait:
-        run_stop.wait(opened.store, asked.found, time.time)
-        ended = status(opened, time.time(), brief=True)
+        run_stop.wait_for_end(opened.store, asked.found, time.time)
+        ended = read_status(opened, time.time(), brief=True)
         typer.echo(f"{ended.state} at step {ended.step:,} of {ended.total_steps:,}")
 
 
@@ -147,9 +139,7 @@ def fork(
     ] = None,
     keep_position: Annotated[
         bool,
-        typer.Option(
-            "--keep-position", help="Go on at the step's place in the data, though it is other data."
-        ),
+        typer.Option("--keep-position", help="Go on at the step's place in the data, though it is other data."),
     ] = False,
 ) -> None:
     """Create a run that goes on from a checkpoint of another: its weights, moments and step, with changed settings.
@@ -201,9 +191,7 @@ def exposure(
     ] = None,
     ids: Annotated[
         str | None,
-        typer.Option(
-            "--ids", metavar="FILE", help="Documents by id, one a line, in all sources that know ids."
-        ),
+        typer.Option("--ids", metavar="FILE", help="Documents by id, one a line, in all sources that know ids."),
     ] = None,
     removed: Annotated[
         bool, typer.Option("--removed", help="All documents that were removed from the run's corpora.")
@@ -219,7 +207,7 @@ def exposure(
     Example: `maskfleet runs exposure s3://bucket/runs/base --document news:81023`
     """
     require_run(run)
-    named = [_source_and_number(text) for text in document or ()]
+    named = [_parse_document_option(text) for text in document or ()]
     if (bool(named), ids is not None, removed).count(True) != 1:
         raise OptionError(
             "no documents are named, or in more than one way",
@@ -228,7 +216,7 @@ def exposure(
     import json
     from dataclasses import asdict
 
-    from launcher.observe.inspect.exposure import find_exposures, summary_lines, table
+    from launcher.observe.inspect.exposure import exposure_table, find_exposures, summary_lines
     from launcher.output import print_table
     from launcher.progress import work
     from launcher.runtime.run.record import open_run
@@ -242,14 +230,14 @@ def exposure(
             typer.echo(json.dumps(asdict(each) | {"document": str(each.document)}))
         return
     if report.found:
-        print_table(table(report))
+        print_table(exposure_table(report))
     for line in summary_lines(report):
         typer.echo(line)
 
 
 def _select_documents(run: "Run", named: list[tuple[str, int]], ids: str | None) -> "DocumentSelection":
     """Return the documents that are named by number, else by the ids of a file, else all that were removed."""
-    from launcher.app.cli.texts import read_list
+    from launcher.app.cli.texts import read_nonblank_lines
     from launcher.observe.inspect.document_selection import (
         DocumentName,
         documents_by_id,
@@ -262,12 +250,12 @@ def _select_documents(run: "Run", named: list[tuple[str, int]], ids: str | None)
         return documents_by_number(run, [DocumentName(*each) for each in named])
     if ids is None:
         return removed_documents(run)
-    wanted = read_list(ids)
+    wanted = read_nonblank_lines(ids)
     with work("finding documents", unit="sidecars") as now:
         return documents_by_id(run, wanted, lambda more, total: now.advance(more))
 
 
-def _source_and_number(text: str) -> tuple[str, int]:
+def _parse_document_option(text: str) -> tuple[str, int]:
     source, _, number = text.rpartition(":")
     if not source or not number.isdecimal():
         raise typer.BadParameter(f"{text!r} is not SOURCE:NUMBER, as in news:81023", param_hint="--document")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data_service.printable import visible
+from data_service.printable import escape_controls
 from launcher.app.cli.options import DataOption, JsonOption, TextFieldOption, print_json
 from launcher.errors import OptionError
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 group = typer.Typer(no_args_is_help=True, help="List, show and check tasks and suites.")
 
-TaskArgument = Annotated[
-    str, typer.Argument(metavar="TASK", help="A task's or suite's name, or a YAML file.")
-]
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task's or suite's name, or a YAML file.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +68,7 @@ def show(task: TaskArgument) -> None:
 
     load_suite(task)
     bundled = {**bundled_tasks(), **bundled_suites()}
-    typer.echo(visible(bundled[task] if task in bundled else read_yaml(task)), nl=False)
+    typer.echo(escape_controls(bundled[task] if task in bundled else read_yaml(task)), nl=False)
 
 
 @group.command()
@@ -108,9 +106,7 @@ def ngrams(
     data: DataOption = None,
     files: Annotated[
         list[str] | None,
-        typer.Option(
-            "--file", metavar="FILE", help="Also texts of a file that `corpus build` reads. May be repeated."
-        ),
+        typer.Option("--file", metavar="FILE", help="Also texts of a file that `corpus build` reads. May be repeated."),
     ] = None,
     text_field: TextFieldOption = "text",
     as_json: JsonOption = False,
@@ -125,7 +121,7 @@ def ngrams(
     from hashlib import sha256
 
     from data_service.prepare.contamination import build_index, dump_index
-    from data_service.store.open import open_file
+    from data_service.store.open import open_store_of_file
     from launcher.after.tasks.suite import load_suite
     from launcher.after.tasks.summary import texts_of_file, texts_of_task
     from launcher.progress import work
@@ -138,15 +134,15 @@ def ngrams(
         texts += [text for file in files or () for text in texts_of_file(file, text_field)]
         index = build_index(texts)
         content = dump_index(index)
-    store, name = open_file(out)
+    store, name = open_store_of_file(out)
     store.put(name, content)
     digest = sha256(content).hexdigest()
     if as_json:
         print_json([{"sha256": digest, **split.model_dump()} for split in index.splits])
         return
     for split in index.splits:
-        typer.echo(visible(f"{split.split}: {split.looked_up:,} of {split.texts:,} texts can be looked up"))
-    typer.echo(visible(f"wrote {out}: {len(index.keys):,} runs of words, sha256 {digest}"))
+        typer.echo(escape_controls(f"{split.split}: {split.looked_up:,} of {split.texts:,} texts can be looked up"))
+    typer.echo(escape_controls(f"wrote {out}: {len(index.keys):,} runs of words, sha256 {digest}"))
 
 
 def _print_summary(task: "Task", summary: "SplitSummary", as_json: bool) -> None:
@@ -158,7 +154,7 @@ def _print_summary(task: "Task", summary: "SplitSummary", as_json: bool) -> None
     twice = f"; {summary.repeated:,} repeat another" if summary.repeated else ""
     leaked = f"; {summary.in_train:,} are in train, too" if summary.in_train else ""
     typer.echo(
-        visible(
+        escape_controls(
             f"{task.name} {summary.split}: {summary.examples:,} examples, {summary.labels}; characters: median "
             f"{summary.median_length:,}, longest {summary.longest:,}{twice}{leaked}; {summary.digest[:12]}"
         )

@@ -16,22 +16,22 @@ from data_service.ingest.inputs import InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord
 from data_service.ingest.skipped import MAX_LISTED_RECORDS, skipped_record, with_line_numbers
-from data_service.ingest.tasks import Split, plan_splits
+from data_service.ingest.tasks import InputSplit, plan_splits
 from data_service.printable import one_line
 from data_service.store.errors import KeyMissing
-from data_service.store.open import open_file
-from data_service.tokenizers.loss import HARMLESS_KINDS, KINDS, WARNED_SHARE, TextLoss, describe_loss
+from data_service.store.open import open_store_of_file
+from data_service.tokenizers.loss import HARMLESS_KINDS, KINDS, WARNED_LOSS_SHARE, TextLoss, describe_loss
 from launcher.errors import OptionError
-from launcher.progress import BYTES, work
-from launcher.runtime.recipe.document import DocumentWording, parse, validate
+from launcher.progress import BYTES_UNIT, work
+from launcher.runtime.recipe.document import DocumentWording, parse_document, validate
 
 _MODEL = TypeVar("_MODEL", bound=BaseModel)
-_SMALL_INPUT_BYTES = 64 << 20  # bytes
-_SPLIT_BYTES = 256 << 10  # bytes of text for which a split is worth opening
+_SMALL_INPUT_BYTES = 64 << 20  # inputs below this size are built by one process
+_MIN_SPLIT_BYTES = 256 << 10  # bytes of text for which a split is worth opening
 _MIN_SHOWN_LOSS_SHARE = 0.00005  # share of the characters below which a harmless loss would read 0.00%
 
 
-def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
+def list_text_files(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
     """Return the inputs' files, and print to standard error which files among them are not read.
 
     Raises:
@@ -43,10 +43,9 @@ def list_texts(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
     return listing
 
 
-def sample_texts(
-    inputs: Sequence[str], options: BuildOptions, limit: int, *, quiet: bool = False
-) -> Iterator[str]:
-    """Yield documents from all over the inputs, at most `limit` bytes of them. A compressed file gives its beginning.
+def sample_texts(inputs: Sequence[str], options: BuildOptions, max_bytes: int, *, quiet: bool = False) -> Iterator[str]:
+    """Yield documents from all over the inputs, at most `max_bytes` bytes of them. A compressed file gives its
+    beginning.
 
     Evenly spaced splits of the input give the same share each; if one has less, the later ones give more. The last
     document of a share is cut at its end. Which documents are chosen depends only on names, sizes and text. Files and
@@ -57,24 +56,22 @@ def sample_texts(
         InputError: there is no input, or its text cannot be read.
         StoreError: the store cannot be read.
     """
-    files = (
-        list_inputs(list(inputs), options.encoding) if quiet else list_texts(inputs, options.encoding)
-    ).files
+    files = (list_inputs(list(inputs), options.encoding) if quiet else list_text_files(inputs, options.encoding)).files
     splits = plan_splits(files, options)
-    count = max(1, min(len(splits), limit // _SPLIT_BYTES))
+    count = max(1, min(len(splits), max_bytes // _MIN_SPLIT_BYTES))
     chosen = [index * len(splits) // count for index in range(count)]
     others = sorted(set(range(len(splits))) - set(chosen))  # read if the chosen splits hold too little text
     skipped: list[BadRecord] = []
-    left = limit
+    left = max_bytes
     documents = odd = 0
-    with work("reading text", min(limit, sum(file.size for file in files)), BYTES) as now:
+    with work("reading text", min(max_bytes, sum(file.size for file in files)), BYTES_UNIT) as now:
         for position, index in enumerate([*chosen, *others]):
             share = left // max(1, count - position)
             for text in _sample_split(splits[index], options, share, skipped):
                 left -= len(text.encode())
                 documents, odd = documents + 1, odd + is_garbled(text)
                 yield text
-                now.at(limit - left)
+                now.set_done(max_bytes - left)
             if left <= 0:
                 break
     if quiet:
@@ -88,24 +85,24 @@ def sample_texts(
         typer.echo(warning, err=True)
 
 
-def _sample_split(split: Split, options: BuildOptions, share: int, skipped: list[BadRecord]) -> Iterator[str]:
-    """Yield documents of a split, at most `share` bytes in all."""
+def _sample_split(split: InputSplit, options: BuildOptions, max_bytes: int, skipped: list[BadRecord]) -> Iterator[str]:
+    """Yield documents of a split, at most `max_bytes` bytes in all."""
     for record in read_records(split, options):
-        if share <= 0:
+        if max_bytes <= 0:
             return
         if isinstance(record, BadRecord):
             skipped.append(record)
             continue
         data = record.text.encode()
-        yield record.text if len(data) <= share else data[:share].decode(errors="ignore")
-        share -= len(data)
+        yield record.text if len(data) <= max_bytes else data[:max_bytes].decode(errors="ignore")
+        max_bytes -= len(data)
 
 
-def print_loss(loss: TextLoss | None) -> None:
-    """Print what a tokenizer loses of a text, and to standard error a warning of each kind of which there is much."""
+def print_text_loss(loss: TextLoss | None) -> None:
+    """Print what a tokenizer loses of a text; kinds with a large share are warnings on standard error."""
     if loss is None:
         return
-    much = loss.kinds_above(WARNED_SHARE)
+    much = loss.kinds_above(WARNED_LOSS_SHARE)
     for kind in KINDS:
         if kind in loss.lost and (kind not in HARMLESS_KINDS or loss.share(kind) >= _MIN_SHOWN_LOSS_SHARE):
             warning = "warning: " if kind in much else ""
@@ -118,13 +115,13 @@ def _print_warning(title: str, items: Sequence[object]) -> None:
         typer.echo(line, err=True)
 
 
-def choose_workers(inputs: Sequence[str], asked: int | None) -> int:
-    """Return the number of processes to build a corpus with. Raises and prints as `list_texts`."""
-    listing = list_texts(inputs)
-    return asked or default_workers(listing)
+def choose_worker_count(inputs: Sequence[str], requested: int | None) -> int:
+    """Return the number of processes to build a corpus with. Raises and prints as `list_text_files`."""
+    listing = list_text_files(inputs)
+    return requested or default_worker_count(listing)
 
 
-def default_workers(inputs: Sequence[str] | InputListing) -> int:
+def default_worker_count(inputs: Sequence[str] | InputListing) -> int:
     """Return the number of processes to build a corpus with. A small input gets one, because Ray takes seconds to
     start.
     """
@@ -133,7 +130,7 @@ def default_workers(inputs: Sequence[str] | InputListing) -> int:
     return 1 if size < _SMALL_INPUT_BYTES else len(os.sched_getaffinity(0))
 
 
-def read_list(path: str) -> list[str]:
+def read_nonblank_lines(path: str) -> list[str]:
     """Return the lines of a UTF-8 file, local or on S3, that are not blank, as they are.
 
     Raises:
@@ -147,27 +144,27 @@ def read_list(path: str) -> list[str]:
     return listed
 
 
-def read_settings(path: str, model: type[_MODEL], words: DocumentWording) -> _MODEL:
+def read_settings(path: str, model: type[_MODEL], wording: DocumentWording) -> _MODEL:
     """Return the settings in a YAML file, local or on S3.
 
     Raises:
-        UserError: of the class of `words`: there is no such file, or it does not hold such settings; every mistake is
+        UserError: of the class of `wording`: there is no such file, or it does not hold such settings; every mistake is
             named by line and path.
         StoreError: the file cannot be read.
     """
-    return validate(model, parse(_read_text(path, words.error, "a YAML file"), path, words))
+    return validate(model, parse_document(_read_text(path, wording.error, "a YAML file"), path, wording))
 
 
-def _read_text(path: str, error: type[UserError], form: str) -> str:
-    """Return the text of a UTF-8 file, local or on S3. `form`: what it should be, for the remedy. Raises `error`,
-    StoreError."""
-    store, name = open_file(path)
+def _read_text(path: str, error_class: type[UserError], expected_form: str) -> str:
+    """Return the text of a UTF-8 file, local or on S3. `expected_form`: what it should be, for the remedy. Raises
+    `error_class`, StoreError."""
+    store, name = open_store_of_file(path)
     try:
         return store.get(name).decode("utf-8-sig")
     except KeyMissing as missing:
-        raise error(f"there is no file {path}", remedy="check the path") from missing
+        raise error_class(f"there is no file {path}", remedy="check the path") from missing
     except UnicodeDecodeError as undecoded:
-        raise error(f"{path} is not UTF-8 text", remedy=f"give {form}") from undecoded
+        raise error_class(f"{path} is not UTF-8 text", remedy=f"give {expected_form}") from undecoded
 
 
 def read_provenance(path: str) -> ProvenanceOptions:

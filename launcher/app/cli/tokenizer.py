@@ -18,7 +18,7 @@ from launcher.app.cli.options import (
     TokenizerArgument,
     TokenizerRulesOption,
     print_json,
-    reading_settings,
+    text_source_settings,
     validate_options,
 )
 
@@ -38,13 +38,9 @@ _LOSS_SAMPLE_BYTES = 4 * _MB  # bytes of text in which the loss of a new vocabul
 TokenizerKind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
 SampleOption = Annotated[
     int,
-    typer.Option(
-        "--sample-mb", min=1, help="Megabytes of text to read at most, spread over all of the input."
-    ),
+    typer.Option("--sample-mb", min=1, help="Megabytes of text to read at most, spread over all of the input."),
 ]
-ReplaceOption = Annotated[
-    bool, typer.Option("--replace", help="Write over a tokenizer that is in the folder already.")
-]
+ReplaceOption = Annotated[bool, typer.Option("--replace", help="Write over a tokenizer that is in the folder already.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -89,19 +85,19 @@ def train(
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.load import save_tokenizer
     from data_service.tokenizers.train import TokenizerOptions
-    from launcher.app.cli.texts import default_workers, sample_texts
+    from launcher.app.cli.texts import default_worker_count, sample_texts
 
     _check_no_tokenizer(out, replace)
     options = validate_options(
         BuildOptions,
-        **reading_settings(text_field, encoding, delimiter),
+        **text_source_settings(text_field, encoding, delimiter),
         on_bad_bytes=on_bad_bytes,
         on_bad_records=on_bad_records,
     )
     texts = sample_texts(inputs, options, sample_mb * _MB)
     folding = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks)
     tokenizer = _train_tokenizer(
-        kind, texts, vocab_size or _DEFAULT_VOCABULARY_SIZE, folding, workers=default_workers(inputs)
+        kind, texts, vocab_size or _DEFAULT_VOCABULARY_SIZE, folding, workers=default_worker_count(inputs)
     )
     _check_loss(tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True), accept_loss)
     save_tokenizer(tokenizer, out)
@@ -109,18 +105,18 @@ def train(
 
 
 def _train_tokenizer(
-    kind: TokenizerKind, texts: Iterable[str], asked: int, options: "TokenizerOptions", *, workers: int
+    kind: TokenizerKind, texts: Iterable[str], max_ids: int, options: "TokenizerOptions", *, workers: int
 ) -> "Tokenizer":
-    """Return a new tokenizer of at most `asked` ids; print to standard error if it has fewer, and how many words were
+    """Return a new tokenizer of at most `max_ids` ids; print to standard error if it has fewer, and how many words were
     too rare to be learnt from."""
     from data_service.tokenizers.files import TRAINING_REPORT
     from data_service.tokenizers.train import train_tokenizer
     from launcher.progress import work
 
     with work("learning the vocabulary"):
-        tokenizer = train_tokenizer(kind, texts, asked, options, allow_fewer_ids=True, workers=workers)
-    if tokenizer.vocab_size < asked:
-        typer.echo(f"{asked:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
+        tokenizer = train_tokenizer(kind, texts, max_ids, options, allow_fewer_ids=True, workers=workers)
+    if tokenizer.vocab_size < max_ids:
+        typer.echo(f"{max_ids:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
     report = json.loads(tokenizer.save_files()[TRAINING_REPORT])
     if share := report["left_out"] / report["words"]:
         typer.echo(f"Left out: {share:.2%} of {report['words']:,} words, the rarest", err=True)
@@ -135,12 +131,12 @@ def _check_loss(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence
     """
     from data_service.tokenizers.check import measure_loss
     from data_service.tokenizers.loss import check_loss
-    from launcher.app.cli.texts import print_loss
+    from launcher.app.cli.texts import print_text_loss
 
     loss = measure_loss(tokenizer, texts)
     what = f"a {tokenizer.kind} vocabulary does not hold this text"
     check_loss(loss, accepted or (), what, remedy="choose another --kind (byte_bpe holds every text)")
-    print_loss(loss)
+    print_text_loss(loss)
 
 
 @group.command()
@@ -162,12 +158,12 @@ def check(
     from data_service.ingest.options import BuildOptions
     from data_service.tokenizers.check import check_tokenizer
     from data_service.tokenizers.load import load_tokenizer
-    from launcher.app.cli.texts import print_loss, sample_texts
+    from launcher.app.cli.texts import print_text_loss, sample_texts
     from launcher.output import print_table
 
     options = validate_options(
         BuildOptions,
-        **reading_settings(text_field, encoding, delimiter),
+        **text_source_settings(text_field, encoding, delimiter),
         on_bad_bytes=on_bad_bytes,
         on_bad_records=on_bad_records,
     )
@@ -186,7 +182,7 @@ def check(
     table.add_row("lines that come back exactly", f"{report.exact:.2%}")
     table.add_row("lines whose ids are stable", f"{report.stable:.2%}")
     print_table(table)
-    print_loss(report.loss)
+    print_text_loss(report.loss)
 
 
 @group.command()
@@ -195,9 +191,7 @@ def extend(
     new: Annotated[str, typer.Argument(help="Folder or s3:// URI for the extended tokenizer.")],
     terms: Annotated[
         str | None,
-        typer.Option(
-            "--terms", metavar="FILE", help="The words to add, one a line, in UTF-8; local or s3://."
-        ),
+        typer.Option("--terms", metavar="FILE", help="The words to add, one a line, in UTF-8; local or s3://."),
     ] = None,
     specials: Annotated[
         bool,
@@ -222,7 +216,7 @@ def extend(
     from data_service.tokenizers.completed import load_with_all_special_tokens
     from data_service.tokenizers.load import load_tokenizer, save_tokenizer
     from data_service.tokenizers.vocabulary import extend_tokenizer
-    from launcher.app.cli.texts import read_list
+    from launcher.app.cli.texts import read_nonblank_lines
     from launcher.errors import OptionError
 
     if terms is None and not specials:
@@ -233,11 +227,9 @@ def extend(
         "",
     )
     if terms is not None:
-        extension = extend_tokenizer(extended, read_list(terms))
+        extension = extend_tokenizer(extended, read_nonblank_lines(terms))
         extended = extension.tokenizer
-        told = (
-            f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "
-        )
+        told = f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "
     save_tokenizer(extended, new)
     typer.echo(f"{told}{extended.vocab_size:,} ids at {new} (hash {extended.hash[:12]})")
 

@@ -9,9 +9,9 @@ from data_service.printable import mask_secrets, shell_word
 from launcher.app.cli.options import (
     CorpusTokenizerOption,
     RunArgument,
-    local_path,
     require_assignments,
     require_corpora,
+    require_local_path,
     require_new_run,
     require_recipe,
     require_run,
@@ -22,14 +22,14 @@ from launcher.progress import work
 if TYPE_CHECKING:
     from launcher.runtime.run.record import Run
 
-_TRAIN, _LOOK = "Train", "Look after it"
+_TRAIN_PANEL, _MAINTENANCE_PANEL = "Train", "Look after it"
 
 
 def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel=_TRAIN)(init)
-    app.command(rich_help_panel=_TRAIN)(train)
-    app.command(rich_help_panel=_LOOK)(show)
-    app.command(rich_help_panel=_LOOK)(report)
+    app.command(rich_help_panel=_TRAIN_PANEL)(init)
+    app.command(rich_help_panel=_TRAIN_PANEL)(train)
+    app.command(rich_help_panel=_MAINTENANCE_PANEL)(show)
+    app.command(rich_help_panel=_MAINTENANCE_PANEL)(report)
 
 
 CorpusOption = Annotated[
@@ -67,12 +67,12 @@ def init(
     from launcher.runtime.rank.kept_start import keep_start
     from launcher.runtime.recipe.schema import SCRATCH, TEACHER
     from launcher.runtime.run.create import create_run
-    from launcher.runtime.run.inputs import refuse_placeholders, sections_for
-    from launcher.runtime.run.readiness import warnings
+    from launcher.runtime.run.inputs import recipe_sections, refuse_placeholders
+    from launcher.runtime.run.readiness import run_warnings
 
     sections: dict[str, object] = {"tokenizer": {"uri": tokenizer}} if tokenizer else {}
     if corpora:
-        sections = sections_for(corpora, tokenizer)
+        sections = recipe_sections(corpora, tokenizer)
     wanted = load_recipe(recipe, assignments, tiny, sections)
     refuse_placeholders(wanted, f"maskfleet init {shell_word(recipe)} {shell_word(run)}")
     wanted = keep_start(wanted, run)
@@ -84,7 +84,7 @@ def init(
     with work("comparing held-out text", unit="blocks") as now:
         created = create_run(wanted, run, datetime.now(UTC), report=now.advance)
     typer.echo(f"created {created.recipe.name} at {run} ({created.record.fingerprint[:12]})")
-    for line in warnings(created):
+    for line in run_warnings(created):
         typer.echo(f"warning: {line}")
     typer.echo(f"next: maskfleet train {shell_word(run)}")
 
@@ -143,12 +143,12 @@ def _open_run_with_recipe(
     from datetime import UTC, datetime
 
     from launcher.after.tasks.measurable import check_tasks
-    from launcher.runtime.recipe.load import load, reload
+    from launcher.runtime.recipe.load import load, with_assignments
     from launcher.runtime.run.create import reconcile
     from launcher.runtime.run.record import open_run
 
     opened = open_run(uri)
-    wanted = reload(load(recipe) if recipe else opened.recipe, assignments)
+    wanted = with_assignments(load(recipe) if recipe else opened.recipe, assignments)
     if wanted.evaluation.tasks != opened.recipe.evaluation.tasks:
         check_tasks(wanted.evaluation.tasks)
     return reconcile(
@@ -181,7 +181,7 @@ def show(
 
 def report(
     run: RunArgument,
-    out: Annotated[Path, typer.Option("--out", callback=local_path, help="The HTML file to write.")] = Path(
+    out: Annotated[Path, typer.Option("--out", callback=require_local_path, help="The HTML file to write.")] = Path(
         "report.html"
     ),
     baselines: Annotated[

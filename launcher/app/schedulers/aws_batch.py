@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, NonNegativeInt
 
 from data_service.processes import temporary_root
-from launcher.app.schedulers.job import Launch, Printable, Size, Word, require_object_storage, run_command
-from launcher.app.schedulers.job import render as fill
+from launcher.app.schedulers.job import (
+    Launch,
+    PrintableText,
+    SizeBytes,
+    UnquotedWord,
+    require_object_storage,
+    run_command,
+)
+from launcher.app.schedulers.job import render_template as fill
 from launcher.errors import LaunchError
 from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 
@@ -50,13 +57,13 @@ class BatchJob(Launch):
         attempts: number of starts at most.
     """
 
-    image: Word
+    image: UnquotedWord
     instance_type: Annotated[str, Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")]
     vpc: Annotated[str, Field(pattern=r"^vpc-([0-9a-f]{8}|[0-9a-f]{17})$")]
     subnet: Annotated[str, Field(pattern=r"^subnet-([0-9a-f]{8}|[0-9a-f]{17})$")]
-    reads: tuple[Printable, ...] = ()
+    reads: tuple[PrintableText, ...] = ()
     efa: NonNegativeInt = 0
-    disk: Size = Size(200 << 30)
+    disk: SizeBytes = SizeBytes(200 << 30)
     attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] = MAX_ATTEMPTS
 
     @property
@@ -66,7 +73,7 @@ class BatchJob(Launch):
         return [_bucket_prefix(self.run, writes=True), *(_bucket_prefix(uri, writes=False) for uri in others)]
 
 
-def read_uris(recipe: "Recipe") -> tuple[str, ...]:
+def input_uris(recipe: "Recipe") -> tuple[str, ...]:
     """Return the URIs that a run of `recipe` reads: corpora, tokenizer, and the checkpoint that it starts from."""
     from launcher.runtime.recipe.corpora import corpora_by_name
 
@@ -74,7 +81,7 @@ def read_uris(recipe: "Recipe") -> tuple[str, ...]:
     return (*corpora, recipe.tokenizer.uri, recipe.start)
 
 
-def part_uris(recipe: "Recipe") -> tuple[str, ...]:
+def merged_corpus_uris(recipe: "Recipe") -> tuple[str, ...]:
     """Return the URIs of the corpora from which those of `recipe` were merged, and in which their shards lie.
 
     Raises CorpusError, StoreError: a corpus cannot be read.

@@ -67,7 +67,7 @@ def template_folder() -> Path:
     return Path(sysconfig.get_path("data")) / "share" / "maskfleet" / "infra"
 
 
-def render(name: str, **values: object) -> str:
+def render_template(name: str, **values: object) -> str:
     """Render the template infra/`name`.
 
     Filters: `shell` quotes a word for a shell, `yaml` quotes any value for YAML, `pod` also escapes `$(X)`, which
@@ -89,39 +89,39 @@ def render(name: str, **values: object) -> str:
     return environment.get_template(name).render(**values)
 
 
-# What Kubernetes and CloudFormation take, with room for suffixes.
+# Job names that Kubernetes and CloudFormation accept, with room for suffixes.
 _JOB_NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
 
 
-def _printable(text: str) -> str:
+def _require_printable(text: str) -> str:
     if found := control_characters(text):
         raise ValueError(f"the value has control characters: {', '.join(found)}")
     return text
 
 
-def matches(pattern: str, takes: str) -> AfterValidator:
+def matches_pattern(pattern: str, accepted: str) -> AfterValidator:
     """Return a check that `text` matches `pattern`; its message says in words what a value may be."""
 
-    def check(text: str) -> str:
+    def check_match(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
-            raise ValueError(f"it takes {takes}")
+            raise ValueError(f"it takes {accepted}")
         return text
 
-    return AfterValidator(check)
+    return AfterValidator(check_match)
 
 
-Printable = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
-Word = Annotated[  # needs no quoting anywhere
-    str, matches(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "letters, digits and ._:/@=,+- after the first")
+PrintableText = Annotated[str, Field(min_length=1), AfterValidator(_require_printable)]
+UnquotedWord = Annotated[  # needs no quoting anywhere
+    str, matches_pattern(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "letters, digits and ._:/@=,+- after the first")
 ]
-Variable = Annotated[
-    str, matches(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
+VariableName = Annotated[
+    str, matches_pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
 ]
 
 
-def _parse_size(told: object) -> int:
+def _parse_size(option_value: object) -> int:
     try:
-        size = TypeAdapter(ByteSize).validate_python(told)
+        size = TypeAdapter(ByteSize).validate_python(option_value)
     except ValidationError:
         size = ByteSize(0)
     if size < 1 << 20:
@@ -129,7 +129,7 @@ def _parse_size(told: object) -> int:
     return int(size)
 
 
-Size = Annotated[int, BeforeValidator(_parse_size)]
+SizeBytes = Annotated[int, BeforeValidator(_parse_size)]
 _OPTION_BY_FIELD = {
     "run": "RUN",
     "gpus": "--gpus-per-node",
@@ -157,8 +157,7 @@ class JobSettings(BaseModel):
             return cls.model_validate(values)
         except ValidationError as error:
             wrong = [
-                (_option(e["loc"]), e["msg"].removeprefix("Value error, "), e["input"])
-                for e in error.errors()
+                (_option_name(e["loc"]), e["msg"].removeprefix("Value error, "), e["input"]) for e in error.errors()
             ]
             raise LaunchError(
                 "; ".join(f"{option}: {why}, not {value!r}" for option, why, value in wrong),
@@ -166,8 +165,8 @@ class JobSettings(BaseModel):
             ) from error
 
 
-def _option(place: tuple[int | str, ...]) -> str:
-    field = str(place[0])
+def _option_name(field_path: tuple[int | str, ...]) -> str:
+    field = str(field_path[0])
     return _OPTION_BY_FIELD.get(field, f"--{field.replace('_', '-')}")
 
 
@@ -180,9 +179,9 @@ class TrainingJob(JobSettings):
         assignments: `--set` assignments for `maskfleet train`.
     """
 
-    run: Printable
+    run: PrintableText
     nodes: PositiveInt
-    assignments: tuple[Printable, ...] = ()
+    assignments: tuple[PrintableText, ...] = ()
 
     @property
     def command(self) -> list[str]:
@@ -201,14 +200,12 @@ class Launch(TrainingJob):
         environment: names of variables that the job gets; the scheduler knows their values.
     """
 
-    name: Annotated[
-        str, matches(_JOB_NAME, "up to 40 small letters, digits and inner hyphens, a letter first")
-    ]
+    name: Annotated[str, matches_pattern(_JOB_NAME, "up to 40 small letters, digits and inner hyphens, a letter first")]
     gpus: NonNegativeInt
     cpus: PositiveInt
-    memory: Size
-    shared_memory: Size
-    environment: tuple[Variable, ...] = ()
+    memory: SizeBytes
+    shared_memory: SizeBytes
+    environment: tuple[VariableName, ...] = ()
 
     @property
     def object_store(self) -> int:

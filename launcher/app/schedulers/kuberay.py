@@ -5,19 +5,19 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt
 
-from launcher.app.schedulers.job import Launch, Size, Word, require_object_storage, run_command
-from launcher.app.schedulers.job import render as fill
+from launcher.app.schedulers.job import Launch, SizeBytes, UnquotedWord, require_object_storage, run_command
+from launcher.app.schedulers.job import render_template as fill
 from launcher.exit_codes import SAVE_SECONDS
 
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$")]
 Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
 
 
-def _parse_labels(told: object) -> object:
+def _parse_labels(option_value: object) -> object:
     """Return LABEL=VALUE words as a mapping. A word without `=` gets an empty value, which the settings refuse."""
-    if isinstance(told, list):
-        return {label: value for label, _, value in (word.partition("=") for word in told)}
-    return told
+    if isinstance(option_value, list):
+        return {label: value for label, _, value in (word.partition("=") for word in option_value)}
+    return option_value
 
 
 Labels = Annotated[dict[Label, Label], BeforeValidator(_parse_labels)]
@@ -36,7 +36,7 @@ class KubeRayJob(Launch):
         head_cpus, head_memory: CPUs and bytes of memory of the head's pod, which only coordinates.
     """
 
-    image: Word
+    image: UnquotedWord
     namespace: ObjectName = "default"
     service_account: ObjectName = "default"
     secret: ObjectName = "maskfleet"
@@ -44,7 +44,7 @@ class KubeRayJob(Launch):
     node_selector: Labels = Field(default_factory=dict)
     head_selector: Labels = Field(default_factory=dict)
     head_cpus: PositiveInt = 4
-    head_memory: Size = Size(16 << 30)
+    head_memory: SizeBytes = SizeBytes(16 << 30)
 
     @property
     def driver(self) -> list[tuple[str, str]]:

@@ -12,11 +12,18 @@ from typing import Annotated
 from pydantic import Field
 
 from data_service.processes import temporary_root
-from launcher.app.schedulers.job import Launch, Size, TrainingJob, Word, require_object_storage, run_command
-from launcher.app.schedulers.job import render as fill
+from launcher.app.schedulers.job import (
+    Launch,
+    SizeBytes,
+    TrainingJob,
+    UnquotedWord,
+    require_object_storage,
+    run_command,
+)
+from launcher.app.schedulers.job import render_template as fill
 from launcher.exit_codes import SAVE_SECONDS
 
-_DASHBOARD = "http://127.0.0.1:8265"
+_DASHBOARD_URL = "http://127.0.0.1:8265"
 
 
 class RayCluster(Launch):
@@ -33,14 +40,14 @@ class RayCluster(Launch):
         disk: bytes of each machine's disk.
     """
 
-    image: Word
+    image: UnquotedWord
     region: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")]
     instance_type: Annotated[str, Field(pattern=r"^[a-z0-9-]+\.[a-z0-9-]+$")]
     ami: Annotated[str, Field(pattern=r"^ami-[0-9a-f]+$")] | None = None
     ssh_user: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")] = "ubuntu"
     profile: Annotated[str, Field(pattern=r"^arn:[A-Za-z0-9:/+=,.@_-]+$")] | None = None
     spot: bool = False
-    disk: Size = Size(200 << 30)
+    disk: SizeBytes = SizeBytes(200 << 30)
 
 
 def render(job: RayCluster) -> str:
@@ -74,10 +81,10 @@ def submit(job: RayCluster) -> str:
         cluster.write_text(render(job), "utf-8")
         run_command(["ray", "get-auth-token", "--generate"])  # the token it prints is not shown
         run_command(["ray", "up", "--yes", "--no-config-cache", str(cluster)])
-        return run_command(["ray", "exec", str(cluster), shlex.join(submission_command(job, _DASHBOARD))])
+        return run_command(["ray", "exec", str(cluster), shlex.join(submission_command(job, _DASHBOARD_URL))])
 
 
-def submit_to(job: TrainingJob, address: str) -> str:
+def submit_to_running_cluster(job: TrainingJob, address: str) -> str:
     """Submit the job to a running cluster and return Ray's output.
 
     Raises:

@@ -10,15 +10,15 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from launcher.app.schedulers.job import Launch, Printable, Word, matches, run_command
-from launcher.app.schedulers.job import render as fill
+from launcher.app.schedulers.job import Launch, PrintableText, UnquotedWord, matches_pattern, run_command
+from launcher.app.schedulers.job import render_template as fill
 from launcher.errors import LaunchError
 from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 
-LogPath = Annotated[str, matches(r"[A-Za-z0-9._:/@=,+%-]+", "letters, digits and ._:/@=,+%-")]
-Time = Annotated[
+LogPath = Annotated[str, matches_pattern(r"[A-Za-z0-9._:/@=,+%-]+", "letters, digits and ._:/@=,+%-")]
+SlurmTime = Annotated[
     str,
-    matches(
+    matches_pattern(
         r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}",
         "minutes, HH:MM:SS, D-HH or D-HH:MM:SS, as 24:00:00 and 2-12",
     ),
@@ -56,13 +56,13 @@ def _check_directive(text: str) -> str:
 
 SbatchDirective = Annotated[
     str,
-    matches(
+    matches_pattern(
         r"--[a-z][a-z0-9-]*(=[A-Za-z0-9._:/@=,+*%&|!()\[\]-]+)?",
         "a long option of sbatch, as --exclusive or --gres=shard:2, without spaces and quotes",
     ),
     AfterValidator(_check_directive),
 ]
-NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+NODE_LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Folders that are local to each machine."""
 
 
@@ -80,16 +80,16 @@ class SlurmJob(Launch):
             variables.
     """
 
-    bin: Printable = Field(default_factory=lambda: str(Path(sys.executable).parent))
+    bin: PrintableText = Field(default_factory=lambda: str(Path(sys.executable).parent))
     log: LogPath = "%x-%j.log"
-    time: Time | None = None
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    constraint: Word | None = None
+    time: SlurmTime | None = None
+    partition: UnquotedWord | None = None
+    account: UnquotedWord | None = None
+    qos: UnquotedWord | None = None
+    constraint: UnquotedWord | None = None
     sbatch: tuple[SbatchDirective, ...] = ()
-    container: Printable | None = None
-    setup: tuple[Printable, ...] = ()
+    container: PrintableText | None = None
+    setup: tuple[PrintableText, ...] = ()
 
     @property
     def placement(self) -> list[tuple[str, str]]:
@@ -109,7 +109,7 @@ def require_shared_folder(job: SlurmJob) -> SlurmJob:
     Raises:
         LaunchError: the job has several nodes, and the run lies in a folder that is local to each.
     """
-    if job.nodes == 1 or "://" in job.run or not any(Path(job.run).is_relative_to(own) for own in NODE_LOCAL):
+    if job.nodes == 1 or "://" in job.run or not any(Path(job.run).is_relative_to(own) for own in NODE_LOCAL_FOLDERS):
         return job
     raise LaunchError(
         f"{job.run} lies in a folder that is local to each node, and the job has {job.nodes} nodes",

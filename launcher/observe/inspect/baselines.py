@@ -19,11 +19,11 @@ from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Block
 from launcher.observe.inspect.kept_baselines import BASELINES_KEY, Baselines, load_baselines
-from launcher.progress import counted as counting
+from launcher.progress import track_progress as counting
 from launcher.progress import work
 from launcher.runtime.run.inputs import unigram_probabilities
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.sealed import seal
+from launcher.runtime.run.sealed import sealed_bytes
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 
 Ints = NDArray[np.int64]
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 _log = logging.getLogger(__name__)
 
-_BIGRAM_TOKENS = 50_000_000  # tokens of training text in which pairs are counted, in blocks spaced evenly
+_MAX_BIGRAM_TOKENS = 50_000_000  # tokens of training text in which pairs are counted, in blocks spaced evenly
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def load_or_compute_baselines(run: Run) -> Baselines:
         return stored
     computed = compute_baselines(run)
     try:
-        run.store.put(BASELINES_KEY, seal(computed))
+        run.store.put(BASELINES_KEY, sealed_bytes(computed))
     except StoreError as error:
         _log.warning("the baselines are not kept, and will be computed again: %s", error.problem)
     return computed
@@ -64,15 +64,13 @@ def compute_baselines(run: Run) -> Baselines:
     with work("reading held-out rows"):
         heldout = Stream(heldout_spec(run, tokenizer))
         rows = min(run.recipe.evaluation.samples, heldout.samples_per_epoch)
-        targets = find_targets(heldout.read(0, 0, rows), tokenizer.special_mask)
+        targets = find_heldout_targets(heldout.read(0, 0, rows), tokenizer.special_mask)
     unigram = unigram_probabilities(run.recipe)
     pairs = BigramCounts(tokenizer.vocab_size)
     counted = 0
     corpora = Corpora(stream_spec(run, tokenizer, len(run.recipe.phases) - 1))
-    total = min(_BIGRAM_TOKENS, sum(int(table.tokens.sum()) for table in corpora.tables))
-    blocks = counting(
-        _training_blocks(corpora), "counting pairs of tokens", total, "tokens", _block_token_count
-    )
+    total = min(_MAX_BIGRAM_TOKENS, sum(int(table.tokens.sum()) for table in corpora.tables))
+    blocks = counting(_training_blocks(corpora), "counting pairs of tokens", total, "tokens", _block_token_count)
     for block in blocks:
         pairs.add(block)
         counted += len(block.tokens)
@@ -89,12 +87,13 @@ def _block_token_count(block: Block) -> int:
     return len(block.tokens)
 
 
-def find_targets(samples: Samples, special: NDArray[np.bool_]) -> HeldoutTargets:
-    """Return the targets of some rows. `special` [V] marks ids that are not text, which do not count as neighbours."""
+def find_heldout_targets(samples: Samples, special_mask: NDArray[np.bool_]) -> HeldoutTargets:
+    """Return the targets of some rows. `special_mask` [V] marks ids that are not text, which do not count as
+    neighbours."""
     original = samples.tokens.astype(np.int64)
     original[samples.target_positions] = samples.target_ids
     left = original[samples.target_positions - 1]  # a row begins with <s>, which is never a target
-    return HeldoutTargets(samples.target_ids.astype(np.int64), np.where(special[left], -1, left))
+    return HeldoutTargets(samples.target_ids.astype(np.int64), np.where(special_mask[left], -1, left))
 
 
 class BigramCounts:
@@ -120,25 +119,25 @@ class BigramCounts:
         seen = np.bincount(history, self._counts, self._vocab)  # c(h): occurrences of token h
         # T(h): kinds of tokens after h.
         kinds = np.bincount(history, minlength=self._vocab).astype(np.float64)
-        together = self._lookup(targets.left * self._vocab + targets.ids)  # c(h, w): occurrences of w after h
+        together = self._lookup_counts(targets.left * self._vocab + targets.ids)  # c(h, w): occurrences of w after h
         alone = unigram[targets.ids]
         mass = seen[targets.left] + kinds[targets.left]
         known = (targets.left >= 0) & (mass > 0)
         mixed = (together + kinds[targets.left] * alone) / np.maximum(mass, 1)
         return np.where(known, mixed, alone)
 
-    def _lookup(self, codes: Ints) -> Ints:
+    def _lookup_counts(self, bigram_codes: Ints) -> Ints:
         if not len(self._codes):
-            return np.zeros(len(codes), dtype=np.int64)
-        places = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
-        return np.where(self._codes[places] == codes, self._counts[places], 0)
+            return np.zeros(len(bigram_codes), dtype=np.int64)
+        places = np.minimum(np.searchsorted(self._codes, bigram_codes), len(self._codes) - 1)
+        return np.where(self._codes[places] == bigram_codes, self._counts[places], 0)
 
 
 def _training_blocks(corpora: Corpora) -> Iterator[Block]:
-    """Yield evenly spaced blocks of all sources, with about `_BIGRAM_TOKENS` tokens in all."""
+    """Yield evenly spaced blocks of all sources, with about `_MAX_BIGRAM_TOKENS` tokens in all."""
     total = sum(int(table.tokens.sum()) for table in corpora.tables)
-    share = min(1.0, _BIGRAM_TOKENS / max(total, 1))
+    share = min(1.0, _MAX_BIGRAM_TOKENS / max(total, 1))
     for source, table in enumerate(corpora.tables):
         wanted = max(1, round(len(table) * share))
         for index in range(wanted):
-            yield corpora.read(source, index * len(table) // wanted)
+            yield corpora.read_source_block(source, index * len(table) // wanted)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from data_service.corpus.corpus import Corpus, locate_document, open_corpus
+from data_service.corpus.corpus import Corpus, locate_document_tokens, open_corpus
 from data_service.corpus.removals import load_removals
 from data_service.errors import CorpusError
 from data_service.stream.exposure import TokenRange
@@ -58,25 +58,21 @@ def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> Document
     sources = list(run.recipe.corpus.sources)
     for document in documents:
         if document.source not in sources:
-            raise RunError(
-                f"{run.uri} has no source {document.source}", remedy=f"its sources are {', '.join(sources)}"
-            )
+            raise RunError(f"{run.uri} has no source {document.source}", remedy=f"its sources are {', '.join(sources)}")
     wanted = {document.source for document in documents}
-    opened = {name: corpus for name, corpus in _corpora(run) if name in wanted}
+    opened = {name: corpus for name, corpus in _source_corpora(run) if name in wanted}
     return DocumentSelection(
         {
             document: TokenRange(
                 sources.index(document.source),
-                *locate_document(opened[document.source], "train", document.number),
+                *locate_document_tokens(opened[document.source], "train", document.number),
             )
             for document in documents
         }
     )
 
 
-def documents_by_id(
-    run: Run, ids: Iterable[str], report: ReportDone = lambda done, total: None
-) -> DocumentSelection:
+def documents_by_id(run: Run, ids: Iterable[str], report: ReportDone = lambda done, total: None) -> DocumentSelection:
     """Return the documents with these ids in all sources that record ids.
 
     `report` is called with the number of sidecars just read, and of all of the source.
@@ -89,7 +85,7 @@ def documents_by_id(
 
     wanted = set(ids)
     selection, missing, heldout = DocumentSelection({}), set(wanted), list[str]()
-    for number, (name, corpus) in enumerate(_corpora(run)):
+    for number, (name, corpus) in enumerate(_source_corpora(run)):
         if not corpus.manifest.provenance:
             continue
         for found in find_ids(corpus, wanted, report):
@@ -119,12 +115,10 @@ def removed_documents(run: Run) -> DocumentSelection:
     for corpus_of_run, source in corpora_by_name(run.recipe).items():
         corpus, name = open_corpus(source.uri), corpus_source(corpus_of_run)
         number, chain = sources.index(name), load_removals(corpus.store, corpus.manifest)
-        gone = chain.for_split("train")
+        gone = chain.removed_documents("train")
         for document, *at in zip(*(column.tolist() for column in vars(gone).values()), strict=True):
             places[DocumentName(name, document)] = TokenRange(number, *at)
-        heldout += [
-            f"{name}:heldout:{document}" for document in chain.for_split("heldout").documents.tolist()
-        ]
+        heldout += [f"{name}:heldout:{document}" for document in chain.removed_documents("heldout").documents.tolist()]
     return DocumentSelection(places, heldout=tuple(dict.fromkeys(heldout)))
 
 
@@ -132,8 +126,8 @@ class RemovedDocumentSteps:
     """Tells at which steps a run left documents out."""
 
     def __init__(self, run: Run, selection: DocumentSelection) -> None:
-        self._history, self._recipe = run.history, run.recipe
-        states = [run.history.first, *(record.states for record in run.history.records)]
+        self._history, self._recipe = run.removal_history, run.recipe
+        states = [run.removal_history.first, *(record.states for record in run.removal_history.records)]
         self._gone: dict[tuple[str, str], frozenset[int]] = {}
         numbers = np.array([document.number for document in selection.places], dtype=np.int64)
         for name, source in corpora_by_name(run.recipe).items() if any(states) else ():
@@ -141,18 +135,18 @@ class RemovedDocumentSteps:
             chain = load_removals(corpus.store, corpus.manifest)
             for digest in {state[name] for state in states if name in state}:
                 known = chain.prefix_with_digest(digest)
-                removed = np.zeros(0, dtype=np.int64) if known is None else known.for_split("train").documents
+                removed = np.zeros(0, dtype=np.int64) if known is None else known.removed_documents("train").documents
                 self._gone[name, digest] = frozenset(np.intersect1d(numbers, removed).tolist())
 
-    def at(self, document: DocumentName, phase: int, step: int, attempt: int | None) -> bool:
-        """Return whether a step of a phase left a document out; with `attempt`, as it was read by then."""
+    def is_left_out(self, document: DocumentName, phase: int, step: int, attempt: int | None) -> bool:
+        """Return whether a step of a phase left a document out; with `attempt`, in that attempt."""
         corpus = corpus_name(self._recipe, phase, document.source)
-        state = self._history.at(step, attempt).get(corpus, "")
+        state = self._history.states_at(step, attempt).get(corpus, "")
         return document.number in self._gone.get((corpus, state), ())
 
 
-def _corpora(run: Run) -> Iterator[tuple[str, Corpus]]:
-    """Yield each source with the corpus that the last phase to name one reads in its place, which holds all others."""
+def _source_corpora(run: Run) -> Iterator[tuple[str, Corpus]]:
+    """Yield each source with the corpus that the last phase naming one reads for it; it contains the earlier ones."""
     last = {corpus_source(name): source.uri for name, source in corpora_by_name(run.recipe).items()}
     for name in run.recipe.corpus.sources:
         yield name, open_corpus(last[name])

@@ -13,17 +13,17 @@ from itertools import chain
 from rich.markup import escape
 from rich.table import Table
 
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.listing import Rewind
-from checkpoints.verify import newest_good
-from data_service.printable import visible
+from checkpoints.verify import find_newest_good
+from data_service.printable import escape_controls
 from data_service.stream.exposure import TokenRange
-from data_service.stream.positions import Positions, SampleRange
+from data_service.stream.positions import SampleRange, StepSampleRanges
 from data_service.stream.stream import Stream
 from launcher.errors import RunError
 from launcher.observe.inspect.document_selection import DocumentName, DocumentSelection, RemovedDocumentSteps
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import read_skipped, sample_positions, stream_spec
+from launcher.runtime.run.streams import read_skipped_data, sample_positions, stream_spec
 
 _DOCUMENTS_PER_PASS = 1024  # documents that one pass over an epoch looks for
 
@@ -81,18 +81,16 @@ def find_exposures(
         RunError, CheckpointError: the run's records do not fit its data.
         StoreError: a store cannot be read.
     """
-    tokenizer, cache = run.tokenizer(), run.store.at("cache")
-    streams = [
-        Stream(stream_spec(run, tokenizer, phase), cache=cache) for phase in range(len(run.recipe.phases))
-    ]
-    good = newest_good(run.store, Alone(), full=False)
-    lost = read_skipped(run, good.manifest if good else None, Alone())
-    finder = _Finder(streams, {place: name for name, place in selection.places.items()}, report)
+    tokenizer, cache = run.tokenizer(), run.store.with_prefix("cache")
+    streams = [Stream(stream_spec(run, tokenizer, phase), cache=cache) for phase in range(len(run.recipe.phases))]
+    good = find_newest_good(run.store, SingleRank(), full=False)
+    lost = read_skipped_data(run, good.manifest if good else None, SingleRank())
+    finder = _ExposureFinder(streams, {place: name for name, place in selection.places.items()}, report)
     gone = RemovedDocumentSteps(run, selection)
     found, left_out = list[DocumentExposure](), Counter[DocumentName]()
     committed = finder.exposures(sample_positions(run, streams, lost.ranges))
     for each in chain(committed, _exposures_before_rewinds(run, streams, lost.gone_back, finder)):
-        if gone.at(each.document, each.phase, each.step, each.undone):
+        if gone.is_left_out(each.document, each.phase, each.step, each.undone):
             left_out[each.document] += 1
         else:
             found.append(each)
@@ -106,7 +104,7 @@ def find_exposures(
     )
 
 
-class _Finder:
+class _ExposureFinder:
     """Finds the rows of documents. `report`: as for `find_exposures`."""
 
     def __init__(
@@ -118,10 +116,10 @@ class _Finder:
         self._streams, self._documents, self._report = streams, documents, report
         self._places = sorted(documents)
 
-    def exposures(self, positions: Positions) -> Iterator[DocumentExposure]:
+    def exposures(self, positions: StepSampleRanges) -> Iterator[DocumentExposure]:
         """Yield the exposures of a run that takes data by `positions`."""
         for phase, stream in enumerate(self._streams):
-            epochs = positions.epochs(phase)
+            epochs = positions.epochs_of_phase(phase)
             for first in range(0, len(self._places), _DOCUMENTS_PER_PASS):
                 part = self._places[first : first + _DOCUMENTS_PER_PASS]
                 for place, epoch, sample in stream.find(part, epochs):
@@ -132,17 +130,19 @@ class _Finder:
 
 
 def _exposures_before_rewinds(
-    run: Run, streams: Sequence[Stream], gone_back: Sequence[Rewind], finder: _Finder
+    run: Run, streams: Sequence[Stream], rewinds: Sequence[Rewind], finder: _ExposureFinder
 ) -> Iterator[DocumentExposure]:
     """Yield the exposures of steps that were taken before a rewind: with the data that were skipped then."""
-    for rewind in gone_back:
+    for rewind in rewinds:
         returned = rewind.to.step if rewind.to else run.record.data_begins
-        for each in finder.exposures(_positions_before(run, streams, rewind, returned)):
+        for each in finder.exposures(_positions_before_rewind(run, streams, rewind, returned)):
             if returned <= each.step < rewind.reached:
                 yield replace(each, undone=rewind.attempt)
 
 
-def _positions_before(run: Run, streams: Sequence[Stream], rewind: Rewind, returned: int) -> Positions:
+def _positions_before_rewind(
+    run: Run, streams: Sequence[Stream], rewind: Rewind, returned_step: int
+) -> StepSampleRanges:
     """Return the positions by which the run took data up to a rewind.
 
     A rewind's record lists what was skipped before, and then the data of the undone steps. So the number of ranges that
@@ -151,16 +151,16 @@ def _positions_before(run: Run, streams: Sequence[Stream], rewind: Rewind, retur
     spans = [SampleRange(*span) for span in rewind.skips]
     for known in range(len(spans) + 1):
         positions = sample_positions(run, streams, spans[:known])
-        if list(positions.joined_ranges(returned, rewind.reached)) == spans[known:]:
+        if list(positions.ranges_of_steps(returned_step, rewind.reached)) == spans[known:]:
             return positions
     raise RunError(
         f"{run.uri}: what the rewind of attempt {rewind.attempt} skips are not the data of steps "
-        f"{returned} to {rewind.reached}",
+        f"{returned_step} to {rewind.reached}",
         remedy="restore the record of the rewind from a copy of the run",
     )
 
 
-def table(report: ExposureReport) -> Table:
+def exposure_table(report: ExposureReport) -> Table:
     """Return a table with a row for each exposure."""
     shown = Table("document", "step", "row", "phase", "epoch", "sample", "state", box=None)
     for each in report.found:
@@ -169,7 +169,7 @@ def table(report: ExposureReport) -> Table:
         else:
             state = "trained" if each.step < report.trained else "to come"
         figures = (each.step, each.row, each.phase, each.epoch, each.sample)
-        shown.add_row(escape(visible(str(each.document))), *(f"{figure:,}" for figure in figures), state)
+        shown.add_row(escape(escape_controls(str(each.document))), *(f"{figure:,}" for figure in figures), state)
     return shown
 
 
@@ -184,12 +184,12 @@ def summary_lines(report: ExposureReport) -> Iterator[str]:
         if left_out := report.left_out[document]:
             also += f", {left_out} without it, as it was removed"
         name = report.selection.describe(document)
-        yield visible(f"{name}: {trained[document]} rows trained, {coming[document]} to come{also}")
+        yield escape_controls(f"{name}: {trained[document]} rows trained, {coming[document]} to come{also}")
     for name in report.selection.heldout:
-        yield visible(f"{name}: held out, so no step trains on it; evaluations read it until it is removed")
+        yield escape_controls(f"{name}: held out, so no step trains on it; evaluations read it until it is removed")
     if not report.selection.places and not report.selection.heldout:
         yield "no document was named"
     if report.begins:
-        yield visible(
+        yield escape_controls(
             f"steps before {report.begins:,} read other data: ask {report.forked_from}, from which this run was forked"
         )

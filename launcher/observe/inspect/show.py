@@ -16,7 +16,7 @@ from rich.text import Text
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.manifest import PairTexts
 from data_service.corpus.removals import load_removals_up_to
-from data_service.printable import visible
+from data_service.printable import escape_controls
 from data_service.samples.pairs import OrderedPairs, Translations
 from data_service.samples.samples import Samples
 from data_service.samples.spec import Input
@@ -26,7 +26,7 @@ from data_service.stream.stream import SampleText, Stream
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunError
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import current_skips, sample_positions, stream_spec
+from launcher.runtime.run.streams import current_skipped_ranges, sample_positions, stream_spec
 
 if TYPE_CHECKING:
     from data_service.corpus.sidecar import DocumentOrigin
@@ -45,7 +45,7 @@ class Shown:
         samples: the row alone, as training receives it.
         tokenizer: tokenizer that decodes the row.
         documents: documents of the row, if the corpus says where they come from.
-        left_out: first tokens in the block of those of its documents that the step left out, as they were removed.
+        left_out: first tokens, in the block, of the documents that the step left out as removed.
     """
 
     step: int
@@ -74,20 +74,18 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         CorpusError, StoreError: the corpora cannot be read.
     """
     if step >= run.recipe.total_steps:
-        raise RunError(
-            f"{run.uri} has no step {step}", remedy=f"its steps are 0 to {run.recipe.total_steps - 1}"
-        )
+        raise RunError(f"{run.uri} has no step {step}", remedy=f"its steps are 0 to {run.recipe.total_steps - 1}")
     if step < run.record.data_begins:
         raise RunError(
             f"{run.uri} has no data for step {step}: it began with step {run.record.data_begins}, on other data",
             remedy=f"give the run that it was forked from: {run.record.origins[-1].run}",
         )
     tokenizer = run.tokenizer()
-    cache = run.store.at("cache")
-    as_read = replace(run, wanted=run.history.at(step))
+    cache = run.store.with_prefix("cache")
+    as_read = replace(run, wanted=run.removal_history.states_at(step))
     specs = [stream_spec(as_read, tokenizer, phase) for phase in range(len(run.recipe.phases))]
     streams = [Stream(spec, cache=cache) for spec in specs]
-    ranges = sample_positions(run, streams, current_skips(run)).ranges(step)
+    ranges = sample_positions(run, streams, current_skipped_ranges(run)).ranges_of_step(step)
     place, rows = _sample_position(ranges, row), sum(span.stop - span.start for span in ranges)
     if place is None:
         raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")
@@ -105,29 +103,28 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         source,
         samples,
         tokenizer,
-        documents=_documents(source),
+        documents=_row_documents(source),
         left_out=_removed_document_starts(source, as_read.removals.get(source.name, "")),
     )
 
 
-def _documents(source: SampleText) -> tuple["DocumentOrigin", ...]:
+def _row_documents(source: SampleText) -> tuple["DocumentOrigin", ...]:
     """Return the documents of a row, from the sidecars; none if its corpus was built without provenance."""
     corpus = open_corpus(source.uri)
     if not corpus.manifest.provenance:
         return ()
-    from data_service.corpus.sidecar import (
-        origins_in_ranges,  # pyarrow is imported only for corpora that need it
-    )
+    from data_service.corpus.sidecar import origins_in_ranges  # pyarrow is imported only for corpora that need it
 
     return tuple(origins_in_ranges(corpus, "train", source.block, source.stretches))
 
 
-def _removed_document_starts(source: SampleText, state: str) -> frozenset[int]:
-    """Return the first tokens of the removed documents of a row's block. `state`: digest of the last removal."""
-    if not state:
+def _removed_document_starts(source: SampleText, removal_digest: str) -> frozenset[int]:
+    """Return the first tokens of the removed documents of a row's block. `removal_digest`: digest of the last
+    removal."""
+    if not removal_digest:
         return frozenset()
     corpus = open_corpus(source.uri)
-    removed = load_removals_up_to(corpus.store, corpus.manifest, state).for_split("train")
+    removed = load_removals_up_to(corpus.store, corpus.manifest, removal_digest).removed_documents("train")
     return frozenset(removed.token_ranges(source.block)[:, 0].tolist())
 
 
@@ -139,55 +136,55 @@ def render_lines(shown: Shown) -> Iterator[str]:
         f"[bold]step {shown.step}, row {shown.row}[/] of {shown.rows}: "
         f"phase {shown.phase}, epoch {shown.epoch}, sample {shown.sample}"
     )
-    languages = f", {' and '.join(map(visible, source.languages))}" if source.languages else ""
+    languages = f", {' and '.join(map(escape_controls, source.languages))}" if source.languages else ""
     yield (
-        f"from {escape(visible(source.name))} ({escape(visible(source.uri))}{escape(languages)}): "
+        f"from {escape(escape_controls(source.name))} ({escape(escape_controls(source.uri))}{escape(languages)}): "
         f"block {source.block}, row {source.row}, {_text_location(source)}, read {source.epoch} time(s) before"
     )
     for document in shown.documents:
         gone = ", removed" if document.start in shown.left_out else ""
-        yield f"document {document.document}: {escape(visible(document.provenance.description))}{gone}"
+        yield f"document {document.document}: {escape(escape_controls(document.provenance.description))}{gone}"
     samples = shown.samples
     if samples.holes is not None and len(samples.holes):
         yield f"nothing is learned at {len(samples.holes)} tokens: they stand in place of removed documents"
     if samples.text_starts is not None:
-        yield from _texts(shown)
+        yield from _example_text_lines(shown)
         return
     if samples.corrupted is not None:
         yield f"{len(samples.tokens)} tokens, all predicted from those before and from {len(samples.corrupted)}:"
         yield ""
-        yield f"[bold]read[/] {escape(visible(shown.tokenizer.decode(samples.corrupted)))}"
+        yield f"[bold]read[/] {escape(escape_controls(shown.tokenizer.decode(samples.corrupted)))}"
         yield f"[bold]written[/] {marked_text(_without_targets(samples), shown.tokenizer)}"
         return
     if samples.causal is not None:
         yield f"{len(samples.tokens)} tokens, {len(samples.target_ids)} of them predicted from those before:"
         yield ""
-        yield from _text(replace(shown, samples=_without_targets(samples)))
+        yield from _marked_text_lines(replace(shown, samples=_without_targets(samples)))
         return
     yield f"{len(samples.tokens)} tokens, {len(samples.target_ids)} targets, marked [input -> original]:".replace(
         "[", "\\["
     )
     yield ""
-    yield from _text(shown)
+    yield from _marked_text_lines(shown)
     yield ""
     yield "position  original        input"
     for position, original in zip(samples.target_positions, samples.target_ids, strict=True):
         yield _target_line(int(position), int(original), int(samples.tokens[position]), shown.tokenizer)
 
 
-def _text(shown: Shown) -> Iterator[str]:
+def _marked_text_lines(shown: Shown) -> Iterator[str]:
     """Yield the marked text: one line, or a line for each segment and one for the label."""
     samples = shown.samples
     if samples.segment_starts is None:
         yield marked_text(samples, shown.tokenizer)
         return
     middle, end = int(samples.segment_starts[0]), len(samples.tokens)
-    for name, segment in zip(_segment_texts(shown), (range(middle), range(middle, end)), strict=True):
+    for name, segment in zip(_segment_names(shown), (range(middle), range(middle, end)), strict=True):
         if segment:
             yield f"[bold]{name}[/] {marked_text(samples, shown.tokenizer, segment)}"
     if samples.pair_label is not None:
         label = int(samples.pair_label[0])
-        yield f"pair label {label}: {_meaning(shown.input, label)}"
+        yield f"pair label {label}: {_pair_label_meaning(shown.input, label)}"
 
 
 def _without_targets(samples: Samples) -> Samples:
@@ -195,31 +192,35 @@ def _without_targets(samples: Samples) -> Samples:
     return replace(samples, target_positions=none, target_ids=samples.target_ids[:0])
 
 
-def _segment_texts(shown: Shown) -> tuple[str, str]:
+def _segment_names(shown: Shown) -> tuple[str, str]:
     """Return the names of the two segments: A and B, or the languages of a translation, if they are known."""
     languages = shown.source.languages
     if not isinstance(shown.input, Translations) or not languages:
         return "A", "B"
-    return escape(visible(languages[0])), escape(visible(languages[-1]))
+    return escape(escape_controls(languages[0])), escape(escape_controls(languages[-1]))
 
 
-def _texts(shown: Shown) -> Iterator[str]:
+def _example_text_lines(shown: Shown) -> Iterator[str]:
     """Yield the texts of an example, a line each, with their part in it (such as query or positive)."""
     samples = shown.samples
     assert samples.text_starts is not None
     edges = [*samples.text_starts[0].tolist(), len(samples.tokens)]
     yield f"{len(samples.tokens)} tokens in {len(edges) - 1} texts, one example:"
     yield ""
-    for name, (start, stop) in zip(_names(shown.input), pairwise(edges), strict=True):
+    for name, (start, stop) in zip(_text_names(shown.input), pairwise(edges), strict=True):
         yield f"[bold]{name}[/] ({stop - start} tokens) {marked_text(samples, shown.tokenizer, range(start, stop))}"
 
 
-def _names(rows: Input) -> tuple[str, ...]:
-    return PairTexts(rows.negatives).text_names if isinstance(rows, TextPairs) else ("sentence", "the same")
+def _text_names(input_settings: Input) -> tuple[str, ...]:
+    return (
+        PairTexts(input_settings.negatives).text_names
+        if isinstance(input_settings, TextPairs)
+        else ("sentence", "the same")
+    )
 
 
-def _meaning(rows: Input, label: int) -> str:
-    if isinstance(rows, OrderedPairs):
+def _pair_label_meaning(input_settings: Input, label: int) -> str:
+    if isinstance(input_settings, OrderedPairs):
         return "B is not what follows A" if label else "B follows A"
     return "B is from elsewhere" if label else "B follows A"
 
@@ -238,23 +239,21 @@ def marked_text(samples: Samples, tokenizer: Tokenizer, part: range | None = Non
     for is_target, run in groupby(part, key=lambda index: bool(target[index] >= 0)):
         indices = list(run)
         if is_target:
-            parts += [
-                _replaced_token_markup(int(samples.tokens[i]), int(target[i]), tokenizer) for i in indices
-            ]
+            parts += [_replaced_token_markup(int(samples.tokens[i]), int(target[i]), tokenizer) for i in indices]
         else:
-            parts.append(escape(visible(tokenizer.decode(samples.tokens[indices]))))
+            parts.append(escape(escape_controls(tokenizer.decode(samples.tokens[indices]))))
     return "".join(parts)
 
 
-def _replaced_token_markup(given: int, original: int, tokenizer: Tokenizer) -> str:
-    pair = f"[{tokenizer.decode([given])} -> {tokenizer.decode([original])}]"
-    return f"[bold yellow]{escape(visible(pair))}[/]"
+def _replaced_token_markup(input_id: int, original_id: int, tokenizer: Tokenizer) -> str:
+    pair = f"[{tokenizer.decode([input_id])} -> {tokenizer.decode([original_id])}]"
+    return f"[bold yellow]{escape(escape_controls(pair))}[/]"
 
 
-def _target_line(position: int, original: int, given: int, tokenizer: Tokenizer) -> str:
-    kind = "masked" if given == tokenizer.special.mask else "kept" if given == original else "random"
-    piece = "" if kind == "kept" else f"  {tokenizer.piece(given)}"
-    return escape(visible(f"{position:8}  {tokenizer.piece(original):<14}  {kind}{piece}"))
+def _target_line(position: int, original_id: int, input_id: int, tokenizer: Tokenizer) -> str:
+    kind = "masked" if input_id == tokenizer.special.mask else "kept" if input_id == original_id else "random"
+    piece = "" if kind == "kept" else f"  {tokenizer.piece(input_id)}"
+    return escape(escape_controls(f"{position:8}  {tokenizer.piece(original_id):<14}  {kind}{piece}"))
 
 
 def _sample_position(ranges: tuple[SampleRange, ...], row: int) -> tuple[int, int, int] | None:

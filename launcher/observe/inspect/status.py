@@ -12,27 +12,22 @@ from rich.table import Table
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import list_committed, read_manifest
-from checkpoints.ownership import Presence, read_presence
+from checkpoints.ownership import AttemptStatus, read_attempt_status
 from data_service.errors import UserError
 from data_service.printable import one_line
 from data_service.store.base import Store
-from launcher.observe.inspect.report.figures import (
-    Interruption,
-    compute_figures,
-    find_interruptions,
-    metric_medians,
-)
+from launcher.observe.inspect.report.figures import Interruption, compute_figures, find_interruptions, metric_medians
 from launcher.output import human_count, human_duration
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.log import token_loss
-from launcher.runtime.run.metrics import STEP, losses_text, running_mean, term_losses
+from launcher.runtime.run.metrics import STEP_METRICS, losses_text, running_mean, term_losses
 from launcher.runtime.run.outline import ForkOrigin, Outline, open_outline, runs_at
 from launcher.runtime.run.step_table import Record
 
-State = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
+RunState = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
 _RATE_STEPS = 100  # number of newest steps whose median is the present rate
 _BRIEF_SEGMENTS = 16  # number of newest segments of metrics that are read for a line of a table
-_END_STATES: dict[str, State] = {"stop": "stopped", "end": "finished", "failed": "failed"}
+_STATE_BY_END_EVENT: dict[str, RunState] = {"stop": "stopped", "end": "finished", "failed": "failed"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class RunStatus:
 
     uri: str
     name: str
-    state: State
+    state: RunState
     reason: str | None
     stop_requested: str | None
     attempt: int | None
@@ -116,23 +111,21 @@ class UnreadableRun:
     problem: str
 
 
-def status(run: Outline, now: float, *, brief: bool = False) -> RunStatus:
+def read_status(run: Outline, now: float, *, brief: bool = False) -> RunStatus:
     """Return the status of a run. Raises StoreError if the store cannot be read.
 
     `brief`: read only the newest metrics, which is quick even for a run of weeks, and leave out interruptions.
     """
-    return status_from_history(
-        run, read_history(run.store, _BRIEF_SEGMENTS if brief else None), now, brief=brief
-    )
+    return status_from_history(run, read_history(run.store, _BRIEF_SEGMENTS if brief else None), now, brief=brief)
 
 
 def status_from_history(run: Outline, history: History, now: float, *, brief: bool) -> RunStatus:
     """Return the status of a run whose history was read, at least that of its newest steps. Raises StoreError."""
-    found = read_presence(run.store, now)
-    manifest, problem = _newest(run.store)
+    found = read_attempt_status(run.store, now)
+    manifest, problem = _newest_manifest(run.store)
     steps = history.steps
     step = max(int(steps.numbers[-1]) + 1 if len(steps) else 0, manifest.step if manifest else 0)
-    state, reason = _state(run, found, history.events, step)
+    state, reason = _state_and_reason(run, found, history.events, step)
     recent = metric_medians(steps, "status", _RATE_STEPS)
     step_seconds = recent.get("seconds")
     evaluation = history.evaluations[-1] if history.evaluations else None
@@ -151,8 +144,8 @@ def status_from_history(run: Outline, history: History, now: float, *, brief: bo
         heard=found.heard if found else None,
         step=step,
         total_steps=run.total_steps,
-        tokens=_tokens(steps, manifest),
-        loss=_mean(steps, "loss"),
+        tokens=_trained_tokens(steps, manifest),
+        loss=_recent_mean(steps, "loss"),
         terms=_term_losses(steps),
         flush_seconds=run.flush_seconds,
         heldout=token_loss(evaluation) if evaluation else None,
@@ -176,23 +169,23 @@ def status_from_history(run: Outline, history: History, now: float, *, brief: bo
     )
 
 
-def _state(
-    run: Outline, found: Presence | None, events: Sequence[Record], step: int
-) -> tuple[State, str | None]:
+def _state_and_reason(
+    run: Outline, presence: AttemptStatus | None, events: Sequence[Record], step: int
+) -> tuple[RunState, str | None]:
     """Return the state, and the recorded reason if the run has ended."""
-    if found is None:
+    if presence is None:
         return "never started", None
-    if found.state != "ended":
-        return found.state, None
-    last = next((event for event in reversed(events) if event["kind"] in _END_STATES), None)
-    if last is None or float(last["time"]) < found.owner.claimed:
+    if presence.state != "ended":
+        return presence.state, None
+    last = next((event for event in reversed(events) if event["kind"] in _STATE_BY_END_EVENT), None)
+    if last is None or float(last["time"]) < presence.owner.claimed:
         return ("finished" if step >= run.total_steps else "stopped"), None
-    return _END_STATES[last["kind"]], last.get("reason")
+    return _STATE_BY_END_EVENT[last["kind"]], last.get("reason")
 
 
-def _stop_request(found: Presence | None, events: Sequence[Record]) -> str | None:
+def _stop_request(presence: AttemptStatus | None, events: Sequence[Record]) -> str | None:
     last = next((event for event in reversed(events) if event["kind"] == "stop_requested"), None)
-    if found is None or last is None or float(last["time"]) < found.owner.claimed:
+    if presence is None or last is None or float(last["time"]) < presence.owner.claimed:
         return None
     return str(last["by"])
 
@@ -207,7 +200,7 @@ def _evaluation_problem(events: Sequence[Record]) -> str | None:
     return None
 
 
-def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
+def _newest_manifest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
     """Return the newest checkpoint's manifest, or None and the reason why it cannot be read."""
     marks = list_committed(store)
     if not marks:
@@ -218,7 +211,7 @@ def _newest(store: Store) -> tuple[CheckpointManifest | None, str | None]:
         return None, error.problem
 
 
-def _tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
+def _trained_tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
     """Return the number of tokens trained on: up to the checkpoint, as its manifest states, and in the steps since."""
     before = manifest.state.get("tokens", 0) if manifest else 0
     assert isinstance(before, int)
@@ -228,11 +221,11 @@ def _tokens(steps: StepHistory, manifest: CheckpointManifest | None) -> int:
 
 def _term_losses(steps: StepHistory) -> dict[str, float]:
     """Return the running means of the losses by term."""
-    named = {name: _mean(steps, name) for name in sorted(steps.fields) if name.endswith("loss")}
+    named = {name: _recent_mean(steps, name) for name in sorted(steps.fields) if name.endswith("loss")}
     return term_losses({name: value for name, value in named.items() if value is not None})
 
 
-def _mean(steps: StepHistory, name: str) -> float | None:
+def _recent_mean(steps: StepHistory, name: str) -> float | None:
     """Return the running mean of a field over the newest steps not skipped; None if none has a number."""
     values, mean = steps.column(name)[-_RATE_STEPS:], None
     skipped = steps.column("skipped")[-_RATE_STEPS:] > 0
@@ -241,9 +234,7 @@ def _mean(steps: StepHistory, name: str) -> float | None:
     return mean
 
 
-def read_statuses(
-    uris: Sequence[str], now: float, *, brief: bool = False
-) -> Iterator[RunStatus | UnreadableRun]:
+def read_statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus | UnreadableRun]:
     """Return an iterator over the statuses of the runs at `uris` or directly below them.
 
     A single run has its whole status unless `brief`. Several runs have brief ones; a run that cannot be read is
@@ -254,13 +245,13 @@ def read_statuses(
     """
     found = [run for uri in uris for run in runs_at(uri)]
     if len(found) == 1:
-        return iter([status(open_outline(found[0]), now, brief=brief)])
+        return iter([read_status(open_outline(found[0]), now, brief=brief)])
     return (_brief_status_or_error(run, now) for run in found)
 
 
 def _brief_status_or_error(uri: str, now: float) -> RunStatus | UnreadableRun:
     try:
-        return status(open_outline(uri), now, brief=True)
+        return read_status(open_outline(uri), now, brief=True)
     except UserError as error:
         return UnreadableRun(uri, error.problem)
 
@@ -268,7 +259,7 @@ def _brief_status_or_error(uri: str, now: float) -> RunStatus | UnreadableRun:
 _MAX_SHOWN_LINES = 5  # number of newest interruptions, or of damaged records, that are shown
 
 
-def describe(run: RunStatus, now: float) -> Iterator[str]:
+def status_lines(run: RunStatus, now: float) -> Iterator[str]:
     """Yield lines that describe one run, a line for each subject. `now`: seconds since 1970."""
     yield f"{run.name}  {run.uri}"
     for name, value in status_facts(run, now):
@@ -290,12 +281,12 @@ def status_facts(run: RunStatus, now: float) -> Iterator[tuple[str, str]]:
     age = f", recorded every {run.flush_seconds:g} s" if run.state == "running" else ""
     yield "progress", f"step {run.step:,} of {run.total_steps:,}{share}{tokens}{age}"
     if run.terms or run.heldout_terms:
-        yield "loss", _loss(run)
+        yield "loss", _loss_text(run)
     if run.figures:
         ahead = f", {human_duration(run.eta_seconds)} to go" if run.eta_seconds is not None else ""
-        rates = (metric.value_text(run.figures[metric.name]) for metric in STEP if metric.name in run.figures)
+        rates = (metric.value_text(run.figures[metric.name]) for metric in STEP_METRICS if metric.name in run.figures)
         yield "rate", f"{', '.join(rates)}{ahead}"
-    yield "checkpoint", _checkpoint(run, now)
+    yield "checkpoint", _checkpoint_text(run, now)
     if run.microbatch is not None:
         yield "microbatch", f"{', '.join(map(str, run.microbatch))} rows: {run.microbatch_why}"
     if run.goodput is not None:
@@ -304,7 +295,7 @@ def status_facts(run: RunStatus, now: float) -> Iterator[tuple[str, str]]:
         yield "evaluation", f"failed at {run.evaluation_problem}"
 
 
-def table(runs: Sequence[RunStatus | UnreadableRun], now: float) -> Table:
+def status_table(runs: Sequence[RunStatus | UnreadableRun], now: float) -> Table:
     """Return a table with a line for each run."""
     heads = ("run", "state", "step", "of", "loss", "held out", "tokens/s", "to go", "checkpoint", "host")
     found = Table(*heads, box=None, pad_edge=False)
@@ -322,21 +313,19 @@ def table(runs: Sequence[RunStatus | UnreadableRun], now: float) -> Table:
             losses_text(run.heldout_terms),
             "" if run.tokens_per_second is None else human_count(run.tokens_per_second),
             "" if run.eta_seconds is None else human_duration(run.eta_seconds),
-            ""
-            if run.checkpoint is None
-            else f"{human_duration(_seconds_since(run.checkpoint.committed, now))} ago",
+            "" if run.checkpoint is None else f"{human_duration(_seconds_since(run.checkpoint.committed, now))} ago",
             escape(one_line(run.host or "")) if run.state == "running" else "",
         )
     return found
 
 
-def not_running_reason(found: Presence | None) -> str:
+def not_running_reason(presence: AttemptStatus | None) -> str:
     """Return why there is nothing to stop."""
-    if found is None:
+    if presence is None:
         return "was never started"
-    if found.ended is not None:
-        return f"is not running: its last start ended at {_date(found.ended)}"
-    return f"is not running: its last start, on {found.owner.host}, was last heard of at {_date(found.heard)}"
+    if presence.ended is not None:
+        return f"is not running: its last start ended at {_utc_text(presence.ended)}"
+    return f"is not running: its last start, on {presence.owner.host}, was last heard of at {_utc_text(presence.heard)}"
 
 
 def _state_line(run: RunStatus, now: float) -> str:
@@ -347,32 +336,26 @@ def _state_line(run: RunStatus, now: float) -> str:
     match run.state:
         case "running":
             request = f"; asked to stop by {run.stop_requested}" if run.stop_requested else ""
-            return (
-                f"running for {human_duration(_seconds_since(run.since, now))} on {where}, {heard}{request}"
-            )
+            return f"running for {human_duration(_seconds_since(run.since, now))} on {where}, {heard}{request}"
         case "dead":
             return f"dead: it did not end, and is not running; last on {where}, {heard}"
         case _:
             return f"{run.state}: {run.reason}" if run.reason else run.state
 
 
-def _loss(run: RunStatus) -> str:
+def _loss_text(run: RunStatus) -> str:
     parts = [losses_text(run.terms)] if run.terms else []
     if run.heldout_terms:
-        parts.append(
-            f"held out after step {run.evaluated:,}: {losses_text(run.heldout_terms, run.perplexity)}"
-        )
+        parts.append(f"held out after step {run.evaluated:,}: {losses_text(run.heldout_terms, run.perplexity)}")
     return "; ".join(parts)
 
 
-def _checkpoint(run: RunStatus, now: float) -> str:
+def _checkpoint_text(run: RunStatus, now: float) -> str:
     if run.checkpoint_problem is not None:
         return f"the newest is damaged: {run.checkpoint_problem}"
     if run.checkpoint is None:
         return "none yet"
-    return (
-        f"step {run.checkpoint.step:,}, {human_duration(_seconds_since(run.checkpoint.committed, now))} ago"
-    )
+    return f"step {run.checkpoint.step:,}, {human_duration(_seconds_since(run.checkpoint.committed, now))} ago"
 
 
 def _interruption_lines(run: RunStatus) -> Iterator[str]:
@@ -385,7 +368,7 @@ def _interruption_lines(run: RunStatus) -> Iterator[str]:
         then = "not resumed yet"
         if gap.resumed_from is not None and gap.downtime is not None:
             then = f"resumed at step {gap.resumed_from:,} after {human_duration(gap.downtime)}"
-        yield f"{'':<12}{_date(gap.time)}  {gap.cause}; {then}"
+        yield f"{'':<12}{_utc_text(gap.time)}  {gap.cause}; {then}"
 
 
 def _seconds_since(then: float, now: float) -> float:
@@ -393,5 +376,5 @@ def _seconds_since(then: float, now: float) -> float:
     return max(0.0, now - then)
 
 
-def _date(seconds: float) -> str:
+def _utc_text(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"

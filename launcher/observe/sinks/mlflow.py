@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, UnusableSink
 from launcher.runtime.recipe.parts import Mlflow, holds_login
 
-_ID, _LOGGED = "maskfleet.id", "maskfleet.logged"
+_ID_TAG, _LAST_TIME_TAG = "maskfleet.id", "maskfleet.logged"
 # Figures in one request; MLflow allows 1000 with tags, 100 of them parameters.
-_REQUEST_METRICS, _REQUEST_PARAMS = (
+_MAX_REQUEST_METRICS, _MAX_REQUEST_PARAMS = (
     900,
     100,
 )
-_MAX_CHARACTERS = 500  # limit of older servers for a parameter
-_STATES = {"finished": "FINISHED", "failed": "FAILED"}
+_MAX_PARAM_CHARACTERS = 500  # limit of older servers for a parameter
+_MLFLOW_STATES = {"finished": "FINISHED", "failed": "FAILED"}
 
 
 class MlflowRun(Sink):
-    """A tag with our identifier marks the run on every server."""
+    """A sink that logs to a run of MLflow, which it finds again by a tag with our identifier."""
 
     def __init__(self, request: PublishRequest, identify: Callable[[], str], *_: object) -> None:
         try:
@@ -29,7 +29,7 @@ class MlflowRun(Sink):
         settings = request.mlflow
         assert settings is not None
         self._client = MlflowClient(_tracking_uri(settings))
-        self._run, self._time = self._open(request, settings.experiment, identify())
+        self._run, self._time = self._open_mlflow_run(request, settings.experiment, identify())
         self._client.update_run(self._run, status="RUNNING")
 
     def log(self, rows: Sequence[StepFigures], superseded_from: int | None) -> None:
@@ -39,9 +39,9 @@ class MlflowRun(Sink):
         for row in rows:
             self._time = max(int(time.time() * 1000), self._time + 1)  # times must grow across machines
             metrics += [Metric(name, value, self._time, row.step) for name, value in row.figures.items()]
-        logged = RunTag(_LOGGED, str(self._time))
-        for start in range(0, len(metrics), _REQUEST_METRICS):
-            self._client.log_batch(self._run, metrics[start : start + _REQUEST_METRICS], tags=[logged])
+        logged = RunTag(_LAST_TIME_TAG, str(self._time))
+        for start in range(0, len(metrics), _MAX_REQUEST_METRICS):
+            self._client.log_batch(self._run, metrics[start : start + _MAX_REQUEST_METRICS], tags=[logged])
 
     def publish_events(self, summary: EventSummary) -> None:
         from mlflow.entities import RunTag
@@ -53,28 +53,28 @@ class MlflowRun(Sink):
         """Set the state of a run that has finished or failed. An interrupted run keeps the state "running", because it
         may continue."""
         if summary.end is not None:
-            self._client.set_terminated(self._run, _STATES[summary.end])
+            self._client.set_terminated(self._run, _MLFLOW_STATES[summary.end])
 
-    def _open(self, request: PublishRequest, experiment: str, identifier: str) -> tuple[str, int]:
+    def _open_mlflow_run(self, request: PublishRequest, experiment: str, maskfleet_id: str) -> tuple[str, int]:
         """Return the id of the run in MLflow, and the time of the last logged values in ms."""
         found = self._client.get_experiment_by_name(experiment)
         place = found.experiment_id if found else self._client.create_experiment(experiment)
-        runs = self._client.search_runs([place], f"tags.`{_ID}` = '{identifier}'", max_results=1)
+        runs = self._client.search_runs([place], f"tags.`{_ID_TAG}` = '{maskfleet_id}'", max_results=1)
         if runs:
-            return runs[0].info.run_id, int(runs[0].data.tags.get(_LOGGED, 0))
-        made = self._client.create_run(place, run_name=request.name, tags={_ID: identifier})
-        self._describe(made.info.run_id, request)
+            return runs[0].info.run_id, int(runs[0].data.tags.get(_LAST_TIME_TAG, 0))
+        made = self._client.create_run(place, run_name=request.name, tags={_ID_TAG: maskfleet_id})
+        self._log_recipe(made.info.run_id, request)
         return made.info.run_id, 0
 
-    def _describe(self, run: str, request: PublishRequest) -> None:
+    def _log_recipe(self, run: str, request: PublishRequest) -> None:
         """Log the recipe as parameters. MLflow never changes parameters, so they stay as the run was first
         published."""
         from mlflow.entities import Param
 
         values = {"run": request.uri} | request.recipe
-        parameters = [Param(name, str(value)[:_MAX_CHARACTERS]) for name, value in values.items()]
-        for start in range(0, len(parameters), _REQUEST_PARAMS):
-            self._client.log_batch(run, params=parameters[start : start + _REQUEST_PARAMS])
+        parameters = [Param(name, str(value)[:_MAX_PARAM_CHARACTERS]) for name, value in values.items()]
+        for start in range(0, len(parameters), _MAX_REQUEST_PARAMS):
+            self._client.log_batch(run, params=parameters[start : start + _MAX_REQUEST_PARAMS])
 
 
 def _tracking_uri(settings: Mlflow) -> str:
@@ -82,7 +82,5 @@ def _tracking_uri(settings: Mlflow) -> str:
     if not uri:
         raise UnusableSink("no server is named: set logging.mlflow.uri or MLFLOW_TRACKING_URI")
     if holds_login(uri):
-        raise UnusableSink(
-            "MLFLOW_TRACKING_URI holds a login: set MLFLOW_TRACKING_USERNAME and _PASSWORD instead"
-        )
+        raise UnusableSink("MLFLOW_TRACKING_URI holds a login: set MLFLOW_TRACKING_USERNAME and _PASSWORD instead")
     return uri

@@ -1,4 +1,4 @@
-"""The driver's part in publishing a run to its sinks: it keeps their process, which may hang, crash or fail to start.
+"""Runs the process of a run's sinks for the driver. The process may hang, crash or fail to start.
 
 Only the end of the command waits for it, at most `END_TIMEOUT_S`. Records that are not published then are published by
 the next start.
@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from checkpoints.attempt import newest_attempt
+from checkpoints.attempt import newest_attempt_number
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
-from launcher.observe.sinks.publish import UNUSABLE_CODE
+from launcher.observe.sinks.publish import NO_USABLE_SINK_CODE
 from launcher.observe.sinks.sink import PublishRequest
 from launcher.runtime.recipe.identity import flatten
 from launcher.runtime.recipe.schema import Recipe
 
 END_TIMEOUT_S = 10.0
 """Seconds for publishing the remaining records when the command ends."""
-_POLL_S = 5.0
-_RESTART_S = 60.0  # seconds until a process that has ended by itself is started again
+_STORE_POLL_INTERVAL_S = 5.0
+_RESTART_DELAY_S = 60.0  # seconds until a process that has ended by itself is started again
 
 Note = Callable[[str], None]
 
@@ -36,7 +36,7 @@ class SinkProcess:
     `note` shows a line to the operator; it is called at most once for each sink.
     """
 
-    def __init__(self, request: PublishRequest, note: Note, restart_s: float = _RESTART_S) -> None:
+    def __init__(self, request: PublishRequest, note: Note, restart_s: float = _RESTART_DELAY_S) -> None:
         self._request, self._note, self._restart_s = request, note, restart_s
         self._ending = threading.Event()
         self._process: subprocess.Popen[str] | None = None
@@ -45,7 +45,7 @@ class SinkProcess:
         self._thread = threading.Thread(target=self._keep_process_running, name="sinks", daemon=True)
         self._thread.start()
 
-    def ask_to_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the process to publish the remaining records and end."""
         self._ending.set()
         if self._process is not None and self._process.stdin is not None:
@@ -56,15 +56,13 @@ class SinkProcess:
         """Wait at most `patience_s` seconds for the process to end, then kill it with all its children."""
         self._thread.join(patience_s)
         if self._process is not None and self._process.poll() is None:
-            self._warn_once(
-                "it did not end in time; the next start publishes what is missing", *self._unfinished
-            )
+            self._warn_once("it did not end in time; the next start publishes what is missing", *self._unfinished_sinks)
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     @property
-    def _unfinished(self) -> list[str]:
+    def _unfinished_sinks(self) -> list[str]:
         return [name for name in self._request.sinks if name not in self._finished]
 
     def _keep_process_running(self) -> None:
@@ -74,10 +72,10 @@ class SinkProcess:
             except OSError as error:
                 self._warn_once(str(error), *self._request.sinks)
                 return
-            if code == UNUSABLE_CODE:
+            if code == NO_USABLE_SINK_CODE:
                 return
             if code != 0:
-                self._warn_once(f"their process ended with code {code}", *self._unfinished)
+                self._warn_once(f"their process ended with code {code}", *self._unfinished_sinks)
             later = {"began": time.time(), "attempts": sys.maxsize}  # a new process must not post old events
             self._request = self._request.model_copy(update=later)
             self._ending.wait(self._restart_s)
@@ -96,7 +94,7 @@ class SinkProcess:
         process.stdin.write(self._request.model_dump_json() + "\n")
         process.stdin.flush()
         if self._ending.is_set():
-            self.ask_to_end()
+            self.request_end()
         for line in process.stdout:
             report = json.loads(line)
             if report["problem"] is None:
@@ -123,11 +121,11 @@ def publish_run(store: Store, recipe: Recipe, note: Note) -> Iterator[None]:
     try:
         yield
     finally:
-        process.ask_to_end()
+        process.request_end()
         process.end_process(END_TIMEOUT_S)
 
 
-def make_publish_request(store: Store, recipe: Recipe, poll_s: float = _POLL_S) -> PublishRequest:
+def make_publish_request(store: Store, recipe: Recipe, poll_s: float = _STORE_POLL_INTERVAL_S) -> PublishRequest:
     """Return the request for all sinks that the recipe names. Raises StoreError."""
     logging, hook = recipe.logging, recipe.events.webhook_env
     folder = str(store.root) if isinstance(store, LocalStore) else None
@@ -142,5 +140,5 @@ def make_publish_request(store: Store, recipe: Recipe, poll_s: float = _POLL_S) 
         folder=folder,
         poll_s=poll_s,
         began=time.time(),
-        attempts=newest_attempt(store) if hook else 0,
+        attempts=newest_attempt_number(store) if hook else 0,
     )

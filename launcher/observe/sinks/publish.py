@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import NEWER_REMEDY, is_newer, newer_version_message
+from data_service.formats import NEWER_REMEDY, is_from_newer_version, newer_version_message
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from data_service.store.open import open_store
@@ -31,8 +31,8 @@ from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, Step
 from launcher.observe.sinks.tensorboard import TensorBoardFiles
 from launcher.observe.sinks.wandb import WandbRun
 from launcher.observe.sinks.webhook import EventPoster
-from launcher.runtime.run.following import Cursor, EventFollower, LineageFollower
-from launcher.runtime.run.metrics import figures
+from launcher.runtime.run.following import EventFollower, LineageCursor, LineageFollower
+from launcher.runtime.run.metrics import tracker_figures
 from launcher.runtime.run.step_table import Record
 
 SINKS: dict[str, type[Sink]] = {
@@ -42,11 +42,11 @@ SINKS: dict[str, type[Sink]] = {
     "webhook": EventPoster,
 }
 """The sinks by name."""
-UNUSABLE_CODE = 3
+NO_USABLE_SINK_CODE = 3
 """The exit code if no sink can be used, so that another process would not help."""
 _ORPHAN_TIMEOUT_S = 60.0  # seconds to publish the remaining records after the driver died
-_REOPEN_S = 60.0  # seconds until a sink that failed is opened again
-_LISTED_EVENTS = 100  # number of newest events in a summary
+_REOPEN_DELAY_S = 60.0  # seconds until a sink that failed is opened again
+_MAX_LISTED_EVENTS = 100  # number of newest events in a summary
 _MAX_REASON_CHARACTERS = 300
 _STATE_BY_END_EVENT = {"end": "finished", "failed": "failed"}
 
@@ -64,7 +64,7 @@ class PublishState(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
-    cursor: Cursor = Cursor()
+    cursor: LineageCursor = LineageCursor()
     went_back: int = 0
 
 
@@ -73,7 +73,7 @@ class Publisher:
 
     def __init__(self, store: Store, sink: Sink, name: str) -> None:
         self._store, self._sink, self._key = store, sink, f"trackers/{name}.state.json"
-        self._state = self._read()
+        self._state = self._read_state()
         self._follower = LineageFollower(store, self._state.cursor)
         self._event_follower = EventFollower(store, past=True)
         self._events: list[Record] = []
@@ -82,21 +82,21 @@ class Publisher:
         """Publish everything that is new. Raises StoreError."""
         more = self._sink.takes_figures
         while more:
-            more = self._publish()
-        new = [event for event in self._event_follower.new() if event["kind"] not in ROUTINE_EVENT_KINDS]
+            more = self._publish_next_records()
+        new = [event for event in self._event_follower.read_new() if event["kind"] not in ROUTINE_EVENT_KINDS]
         self._events += new
         if new:
-            self._sink.publish_events(summarise(self._events, new))
+            self._sink.publish_events(summarise_events(self._events, new))
 
     def finish(self) -> None:
         """Finish the run in the sink and store how far it was published. Raises StoreError."""
-        self._sink.finish(summarise(self._events))
+        self._sink.finish(summarise_events(self._events))
         if self._sink.takes_figures:
             self._store_state()
 
-    def _publish(self) -> bool:
+    def _publish_next_records(self) -> bool:
         """Publish the next committed records. Return whether there are more."""
-        news = self._follower.new()
+        news = self._follower.read_new()
         went_back = self._state.went_back + (news.superseded_from is not None)
         if news.records:
             self._sink.log([step_figures(record, went_back) for record in news.records], news.superseded_from)
@@ -106,17 +106,15 @@ class Publisher:
                 self._store_state()
         return news.more
 
-    def _read(self) -> PublishState:
+    def _read_state(self) -> PublishState:
         try:
             data = self._store.get(self._key)
             return PublishState.model_validate_json(data)
         except KeyMissing:
             return PublishState()
         except ValidationError as error:
-            if is_newer(data, known=1, error=error):
-                raise RunError(
-                    newer_version_message(f"{self._store.uri}/{self._key}"), remedy=NEWER_REMEDY
-                ) from error
+            if is_from_newer_version(data, known=1, error=error):
+                raise RunError(newer_version_message(f"{self._store.uri}/{self._key}"), remedy=NEWER_REMEDY) from error
             raise
 
     def _store_state(self) -> None:
@@ -126,34 +124,32 @@ class Publisher:
 def step_figures(record: Mapping[str, Any], rewind_count: int) -> StepFigures:
     """Return the figures of a record for a sink. `times_gone_back` among them tells apart the rows of a step that were
     logged before and after the run went back."""
-    return StepFigures(int(record["step"]), figures(record) | {"times_gone_back": float(rewind_count)})
+    return StepFigures(int(record["step"]), tracker_figures(record) | {"times_gone_back": float(rewind_count)})
 
 
-def summarise(events: Sequence[Record], new: Sequence[Record] = ()) -> EventSummary:
+def summarise_events(events: Sequence[Record], new: Sequence[Record] = ()) -> EventSummary:
     """Return the summary of a run's events. `new`: the last of them, which no summary has held yet."""
     counts: dict[str, int] = {}
     for event in events:
         counts[event["kind"]] = counts.get(event["kind"], 0) + 1
-    lines = (
-        f"{utc_text(float(event['time']))}  {describe_event(event)}" for event in events[-_LISTED_EVENTS:]
-    )
+    lines = (f"{utc_text(float(event['time']))}  {describe_event(event)}" for event in events[-_MAX_LISTED_EVENTS:])
     last = events[-1]["kind"] if events else None
     return EventSummary(new, counts, "\n".join(lines), _STATE_BY_END_EVENT.get(str(last)))
 
 
-def run_id(store: Store, name: str) -> str:
+def sink_run_id(store: Store, sink_name: str) -> str:
     """Return the run's permanent id in a sink. The first process that asks creates it. Raises StoreError."""
-    key = f"trackers/{name}.json"
+    key = f"trackers/{sink_name}.json"
     store.put_if_absent(key, json.dumps({"id": uuid4().hex[:16]}).encode())
     return str(json.loads(store.get(key))["id"])
 
 
-def publish_until_end(name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
+def publish_until_end(sink_name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
     """Publish a run to one sink until `ending` is set, then the remaining records. A sink that fails is opened again
     after a minute; `note` is called with every reason."""
     while True:
         try:
-            _publish(name, request, ending, note)
+            _publish_to_sink(sink_name, request, ending, note)
             return
         except UnusableSink as error:
             return note(str(error))
@@ -161,13 +157,13 @@ def publish_until_end(name: str, request: PublishRequest, ending: threading.Even
             return note(error.problem)
         except BaseException as error:  # BaseException, because a client may call sys.exit
             note(f"{type(error).__name__}: {str(error)[:_MAX_REASON_CHARACTERS]}")
-        if ending.wait(_REOPEN_S):
+        if ending.wait(_REOPEN_DELAY_S):
             return
 
 
-def _publish(name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
+def _publish_to_sink(sink_name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
     store = open_store(request.uri)
-    publisher = Publisher(store, SINKS[name](request, partial(run_id, store, name), note), name)
+    publisher = Publisher(store, SINKS[sink_name](request, partial(sink_run_id, store, sink_name), note), sink_name)
     ended = False
     while not ended:
         ended = ending.is_set()  # read before the update, which then publishes everything recorded by now
@@ -180,7 +176,7 @@ def _publish(name: str, request: PublishRequest, ending: threading.Event, note: 
 
 
 def main() -> int:
-    """Publish a run to its sinks and return the exit code. 0: the driver has ended this process. UNUSABLE: no sink can
+    """Publish a run to its sinks. Return 0 if the driver has ended this process, or NO_USABLE_SINK_CODE if no sink can
     be used."""
     output, lock = _reserve_output(), threading.Lock()
     request = PublishRequest.model_validate_json(sys.stdin.readline())
@@ -195,14 +191,12 @@ def main() -> int:
         report(name, None)
 
     threading.Thread(target=_end_after_driver, args=(ending,), name="driver", daemon=True).start()
-    threads = [
-        threading.Thread(target=serve_sink, args=(name,), name=name, daemon=True) for name in request.sinks
-    ]
+    threads = [threading.Thread(target=serve_sink, args=(name,), name=name, daemon=True) for name in request.sinks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return 0 if ending.is_set() else UNUSABLE_CODE
+    return 0 if ending.is_set() else NO_USABLE_SINK_CODE
 
 
 def _end_after_driver(ending: threading.Event) -> None:

@@ -89,21 +89,19 @@ class Sink:
         note: function that shows a failure to the operator.
 
     Raises:
-        Unusable: the sink is not installed or not configured.
+        UnusableSink: the sink is not installed or not configured.
     """
 
     durable = True
     takes_figures = True
 
-    def __init__(
-        self, request: PublishRequest, identify: Callable[[], str], note: Callable[[str], None]
-    ) -> None: ...
+    def __init__(self, request: PublishRequest, identify: Callable[[], str], note: Callable[[str], None]) -> None: ...
 
     def log(self, rows: Sequence[StepFigures], superseded_from: int | None) -> None:
-        """Take the next rows. `superseded_from`: step to which the run went back; None if it did not."""
+        """Publish the next rows. `superseded_from`: step to which the run went back; None if it did not."""
 
     def publish_events(self, summary: EventSummary) -> None:
-        """Take new events."""
+        """Publish new events."""
 
     def finish(self, summary: EventSummary) -> None:
         """Make everything that was logged durable, and set the state of the run."""

@@ -8,8 +8,8 @@ from launcher.observe.sinks.sink import PublishRequest, Sink, StepFigures
 
 
 class TensorBoardFiles(Sink):
-    """A new event file in the run's `tensorboard/`. If the run goes back, the repeated steps are purged from older
-    files."""
+    """A sink that writes a new event file in the run's `tensorboard/`. If the run goes back, the repeated steps are
+    purged from older files."""
 
     def __init__(self, request: PublishRequest, *_: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -26,10 +26,6 @@ class TensorBoardFiles(Sink):
             start = self._session(status=self._session.START)
             self._writer.add_event(self._event(wall_time=now, step=superseded_from, session_log=start))
         for row in rows:
-            values = [
-                self._summary.Value(tag=name, simple_value=value) for name, value in row.figures.items()
-            ]
-            self._writer.add_event(
-                self._event(wall_time=now, step=row.step, summary=self._summary(value=values))
-            )
+            values = [self._summary.Value(tag=name, simple_value=value) for name, value in row.figures.items()]
+            self._writer.add_event(self._event(wall_time=now, step=row.step, summary=self._summary(value=values)))
         self._writer.flush()

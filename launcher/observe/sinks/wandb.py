@@ -14,7 +14,7 @@ _MAX_TAGS = 50  # largest number of tags; each kind of event is one
 
 
 class WandbRun(Sink):
-    """Rows are durable only after `finish`: until then the client may hold them in memory."""
+    """A sink that logs to a run of W&B. Rows are durable only after `finish`."""
 
     durable = False
 
@@ -25,9 +25,7 @@ class WandbRun(Sink):
             raise UnusableSink(f"{error}: install maskfleet[wandb]") from error
         settings = request.wandb
         assert settings is not None
-        quiet = wandb.Settings(
-            console="off", silent=True, x_disable_stats=True, x_disable_meta=True, disable_git=True
-        )
+        quiet = wandb.Settings(console="off", silent=True, x_disable_stats=True, x_disable_meta=True, disable_git=True)
         try:
             self._run = wandb.init(
                 project=settings.project,

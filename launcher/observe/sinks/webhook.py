@@ -20,7 +20,7 @@ from launcher.runtime.run.step_table import Record
 _ANSWER_TIMEOUT_S = 5.0  # longest wait for the server's answer
 _MAX_TRIES = 4  # tries of one event
 _MAX_WAIT_S = 8.0  # longest wait between two tries
-_TRANSIENT_CODES = frozenset({408, 425, 429})  # client errors (4xx) after which another try may succeed
+_TRANSIENT_STATUS_CODES = frozenset({408, 425, 429})  # client errors (4xx) after which another try may succeed
 
 
 class NotDelivered(ConnectionError):
@@ -50,7 +50,7 @@ class EventPoster(Sink):
         max_wait_s: float = _MAX_WAIT_S,
     ) -> None:
         self._request, self._note, self._timeout_s = request, note, timeout_s
-        self._url = _url(request.webhook_env or "")
+        self._url = _webhook_url(request.webhook_env or "")
         self._opener = urllib.request.build_opener(_NoRedirect)
         self._tries = Retrying(
             stop=stop_after_attempt(_MAX_TRIES),
@@ -63,12 +63,12 @@ class EventPoster(Sink):
         for event in summary.new:
             if event["attempt"] > self._request.attempts or event["time"] >= self._request.began:
                 try:
-                    self._tries(self._post, event)
+                    self._tries(self._post_event, event)
                 except (NotDelivered, EventRefused) as error:
                     self._note(f"an event was not delivered: {error}")
 
-    def _post(self, event: Record) -> None:
-        """Deliver one event. Raises NotDelivered, Refused."""
+    def _post_event(self, event: Record) -> None:
+        """Deliver one event. Raises NotDelivered, EventRefused."""
         about = {"run": self._request.uri, "name": self._request.name}
         headers = {"Content-Type": "application/json", "User-Agent": "maskfleet"}
         try:
@@ -79,9 +79,9 @@ class EventPoster(Sink):
         except urllib.error.HTTPError as error:
             raise _error_for_status(error.code) from None
         except urllib.error.URLError as error:
-            raise NotDelivered(f"the webhook cannot be reached: {_kind(error.reason)}") from None
+            raise NotDelivered(f"the webhook cannot be reached: {_error_kind(error.reason)}") from None
         except (OSError, HTTPException) as error:
-            raise NotDelivered(f"the webhook does not answer: {_kind(error)}") from None
+            raise NotDelivered(f"the webhook does not answer: {_error_kind(error)}") from None
         except ValueError:
             raise EventRefused("the webhook's address is malformed") from None
 
@@ -97,18 +97,18 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _error_for_status(code: int) -> NotDelivered | EventRefused:
     if 300 <= code < 400:
         return EventRefused(f"the webhook answered {code}, a redirect, not followed: name the final address")
-    may_pass = code >= 500 or code in _TRANSIENT_CODES
+    may_pass = code >= 500 or code in _TRANSIENT_STATUS_CODES
     return (NotDelivered if may_pass else EventRefused)(f"the webhook answered {code}")
 
 
-def _kind(reason: object) -> str:
+def _error_kind(reason: object) -> str:
     """Return the kind of a failure in words, without its message."""
     number = reason.errno if isinstance(reason, OSError) else None
     return os.strerror(number) if number is not None and number > 0 else type(reason).__name__
 
 
-def _url(variable: str) -> str:
-    """Return the URL in an environment variable. Raises Unusable, without repeating any part of it, if it is not
+def _webhook_url(variable: str) -> str:
+    """Return the URL in an environment variable. Raises UnusableSink, which repeats no part of it, if it is not
     valid."""
     url = os.environ.get(variable, "")
     if not url:

@@ -16,16 +16,16 @@ from launcher.observe.inspect.kept_baselines import load_baselines
 from launcher.observe.inspect.report.page import draw_page
 from launcher.runtime.run.outline import Outline, open_outline, runs_at
 
-_INTERVAL_S = 2.0  # shortest wait between two drawings
-_MIN_WAIT_PER_DRAW_TIME = 5.0  # the wait in times of the last drawing: a sixth of a core at most
-_IDLE_S = 60.0  # drawing ends so long after the last look
-_FIRST_DRAW_TIMEOUT_S = 3.0  # longest wait of a look for the first drawing
+_MIN_DRAW_WAIT_S = 2.0  # shortest wait between two drawings
+_MIN_WAIT_PER_DRAW_TIME = 5.0  # shortest wait as a multiple of the last drawing time: at most 1/6 of a core
+_IDLE_TIMEOUT_S = 60.0  # seconds without a request after which drawing stops
+_FIRST_DRAW_TIMEOUT_S = 3.0  # longest wait of a request for the first drawing
 
 
-def draw_run(uri: str, store: Store, head: str) -> str:
+def draw_run_page(uri: str, store: Store, head_html: str) -> str:
     """Return the report on the run at `uri` as it is now. Raises RunError, StoreError."""
     run = open_outline(uri, store)
-    return draw_page(run, _stored_baselines(run), datetime.now(UTC), head)
+    return draw_page(run, _stored_baselines(run), datetime.now(UTC), head_html)
 
 
 def require_one_run(uri: str, store: Store) -> None:
@@ -45,7 +45,7 @@ def _stored_baselines(run: Outline) -> dict[str, float]:
     return known.losses_by_name() if known else {}
 
 
-class _CachedReads:
+class _CachingStore:
     """A store whose objects are read once for each version that a listing shows, and kept in a local folder."""
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -82,14 +82,14 @@ class _CachedReads:
 def make_caching_store(store: Store, folder: str) -> Store:
     """Return `store`, whose objects are requested once for each version; `folder` holds copies. A local store is
     returned as it is."""
-    return store if isinstance(store, LocalStore) else cast("Store", _CachedReads(store, folder))
+    return store if isinstance(store, LocalStore) else cast("Store", _CachingStore(store, folder))
 
 
 class LivePage:
-    """Calls `draw` repeatedly on its own thread, from the first look until nobody has looked for a minute.
+    """Calls `draw` repeatedly on its own thread, from the first request until a minute without one.
 
-    A look returns the last page at once. If nobody has looked for a minute, that page is old: then looks wait, for a
-    short time, until a new drawing has ended.
+    A request returns the last page at once. After a minute without requests, that page is old: then requests wait, for
+    a short time, until a new drawing has ended.
     """
 
     def __init__(self, draw: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -102,7 +102,7 @@ class LivePage:
         self._error: str | None = None
         self._began: float | None = None
 
-    def look(self) -> tuple[str | None, dict[str, float | str | None]]:
+    def get_page(self) -> tuple[str | None, dict[str, float | str | None]]:
         """Return the last page that could be drawn (None before the first), and how current it is.
 
         If the thread was just started, wait a short time for its first drawing. The second value has the `age` of the
@@ -115,9 +115,7 @@ class LivePage:
             if not self._running:
                 self._running, self._fresh, self._started = True, False, self._looked
                 threading.Thread(target=self._draw_until_idle, name="live page", daemon=True).start()
-            self._changed.wait_for(
-                lambda: self._fresh, max(0.0, self._started + _FIRST_DRAW_TIMEOUT_S - self._looked)
-            )
+            self._changed.wait_for(lambda: self._fresh, max(0.0, self._started + _FIRST_DRAW_TIMEOUT_S - self._looked))
             now = self._clock()
             return self._html, {
                 "age": round(now - self._drawn, 1) if self._html is not None else 0.0,
@@ -140,8 +138,8 @@ class LivePage:
                     self._failed = now
                 self._error, self._fresh = error, True
                 self._changed.notify_all()
-                self._changed.wait(max(_INTERVAL_S, _MIN_WAIT_PER_DRAW_TIME * seconds))
-                if self._clock() - self._looked > _IDLE_S:
+                self._changed.wait(max(_MIN_DRAW_WAIT_S, _MIN_WAIT_PER_DRAW_TIME * seconds))
+                if self._clock() - self._looked > _IDLE_TIMEOUT_S:
                     self._running = False
                     return
 

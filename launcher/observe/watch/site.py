@@ -20,12 +20,12 @@ from importlib import resources
 
 from data_service.store.base import Store
 from launcher.errors import OptionError
-from launcher.observe.inspect.report.style import CSS, badge, header, html_page, text
-from launcher.observe.watch.live import LivePage, draw_run
+from launcher.observe.inspect.report.style import CSS, escape_text, html_page, page_header, state_badge
+from launcher.observe.watch.live import LivePage, draw_run_page
 
-_RELOAD_S = 10  # seconds after which a browser without scripts reloads the page
-_HEAD = (
-    f'<noscript><meta http-equiv="refresh" content="{_RELOAD_S}"></noscript>'
+_RELOAD_INTERVAL_S = 10  # seconds after which a browser without scripts reloads the page
+_HEAD_HTML = (
+    f'<noscript><meta http-equiv="refresh" content="{_RELOAD_INTERVAL_S}"></noscript>'
     '<link rel="icon" href="data:,"><script src="/live.js" defer></script>'
 )
 
@@ -35,7 +35,7 @@ class Response:
     """A response to a request. `body` is in UTF-8."""
 
     status: int
-    kind: str
+    content_type: str
     body: bytes
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -45,17 +45,17 @@ class Site:
 
     def __init__(self, uri: str, store: Store) -> None:
         self._uri = uri
-        self._page = LivePage(lambda: draw_run(uri, store, _HEAD))
+        self._page = LivePage(lambda: draw_run_page(uri, store, _HEAD_HTML))
         script = resources.files("launcher.observe.watch").joinpath("assets", "live.js").read_bytes()
         self._script = Response(200, "text/javascript", script)
 
-    def answer(self, path: str) -> Response:
+    def respond(self, path: str) -> Response:
         """Return the response to a GET of `path`."""
         if path == "/live.js":
             return self._script
         if path != "/":
-            return _plain(HTTPStatus.NOT_FOUND, "there is no such page")
-        html, state = self._page.look()
+            return _plain_response(HTTPStatus.NOT_FOUND, "there is no such page")
+        html, state = self._page.get_page()
         html = html or self._waiting_page(state["error"])
         about = {"Maskfleet-State": json.dumps(state)}  # in ASCII
         return Response(200, "text/html", html.encode("utf-8", "replace"), about)
@@ -63,19 +63,19 @@ class Site:
     def _waiting_page(self, error: object) -> str:
         """Return the page for a run that has not been read yet."""
         problem = f"{error}." if error else "It is being read for the first time."
-        note = f'<p class="notice">{text(problem)} This page shows the run as soon as it can be read.</p>'
-        section = f'<section id="s-head">{header(self._uri, badge("waiting", " open"))}{note}</section>'
-        return html_page(f"{self._uri} - Maskfleet", [section], _HEAD)
+        note = f'<p class="notice">{escape_text(problem)} This page shows the run as soon as it can be read.</p>'
+        section = f'<section id="s-head">{page_header(self._uri, state_badge("waiting", " open"))}{note}</section>'
+        return html_page(f"{self._uri} - Maskfleet", [section], _HEAD_HTML)
 
 
 _MAX_REQUESTS = 256  # requests served at a time; further ones queue
 _SLOT_TIMEOUT_S = 0.02  # seconds to wait for a request to end before the slowest one is dropped
 _SEND_TIMEOUT_S = 10.0  # longest wait for a browser that does not finish its request
 # The value of a Host header, with its port.
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
-_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+_HOST_PATTERN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
+_BUSY_RESPONSE = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 _STYLE_HASH = b64encode(sha256(CSS.encode()).digest()).decode()
-_HEADERS = {
+_SECURITY_HEADERS = {
     "Content-Security-Policy": (
         f"default-src 'none'; script-src 'self'; style-src 'sha256-{_STYLE_HASH}'; connect-src 'self'; "
         "img-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -89,7 +89,7 @@ _HEADERS = {
 }
 
 
-class Server(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """Listens on `host` and `port` (0: any free port). Raises OptionError if it cannot.
 
     Attributes:
@@ -128,9 +128,9 @@ class Server(ThreadingHTTPServer):
     def is_allowed_host(self, host: str | None) -> bool:
         """Return whether a request's Host header means this machine: one of `names`, or any IP address. Any port is
         allowed, because a tunnel may use another one."""
-        found = _HOST.fullmatch(host or "")
+        found = _HOST_PATTERN.fullmatch(host or "")
         name = (found[1] or found[2]).lower() if found else ""
-        return name in self.names or _is_address(name)
+        return name in self.names or _is_ip_address(name)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
         """Answer on a thread. While all places are taken, further clients queue, and the client that has been slowest
@@ -139,22 +139,20 @@ class Server(ThreadingHTTPServer):
         while not self._slots.acquire(timeout=_SLOT_TIMEOUT_S):
             with suppress(KeyError, OSError):
                 slowest = self._unfinished.popitem(last=False)[0]
-                slowest.sendall(_BUSY)
+                slowest.sendall(_BUSY_RESPONSE)
                 slowest.shutdown(socket.SHUT_RDWR)
         self._unfinished[request] = None
         super().process_request(request, client)
 
-    def finish_reading(self, request: socket.socket) -> bool:
-        """Note that a client has sent its request. Return whether it still has its place."""
+    def mark_request_read(self, request: socket.socket) -> bool:
+        """Record that a client's request was read. Return whether the client was not dropped meanwhile."""
         try:
             del self._unfinished[request]
         except KeyError:
             return False
         return True
 
-    def process_request_thread(
-        self, request: socket.socket | tuple[bytes, socket.socket], client: object
-    ) -> None:
+    def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
         try:
             super().process_request_thread(request, client)
         finally:
@@ -169,65 +167,65 @@ class Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """One request; the connection ends with it."""
 
-    server: Server
+    server: PageServer
     server_version, sys_version = "maskfleet", ""
     timeout = _SEND_TIMEOUT_S
 
     def do_GET(self) -> None:
-        if self.server.finish_reading(self.connection):
-            self._send(self._answer())
+        if self.server.mark_request_read(self.connection):
+            self._send_response(self._make_response())
 
     do_HEAD = do_GET
 
-    def _refuse(self) -> None:
-        self._send(_plain(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read", Allow="GET, HEAD"))
+    def _refuse_method(self) -> None:
+        self._send_response(
+            _plain_response(HTTPStatus.METHOD_NOT_ALLOWED, "this page can only be read", Allow="GET, HEAD")
+        )
 
-    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+    do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse_method
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
 
-    def _answer(self) -> Response:
+    def _make_response(self) -> Response:
         named = self.headers.get_all("Host", [])
         if len(named) != 1 or not self.server.is_allowed_host(named[0]) or not self.path.startswith("/"):
-            return _plain(HTTPStatus.FORBIDDEN, "this host is not served here: choose it with --host")
+            return _plain_response(HTTPStatus.FORBIDDEN, "this host is not served here: choose it with --host")
         try:
-            return self.server.site.answer(self.path.partition("?")[0])
+            return self.server.site.respond(self.path.partition("?")[0])
         except Exception as error:  # unexpected: the next request may succeed
             problem = f"no page could be made: {type(error).__name__}: {error}"
-            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, problem)
+            return _plain_response(HTTPStatus.INTERNAL_SERVER_ERROR, problem)
 
     def end_headers(self) -> None:
-        for name, value in _HEADERS.items():
+        for name, value in _SECURITY_HEADERS.items():
             self.send_header(name, value)
         super().end_headers()
 
-    def _send(self, answer: Response) -> None:
-        body = answer.body
+    def _send_response(self, response: Response) -> None:
+        body = response.body
         zipped = "gzip" in self.headers.get("Accept-Encoding", "") and len(body) > 1000
         if zipped:
             body = gzip.compress(body, 4)
-        self.send_response(answer.status)
-        self.send_header("Content-Type", f"{answer.kind}; charset=utf-8")
+        self.send_response(response.status)
+        self.send_header("Content-Type", f"{response.content_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Vary", "Accept-Encoding")
         if zipped:
             self.send_header("Content-Encoding", "gzip")
-        for name, value in answer.headers.items():
+        for name, value in response.headers.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
 
-def serve(server: Server, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM. `say`: function that shows the page's URL to the operator."""
+def serve(server: PageServer, show_url: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM. `show_url`: function that shows the page's URL to the operator."""
     ended = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     threading.Thread(target=server.serve_forever, args=(0.1,), name="watch server", daemon=True).start()
-    say(server.url)
+    show_url(server.url)
     ended.wait()
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -235,7 +233,7 @@ def serve(server: Server, say: Callable[[str], None]) -> None:
     server.socket.close()
 
 
-def _plain(status: HTTPStatus, words: str, **headers: str) -> Response:
+def _plain_response(status: HTTPStatus, words: str, **headers: str) -> Response:
     return Response(status, "text/plain", f"{words}\n".encode("utf-8", "replace"), headers)
 
 
@@ -244,7 +242,7 @@ def _is_wildcard_address(host: str) -> bool:
     return host in ("", "0.0.0.0", "::")
 
 
-def _is_address(name: str) -> bool:
+def _is_ip_address(name: str) -> bool:
     with suppress(ValueError):
         ipaddress.ip_address(name)
         return True

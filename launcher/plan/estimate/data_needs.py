@@ -10,11 +10,11 @@ from typing import assert_never
 
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.samples.lanes import Lanes
-from data_service.samples.packing import Packed
+from data_service.samples.packing import PackedInput
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.stream.statistics import ShuffleRadius, expected_radius
 from launcher.output import human_count
-from launcher.runtime.capacity.devices import TOKEN_BYTES
+from launcher.runtime.capacity.devices import BYTES_PER_TOKEN
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import tokens_per_step
 
@@ -22,8 +22,8 @@ TOKEN_CPU_S = 0.044e-6  # CPU seconds per token, from S3 to microbatches; rows o
 MASKING_CPU_S = 1 / 114e6  # CPU seconds per token of cutting and masking, a part of `TOKEN_CPU_S`
 SENTENCE_TOKENS = 25  # assumed tokens of a sentence, whose boundary is read with them
 BOUNDARY_BYTES = 8  # largest number of bytes of a boundary
-_EPOCH_TOKENS = 4e9  # assumed tokens of an epoch
-_EPOCH_BATCHES = 64  # least batches of an epoch: enough to estimate what one batch draws on
+_ASSUMED_EPOCH_TOKENS = 4e9  # assumed tokens of an epoch
+_MIN_EPOCH_BATCHES = 64  # least batches of an epoch: enough to estimate what one batch draws on
 WORKERS_PER_BUSY_WORKER = 2.0  # workers to plan for each that would be busy all the time; our choice
 
 
@@ -50,31 +50,35 @@ class DataNeeds:
         return self.tokens * self.cpu / 1e6
 
 
-def data_needs(recipe: Recipe, vocabulary: int, tokens: float) -> DataNeeds:
-    """Return what the data service must provide so that the run trains on `tokens` tokens a second."""
+def estimate_data_needs(recipe: Recipe, vocabulary: int, tokens_per_second: float) -> DataNeeds:
+    """Return what the data service must provide so that the run trains on `tokens_per_second` tokens a second."""
     cpu = TOKEN_CPU_S - MASKING_CPU_S + 1 / _masked_tokens_per_cpu_s(recipe)
     size = 2 if vocabulary <= 1 << 16 else 4
     return DataNeeds(
-        tokens,
+        tokens_per_second,
         cpu * 1e6,
-        max(1, math.ceil(WORKERS_PER_BUSY_WORKER * tokens * cpu)),
-        tokens * (size + BOUNDARY_BYTES / SENTENCE_TOKENS),
-        tokens / BLOCK_TOKENS,
+        max(1, math.ceil(WORKERS_PER_BUSY_WORKER * tokens_per_second * cpu)),
+        tokens_per_second * (size + BOUNDARY_BYTES / SENTENCE_TOKENS),
+        tokens_per_second / BLOCK_TOKENS,
     )
 
 
-def trained_token_lines(tokens: float, text: float | None) -> Iterator[tuple[str, str, str]]:
+def trained_token_lines(tokens: float, text_bytes: float | None) -> Iterator[tuple[str, str, str]]:
     """Yield lines of an estimate, (what, how, result): the tokens of the whole run, and how often it reads a corpus
-    of `text` bytes.
+    of `text_bytes` bytes.
     """
     yield "tokens of the run", "steps x rows x length of its phases", human_count(tokens)
-    if text is not None:
-        there = text / TOKEN_BYTES
-        yield "tokens of the text", f"{text / 1e9:,.3g} GB / {TOKEN_BYTES} B (assumed)", human_count(there)
+    if text_bytes is not None:
+        there = text_bytes / BYTES_PER_TOKEN
+        yield (
+            "tokens of the text",
+            f"{text_bytes / 1e9:,.3g} GB / {BYTES_PER_TOKEN} B (assumed)",
+            human_count(there),
+        )
         yield "epochs", f"{human_count(tokens)} / {human_count(there)}", f"{tokens / there:.2f}"
 
 
-def shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
+def estimate_shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
     """Return how many regions of the corpus a batch draws on, for the phase with the most tokens a step.
 
     All sources are taken as equally large, and as built with the defaults of `corpus build`. None for rows in lanes,
@@ -84,7 +88,7 @@ def shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
         return None
     largest = max(recipe.phases, key=tokens_per_step)
     rows = max(1, tokens_per_step(largest) // largest.length)
-    each = max(_EPOCH_TOKENS, _EPOCH_BATCHES * tokens_per_step(largest)) / len(recipe.corpus.sources)
+    each = max(_ASSUMED_EPOCH_TOKENS, _MIN_EPOCH_BATCHES * tokens_per_step(largest)) / len(recipe.corpus.sources)
     return expected_radius(
         [each] * len(recipe.corpus.sources),
         batch=rows,
@@ -102,7 +106,7 @@ def _masked_tokens_per_cpu_s(recipe: Recipe) -> float:
         return 15e6
     if recipe.objective.denoise is not None:
         return 4e6
-    pairs = not isinstance(recipe.input, Packed)
+    pairs = not isinstance(recipe.input, PackedInput)
     mlm = recipe.objective.mlm
     match "token" if mlm is None else mlm.unit:  # clm draws nothing, and costs no more than masking by token
         case "token":

@@ -12,13 +12,26 @@ from dataclasses import dataclass
 from data_service.stream.statistics import ShuffleRadius
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.zero_memory import STAGES, MemoryPart, Stage
-from launcher.plan.estimate.data_needs import DataNeeds, data_needs, shuffle_radius
-from launcher.plan.estimate.throughput import PhaseTime, phase_time
+from launcher.plan.estimate.data_needs import DataNeeds, estimate_data_needs, estimate_shuffle_radius
+from launcher.plan.estimate.throughput import PhaseTime, estimate_phase_time
 from launcher.plan.estimate.utilisation import assume_utilisation, parse_utilisation
-from launcher.runtime.capacity.devices import COPY_RATE, RESTART_S, SAVE_PAUSE_S, STORE_RATE, Cluster, usable
+from launcher.runtime.capacity.devices import (
+    GPU_TO_HOST_BYTES_S,
+    RESTART_S,
+    SAVE_PAUSE_S,
+    STORE_BYTES_S,
+    Cluster,
+    usable_gpu_bytes,
+)
 from launcher.runtime.capacity.memory_fit import RankMemory, fixed_memory, microbatch_memory, rows_that_fit
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import has_automatic, parameters, state_bytes, with_rows, with_vocab
+from launcher.runtime.recipe.summary import (
+    has_automatic_microbatch,
+    parameter_count,
+    state_bytes,
+    with_microbatch_rows,
+    with_vocab,
+)
 
 
 @dataclass(frozen=True)
@@ -36,37 +49,37 @@ class CheckpointTimes:
     restart: float
 
 
-def young_interval_s(blocked: float, mtbf: float) -> float:
-    """Return Young's interval between saves, sqrt(2 d M), with d = `blocked` and M = `mtbf`, in seconds."""
-    return math.sqrt(2 * blocked * mtbf)
+def young_interval_s(blocked_s: float, mtbf_s: float) -> float:
+    """Return Young's interval between saves, sqrt(2 d M), with d = `blocked_s` and M = `mtbf_s`, in seconds."""
+    return math.sqrt(2 * blocked_s * mtbf_s)
 
 
-def daly_interval_s(blocked: float, mtbf: float) -> float:
+def daly_interval_s(blocked_s: float, mtbf_s: float) -> float:
     """Return Daly's interval between saves: sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d for d < 2 M, else
     M.
     """
-    if blocked >= 2 * mtbf:
-        return mtbf
-    ratio = blocked / (2 * mtbf)
-    return young_interval_s(blocked, mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocked
+    if blocked_s >= 2 * mtbf_s:
+        return mtbf_s
+    ratio = blocked_s / (2 * mtbf_s)
+    return young_interval_s(blocked_s, mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocked_s
 
 
-def best_interval(saving: CheckpointTimes, mtbf: float) -> float:
+def best_interval_s(times: CheckpointTimes, mtbf_s: float) -> float:
     """Return Daly's interval, but at least the time to commit a save, because only one save runs at a time."""
-    return max(daly_interval_s(saving.blocked, mtbf), saving.behind)
+    return max(daly_interval_s(times.blocked, mtbf_s), times.behind)
 
 
-def goodput(saving: CheckpointTimes, interval: float, mtbf: float) -> float:
-    """Return the share of wall time that ends up in the model if a save follows every `interval` seconds of work.
+def goodput(times: CheckpointTimes, interval_s: float, mtbf_s: float) -> float:
+    """Return the share of wall time that ends up in the model if a save follows every `interval_s` seconds of work.
 
     Daly's complete model: each interval takes M e^(r/M) (e^((t + d)/M) - 1) of wall time, where r is the time to
     restart plus the time to a commit. A share below 1e-9 is returned as 0.
     """
-    lost = (saving.restart + saving.behind) / mtbf
-    each = (interval + saving.blocked) / mtbf
+    lost = (times.restart + times.behind) / mtbf_s
+    each = (interval_s + times.blocked) / mtbf_s
     if lost + each > 20:
         return 0.0
-    return interval / (mtbf * math.exp(lost) * math.expm1(each))
+    return interval_s / (mtbf_s * math.exp(lost) * math.expm1(each))
 
 
 @dataclass(frozen=True)
@@ -81,8 +94,8 @@ class MemoryNeed:
     fits: bool
 
     @property
-    def bytes(self) -> int:
-        return memory.total(self.parts)
+    def total_bytes(self) -> int:
+        return memory.total_bytes(self.parts)
 
 
 @dataclass(frozen=True)
@@ -123,7 +136,7 @@ class Estimate:
         data: what the data service must deliver.
         radius: reach of the shuffle; None for rows that are not shuffled.
         seconds: wall time of the whole run, failures included; infinite if failures are too frequent to finish.
-        text: uncompressed bytes of the corpus; None if they were not given.
+        text_bytes: uncompressed bytes of the corpus; None if they were not given.
     """
 
     recipe: Recipe
@@ -136,10 +149,10 @@ class Estimate:
     radius: ShuffleRadius | None
     checkpoints: CheckpointEstimate
     seconds: float
-    text: float | None = None
+    text_bytes: float | None = None
 
     @property
-    def tokens(self) -> int:
+    def total_tokens(self) -> int:
         """Tokens of the whole run. A batch-size warm-up is counted as if every step had the final batch size."""
         return sum(phase.steps * phase.rows * phase.length for phase in self.phases)
 
@@ -166,30 +179,33 @@ class Estimate:
         return max(fitting, key=lambda fit: fit.rows, default=None)
 
 
-def estimate(
+def estimate_recipe(
     recipe: Recipe,
     cluster: Cluster,
     mfu: str | float | None = None,
-    text: float | None = None,
+    text_bytes: float | None = None,
 ) -> Estimate:
     """Estimate what `recipe` needs on `cluster`, and how long it takes there.
 
     Args:
         mfu: share of the GPU's peak that every phase reaches, or the URI of a run that recorded its own; None: that of
             the known run that is most like it (`utilisation.py`).
-        text: uncompressed bytes of the corpus; None if unknown.
+        text_bytes: uncompressed bytes of the corpus; None if unknown.
 
     Raises:
         EstimateError: `mfu` is not a share between 0 and 1, or a run without records of it.
     """
     share = None if mfu is None else parse_utilisation(str(mfu))
-    count = parameters(recipe)
-    recipe, automatic = (recipe.model_copy(update={"model": with_vocab(recipe.model)}), has_automatic(recipe))
+    count = parameter_count(recipe)
+    recipe, automatic = (
+        recipe.model_copy(update={"model": with_vocab(recipe.model)}),
+        has_automatic_microbatch(recipe),
+    )
     if automatic:
-        most = rows_that_fit(RankMemory(recipe, count, cluster.ranks, "cuda"), usable(cluster.gpu.memory))
-        recipe = with_rows(recipe, cluster.ranks, most)
+        most = rows_that_fit(RankMemory(recipe, count, cluster.ranks, "cuda"), usable_gpu_bytes(cluster.gpu.memory))
+        recipe = with_microbatch_rows(recipe, cluster.ranks, most)
     phases = tuple(
-        phase_time(
+        estimate_phase_time(
             recipe,
             phase,
             cluster,
@@ -199,8 +215,8 @@ def estimate(
         for phase in recipe.phases
     )
     fastest = max(phase.tokens_per_second for phase in phases)
-    work = sum(phase.seconds for phase in phases)
-    saved = _checkpoints(recipe, cluster, count, work / sum(phase.steps for phase in phases))
+    work = sum(phase.total_seconds for phase in phases)
+    saved = _estimate_checkpoints(recipe, cluster, count, work / sum(phase.steps for phase in phases))
     return Estimate(
         recipe=recipe,
         automatic=automatic,
@@ -208,11 +224,11 @@ def estimate(
         parameters=count,
         phases=phases,
         fits=tuple(_memory_needs(recipe, cluster, count, max(phases, key=_memory_sort_key))),
-        data=data_needs(recipe, recipe.model.vocabulary, fastest),
-        radius=shuffle_radius(recipe),
+        data=estimate_data_needs(recipe, recipe.model.vocabulary_size, fastest),
+        radius=estimate_shuffle_radius(recipe),
         checkpoints=saved,
         seconds=work / saved.goodput_chosen if saved.goodput_chosen else float("inf"),
-        text=text,
+        text_bytes=text_bytes,
     )
 
 
@@ -221,15 +237,17 @@ def _memory_sort_key(phase: PhaseTime) -> tuple[int, int, int]:
     return phase.shape.tokens, phase.length, phase.shape.targets_per_row
 
 
-def _memory_needs(recipe: Recipe, cluster: Cluster, count: int, phase: PhaseTime) -> list[MemoryNeed]:
+def _memory_needs(recipe: Recipe, cluster: Cluster, parameter_count: int, phase: PhaseTime) -> list[MemoryNeed]:
     added, fits = microbatch_memory(recipe, phase.shape), []
     for stage in STAGES:
         if not stage and recipe.precision != "fp32":
             continue
         for rows in microbatch_candidates(phase.shape.rows):
-            always = fixed_memory(recipe, count, cluster.ranks, stage, rows=rows * phase.rounds)
+            always = fixed_memory(recipe, parameter_count, cluster.ranks, stage, rows=rows * phase.rounds)
             parts = (*always, *added.parts(rows))
-            fits.append(MemoryNeed(stage, rows, parts, memory.total(parts) <= usable(cluster.gpu.memory)))
+            fits.append(
+                MemoryNeed(stage, rows, parts, memory.total_bytes(parts) <= usable_gpu_bytes(cluster.gpu.memory))
+            )
     return fits
 
 
@@ -239,16 +257,18 @@ def microbatch_candidates(rows: int) -> list[int]:
     return [*powers, rows]
 
 
-def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> CheckpointEstimate:
-    size = state_bytes(recipe, count)
+def _estimate_checkpoints(
+    recipe: Recipe, cluster: Cluster, parameter_count: int, step_seconds: float
+) -> CheckpointEstimate:
+    size = state_bytes(recipe, parameter_count)
     of_node = size / cluster.nodes
     saving = CheckpointTimes(
-        blocked=SAVE_PAUSE_S + size / cluster.ranks / COPY_RATE,
-        behind=of_node / STORE_RATE,
-        restart=RESTART_S + of_node / STORE_RATE,
+        blocked=SAVE_PAUSE_S + size / cluster.ranks / GPU_TO_HOST_BYTES_S,
+        behind=of_node / STORE_BYTES_S,
+        restart=RESTART_S + of_node / STORE_BYTES_S,
     )
     mtbf = cluster.mtbf / cluster.nodes
-    best, chosen = best_interval(saving, mtbf), _interval(recipe, step)
+    best, chosen = best_interval_s(saving, mtbf), _save_interval_s(recipe, step_seconds)
     return CheckpointEstimate(
         bytes=size,
         saving=saving,
@@ -262,9 +282,9 @@ def _checkpoints(recipe: Recipe, cluster: Cluster, count: int, step: float) -> C
     )
 
 
-def _interval(recipe: Recipe, step: float) -> float:
-    """Return the seconds between the recipe's saves, where a step takes `step` seconds."""
+def _save_interval_s(recipe: Recipe, step_seconds: float) -> float:
+    """Return the seconds between the recipe's saves, where a step takes `step_seconds` seconds."""
     every = recipe.checkpoint.every
-    by_steps = every.steps * step if every.steps is not None else float("inf")
+    by_steps = every.steps * step_seconds if every.steps is not None else float("inf")
     by_minutes = 60 * every.minutes if every.minutes is not None else float("inf")
     return min(by_steps, by_minutes)

@@ -13,38 +13,38 @@ from launcher.plan.estimate.estimate import Estimate, goodput
 from launcher.plan.estimate.throughput import PhaseTime, network_bytes
 from launcher.runtime.capacity.devices import (
     CONTEXT_BYTES,
-    COPY_RATE,
     FRAGMENTED_SHARE,
+    GPU_TO_HOST_BYTES_S,
     LINK_SHARE,
     RESTART_S,
     SAVE_PAUSE_S,
-    STORE_RATE,
-    usable,
+    STORE_BYTES_S,
+    usable_gpu_bytes,
 )
-from launcher.runtime.recipe.summary import momentum_matrices
+from launcher.runtime.recipe.summary import momentum_matrix_shapes
 
-_WHAT, _RESULT = 42, 14  # widths in columns: a line's subject, and its result
-_NODE_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
+_SUBJECT_COLUMNS, _RESULT_COLUMNS = 42, 14  # widths in columns: a line's subject, and its result
+_NODE_MTBF_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
 
 
 def render_text(estimate: Estimate) -> str:
-    sections = [_title(estimate)]
-    sections += [_flops(estimate, phase) for phase in estimate.phases]
+    sections = [_title_lines(estimate)]
+    sections += [_flops_lines(estimate, phase) for phase in estimate.phases]
     sections += [
-        _memory(estimate),
-        _configured_memory(estimate),
-        _data(estimate),
+        _memory_lines(estimate),
+        _configured_memory_lines(estimate),
+        _data_lines(estimate),
         _checkpoint_lines(estimate),
         _run_lines(estimate),
     ]
     return "\n\n".join("\n".join(section) for section in sections)
 
 
-def _line(what: str, formula: str, result: str) -> str:
-    return f"  {what:<{_WHAT}} {result:>{_RESULT}}  = {formula}".rstrip()
+def _format_line(subject: str, formula: str, result: str) -> str:
+    return f"  {subject:<{_SUBJECT_COLUMNS}} {result:>{_RESULT_COLUMNS}}  = {formula}".rstrip()
 
 
-def _title(e: Estimate) -> list[str]:
+def _title_lines(e: Estimate) -> list[str]:
     cluster, gpu = e.cluster, e.cluster.gpu
     lines = [
         f"{e.recipe.name}: {e.parameters:,} parameters, on {cluster.nodes} x {cluster.gpus_per_node} {gpu.name}",
@@ -53,24 +53,22 @@ def _title(e: Estimate) -> list[str]:
         f"{'on' if e.recipe.activation_checkpointing else 'off'}",
     ]
     if gpu.half != e.recipe.precision and e.recipe.precision == "bf16":
-        lines.append(
-            f"note: a {gpu.name} has no bf16, so this recipe does not run there; taken as {gpu.half}"
-        )
+        lines.append(f"note: a {gpu.name} has no bf16, so this recipe does not run there; taken as {gpu.half}")
     return lines
 
 
-def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
+def _flops_lines(e: Estimate, phase: PhaseTime) -> list[str]:
     shape, backward = phase.shape, phase.model - phase.forward
     lines = [
         f"FLOPs of a microbatch: {shape.rows} rows x {shape.length} tokens, {shape.targets_per_row} targets a row"
         f"{', causal' if shape.causal else ''} "
         f"({phase.steps:,} steps of {phase.rows:,} rows)",
-        _line(
+        _format_line(
             "forward + backward",
             f"{_teraflop_text(phase.forward)} + {_teraflop_text(backward)}, counted",
             _teraflop_text(phase.model),
         ),
-        _line(
+        _format_line(
             "each token",
             f"{phase.model:,} / {shape.tokens:,}",
             f"{phase.model / shape.tokens / 1e9:.3f} GFLOP",
@@ -78,16 +76,16 @@ def _flops(e: Estimate, phase: PhaseTime) -> list[str]:
     ]
     if phase.executed > phase.model:
         twice = "layers, or a first pass of vectors, once more"
-        lines.append(_line("computed twice", twice, _teraflop_text(phase.executed - phase.model)))
-    return [*lines, *_step(e, phase)]
+        lines.append(_format_line("computed twice", twice, _teraflop_text(phase.executed - phase.model)))
+    return [*lines, *_step_time_lines(e, phase)]
 
 
-def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
+def _step_time_lines(e: Estimate, phase: PhaseTime) -> Iterator[str]:
     cluster, share, ranks = e.cluster, phase.utilisation, e.cluster.ranks
     bf16 = e.recipe.precision == "bf16"
     peak = f"{(cluster.gpu.peak if bf16 else cluster.gpu.peak_fp32) / 1e12:,.1f} TFLOPS"
     moved = network_bytes(e.parameters, ranks, e.recipe, phase.rounds)
-    network = f"{moved / 1e9:.2f} GB / ({LINK_SHARE} x {cluster.rate / 1e9:.1f} GB/s)"
+    network = f"{moved / 1e9:.2f} GB / ({LINK_SHARE} x {cluster.slowest_link_rate / 1e9:.1f} GB/s)"
     tokens = f"{human_count(phase.tokens_per_second)}/s"
     every = (phase.compute, phase.optimizer)
     parts = [*[part for part in every if part], phase.network]
@@ -101,13 +99,13 @@ def _step(e: Estimate, phase: PhaseTime) -> Iterator[str]:
         ),
         *_muon_lines(e, phase),
         ("network, not hidden", network, f"{phase.network:.4f} s"),
-        ("a step", f"{' + '.join(f'{part:.4f}' for part in parts)} s", f"{phase.step:.4f} s"),
-        ("tokens", f"{phase.rows:,} x {phase.length} / {phase.step:.4f} s", tokens),
+        ("a step", f"{' + '.join(f'{part:.4f}' for part in parts)} s", f"{phase.step_seconds:.4f} s"),
+        ("tokens", f"{phase.rows:,} x {phase.length} / {phase.step_seconds:.4f} s", tokens),
     ):
-        yield _line(*line)
+        yield _format_line(*line)
     idle = 1 - phase.microbatches / (phase.rounds * ranks)
     if idle > 0.01:
-        yield _line("ranks that idle", "microbatches do not divide evenly", f"{idle:.0%} of time")
+        yield _format_line("ranks that idle", "microbatches do not divide evenly", f"{idle:.0%} of time")
 
 
 def _muon_lines(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
@@ -118,14 +116,14 @@ def _muon_lines(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]
         yield "orthogonalising", formula, f"{phase.optimizer:.4f} s"
 
 
-def _memory(e: Estimate) -> list[str]:
+def _memory_lines(e: Estimate) -> list[str]:
     """Return the table of GiB by stage and microbatch."""
-    left = usable(e.cluster.gpu.memory)
+    left = usable_gpu_bytes(e.cluster.gpu.memory)
     whole = f"{human_bytes(e.cluster.gpu.memory)} x {1 - FRAGMENTED_SHARE:.2f} - {human_bytes(CONTEXT_BYTES)}"
     rows = sorted({fit.rows for fit in e.fits})
     lines = [
         f"Memory of a GPU in GiB, rows of {e.phase_with_most_memory.length}; * does not fit",
-        _line("usable", f"{whole}, after fragments, CUDA and NCCL (assumed)", human_bytes(left)),
+        _format_line("usable", f"{whole}, after fragments, CUDA and NCCL (assumed)", human_bytes(left)),
         "  microbatch" + "".join(f"{count:>9}" for count in rows) + "   largest that fits",
     ]
     for stage in STAGES:
@@ -133,75 +131,69 @@ def _memory(e: Estimate) -> list[str]:
         if not fits:
             lines.append(f"  ZeRO {stage}      bf16 needs stage 1, 2 or 3")
             continue
-        cells = "".join(f"{fit.bytes / (1 << 30):>8.1f}{' ' if fit.fits else '*'}" for fit in fits)
+        cells = "".join(f"{fit.total_bytes / (1 << 30):>8.1f}{' ' if fit.fits else '*'}" for fit in fits)
         largest = e.largest_microbatch(stage)
         lines.append(f"  ZeRO {stage}    {cells}   {largest.rows if largest else 'none'}")
     if e.automatic:
-        taken = ", ".join(f"{count:,}" for count in e.recipe.phase_microbatches)
-        lines.append(
-            f"  microbatch: auto takes {taken} rows at ZeRO {e.recipe.zero}: what fits, shared out evenly"
-        )
+        taken = ", ".join(f"{count:,}" for count in e.recipe.microbatch_rows_by_phase)
+        lines.append(f"  microbatch: auto takes {taken} rows at ZeRO {e.recipe.zero}: what fits, shared out evenly")
     if not any(fit.fits for fit in e.fits):
-        lines.append(f"  Not even one row fits on a {e.cluster.gpu.name}, at any stage{_hint(e)}.")
+        lines.append(f"  Not even one row fits on a {e.cluster.gpu.name}, at any stage{_memory_hint(e)}.")
     elif e.configured_memory is not None and not e.configured_memory.fits:
         lines.append(
-            f"  As configured (ZeRO {e.recipe.zero}, {e.configured_memory.rows} rows) it does not fit{_hint(e)}."
+            f"  As configured (ZeRO {e.recipe.zero}, {e.configured_memory.rows} rows) it does not fit{_memory_hint(e)}."
         )
     return lines
 
 
-def _hint(e: Estimate) -> str:
+def _memory_hint(e: Estimate) -> str:
     if e.recipe.activation_checkpointing:
         return ": choose a GPU with more memory, a smaller microbatch or a higher stage"
     return ": try --set activation_checkpointing=true, a smaller microbatch or a higher stage"
 
 
-def _configured_memory(e: Estimate) -> list[str]:
+def _configured_memory_lines(e: Estimate) -> list[str]:
     fit = e.configured_memory
     if fit is None:
         return [f"The recipe's own setting, {e.recipe.precision} at ZeRO {e.recipe.zero}, is not supported"]
     lines = [f"Memory as configured: ZeRO {fit.stage}, microbatch {fit.rows}"]
-    lines += [_line(part.what, part.formula, human_bytes(part.bytes)) for part in fit.parts]
-    return [*lines, _line("in all", "the sum", human_bytes(fit.bytes))]
+    lines += [_format_line(part.what, part.formula, human_bytes(part.bytes)) for part in fit.parts]
+    return [*lines, _format_line("in all", "the sum", human_bytes(fit.total_bytes))]
 
 
-def _data(e: Estimate) -> list[str]:
+def _data_lines(e: Estimate) -> list[str]:
     data = e.data
     return [
         "Data",
-        *(_line(*line) for line in trained_token_lines(e.tokens, e.text)),
-        _line("tokens", "the fastest phase", f"{human_count(data.tokens)}/s"),
-        _line(
+        *(_format_line(*line) for line in trained_token_lines(e.total_tokens, e.text_bytes)),
+        _format_line("tokens", "the fastest phase", f"{human_count(data.tokens)}/s"),
+        _format_line(
             "cores busy",
             f"{data.tokens:,.0f}/s x {data.cpu:.3f} CPU s a million (measured)",
             f"{data.busy_cores:.2f}",
         ),
-        _line("data workers", "twice that, rounded up", f"{data.workers}"),
-        _line(
+        _format_line("data workers", "twice that, rounded up", f"{data.workers}"),
+        _format_line(
             "from the object store",
             f"{data.tokens:,.0f}/s x {data.bytes / data.tokens:.2f} B",
             f"{data.bytes / 1e6:.1f} MB/s",
         ),
-        _line("requests", f"one for a block of {BLOCK_TOKENS:,} tokens", f"{data.requests:.2f}/s"),
-        *_shuffle(e.radius),
+        _format_line("requests", f"one for a block of {BLOCK_TOKENS:,} tokens", f"{data.requests:.2f}/s"),
+        *_shuffle_lines(e.radius),
     ]
 
 
-def _shuffle(radius: ShuffleRadius | None) -> Iterator[str]:
+def _shuffle_lines(radius: ShuffleRadius | None) -> Iterator[str]:
     if radius is None:
         return
     batch = f"blocks behind a batch of {radius.rows:,} rows, at most {radius.largest:.2%} from one"
-    yield _line("regions of a batch", batch, f"{radius.regions:,.0f}")
-    yield _line(
-        "beside their continuation", "rows whose text goes on in their batch", f"{radius.continued:.2%}"
-    )
-    yield _line(
-        "read for a byte used", "windows that share a block both read it", f"{radius.amplification:.3f}"
-    )
+    yield _format_line("regions of a batch", batch, f"{radius.regions:,.0f}")
+    yield _format_line("beside their continuation", "rows whose text goes on in their batch", f"{radius.continued:.2%}")
+    yield _format_line("read for a byte used", "windows that share a block both read it", f"{radius.amplification:.3f}")
 
 
-def _state(e: Estimate) -> str:
-    single = sum(prod(shape) for shape in momentum_matrices(e.recipe))
+def _state_formula(e: Estimate) -> str:
+    single = sum(prod(shape) for shape in momentum_matrix_shapes(e.recipe))
     less = f" - 4 B x {single:,} of one moment" if single else ""
     return f"{16 if e.recipe.average else 12} B x {e.parameters:,}{less}"
 
@@ -211,64 +203,58 @@ def _checkpoint_lines(e: Estimate) -> list[str]:
     size = f"{c.bytes / 1e9:.2f} GB"
     lines = [
         "Checkpoints (d blocked, M between failures)",
-        _line("size", _state(e), size),
-        _line(
+        _format_line("size", _state_formula(e), size),
+        _format_line(
             "training waits, d",
-            f"{SAVE_PAUSE_S} s + {size} / {ranks} ranks / {COPY_RATE / 1e9:.0f} GB/s (assumed)",
+            f"{SAVE_PAUSE_S} s + {size} / {ranks} ranks / {GPU_TO_HOST_BYTES_S / 1e9:.0f} GB/s (assumed)",
             f"{c.saving.blocked:.3f} s",
         ),
-        _line(
+        _format_line(
             "upload, behind training",
-            f"{size} / {nodes} nodes / {STORE_RATE / 1e9:.0f} GB/s (assumed)",
+            f"{size} / {nodes} nodes / {STORE_BYTES_S / 1e9:.0f} GB/s (assumed)",
             f"{c.saving.behind:.1f} s",
         ),
-        _line(
+        _format_line(
             "failure to next step",
             f"{RESTART_S:.0f} s (assumed) + loading at the same rate",
             f"{c.saving.restart:.1f} s",
         ),
-        _line(
-            "M of the cluster", f"{e.cluster.mtbf / 3600:,.0f} h / {nodes} nodes", f"{c.mtbf / 3600:,.1f} h"
-        ),
-        _line("interval, Young 1974", "sqrt(2 d M)", human_duration(c.young)),
-        _line("interval, Daly 2006", "Young x (1 + sqrt(d / 2M) / 3 + d / 18M) - d", human_duration(c.daly)),
-        _line("best interval", "Daly's, at least one upload", human_duration(c.best)),
-        _line(
-            "goodput there", "t / (M e^((restart + upload) / M) (e^((t + d) / M) - 1))", f"{c.goodput:.2%}"
-        ),
-        _line(
-            "goodput at the recipe's interval", f"t = {human_duration(c.chosen)}", f"{c.goodput_chosen:.2%}"
-        ),
+        _format_line("M of the cluster", f"{e.cluster.mtbf / 3600:,.0f} h / {nodes} nodes", f"{c.mtbf / 3600:,.1f} h"),
+        _format_line("interval, Young 1974", "sqrt(2 d M)", human_duration(c.young)),
+        _format_line("interval, Daly 2006", "Young x (1 + sqrt(d / 2M) / 3 + d / 18M) - d", human_duration(c.daly)),
+        _format_line("best interval", "Daly's, at least one upload", human_duration(c.best)),
+        _format_line("goodput there", "t / (M e^((restart + upload) / M) (e^((t + d) / M) - 1))", f"{c.goodput:.2%}"),
+        _format_line("goodput at the recipe's interval", f"t = {human_duration(c.chosen)}", f"{c.goodput_chosen:.2%}"),
     ]
-    for hours in _NODE_HOURS:
+    for hours in _NODE_MTBF_HOURS:
         share = goodput(c.saving, c.chosen, hours * 3600 / nodes)
-        lines.append(_line(f"  if a node lasts {hours:,.0f} h", "the same", f"{share:.2%}"))
+        lines.append(_format_line(f"  if a node lasts {hours:,.0f} h", "the same", f"{share:.2%}"))
     return lines
 
 
 def _phase_formula(phase: PhaseTime) -> str:
     rising = f" - {phase.spared:,.0f} s of smaller batches" if phase.spared else ""
-    return f"{phase.steps:,} x {phase.step:.4f} s{rising}"
+    return f"{phase.steps:,} x {phase.step_seconds:.4f} s{rising}"
 
 
 def _run_lines(e: Estimate) -> list[str]:
-    work = sum(phase.seconds for phase in e.phases)
+    work = sum(phase.total_seconds for phase in e.phases)
     sums = " + ".join(_phase_formula(phase) for phase in e.phases)
     if e.seconds == float("inf"):
         return [
             "The whole run",
-            _line("training", sums, human_duration(work)),
+            _format_line("training", sums, human_duration(work)),
             "  never ends: failures are too frequent",
         ]
     return [
         "The whole run (evaluation and idle machines apart)",
-        _line("training", sums, hours_or_days(work)),
-        _line(
+        _format_line("training", sums, hours_or_days(work)),
+        _format_line(
             "wall time",
             f"{hours_or_days(work)} / {e.checkpoints.goodput_chosen:.4f}",
             hours_or_days(e.seconds),
         ),
-        _line("GPU-hours", f"{e.cluster.ranks} x {e.seconds / 3600:,.1f} h", f"{e.gpu_hours:,.0f}"),
+        _format_line("GPU-hours", f"{e.cluster.ranks} x {e.seconds / 3600:,.1f} h", f"{e.gpu_hours:,.0f}"),
     ]
 
 
@@ -286,19 +272,17 @@ def estimate_figures(e: Estimate) -> dict[str, object]:
         "gpus_per_node": e.cluster.gpus_per_node,
         "gpu": asdict(e.cluster.gpu),
         "parameters": e.parameters,
-        "tokens": e.tokens,
+        "tokens": e.total_tokens,
         "phases": [
-            asdict(phase) | {"step": phase.step, "tokens_per_second": phase.tokens_per_second}
+            asdict(phase) | {"step": phase.step_seconds, "tokens_per_second": phase.tokens_per_second}
             for phase in e.phases
         ],
         "memory": [
-            {"zero": fit.stage, "microbatch": fit.rows, "bytes": fit.bytes, "fits": fit.fits}
-            for fit in e.fits
+            {"zero": fit.stage, "microbatch": fit.rows, "bytes": fit.total_bytes, "fits": fit.fits} for fit in e.fits
         ],
-        "microbatch": list(e.recipe.phase_microbatches),
+        "microbatch": list(e.recipe.microbatch_rows_by_phase),
         "largest_microbatch": {
-            str(stage): fit.rows if (fit := e.largest_microbatch(stage)) is not None else None
-            for stage in STAGES
+            str(stage): fit.rows if (fit := e.largest_microbatch(stage)) is not None else None for stage in STAGES
         },
         "data": asdict(e.data),
         "shuffle": None if e.radius is None else asdict(e.radius),

@@ -8,10 +8,10 @@ from math import prod
 
 from encoder_core.optim.muon import flops as orthogonalisation_flops
 from launcher.runtime.capacity.devices import LINK_SHARE, AssumedUtilisation, Cluster
-from launcher.runtime.capacity.workload import Shape, microbatch_cost, microbatch_shape, model_cost
+from launcher.runtime.capacity.workload import MicrobatchShape, microbatch_cost, microbatch_shape, model_cost
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
-from launcher.runtime.recipe.summary import momentum_matrices
-from launcher.runtime.recipe.timeline import step_batches
+from launcher.runtime.recipe.summary import momentum_matrix_shapes
+from launcher.runtime.recipe.timeline import batch_schedule
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class PhaseTime:
     steps: int
     rows: int
     length: int
-    shape: Shape
+    shape: MicrobatchShape
     microbatches: int
     rounds: int
     forward: int
@@ -52,37 +52,41 @@ class PhaseTime:
     spared: float
 
     @property
-    def step(self) -> float:
+    def step_seconds(self) -> float:
         """Seconds of a step. Communication is assumed not to overlap with computation."""
         return self.compute + self.optimizer + self.network
 
     @property
     def tokens_per_second(self) -> float:
-        return self.rows * self.length / self.step
+        return self.rows * self.length / self.step_seconds
 
     @property
-    def seconds(self) -> float:
+    def total_seconds(self) -> float:
         """Seconds of the whole phase without failures."""
-        return self.steps * self.step - self.spared
+        return self.steps * self.step_seconds - self.spared
 
 
-def phase_time(
-    recipe: Recipe, phase: RecipePhase, cluster: Cluster, parameters: int, utilisation: AssumedUtilisation
+def estimate_phase_time(
+    recipe: Recipe,
+    phase: RecipePhase,
+    cluster: Cluster,
+    parameter_count: int,
+    utilisation: AssumedUtilisation,
 ) -> PhaseTime:
-    """Return the time of `phase` on `cluster`. `parameters` is the number of parameters of all networks."""
-    rows, shape = phase.rows, microbatch_shape(recipe, phase)
+    """Return the time of `phase` on `cluster`. `parameter_count` is the number of parameters of all networks."""
+    rows, shape = phase.rows_per_step, microbatch_shape(recipe, phase)
     flops = model_cost(recipe, shape)
-    microbatches = -(-rows // recipe.microbatch_of(phase))
+    microbatches = -(-rows // recipe.microbatch_rows(phase))
     rounds = -(-microbatches // cluster.ranks)
     executed = microbatch_cost(recipe, shape)
-    done = executed.model + executed.first_pass  # with what runs twice
+    done = executed.model + executed.first_pass  # plus what runs twice
     rising = _warmup_rounds(recipe, phase, cluster, rounds)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
-    moved = {fewer: network_bytes(parameters, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}
-    matrices = sum(orthogonalisation_flops(shape) for shape in momentum_matrices(recipe))
+    moved = {fewer: network_bytes(parameter_count, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}
+    matrices = sum(orthogonalisation_flops(shape) for shape in momentum_matrix_shapes(recipe))
     orthogonalising = matrices / (cluster.ranks if recipe.zero else 1)  # at ZeRO stage 0 every rank does all
     compute = rounds * done / (peak * utilisation.share)
-    sending = {fewer: sent / (LINK_SHARE * cluster.rate) for fewer, sent in moved.items()}
+    sending = {fewer: sent / (LINK_SHARE * cluster.slowest_link_rate) for fewer, sent in moved.items()}
     return PhaseTime(
         steps=phase.steps,
         rows=rows * recipe.input.texts_per_row,
@@ -107,15 +111,15 @@ def phase_time(
 
 def _warmup_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds: int) -> Counter[int]:
     """Return how many steps of a batch-size warm-up have how many rounds; only numbers below `rounds` are keys."""
-    batches = step_batches(recipe, phase)
+    batches = batch_schedule(recipe, phase)
     if batches.rise is None:
         return Counter()
-    share = recipe.microbatch_of(phase) * cluster.ranks * (1 if phase.batch.sequences else phase.length)
-    found = Counter(-(-batches.at(step) // share) for step in range(min(batches.rise.steps, phase.steps)))
+    share = recipe.microbatch_rows(phase) * cluster.ranks * (1 if phase.batch.sequences else phase.length)
+    found = Counter(-(-batches.batch_at_step(step) // share) for step in range(min(batches.rise.steps, phase.steps)))
     return Counter({fewer: steps for fewer, steps in found.items() if fewer < rounds})
 
 
-def network_bytes(parameters: int, ranks: int, recipe: Recipe, microbatches_per_step: int) -> float:
+def network_bytes(parameter_count: int, ranks: int, recipe: Recipe, microbatches_per_step: int) -> float:
     """Return the bytes that each rank sends in a step of `microbatches_per_step` microbatches, with ring collectives.
 
     Gradients travel in `reduce_dtype`. Stages 0 and 1 reduce them to all ranks once a step, stage 2 after each
@@ -124,7 +128,7 @@ def network_bytes(parameters: int, ranks: int, recipe: Recipe, microbatches_per_
     step has one forward pass more. Stage 3 shards Muon's matrices: they travel in bfloat16 to the rank that
     orthogonalises them, and back. Stages 1 and 2 shard few matrices, which are not counted.
     """
-    share = parameters * (ranks - 1) / ranks
+    share = parameter_count * (ranks - 1) / ranks
     weights = share * (2 if recipe.precision == "bf16" else 4)
     gradients = share * (2 if recipe.precision == "bf16" and recipe.reduce_dtype == "bf16" else 4)
     match recipe.zero:
@@ -136,5 +140,5 @@ def network_bytes(parameters: int, ranks: int, recipe: Recipe, microbatches_per_
             return 2 * microbatches_per_step * gradients + weights
         case _:
             passes = 2 if recipe.objective.contrastive is None else 3
-            matrices = sum(prod(shape) for shape in momentum_matrices(recipe)) / ranks * (ranks - 1) / ranks
+            matrices = sum(prod(shape) for shape in momentum_matrix_shapes(recipe)) / ranks * (ranks - 1) / ranks
             return microbatches_per_step * (gradients + passes * weights) + 2 * 2 * matrices

@@ -19,10 +19,10 @@ _MEDIAN_STEPS = 1000  # newest steps of a run, whose median is taken
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """A run whose share is known.
+    """A run whose utilisation (MFU) is known.
 
     Attributes:
-        kind: families whose steps are alike.
+        kind: model families with similar utilisation.
         hidden, length: width of its network, and tokens of its rows.
         gpu: beginning of the GPU's name.
         source: where the share is from.
@@ -38,9 +38,9 @@ class ReferenceRun:
 
 _ABSOLUTE_POSITION_FAMILIES = frozenset({"bert", "roberta", "albert", "electra", "xlm", "bart"})
 _RELATIVE_POSITION_FAMILIES = frozenset({"deberta", "deberta_v2", "xlnet"})
-_PRE_NORM = frozenset({"modernbert", "eurobert", "neobert"})
-_OWN_RESULTS = "tests/bench/RESULTS-gpu.md"
-KNOWN_RUNS = (
+_PRE_NORM_FAMILIES = frozenset({"modernbert", "eurobert", "neobert"})
+_OWN_RESULTS_FILE = "tests/bench/RESULTS-gpu.md"
+REFERENCE_RUNS = (
     ReferenceRun(
         _ABSOLUTE_POSITION_FAMILIES,
         256,
@@ -49,14 +49,14 @@ KNOWN_RUNS = (
         0.03,
         "ELECTRA-small, 4 days on a V100, its authors' code in fp32",
     ),
-    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 768, 512, "H200", 0.301, f"RoBERTa base, {_OWN_RESULTS}"),
-    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 128, "H200", 0.404, f"BERT-large, {_OWN_RESULTS}"),
-    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 512, "H200", 0.361, f"BERT-large, {_OWN_RESULTS}"),
+    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 768, 512, "H200", 0.301, f"RoBERTa base, {_OWN_RESULTS_FILE}"),
+    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 128, "H200", 0.404, f"BERT-large, {_OWN_RESULTS_FILE}"),
+    ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 512, "H200", 0.361, f"BERT-large, {_OWN_RESULTS_FILE}"),
     ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 128, "V100", 0.51, "BERT-Large, DeepSpeed: 272 rows/s"),
     ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 512, "V100", 0.42, "BERT-Large, DeepSpeed: 52 rows/s"),
     ReferenceRun(_ABSOLUTE_POSITION_FAMILIES, 1024, 128, "A100", 0.45, "BERT-Large, NVIDIA: 580 rows/s"),
-    ReferenceRun(_RELATIVE_POSITION_FAMILIES, 768, 512, "H200", 0.122, f"DeBERTa v3 base, {_OWN_RESULTS}"),
-    ReferenceRun(_PRE_NORM, 768, 1024, "H200", 0.264, f"ModernBERT base, {_OWN_RESULTS}"),
+    ReferenceRun(_RELATIVE_POSITION_FAMILIES, 768, 512, "H200", 0.122, f"DeBERTa v3 base, {_OWN_RESULTS_FILE}"),
+    ReferenceRun(_PRE_NORM_FAMILIES, 768, 1024, "H200", 0.264, f"ModernBERT base, {_OWN_RESULTS_FILE}"),
 )
 
 
@@ -65,11 +65,11 @@ def assume_utilisation(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtil
     its width, GPU and rows.
     """
 
-    def distance(known: ReferenceRun) -> tuple[bool, float, bool, float]:
+    def dissimilarity(known: ReferenceRun) -> tuple[bool, float, bool, float]:
         width, rows = math.log(known.hidden / model.hidden), math.log(known.length / length)
         return model.family not in known.kind, abs(width), not gpu.name.startswith(known.gpu), abs(rows)
 
-    nearest = min(KNOWN_RUNS, key=distance)
+    nearest = min(REFERENCE_RUNS, key=dissimilarity)
     return AssumedUtilisation(
         nearest.share, f"{nearest.source} ({nearest.gpu}, {nearest.hidden} wide, rows of {nearest.length})"
     )
@@ -98,6 +98,4 @@ def _read_recorded_utilisation(uri: str) -> AssumedUtilisation:
             f"{uri} is no share, nor a run that recorded one: CPUs have none, nor GPUs whose peak is unknown",
             remedy="give a share, such as 0.3, or a run that trained on a GPU that --gpu knows",
         )
-    return AssumedUtilisation(
-        float(np.median(shares)), f"median of {len(shares)} steps of {uri}", measured=True
-    )
+    return AssumedUtilisation(float(np.median(shares)), f"median of {len(shares)} steps of {uri}", measured=True)

@@ -35,12 +35,18 @@ class Gpu:
     half: str = "bf16"
 
 
-def _gpu(
-    name: str, tflops: float, fp32: float, gib: int, memory_gb: float, link_gb: float, network_gbit: float
+def _gpu_from_datasheet(
+    name: str,
+    tflops: float,
+    fp32_tflops: float,
+    memory_gib: int,
+    bandwidth_gb_s: float,
+    link_gb_s: float,
+    network_gbit: float,
 ) -> Gpu:
     half = "fp16" if name == "V100" else "bf16"
-    rates = (memory_gb * 1e9, link_gb * 1e9, network_gbit * 1e9 / 8)
-    return Gpu(name, tflops * 1e12, fp32 * 1e12, gib * GIB, *rates, half)
+    rates = (bandwidth_gb_s * 1e9, link_gb_s * 1e9, network_gbit * 1e9 / 8)
+    return Gpu(name, tflops * 1e12, fp32_tflops * 1e12, memory_gib * GIB, *rates, half)
 
 
 # Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several) and AMD's of the MI300X,
@@ -49,16 +55,16 @@ def _gpu(
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        _gpu("V100", 125, 15.7, 32, 900, 150, 100),
-        _gpu("A10G", 70, 35, 24, 600, 16, 100),
-        _gpu("A100-40", 312, 19.5, 40, 1555, 300, 400),
-        _gpu("A100-80", 312, 19.5, 80, 2039, 300, 400),
-        _gpu("L4", 121, 30.3, 24, 300, 16, 100),
-        _gpu("L40S", 362, 91.6, 48, 864, 32, 400),
-        _gpu("H100", 989, 67, 80, 3350, 450, 3200),
-        _gpu("H200", 989, 67, 141, 4800, 450, 3200),
-        _gpu("B200", 2250, 75, 180, 7700, 900, 3200),
-        _gpu("MI300X", 1307, 163.4, 192, 5300, 448, 3200),
+        _gpu_from_datasheet("V100", 125, 15.7, 32, 900, 150, 100),
+        _gpu_from_datasheet("A10G", 70, 35, 24, 600, 16, 100),
+        _gpu_from_datasheet("A100-40", 312, 19.5, 40, 1555, 300, 400),
+        _gpu_from_datasheet("A100-80", 312, 19.5, 80, 2039, 300, 400),
+        _gpu_from_datasheet("L4", 121, 30.3, 24, 300, 16, 100),
+        _gpu_from_datasheet("L40S", 362, 91.6, 48, 864, 32, 400),
+        _gpu_from_datasheet("H100", 989, 67, 80, 3350, 450, 3200),
+        _gpu_from_datasheet("H200", 989, 67, 141, 4800, 450, 3200),
+        _gpu_from_datasheet("B200", 2250, 75, 180, 7700, 900, 3200),
+        _gpu_from_datasheet("MI300X", 1307, 163.4, 192, 5300, 448, 3200),
     )
 }
 
@@ -73,8 +79,8 @@ def find_gpu(name: str) -> Gpu:
     return gpu
 
 
-def gpu_of_device(name: str, memory: int) -> Gpu | None:
-    """Return the GPU that a driver calls `name`, with `memory` bytes; None if the table does not have it.
+def match_gpu_by_device_name(name: str, memory_bytes: int) -> Gpu | None:
+    """Return the GPU that a driver calls `name`, with `memory_bytes` bytes; None if the table does not have it.
 
     PCIe and NVL forms of the V100, H100 and H200 are slower than the SXM forms in the table, so they count as unknown.
     """
@@ -83,7 +89,7 @@ def gpu_of_device(name: str, memory: int) -> Gpu | None:
     if found is None or (slower and found[1] in ("V100", "H100", "H200")):
         return None
     if found[1] == "A100":
-        return GPUS["A100-80" if memory > 60 * GIB else "A100-40"]
+        return GPUS["A100-80" if memory_bytes > 60 * GIB else "A100-40"]
     return GPUS[found[1]]
 
 
@@ -111,7 +117,7 @@ class Cluster:
         return self.nodes * self.gpus_per_node
 
     @property
-    def rate(self) -> float:
+    def slowest_link_rate(self) -> float:
         """Rate, in bytes/s, of the slowest link of a ring through all GPUs, which crosses each node's network once."""
         return self.gpu.link if self.nodes == 1 else min(self.gpu.link, self.gpu.network)
 
@@ -120,23 +126,23 @@ CONTEXT_BYTES = 1 * GIB  # bytes of a GPU's memory that CUDA, cuBLAS and NCCL ta
 FRAGMENTED_SHARE = 0.05  # share of a GPU's memory that the allocator cannot use: a guess
 LINK_SHARE = 0.8  # share of a link's rate that a collective reaches: a guess
 # Bytes per second from a GPU to its host while training waits: PCIe 4.0 x16 reaches about twice that; a guess.
-COPY_RATE = 10e9
-STORE_RATE = 1e9  # bytes/s from one node to object storage: a guess; 10 Gbit/s of its network
+GPU_TO_HOST_BYTES_S = 10e9
+STORE_BYTES_S = 1e9  # bytes/s from one node to object storage: a guess; 10 Gbit/s of its network
 # Seconds that training waits for any save: its collectives, and steps slowed by the upload; a guess.
 SAVE_PAUSE_S = 0.2
 # Seconds from a failure to the next step, without loading: Ray's restart took 10-26 s on 2 cores; NCCL on top.
 RESTART_S = 60.0
-MTBF_HOURS = 54 * 24 * 2048 / 419
+NODE_MTBF_HOURS = 54 * 24 * 2048 / 419
 """Mean time between failures of a node, in hours: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8
 H100. Spot machines last far less."""
 
 # Bytes of English text in a token, of 30,000 to 50,000 ids: a guess, which `maskfleet tokenizer check` replaces.
-TOKEN_BYTES = 4.4
+BYTES_PER_TOKEN = 4.4
 
 
-def usable(memory: int) -> int:
-    """Return the bytes that training can use of a GPU's `memory`, after the assumed losses."""
-    return int(memory * (1 - FRAGMENTED_SHARE)) - CONTEXT_BYTES
+def usable_gpu_bytes(gpu_bytes: int) -> int:
+    """Return the bytes that training can use of a GPU's `gpu_bytes`, after the assumed losses."""
+    return int(gpu_bytes * (1 - FRAGMENTED_SHARE)) - CONTEXT_BYTES
 
 
 @dataclass(frozen=True)
@@ -153,20 +159,16 @@ class AssumedUtilisation:
 def check_mfu(mfu: float) -> None:
     """Raise EstimateError if a utilisation is given that is not above 0 and at most 1."""
     if not 0 < mfu <= 1:
-        raise EstimateError(
-            f"a utilisation of {mfu:g} is impossible", remedy="give a share above 0, at most 1"
-        )
+        raise EstimateError(f"a utilisation of {mfu:g} is impossible", remedy="give a share above 0, at most 1")
 
 
-def parse_text_size(told: str) -> float:
+def parse_text_size(text: str) -> float:
     """Return the bytes of a size such as "160GB" or "1.5 TiB". Raises EstimateError if it is not a size."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", told, re.IGNORECASE)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
     size = 0.0
     if found is not None:
         number, prefix, binary = found.groups()
         size = float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
     if not size:
-        raise EstimateError(
-            f"{told!r} is not a size of a text", remedy="give its size uncompressed, such as 160GB"
-        )
+        raise EstimateError(f"{text!r} is not a size of a text", remedy="give its size uncompressed, such as 160GB")
     return size

@@ -10,21 +10,21 @@ from encoder_core.layers.sizes import Recurrence
 from encoder_core.train import zero_memory as memory
 from encoder_core.train.settings import BUCKET_SIZE
 from encoder_core.train.zero_memory import Device, MemoryPart, MicrobatchMemory, Stage
-from launcher.runtime.capacity.workload import Shape, microbatch_cost, microbatch_shape
+from launcher.runtime.capacity.workload import MicrobatchShape, microbatch_cost, microbatch_shape
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.summary import (
-    largest_parameter,
-    momentum_matrices,
-    parameters,
-    teacher_parameters,
+    largest_tensor_size,
+    momentum_matrix_shapes,
+    parameter_count,
+    teacher_parameter_count,
     with_vocab,
 )
 
 
-def microbatch_memory(recipe: Recipe, shape: Shape, device: Device = "cuda") -> MicrobatchMemory:
-    """Return what microbatches of one example, up to those of `shape`, add on a device of this kind.
+def microbatch_memory(recipe: Recipe, shape: MicrobatchShape, device: Device = "cuda") -> MicrobatchMemory:
+    """Return the memory that microbatches of one example, up to those of `shape`, add on a device of this kind.
 
-    A CPU's kernels go row by row, so that many rows take long to count: two examples are, and more are in proportion.
+    A CPU's kernels go row by row, so many rows take long to count: two examples are counted, more are in proportion.
     """
     twice = min(shape.rows, 2 * shape.group)
     rows = (shape.group, twice, shape.rows if device == "cuda" else twice)
@@ -33,26 +33,26 @@ def microbatch_memory(recipe: Recipe, shape: Shape, device: Device = "cuda") -> 
 
 
 def fixed_memory(
-    recipe: Recipe, count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET_SIZE
+    recipe: Recipe, trained_count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET_SIZE
 ) -> list[MemoryPart]:
-    """Return the memory that one of `ranks` fills all the time if they train `count` parameters.
+    """Return the memory that one of `ranks` fills all the time if they train `trained_count` parameters.
 
     `rows`: number of a rank's rows in a step. `bucket`: as in `memory.fixed_memory`.
     """
-    single = sum(prod(shape) for shape in momentum_matrices(recipe))
+    single = sum(prod(shape) for shape in momentum_matrix_shapes(recipe))
     parts = memory.fixed_memory(
-        count,
+        trained_count,
         ranks,
         stage,
         recipe.precision,
         recipe.reduce_dtype,
         bucket=bucket,
-        single=single,
-        largest=largest_parameter(recipe),
+        one_moment=single,
+        largest=largest_tensor_size(recipe),
     )
     if recipe.average is not None:
-        parts.append(memory.average_memory(count, ranks, stage))
-    taught = teacher_parameters(recipe)
+        parts.append(memory.average_memory(trained_count, ranks, stage))
+    taught = teacher_parameter_count(recipe)
     if taught:
         parts.append(memory.frozen_memory(taught, recipe.precision))
     if recipe.model.recurrence is not None and recipe.memory_refresh is not None:
@@ -67,12 +67,12 @@ def _cached_states(model: ModelConfig, cache: Recurrence, rows: int, precision: 
     return MemoryPart("memory of earlier tokens", formula, state * numbers)
 
 
-CPU_TOKENS = 8192
+CPU_MICROBATCH_TOKENS = 8192
 """Number of tokens of a microbatch on a CPU, where more tokens are no faster. Measured with one thread, 2 layers of
 256, rows of 128: 3.9k tokens/s with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; with 2 layers of 768, rows of
 512: 0.8k with 1 row, 1.0k from 4 on."""
 
-_ITERATIONS = 2  # iterations of the search for the rows of a microbatch that fit
+_SEARCH_ITERATIONS = 2  # iterations of the search for the rows of a microbatch that fit
 
 
 @dataclass(frozen=True)
@@ -85,55 +85,59 @@ class RankMemory:
     device: Device
 
     @classmethod
-    def from_recipe(
-        cls, recipe: Recipe, ranks: int, device: Device, vocabulary: int | None = None
-    ) -> "RankMemory":
+    def from_recipe(cls, recipe: Recipe, ranks: int, device: Device, vocabulary: int | None = None) -> "RankMemory":
         """Return the memory of a recipe. `vocabulary`: the tokenizer's size, for a recipe without a vocabulary size of
         its own. Parameters are counted on a module without memory."""
         sized = recipe.model_copy(update={"model": with_vocab(recipe.model, vocabulary)})
-        return cls(sized, parameters(sized), ranks, device)
+        return cls(sized, parameter_count(sized), ranks, device)
 
-    def kept(self, phase: RecipePhase) -> int:
+    def fixed_bytes(self, phase: RecipePhase) -> int:
         """Return the bytes that are filled all the time."""
-        rows = -(-phase.rows // self.ranks) * self.recipe.input.texts_per_row
-        zero, bucket = self.recipe.zero, self._bucket
+        rows = -(-phase.rows_per_step // self.ranks) * self.recipe.input.texts_per_row
+        zero, bucket = self.recipe.zero, self._bucket_size
         parts = fixed_memory(self.recipe, self.parameters, self.ranks, zero, rows=rows, bucket=bucket)
-        return memory.total(parts)
+        return memory.total_bytes(parts)
 
-    def microbatches(self, phase: RecipePhase, most: int) -> MicrobatchMemory:
-        """Return what microbatches of up to `most` examples add."""
+    def memory_of_microbatches(self, phase: RecipePhase, max_examples: int) -> MicrobatchMemory:
+        """Return what microbatches of up to `max_examples` examples add."""
         shape = microbatch_shape(self.recipe, phase)
         return microbatch_memory(
-            self.recipe, replace(shape, rows=most * self.recipe.input.texts_per_row), self.device
+            self.recipe, replace(shape, rows=max_examples * self.recipe.input.texts_per_row), self.device
         )
 
     @property
-    def _bucket(self) -> int:
+    def _bucket_size(self) -> int:
         return BUCKET_SIZE if self.device == "cuda" else min(BUCKET_SIZE, self.parameters)
 
 
-def rows_that_fit(bill: RankMemory, room: int) -> list[int]:
-    """Return, for each phase, the largest number of rows of a microbatch that fits into `room` bytes and makes a step
-    faster; at least 1."""
-    return [_rows_that_fit(bill, phase, room - bill.kept(phase)) for phase in bill.recipe.phases]
+def rows_that_fit(rank_memory: RankMemory, available_bytes: int) -> list[int]:
+    """Return, for each phase, the largest number of rows of a microbatch that fits into `available_bytes` bytes and
+    makes a step faster; at least 1."""
+    return [
+        _phase_rows_that_fit(rank_memory, phase, available_bytes - rank_memory.fixed_bytes(phase))
+        for phase in rank_memory.recipe.phases
+    ]
 
 
-def _rows_that_fit(bill: RankMemory, phase: RecipePhase, room: int) -> int:
-    most, texts = _most_useful_rows(bill, phase), bill.recipe.input.texts_per_row
-    for _ in range(_ITERATIONS):  # each turn starts nearer to the number of rows that fit
-        added = bill.microbatches(phase, most)
-        found = _largest_that_fits(most, lambda rows: memory.total(added.parts(rows * texts)) <= room)  # noqa: B023
+def _phase_rows_that_fit(rank_memory: RankMemory, phase: RecipePhase, free_bytes: int) -> int:
+    most, texts = _max_useful_rows(rank_memory, phase), rank_memory.recipe.input.texts_per_row
+    for _ in range(_SEARCH_ITERATIONS):  # each turn starts nearer to the number of rows that fit
+        added = rank_memory.memory_of_microbatches(phase, most)
+        found = _largest_that_fits(
+            most,
+            lambda rows: memory.total_bytes(added.parts(rows * texts)) <= free_bytes,  # noqa: B023
+        )
         most = min(most, 2 * found)
     return found
 
 
-def _most_useful_rows(bill: RankMemory, phase: RecipePhase) -> int:
+def _max_useful_rows(rank_memory: RankMemory, phase: RecipePhase) -> int:
     """Return the number of rows above which a larger microbatch has no use: a rank's rows of a step; on a CPU at most
-    those of `CPU_TOKENS`."""
-    part = -(-phase.rows // bill.ranks)
-    if bill.device == "cuda":
+    those of `CPU_MICROBATCH_TOKENS`."""
+    part = -(-phase.rows_per_step // rank_memory.ranks)
+    if rank_memory.device == "cuda":
         return part
-    return max(1, min(part, CPU_TOKENS // (phase.length * bill.recipe.input.texts_per_row)))
+    return max(1, min(part, CPU_MICROBATCH_TOKENS // (phase.length * rank_memory.recipe.input.texts_per_row)))
 
 
 def _largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:

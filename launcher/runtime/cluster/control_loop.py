@@ -9,7 +9,7 @@ orders, takes in their news and how each one ended, and decides what follows.
     another start has taken the run over    kills the ranks
     a group has joined                      claims its attempt; the store may take its time
 
-Nothing here is needed to continue a run: if the driver dies, its ranks do.
+A later start needs nothing from here. If the driver dies, its ranks die too.
 """
 
 import time
@@ -21,20 +21,20 @@ from checkpoints.errors import RunIsActive
 from launcher.errors import TransientRunError
 from launcher.runtime.cluster.display import Gauges
 from launcher.runtime.cluster.group_record import GroupRecord
-from launcher.runtime.cluster.nodes import dead_process, draining_node_ids, exclude_nodes
+from launcher.runtime.cluster.nodes import dead_process, draining_node_ids, nodes_except
 from launcher.runtime.cluster.operator_log import FailureHistory, OperatorLog
 from launcher.runtime.cluster.orders import (
     Assignment,
+    EndedUnsaved,
     FatalError,
     FinishedTraining,
     JoinedGroup,
-    Raised,
+    RankError,
     RankNews,
     RankResult,
     RestartFromEarlierState,
-    TakenOver,
+    RunTakenOver,
     UnfitNodes,
-    Unsaved,
 )
 from launcher.runtime.cluster.rank_group import RankGroup, kill_ranks, stuck_text
 from launcher.runtime.cluster.rank_pool import RankPool
@@ -42,8 +42,8 @@ from launcher.runtime.cluster.resources import Nodes, WorldSizeTracker
 from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.policies.elastic import GroupStart, Sizing
-from launcher.runtime.policies.failures import SILENT_DEATHS, Failure, Restart, Stop
-from launcher.runtime.policies.watchdog import Observer, culprits
+from launcher.runtime.policies.failures import SILENT_DEATH_LIMIT, Failure, RestartDecision, StopDecision
+from launcher.runtime.policies.watchdog import HeartbeatObserver, find_culprits
 from launcher.runtime.run.record import Run
 
 _POLL_S = 0.25
@@ -58,12 +58,12 @@ class Display(Protocol):
     """An object that shows a run to its operator."""
 
     def record(self, record: Mapping[str, Any]) -> None: ...
-    def doing(self, doing: str) -> None: ...
+    def show_activity(self, doing: str) -> None: ...
     def note(self, text: str) -> None: ...
 
 
 @dataclass
-class LoopEnd:
+class LoopOutcome:
     """How the loop ended.
 
     Attributes:
@@ -113,25 +113,25 @@ class ControlLoop:
         self._claim, self._sizing, self._log, self._stopping = claim, sizing, log, stopping
         self._display, self._gauges = display, Gauges(run.store.uri)
         self._world, self._deaths = WorldSizeTracker(sizing, last), FailureHistory(failures)
-        self._observer = Observer()
+        self._observer = HeartbeatObserver()
         self.group, self._number, self._starts = GroupRecord(), 0, 0
         self._pauses = False  # whether the present group was told to end early
-        self._hands_over = False  # whether the next one takes over at once, so that nothing need be saved
+        self._hands_over = False  # whether the next group takes over at once, so that no checkpoint is needed
         self._in_memory = False  # whether the last state is in memory only: the last group did not save it
         self._frugal = False  # whether ranks must do with as little memory as they can
         self._looked = time.monotonic()
-        self.end = LoopEnd()
+        self.end = LoopOutcome()
 
-    def run(self, assignment: Assignment) -> LoopEnd:
-        """Run groups of ranks until the run is complete, or no further group may start. Raises TryAgain if Ray itself
-        has died on this machine."""
+    def run(self, assignment: Assignment) -> LoopOutcome:
+        """Run groups of ranks until the run is complete, or no further group may start. Raises TransientRunError if
+        Ray itself has died on this machine."""
         if self._deaths.failures:
-            self.apply_failure_policy(exclude_nodes(draining_node_ids()))
+            self.apply_failure_policy(nodes_except(draining_node_ids()))
         with RankPool(self._uri, self._sizing, self._recovery) as pool:
             while (start := self.next_group()) is not None:
                 with RankGroup(start, pool) as group:
-                    self._follow(group, assignment, pool)
-                    self._take_news(group.last_news() if dead_process() is None else ())
+                    self._run_group(group, assignment, pool)
+                    self._take_all_news(group.last_news() if dead_process() is None else ())
                     self.handle_group_end(group.ends, group.failed)
                 assignment = replace(assignment, before={})
         return self.end
@@ -142,9 +142,9 @@ class ControlLoop:
             _ensure_ray()
             if self._stopping.asked.is_set() and not self._in_memory:
                 return None
-            there = exclude_nodes(draining_node_ids())
-            ranks = self._world.start(there)
-            if (text := self._world.news()) is not None:
+            there = nodes_except(draining_node_ids())
+            ranks = self._world.ranks_to_start(there)
+            if (text := self._world.start_message()) is not None:
                 self._display.note(text)
             if ranks is not None:
                 self._number += 1
@@ -163,7 +163,7 @@ class ControlLoop:
             return True
         return end.finished is not None and not (self._pauses and end.finished < self._steps)
 
-    def _follow(self, group: RankGroup, assignment: Assignment, pool: RankPool) -> None:
+    def _run_group(self, group: RankGroup, assignment: Assignment, pool: RankPool) -> None:
         """Follow one group until it has ended. Errors of processes whose ranks had finished are ignored.
 
         Spare processes are made after the group's first step: its start needs the cores, and may compile the layers
@@ -197,18 +197,18 @@ class ControlLoop:
             pause=self._pauses,
             hand_over=self._hands_over,
         )
-        self._take_news(group.talk())
+        self._take_all_news(group.talk())
         if self._is_taken_over():
             kill_ranks([beat.place for beat in self.group.beats.values()])
             return True
-        self._observer.look(self.group.beats)
-        found = self._observer.stuck(self._limits) if not (self.group.hung or group.done) else []
+        self._observer.observe(self.group.beats)
+        found = self._observer.find_stuck_ranks(self._limits) if not (self.group.hung or group.done) else []
         if found:
             what = stuck_text(found)
             self._display.note(f"the ranks are stuck, and will be started again: {what}")
-            self.group.hung, self.group.blamed = True, culprits(found, self.group.beats)
+            self.group.hung, self.group.blamed = True, find_culprits(found, self.group.beats)
             self._request_stacks(group)
-            self._log.hang(what, self.group)
+            self._log.record_hang(what, self.group)
             kill_ranks([beat.place for beat in self.group.beats.values()])
         return False
 
@@ -216,7 +216,7 @@ class ControlLoop:
         group.orders = replace(group.orders, stacks=True)
         deadline = time.monotonic() + _STACKS_TIMEOUT_S
         while time.monotonic() < deadline and self.group.stacks.keys() < self.group.beats.keys():
-            self._take_news(group.talk())
+            self._take_all_news(group.talk())
             time.sleep(_POLL_S)
 
     def claim_attempt(self, group: RankGroup) -> bool:
@@ -224,7 +224,7 @@ class ControlLoop:
         answer, the ranks wait for it."""
         try:
             for attempt in self._claim.claim_with_retries(self._display.note, _POLL_S):
-                self._take_news(group.talk())
+                self._take_all_news(group.talk())
                 self.group.attempt = attempt.number if attempt is not None else None
                 if attempt is None and self._stopping.asked.is_set() and not self._in_memory:
                     return False
@@ -232,21 +232,21 @@ class ControlLoop:
             self._record_takeover(error.problem)
             return False
         self._starts += 1
-        self._gauges.started(self._starts)
+        self._gauges.count_start(self._starts)
         first = next((end.outcome for rank, end in group.ends.items() if rank == 0), None)
         if self._starts == 1 and isinstance(first, JoinedGroup):
             for text in first.warnings:
                 self._display.note(text)
-        self._record_world(len(group.ends))
+        self._record_world_size(len(group.ends))
         return True
 
-    def _record_world(self, world: int) -> None:
-        change = self._world.entered(world)
+    def _record_world_size(self, world: int) -> None:
+        change = self._world.record_world_size(world)
         if change is not None:
             self._display.note(f"{world} ranks instead of {change.before}: {change.cause}")
             self._log.event("world", **{"from": change.before, "to": world, "cause": change.cause})
 
-    def _take_news(self, answers: Sequence[tuple[int, RankNews]]) -> None:
+    def _take_all_news(self, answers: Sequence[tuple[int, RankNews]]) -> None:
         for rank, news in answers:
             self.take_rank_news(rank, news)
 
@@ -256,7 +256,7 @@ class ControlLoop:
         if news.stack is not None:
             self.group.stacks[rank] = news.stack
         if news.resumed is not None and not self.group.resumed:
-            self._resume(news.resumed)
+            self._announce_resume(news.resumed)
         for text in news.notes:
             self._display.note(text)
         for kind, fields in news.events:
@@ -267,11 +267,11 @@ class ControlLoop:
             for sink in (self._gauges, self._display):
                 sink.record(record)
         if rank == min(self.group.beats):
-            self._display.doing(news.doing)
+            self._display.show_activity(news.doing)
 
-    def _resume(self, step: int) -> None:
+    def _announce_resume(self, step: int) -> None:
         """Tell the operator from which step the ranks resume, once they have found the newest intact checkpoint."""
-        again = self._deaths.resumed(step)
+        again = self._deaths.note_resume(step)
         self.group.resumed = True
         repeats = f", {again:,} steps are repeated" if again else ""
         self._display.note(f"loading the state of step {step:,}{repeats}")
@@ -281,18 +281,18 @@ class ControlLoop:
         if self._pauses:
             return
         going = draining_node_ids()
-        there = exclude_nodes(going)
+        there = nodes_except(going)
         ours = going & {beat.place.node for beat in self.group.beats.values()}
         if ours:
             names = ", ".join(sorted(node[:8] for node in ours))
-            self._pause(f"nodes that ranks are on are being drained: {names}", "elsewhere", there)
+            self._pause_group(f"nodes that ranks are on are being drained: {names}", "elsewhere", there)
         elif self._world.should_grow(there):
-            self._pause("there is room for more ranks", "with them", there)
+            self._pause_group("there is room for more ranks", "with them", there)
 
-    def _pause(self, reason: str, how: str, there: Nodes) -> None:
-        """Have the ranks end. They save the state, unless the next ones can start at once."""
-        self._pauses, self._hands_over = True, self._world.can_start_now(there)
-        self._display.note(f"{reason}: {'' if self._hands_over else 'saving, to '}go on {how}")
+    def _pause_group(self, reason: str, continuation: str, nodes: Nodes) -> None:
+        """Order the ranks to end. They save the state, unless the next ranks can start at once."""
+        self._pauses, self._hands_over = True, self._world.can_start_now(nodes)
+        self._display.note(f"{reason}: {'' if self._hands_over else 'saving, to '}go on {continuation}")
         self._log.event("pause", reason=reason)
 
     def handle_group_end(self, end_by_rank: Mapping[int, RankResult], failed_ranks: Sequence[int]) -> None:
@@ -301,13 +301,13 @@ class ControlLoop:
         excused = False
         for rank, end in end_by_rank.items():
             match end.outcome:
-                case Raised() as error:
+                case RankError() as error:
                     self.group.add_error(rank, error)
                 case FatalError() as fatal:
                     self.end.fatal = self.end.fatal or fatal
-                case TakenOver(problem):
+                case RunTakenOver(problem):
                     self._record_takeover(problem)
-                case Unsaved(reason):
+                case EndedUnsaved(reason):
                     self.end.unsaved = reason
                 case UnfitNodes() as unfit:
                     if not excused:
@@ -318,19 +318,19 @@ class ControlLoop:
                 case FinishedTraining(step, saved):
                     if rank == 0:
                         self.end.finished, self._in_memory, excused = step, not saved, True
-                        self._deaths.resumed(step)
+                        self._deaths.note_resume(step)
                 case JoinedGroup():
                     pass
                 case outcome:
                     assert_never(outcome)
         began = self.group.attempt is not None or self.group.errors or failed_ranks
         if began and not excused and not self._is_over():
-            self._judge(failed_ranks)
+            self._handle_group_death(failed_ranks)
 
     def _exclude_nodes(self, unfit: UnfitNodes) -> None:
         """Exclude the nodes that the preflight found unfit. If too few nodes are left, the run ends."""
         bad = frozenset(preflight["node"] for preflight in unfit.preflights)
-        if self._world.exclude_nodes(exclude_nodes(draining_node_ids()), bad):
+        if self._world.exclude_nodes(nodes_except(draining_node_ids()), bad):
             self._display.note(f"left out: {unfit.problem} ({unfit.remedy})")
         else:
             self.end.fatal = self.end.fatal or FatalError(unfit.problem, unfit.remedy)
@@ -338,7 +338,7 @@ class ControlLoop:
             self._log.event("unfit", **preflight)
 
     def _is_taken_over(self) -> bool:
-        if self._claim.taken:
+        if self._claim.is_superseded:
             self._record_takeover("a newer start has taken the run over: this one ends")
         return self.end.taken_over
 
@@ -347,37 +347,37 @@ class ControlLoop:
             self.end.taken_over = True
             self._display.note(problem)
 
-    def _judge(self, failed: Sequence[int]) -> None:
+    def _handle_group_death(self, failed_ranks: Sequence[int]) -> None:
         """Record that the group died, and follow the failure policy. If a stop was requested, the death is no
         failure."""
         group, stopped = self.group, self._stopping.asked.is_set()
-        failure = group.failure(failed, committed=self._deaths.committed, now=time.time())
-        self._display.note(group.death_text(failed) + ("" if stopped else "; starting again"))
-        self._log.death(failure, failed, group)
+        failure = group.to_failure(failed_ranks, committed=self._deaths.committed, now=time.time())
+        self._display.note(group.death_text(failed_ranks) + ("" if stopped else "; starting again"))
+        self._log.record_death(failure, failed_ranks, group)
         if not stopped:
             self._deaths.add(failure)
-            self.apply_failure_policy(exclude_nodes(draining_node_ids()))
+            self.apply_failure_policy(nodes_except(draining_node_ids()))
 
     def apply_failure_policy(self, nodes: Nodes) -> None:
-        decision = self._deaths.decide(nodes=len(nodes))
+        decision = self._deaths.decide(node_count=len(nodes))
         match decision:
-            case Stop():
+            case StopDecision():
                 self.end.fatal = self.end.fatal or FatalError(decision.reason, decision.remedy)
-            case Restart():
+            case RestartDecision():
                 self._world.exclude_nodes(nodes, decision.without)
                 self._announce_low_memory_mode(decision.frugal)
             case _:
                 assert_never(decision)
         if not self._is_taken_over():
-            self._log.deaths(self._deaths.failures)
+            self._log.write_failures(self._deaths.failures)
 
     def _announce_low_memory_mode(self, frugal: bool) -> None:
-        """Say so, once, if the next ranks make no copies of their state and have no spare processes."""
+        """Tell the operator, once, if the next ranks make no copies of their state and have no spare processes."""
         if frugal and not self._frugal:
             failures = self._deaths.failures
             step = max(each.step for each in failures if each.committed == failures[-1].committed)
             why = "without an error, perhaps for want of memory"
-            reason = f"ranks died {SILENT_DEATHS} times, at last after step {step:,}, {why}"
+            reason = f"ranks died {SILENT_DEATH_LIMIT} times, at last after step {step:,}, {why}"
             self._log.event("memory_failed", step=step, reason=reason)
             self._display.note(f"{reason}: the next make no copies of the state and have no spare processes")
         self._frugal = frugal

@@ -15,29 +15,27 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from data_service.service.gauges import StoreRetryGauge, make_gauge
 from launcher.output import human_duration
-from launcher.progress import shown_elsewhere, work
+from launcher.progress import silence_progress, work
 from launcher.runtime.run.metrics import (
-    HELD_OUT,
-    STEP,
+    HELD_OUT_METRICS,
+    STEP_METRICS,
     Metric,
     losses_text,
+    metrics_shown_on,
     running_mean,
-    shown_on,
     term_losses,
 )
 
-_PLAIN_INTERVAL_S = 10.0
-_STARTING = "starting"  # the activity of a rank that does nothing that takes long
-_SHOWN_FIELDS = {"seconds", *(name for metric in shown_on("progress") for name in metric.fields)}
+_PLAIN_LINE_INTERVAL_S = 10.0
+_STARTING = "starting"  # the activity of a rank between long activities
+_SHOWN_FIELDS = {"seconds", *(name for metric in metrics_shown_on("progress") for name in metric.fields)}
 
 
-class Watch:
+class ProgressDisplay:
     """A display of the progress of training. It is no log: the metrics segments are the log. Close it when training is
     over."""
 
-    def __init__(
-        self, console: Console, total_steps: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, console: Console, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._total = total_steps
         self._clock = clock
@@ -54,22 +52,22 @@ class Watch:
     def record(self, record: Mapping[str, Any]) -> None:
         """Show the record of a step or an evaluation. Its fields are described in infra/docs/records.md."""
         if record["kind"] == "step":
-            self._step(record)
+            self._show_step(record)
         else:
             found = losses_text(term_losses(record), record.get("perplexity"))
             self.note(f"step {record['step']}/{self._total}  held out: {found}")
 
-    def doing(self, doing: str) -> None:
-        """Name in the live line what the first rank does, before the first step. What it calls starting has the name
-        of the last note."""
+    def show_activity(self, doing: str) -> None:
+        """Show the first rank's activity in the live line, until the first step. For the activity "starting", show the
+        last note."""
         if not self._steps and doing != self._doing:
-            self._beginning.begin(self._noted if doing == _STARTING else doing)
+            self._beginning.begin_part(self._noted if doing == _STARTING else doing)
         self._doing = doing
 
     def note(self, text: str) -> None:
         """Print a line above the live one. Before the first step, the line also names what is under way."""
         self._noted = text.partition("\n")[0]
-        self._beginning.begin(self._noted)
+        self._beginning.begin_part(self._noted)
         (self._bar.console if self._bar else self._console).print(text, highlight=False, markup=False)
 
     def close(self) -> None:
@@ -79,43 +77,41 @@ class Watch:
             self._bar.stop()
             self._bar = None
 
-    def _step(self, record: Mapping[str, Any]) -> None:
+    def _show_step(self, record: Mapping[str, Any]) -> None:
         for name in _SHOWN_FIELDS & record.keys():
-            self._mean(name, record[name])
+            self._update_mean(name, record[name])
         if not record["skipped"]:
             self._losses = term_losses(record)
             for name, loss in self._losses.items():
-                self._mean(f"{name} loss", loss)
+                self._update_mean(f"{name} loss", loss)
         done = record["step"] + 1
         if not self._steps:
             self._steps = True
             self._alone.close()
-            self._alone.enter_context(shown_elsewhere())
+            self._alone.enter_context(silence_progress())
         if self._console.is_terminal:
-            self._draw(done)
-        elif self._clock() - self._printed_at >= _PLAIN_INTERVAL_S or done == self._total:
+            self._draw_bar(done)
+        elif self._clock() - self._printed_at >= _PLAIN_LINE_INTERVAL_S or done == self._total:
             self._printed_at = self._clock()
-            self.note(f"step {done}/{self._total}  {self._figures(done)}")
+            self.note(f"step {done}/{self._total}  {self._figures_text(done)}")
 
-    def _draw(self, done: int) -> None:
+    def _draw_bar(self, steps_done: int) -> None:
         if self._bar is None:
             count = TextColumn("step {task.completed}/{task.total}")
-            self._bar = Progress(
-                count, BarColumn(24), TextColumn("{task.description}"), console=self._console
-            )
+            self._bar = Progress(count, BarColumn(24), TextColumn("{task.description}"), console=self._console)
             self._task = self._bar.add_task("", total=self._total)
             self._bar.start()
-        self._bar.update(self._task, completed=done, description=self._figures(done))
+        self._bar.update(self._task, completed=steps_done, description=self._figures_text(steps_done))
 
-    def _figures(self, done: int) -> str:
+    def _figures_text(self, steps_done: int) -> str:
         seconds = max(self._means["seconds"], 1e-9)
         losses = losses_text({name: self._means[f"{name} loss"] for name in self._losses})
-        found = ((metric, metric.value_in(self._means)) for metric in shown_on("progress"))
+        found = ((metric, metric.value_in(self._means)) for metric in metrics_shown_on("progress"))
         said = [metric.value_text(value) for metric, value in found if value is not None]
-        ahead = f"ETA {human_duration((self._total - done) * seconds)}"
+        ahead = f"ETA {human_duration((self._total - steps_done) * seconds)}"
         return "  ".join(part for part in (losses, *said, ahead) if part)
 
-    def _mean(self, name: str, value: float) -> None:
+    def _update_mean(self, name: str, value: float) -> None:
         self._means[name] = running_mean(self._means.get(name), value)
 
 
@@ -123,7 +119,7 @@ GAUGE_DESCRIPTIONS = {
     "step": "Steps done.",
     "loss": "Training loss of the newest step, per target, in nats, by term.",
     "heldout_loss": "Held-out loss of the newest evaluation, per target, in nats, by term.",
-    **{metric.gauge: f"Newest {metric.tile_label()}." for metric in (*STEP, *HELD_OUT) if metric.gauge},
+    **{metric.gauge: f"Newest {metric.tile_label()}." for metric in (*STEP_METRICS, *HELD_OUT_METRICS) if metric.gauge},
     "figure": "Further figures of the newest step or evaluation, by their name in its record.",
     "goodput": "Share of the time since this command began that was spent in steps that count.",
     "restarts": "Times that the ranks were started again by this command.",
@@ -140,47 +136,45 @@ class Gauges:
         self._useful = 0.0  # seconds of steps that were done for the first time
         self._reached = 0
         self._gauges = {
-            name: make_gauge(
-                name, text, {"run": run}, *((_LABEL_BY_GAUGE[name],) if name in _LABEL_BY_GAUGE else ())
-            )
+            name: make_gauge(name, text, {"run": run}, *((_LABEL_BY_GAUGE[name],) if name in _LABEL_BY_GAUGE else ()))
             for name, text in GAUGE_DESCRIPTIONS.items()
         }
 
-    def started(self, start_count: int) -> None:
+    def count_start(self, start_count: int) -> None:
         """Note that the command's `start_count`-th group of ranks begins."""
-        self._set("restarts", start_count - 1)
+        self._set_gauge("restarts", start_count - 1)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Show a step's or an evaluation's record; figures that it lacks are left as they are."""
         if record["kind"] == "evaluation":
             self._set_loss_gauges("heldout_loss", record)
-            self._set_metric_gauges(HELD_OUT, record)
+            self._set_metric_gauges(HELD_OUT_METRICS, record)
         else:
-            self._step(record)
+            self._set_step_gauges(record)
         self._retries.update()
 
-    def _step(self, record: Mapping[str, Any]) -> None:
+    def _set_step_gauges(self, record: Mapping[str, Any]) -> None:
         done, seconds = record.get("step", -1) + 1, record.get("seconds", 0.0)
         if done > self._reached:
             self._reached, self._useful = done, self._useful + seconds
         self._set_loss_gauges("loss", record)
-        self._set("step", done)
-        self._set_metric_gauges(STEP, record)
-        self._set("goodput", min(1.0, self._useful / max(self._clock() - self._began, 1e-9)))
+        self._set_gauge("step", done)
+        self._set_metric_gauges(STEP_METRICS, record)
+        self._set_gauge("goodput", min(1.0, self._useful / max(self._clock() - self._began, 1e-9)))
 
     def _set_loss_gauges(self, name: str, record: Mapping[str, Any]) -> None:
         for term, loss in term_losses(record).items():
             self._gauges[name].set(loss, {"term": term})
 
     def _set_metric_gauges(self, metrics: tuple[Metric, ...], record: Mapping[str, Any]) -> None:
-        for metric in shown_on("gauge", metrics):
+        for metric in metrics_shown_on("gauge", metrics):
             value = metric.value_in(record)
             if value is None:
                 continue
             if metric.gauge:
-                self._set(metric.gauge, value)
+                self._set_gauge(metric.gauge, value)
             else:
                 self._gauges["figure"].set(value, {"figure": metric.name})
 
-    def _set(self, name: str, value: float) -> None:
+    def _set_gauge(self, name: str, value: float) -> None:
         self._gauges[name].set(float(value))

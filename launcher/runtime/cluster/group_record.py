@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from launcher.runtime.cluster.orders import Raised, RankNews
-from launcher.runtime.policies.failures import Failure, where_it_began
-from launcher.runtime.policies.watchdog import Beat, next_beat
+from launcher.runtime.cluster.orders import RankError, RankNews
+from launcher.runtime.policies.failures import Failure, find_first_failed_node
+from launcher.runtime.policies.watchdog import RankHeartbeat, with_count
 
 
 @dataclass
 class GroupRecord:
-    """A group of ranks, from the permission to start until the next group gets its own.
+    """What the driver knows of one group of ranks, until the next group starts.
 
     Attributes:
         attempt: number of the group's attempt; None before it is claimed.
@@ -26,8 +26,8 @@ class GroupRecord:
     """
 
     attempt: int | None = None
-    beats: dict[int, Beat] = field(default_factory=dict)
-    errors: dict[int, Raised] = field(default_factory=dict)
+    beats: dict[int, RankHeartbeat] = field(default_factory=dict)
+    errors: dict[int, RankError] = field(default_factory=dict)
     blamed: Sequence[int] | None = None
     stacks: dict[int, str] = field(default_factory=dict)
     worked: bool = False
@@ -35,32 +35,32 @@ class GroupRecord:
     hung: bool = False
 
     def add_news(self, rank: int, news: RankNews) -> None:
-        """Take in where a rank is."""
-        beat = Beat(1, news.step, news.doing, news.done, news.place)
-        self.beats[rank] = next_beat(self.beats.get(rank), beat)
+        """Record a rank's latest heartbeat."""
+        beat = RankHeartbeat(1, news.step, news.doing, news.done, news.place)
+        self.beats[rank] = with_count(self.beats.get(rank), beat)
 
-    def add_error(self, rank: int, error: Raised) -> None:
-        """Take in the error with which a rank ended."""
+    def add_error(self, rank: int, error: RankError) -> None:
+        """Record the error with which a rank ended."""
         self.errors[rank] = error
         self.blamed = error.blamed if error.blamed is not None else self.blamed
 
     @property
-    def step(self) -> int:
+    def steps_done(self) -> int:
         """Number of steps that were done when the group ended."""
         return max((beat.step for beat in self.beats.values()), default=0)
 
-    def failure(self, failed_ranks: Sequence[int], *, committed: int, now: float) -> Failure:
+    def to_failure(self, failed_ranks: Sequence[int], *, committed: int, now: float) -> Failure:
         """Return the group's end as a failure for the failure policy. `committed`: steps of the newest checkpoint;
         `now`: seconds since 1970."""
-        cause = self.cause(failed_ranks)
+        cause = self.rank_that_raised(failed_ranks)
         kind = "silent" if cause is None else self.errors[cause].kind
         places = {rank: beat.place.node for rank, beat in self.beats.items()}
         errors = {rank: raised.text for rank, raised in self.errors.items()}
         mute = self._silent_ranks(failed_ranks)
-        node = where_it_began(places, errors, mute if cause is None else failed_ranks, self.blamed)
+        node = find_first_failed_node(places, errors, mute if cause is None else failed_ranks, self.blamed)
         return Failure(
             time=now,
-            step=self.step,
+            step=self.steps_done,
             committed=committed,
             worked=self.worked,
             node=None if kind == "transient" else node,
@@ -68,29 +68,27 @@ class GroupRecord:
             kind=kind,
         )
 
-    def cause(self, failed: Sequence[int]) -> int | None:
+    def rank_that_raised(self, failed_ranks: Sequence[int]) -> int | None:
         """Return the rank whose error ended the group; None if a process died without an error."""
-        if self.hung or self._silent_ranks(failed):
+        if self.hung or self._silent_ranks(failed_ranks):
             return None
         reporting_ranks = (rank for rank, raised in self.errors.items() if raised.kind != "silent")
         return next(reporting_ranks, None)
 
-    def death_text(self, failed: Sequence[int]) -> str:
+    def death_text(self, failed_ranks: Sequence[int]) -> str:
         """Return which rank ended the group and how, as a line for the operator."""
-        cause = self.cause(failed)
+        cause = self.rank_that_raised(failed_ranks)
         if cause is not None:
             raised = self.errors[cause]
             verb = "was failed by the store" if raised.kind == "transient" else "raised"
-            return f"{self._ranks_text([cause])} {verb} at step {self.step:,}: {raised.text}"
+            return f"{self._ranks_text([cause])} {verb} at step {self.steps_done:,}: {raised.text}"
         if self.hung:
-            return f"the ranks were stuck at step {self.step:,}, and killed"
-        who = self._silent_ranks(failed) or [rank for rank in self.beats if rank not in self.errors]
-        return (
-            f"{self._ranks_text(who)} died at step {self.step:,} without a word (killed, or its machine lost)"
-        )
+            return f"the ranks were stuck at step {self.steps_done:,}, and killed"
+        who = self._silent_ranks(failed_ranks) or [rank for rank in self.beats if rank not in self.errors]
+        return f"{self._ranks_text(who)} died at step {self.steps_done:,} without a word (killed, or its machine lost)"
 
-    def _silent_ranks(self, failed: Sequence[int]) -> list[int]:
-        return [rank for rank in failed if rank not in self.errors]
+    def _silent_ranks(self, failed_ranks: Sequence[int]) -> list[int]:
+        return [rank for rank in failed_ranks if rank not in self.errors]
 
     def _ranks_text(self, ranks: Sequence[int]) -> str:
         known = {str(self.beats[rank].place) for rank in ranks if rank in self.beats}

@@ -21,14 +21,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from checkpoints.memory_slots import HEADER_BYTES, Slot, SlotDescription
 from launcher.runtime.cluster.nodes import on_thread
-from launcher.runtime.policies.recovery import partners
+from launcher.runtime.policies.recovery import copy_partners
 
 _CHUNK_BYTES = 32 << 20  # bytes that are fetched at a time
 _CHUNK_TIMEOUT_S = 60.0  # time limit for a chunk
-_ALIVE_TIMEOUT_S = 0.5
+_PING_TIMEOUT_S = 0.5
 
-_serving = on_thread("serving")
-_copying = on_thread("copying")
+_on_serving_thread = on_thread("serving")
+_on_copying_thread = on_thread("copying")
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ SlotLocations = tuple[int, Sequence[tuple[int, int]]]
 
 
 @dataclass
-class _Rank:
-    """The slots of one rank here.
+class _RankSlots:
+    """The slots of one rank that this keeper holds open.
 
     Attributes:
         place: where they are.
         slots: those that it writes.
-        before: those of processes before, which are needed until this one has completed two sets.
+        before: those of the rank's earlier processes, needed until this one has completed two sets.
     """
 
     place: SlotLocations
@@ -66,20 +66,18 @@ class _Rank:
 
 
 class MemoryKeeper:
-    """The actor."""
+    """Holds the states of a node's ranks, and copies of other nodes' states, as a Ray actor."""
 
     def __init__(self) -> None:
         self._node = ray.get_runtime_context().get_node_id()
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _RankSlots] = {}
         self._copies: dict[int, list[Slot]] = {}  # copies of ranks on other nodes: the newest set first
         self._dropped = 0  # sets of attempts up to this one are not held
 
     def ping(self) -> None:
         """Answer, to show that the process lives."""
 
-    def completed(
-        self, rank: int, count: int, place: SlotLocations, partner: Any = None, *, attempt: int
-    ) -> None:
+    def completed(self, rank: int, count: int, place: SlotLocations, partner: Any = None, *, attempt: int) -> None:
         """Note that a rank of this attempt has completed its set number `count` in its slots at `place`. If it is the
         second, all ranks have completed their first, and sets of attempts before are not needed. `partner`: the keeper
         that is to copy the set."""
@@ -96,9 +94,9 @@ class MemoryKeeper:
         if partner is not None:
             slots = known.slots
             copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank, attempt)
-            copied.future().add_done_callback(partial(_free, slots))
+            copied.future().add_done_callback(partial(_end_copy_wait, slots))
 
-    def _open_rank_slots(self, rank: int, place: SlotLocations) -> _Rank | None:
+    def _open_rank_slots(self, rank: int, place: SlotLocations) -> _RankSlots | None:
         """Return the slots of a rank, opened if they are not; None if its process has ended."""
         known = self._ranks.get(rank)
         if known is not None and known.place == place:
@@ -106,7 +104,7 @@ class MemoryKeeper:
         slots = _open_slots(place)
         if slots is None:
             return None
-        self._ranks[rank] = _Rank(place, slots, [*known.before, *known.slots] if known is not None else [])
+        self._ranks[rank] = _RankSlots(place, slots, [*known.before, *known.slots] if known is not None else [])
         return self._ranks[rank]
 
     def drop(self, attempt: int) -> None:
@@ -115,9 +113,10 @@ class MemoryKeeper:
         _close_slots(self._own_slots())
         self._ranks = {}
 
-    @_copying
+    @_on_copying_thread
     def drop_copies(self) -> None:
-        """Drop the copies of sets of other nodes. Called after `drop`, so no copy of such an attempt is made later."""
+        """Drop the copies of sets of other nodes. Called after `drop_all_sets`, so no copy of such an attempt is
+        made later."""
         for slot in chain.from_iterable(self._copies.values()):
             slot.close()
         self._copies = {}
@@ -132,29 +131,29 @@ class MemoryKeeper:
                 found.append(HeldSlot(*place, description.model_dump_json()))
         return found
 
-    @_serving
+    @_on_serving_thread
     def read(self, descriptor: int, start: int, stop: int) -> bytes:
         """Return bytes of a slot's file. Raises KeyError if there is no such slot any more."""
         return self._slot(descriptor).data[start:stop]
 
-    @_serving
+    @_on_serving_thread
     def newest_set_for_copy(self, rank: int) -> tuple[int, tuple[int, bytes], int] | None:
         """Return file, identity and used bytes of the newest set of a rank; None if there is none."""
         known = self._ranks.get(rank)
         newest = max(known.slots, key=lambda slot: slot.seal) if known is not None else None
         if newest is None or not newest.seal:
             return None
-        return newest.descriptor, newest.identity, newest.set_bytes
+        return newest.descriptor, newest.identity, newest.used_bytes
 
-    @_serving
+    @_on_serving_thread
     def identity(self, descriptor: int) -> tuple[int, bytes]:
         """Return the identity of the set in a slot, which differs if the rank has begun the next one in it."""
         return self._slot(descriptor).identity
 
-    @_copying
+    @_on_copying_thread
     def copy(self, source: Any, rank: int, attempt: int) -> bool:
-        """Fetch the newest set of a rank from the keeper `source`. Nothing is kept of a set that is overwritten
-        meanwhile, or if that keeper's node is lost. Return False if this node has no memory for the set."""
+        """Fetch the newest set of a rank from the keeper `source`. A set that is overwritten meanwhile is
+        discarded, as is one whose keeper's node is lost. Return False if this node has no memory for the set."""
         if attempt <= self._dropped:
             return True
         with suppress(RayError, GetTimeoutError, KeyError):
@@ -167,7 +166,7 @@ class MemoryKeeper:
                 target = self._target(kept, used)
             except OSError:
                 return False
-            if _fetch(source, descriptor, identity, target=target, used=used):
+            if _fetch_set(source, descriptor, identity, target=target, used_bytes=used):
                 kept.insert(0, target)
         return True
 
@@ -178,7 +177,7 @@ class MemoryKeeper:
             if oldest.fits(used - HEADER_BYTES, 0):
                 return oldest
             oldest.close()
-        return Slot.create(used, 0, left=max(1, len(self._ranks)) * used)
+        return Slot.create(used, 0, free_bytes=max(1, len(self._ranks)) * used)
 
     def _slot(self, descriptor: int) -> Slot:
         slots = (*self._own_slots(), *chain.from_iterable(self._copies.values()))
@@ -188,19 +187,17 @@ class MemoryKeeper:
         return [slot for rank in self._ranks.values() for slot in (*rank.slots, *rank.before)]
 
 
-def _fetch(source: Any, descriptor: int, identity: tuple[int, bytes], *, target: Slot, used: int) -> bool:
-    """Copy the `used` bytes of a slot of the keeper `source` to `target`. Return whether they are of the set with this
-    identity; if not, `target` is closed. Raises RayError, GetTimeoutError and KeyError, then too."""
+def _fetch_set(source: Any, descriptor: int, identity: tuple[int, bytes], *, target: Slot, used_bytes: int) -> bool:
+    """Copy the `used_bytes` bytes of a slot of the keeper `source` to `target`. Return whether they are of the set
+    with this identity; if not, `target` is closed. Raises RayError, GetTimeoutError and KeyError, then too."""
     whole = False
     try:
-        for start in range(8, used, _CHUNK_BYTES):
-            stop = min(start + _CHUNK_BYTES, used)
-            target.data[start:stop] = ray.get(
-                source.read.remote(descriptor, start, stop), timeout=_CHUNK_TIMEOUT_S
-            )
+        for start in range(8, used_bytes, _CHUNK_BYTES):
+            stop = min(start + _CHUNK_BYTES, used_bytes)
+            target.data[start:stop] = ray.get(source.read.remote(descriptor, start, stop), timeout=_CHUNK_TIMEOUT_S)
         whole = bool(ray.get(source.identity.remote(descriptor), timeout=_CHUNK_TIMEOUT_S) == identity)
         if whole:
-            target.mark_awaits_copy(False)
+            target.mark_copy_awaited(False)
             target.complete_copied_set(identity[0])
     finally:
         if not whole:
@@ -212,7 +209,7 @@ def _open_slots(place: SlotLocations) -> list[Slot] | None:
     """Return the slots at `place`; None if their process has ended."""
     pid, files = place
     try:
-        return [Slot.open_of_process(pid, descriptor) for descriptor, _ in files]
+        return [Slot.open_from_process(pid, descriptor) for descriptor, _ in files]
     except OSError:
         return None
 
@@ -220,19 +217,19 @@ def _open_slots(place: SlotLocations) -> list[Slot] | None:
 def _close_slots(slots: Sequence[Slot]) -> None:
     """Close slots, and let the rank that writes them know."""
     for slot in slots:
-        slot.mark_dropped()
+        slot.mark_sets_dropped()
         slot.close()
 
 
-def _free(slots: Sequence[Slot], copied: "Future[bool]") -> None:
+def _end_copy_wait(slots: Sequence[Slot], copied: "Future[bool]") -> None:
     """Let a rank write its next set: the partner has a copy of the newest, has no memory for it, or has died."""
     refused = copied.exception() is None and not copied.result()
     for slot in slots:
         with suppress(ValueError):  # the rank has ended, and its slots are closed
             if refused and slot.awaits_copy:
-                slot.mark_refused()
+                slot.mark_copy_refused()
             else:
-                slot.mark_awaits_copy(False)
+                slot.mark_copy_awaited(False)
 
 
 def ensure_keepers(keeper_by_node: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
@@ -240,23 +237,21 @@ def ensure_keepers(keeper_by_node: Mapping[str, Any], nodes: Sequence[str]) -> d
     one."""
     pings = {node: keeper_by_node[node].ping.remote() for node in nodes if node in keeper_by_node}
     calls = list(pings.values())
-    answered = set(ray.wait(calls, num_returns=len(calls), timeout=_ALIVE_TIMEOUT_S)[0]) if calls else set()
-    dead = {node for node, call in pings.items() if call in answered and not _is_alive(call)}
+    answered = set(ray.wait(calls, num_returns=len(calls), timeout=_PING_TIMEOUT_S)[0]) if calls else set()
+    dead = {node for node, call in pings.items() if call in answered and not _ping_succeeded(call)}
     # One that does not answer is still starting, or its machine is busy.
-    return {
-        node: keeper_by_node[node] if node in pings and node not in dead else _start(node) for node in nodes
-    }
+    return {node: keeper_by_node[node] if node in pings and node not in dead else _start_keeper(node) for node in nodes}
 
 
-def _is_alive(call: Any) -> bool:
+def _ping_succeeded(ping: Any) -> bool:
     try:
-        ray.get(call)
+        ray.get(ping)
     except RayError:
         return False
     return True
 
 
-def _start(node: str) -> Any:
+def _start_keeper(node: str) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     threads = {"serving": 2, "copying": 1}
     # One that dies is started again by Ray, and holds again what the ranks tell it.
@@ -268,7 +263,7 @@ _OFFERS_TIMEOUT_S = 3.0  # time limit for keepers to tell what they hold: those 
 
 
 class StateKeepersClient:
-    """A rank's access to the keepers: it is the `Keeper` of its writer, and finds and reads sets.
+    """A rank's client of the keepers on all nodes: hands them this rank's copies of its state, finds and reads copies.
 
     Args:
         keepers: the keeper of each node, by the node's id.
@@ -288,21 +283,21 @@ class StateKeepersClient:
         remembers: bool,
     ) -> None:
         self._keepers, self._node, self._remembers = keepers, nodes[rank], remembers
-        partner = nodes[partners(nodes)[rank]]
+        partner = nodes[copy_partners(nodes)[rank]]
         self._partner = keepers.get(partner) if partner != self._node else None
         self._attempt = attempt
         self.shares, self.ranks = self._partner is not None, list(nodes).count(self._node)
 
-    def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
+    def note_completed_set(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         place: SlotLocations = (os.getpid(), tuple((slot.descriptor, slot.inode) for slot in slots))
         self._keepers[self._node].completed.remote(rank, count, place, self._partner, attempt=self._attempt)
 
-    def drop(self) -> None:
+    def drop_all_sets(self) -> None:
         for keeper in self._keepers.values():
             keeper.drop.remote(self._attempt)
             keeper.drop_copies.remote()
 
-    def held(self) -> list[dict[str, Any]]:
+    def list_sets(self) -> list[dict[str, Any]]:
         """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""
         calls = [keeper.offers.remote() for keeper in self._keepers.values() if self._remembers]
         found: list[HeldSlot] = []
@@ -319,14 +314,14 @@ class StateKeepersClient:
         keeper of another node is gone. Raises OSError if the keeper of this node is."""
         there = HeldSlot(**held)
         if there.node == self._node:
-            data = Slot.open_of_process(there.pid, there.descriptor).map_and_close()
+            data = Slot.open_from_process(there.pid, there.descriptor).map_and_close()
             return lambda start, stop: data[HEADER_BYTES + start : HEADER_BYTES + stop]
         keeper = self._keepers[there.node]
 
-        def fetch(start: int, stop: int) -> bytearray:
+        def fetch_range(start: int, stop: int) -> bytearray:
             parts = range(start, stop, _CHUNK_BYTES)
             chunk_ranges = [(HEADER_BYTES + at, HEADER_BYTES + min(at + _CHUNK_BYTES, stop)) for at in parts]
             calls = [keeper.read.remote(there.descriptor, *part) for part in chunk_ranges]
             return bytearray(b"".join(ray.get(calls, timeout=_CHUNK_TIMEOUT_S)))
 
-        return fetch
+        return fetch_range

@@ -36,7 +36,7 @@ def dead_process() -> str | None:
     return next(iter(dead_processes()), None)
 
 
-def log_folder() -> Path:
+def ray_log_folder() -> Path:
     """Return Ray's log folder on this node."""
     return logs_folder()
 
@@ -53,7 +53,7 @@ def request_nodes(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
             request_resources(bundles=[])
 
 
-def exclude_nodes(departing_node_ids: Container[str]) -> list[dict[str, Any]]:
+def nodes_except(departing_node_ids: Container[str]) -> list[dict[str, Any]]:
     """Return the nodes of `ray.nodes()` that are not in `departing_node_ids`, the ids of nodes on which Ray places
     nothing new."""
     return [node for node in ray.nodes() if node["NodeID"] not in departing_node_ids]

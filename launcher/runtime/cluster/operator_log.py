@@ -15,13 +15,13 @@ from typing import Literal
 from pydantic import ValidationError
 
 from checkpoints.attempt import Attempt
-from data_service.formats import NEWER_REMEDY, StrictRecord, is_newer, newer_version_message
+from data_service.formats import NEWER_REMEDY, StrictRecord, is_from_newer_version, newer_version_message
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing, StoreError
 from launcher.errors import RunError
 from launcher.runtime.cluster.group_record import GroupRecord
-from launcher.runtime.policies.failures import Failure, Restart, Stop, decide
-from launcher.runtime.run.log import OPERATOR, Recorder, operator_event
+from launcher.runtime.policies.failures import Failure, RestartDecision, StopDecision, decide_after_failure
+from launcher.runtime.run.log import OPERATOR_ATTEMPT, BackgroundWriter, record_operator_event
 
 DEATHS_KEY = "attempts/deaths.json"
 MAX_STORED_FAILURES = 32  # number of newest failures that are stored; the policy uses fewer
@@ -51,18 +51,18 @@ class FailureHistory:
         self.failures = [*self.failures, failure][-MAX_STORED_FAILURES:]
         self._reached = failure.step
 
-    def resumed(self, step: int) -> int:
+    def note_resume(self, step: int) -> int:
         """Note that the ranks have loaded the checkpoint of step `step`. Return how many steps they repeat."""
         again, self._reached, self.committed = max(0, self._reached - step), 0, step
         return again
 
-    def decide(self, nodes: int) -> Restart | Stop:
+    def decide(self, node_count: int) -> RestartDecision | StopDecision:
         """Return what the failure policy decides. A decision to end the run also clears the count, since whoever
         starts it again is expected to have repaired something."""
         if not self.failures:
-            return Restart()
-        decision = decide(self.failures, nodes)
-        if isinstance(decision, Stop):
+            return RestartDecision()
+        decision = decide_after_failure(self.failures, node_count)
+        if isinstance(decision, StopDecision):
             self.failures = []
         return decision
 
@@ -76,7 +76,7 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
     except KeyMissing:
         return []
     except ValidationError as error:
-        if is_newer(data, known=1, error=error):
+        if is_from_newer_version(data, known=1, error=error):
             raise RunError(newer_version_message(f"{store.uri}/{DEATHS_KEY}"), remedy=NEWER_REMEDY) from error
         note(f"{store.uri}/{DEATHS_KEY} is damaged: earlier failures of the run are not counted")
         return []
@@ -85,15 +85,12 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
 def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
     """Replace the record by the newest `failures`. Raises StoreError."""
     newest = (
-        replace(one, error=one.error and one.error[:_ERROR_CHARACTERS])
-        for one in failures[-MAX_STORED_FAILURES:]
+        replace(one, error=one.error and one.error[:_ERROR_CHARACTERS]) for one in failures[-MAX_STORED_FAILURES:]
     )
     store.put(DEATHS_KEY, _DeathsRecord(failures=tuple(newest)).model_dump_json().encode())
 
 
-def past_failures(
-    attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]
-) -> list[Failure]:
+def past_failures(attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]) -> list[Failure]:
     """Return the failures on record. If the start before `attempt` left no record of its end, its driver was killed:
     this is added as one more failure. Call the function after `attempt` is claimed.
 
@@ -107,9 +104,7 @@ def past_failures(
     return failures
 
 
-def record_failed_start(
-    attempt: Attempt, error: Exception, *, committed: int, note: Callable[[str], None]
-) -> None:
+def record_failed_start(attempt: Attempt, error: Exception, *, committed: int, note: Callable[[str], None]) -> None:
     """Count a start that ended by `error`, an obstacle that may pass, as a failure of the run.
 
     Raises RunError if the failure policy ends the run: restarts have not cured it. A store that fails now is passed
@@ -118,12 +113,10 @@ def record_failed_start(
     with suppress(StoreError):
         line = f"{type(error).__name__}: {getattr(error, 'problem', error)}"
         failures = read_deaths(attempt.store, note)
-        deaths = FailureHistory(
-            [*failures, _silent_death(committed, time.time(), line)][-MAX_STORED_FAILURES:]
-        )
-        decision = deaths.decide(nodes=1)
+        deaths = FailureHistory([*failures, _silent_death(committed, time.time(), line)][-MAX_STORED_FAILURES:])
+        decision = deaths.decide(node_count=1)
         write_deaths(attempt.store, deaths.failures)
-        if isinstance(decision, Stop):
+        if isinstance(decision, StopDecision):
             raise RunError(decision.reason, remedy=decision.remedy) from error
 
 
@@ -140,38 +133,38 @@ def _silent_death(committed: int, now: float, error: str | None = None) -> Failu
 
 
 class OperatorLog:
-    """A writer of records, which writes to a run's store on a separate thread (`Recorder`). `note` shows a line to the
+    """A writer of records to a run's store on a separate thread (`BackgroundWriter`). `note` shows a line to the
     operator."""
 
     def __init__(self, store: Store, note: Callable[[str], None]) -> None:
         self._store = store
-        self._recorder = Recorder(note)
+        self._recorder = BackgroundWriter(note)
 
     def event(self, kind: str, **fields: object) -> None:
         """Record an event with the present time."""
-        self._recorder.submit(partial(operator_event, self._store, kind, time.time(), **fields))
+        self._recorder.submit(partial(record_operator_event, self._store, kind, time.time(), **fields))
 
-    def hang(self, what: str, group: GroupRecord) -> None:
-        """Record that the ranks of a group are stuck, with the tracebacks of those that answered. `what`: which ranks
-        are stuck and why."""
+    def record_hang(self, stuck_text: str, group: GroupRecord) -> None:
+        """Record that the ranks of a group are stuck, with the tracebacks of those that answered. `stuck_text`:
+        which ranks are stuck and why."""
         for rank, text in group.stacks.items():
-            self._text(group.attempt, f"rank-{rank:05d}", text)
+            self._write_text(group.attempt, f"rank-{rank:05d}", text)
         silent = sorted(group.beats.keys() - group.stacks.keys())
-        self.event("hang", attempt=group.attempt or OPERATOR, what=what, without_stacks=silent)
+        self.event("hang", attempt=group.attempt or OPERATOR_ATTEMPT, what=stuck_text, without_stacks=silent)
 
-    def death(self, failure: Failure, failed: Sequence[int], group: GroupRecord) -> None:
-        """Record that a group has died, ended by the ranks in `failed`."""
-        about = {"of": group.attempt, "step": failure.step, "ranks": sorted(failed)}
+    def record_death(self, failure: Failure, failed_ranks: Sequence[int], group: GroupRecord) -> None:
+        """Record that a group has died, ended by the ranks in `failed_ranks`."""
+        about = {"of": group.attempt, "step": failure.step, "ranks": sorted(failed_ranks)}
         self.event("death", **about, node=failure.node, reason=failure.error)
-        cause = group.cause(failed)
+        cause = group.rank_that_raised(failed_ranks)
         if cause is not None:
-            self._text(group.attempt, f"error-{cause:05d}", group.errors[cause].trace)
+            self._write_text(group.attempt, f"error-{cause:05d}", group.errors[cause].trace)
 
-    def _text(self, attempt: int | None, name: str, text: str) -> None:
-        key = f"events/stacks/a{attempt or OPERATOR:06d}/{name}.txt"
+    def _write_text(self, attempt: int | None, name: str, text: str) -> None:
+        key = f"events/stacks/a{attempt or OPERATOR_ATTEMPT:06d}/{name}.txt"
         self._recorder.submit(partial(self._store.put, key, text.encode()))
 
-    def deaths(self, failures: Sequence[Failure]) -> None:
+    def write_failures(self, failures: Sequence[Failure]) -> None:
         """Replace the record of the run's failures."""
         self._recorder.submit(partial(write_deaths, self._store, tuple(failures)))
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from launcher.runtime.policies.failures import Kind
+from launcher.runtime.policies.failures import FailureKind
 from launcher.runtime.policies.watchdog import RankLocation
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RankNews:
     """A rank's answer to orders.
 
     Attributes:
-        step, doing, done: where the rank is (`Beat`).
+        step, doing, done: where the rank is (`RankHeartbeat`).
         place: the rank's process.
         resumed: the step at which the group resumes; None until the rank loads a state.
         records: the newest records of steps and evaluations since the last answer.
@@ -95,7 +95,7 @@ class FinishedTraining:
 
 
 @dataclass(frozen=True)
-class Unsaved:
+class EndedUnsaved:
     """The rank ended as requested, but the last save failed because of `reason`: the newest commit holds the run's
     state."""
 
@@ -108,7 +108,7 @@ class RestartFromEarlierState:
 
 
 @dataclass(frozen=True)
-class TakenOver:
+class RunTakenOver:
     """Another start has claimed a newer attempt of the run."""
 
     problem: str
@@ -133,7 +133,7 @@ class FatalError:
 
 
 @dataclass(frozen=True)
-class Raised:
+class RankError:
     """The error with which a rank ended.
 
     Attributes:
@@ -145,7 +145,7 @@ class Raised:
     """
 
     text: str
-    kind: Kind
+    kind: FailureKind
     trace: str = ""
     blamed: Sequence[int] | None = None
 
@@ -153,19 +153,19 @@ class Raised:
 RankOutcome = (
     JoinedGroup
     | FinishedTraining
-    | Unsaved
+    | EndedUnsaved
     | RestartFromEarlierState
-    | TakenOver
+    | RunTakenOver
     | UnfitNodes
     | FatalError
-    | Raised
+    | RankError
 )
 """How a rank's part in a group ended, or that it has joined the group."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """The return of the driver's call to a rank.
+    """The result of the driver's call to a rank.
 
     Attributes:
         stays: whether the process can train again.

@@ -22,7 +22,7 @@ def select_device(seat: Seat) -> None:
     """
     if not seat.gpus:
         return
-    if seat.shares_gpu and seat.local_world > 1 and (nccl := _nccl()) < MIN_NCCL_VERSION_FOR_MIG:
+    if seat.shares_gpu and seat.local_world > 1 and (nccl := _nccl_version()) < MIN_NCCL_VERSION_FOR_MIG:
         raise SeatError(
             f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_version_text(nccl)} "
             "does not connect",
@@ -30,15 +30,16 @@ def select_device(seat: Seat) -> None:
             f"{_version_text(MIN_NCCL_VERSION_FOR_MIG)} or later",
         )
     found = torch.cuda.device_count()
-    if found != len(seat.visible):
+    if found != len(seat.visible_gpus):
         raise DeviceMissing(
-            f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible)}: see whether "
+            f"CUDA shows rank {seat.rank} {found} GPU(s) of CUDA_VISIBLE_DEVICES={','.join(seat.visible_gpus)}: see "
+            "whether "
             "one has failed (nvidia-smi). If MIG divides the GPUs, set the variable to MIG instances before Ray starts"
         )
-    torch.cuda.set_device(seat.device)
+    torch.cuda.set_device(seat.device_index)
 
 
-def _nccl() -> tuple[int, ...]:
+def _nccl_version() -> tuple[int, ...]:
     return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
 
 

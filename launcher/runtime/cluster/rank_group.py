@@ -26,13 +26,13 @@ from launcher.runtime.cluster.orders import Assignment, JoinedGroup, RankNews, R
 from launcher.runtime.cluster.rank_placement import Seat, assign_seats, rank_order
 from launcher.runtime.cluster.rank_pool import RankPlace, RankPool, WaitSteps
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.watchdog import RankLocation, Stuck, beat_interval
-from launcher.runtime.rank.startup import Startup
+from launcher.runtime.policies.watchdog import RankLocation, StuckRank, heartbeat_interval_s
+from launcher.runtime.rank.startup import StartupClock
 
 READY_TIMEOUT_S = 180.0  # time limit for all processes to start: imports from a cold disk take long
 # Time that the other ranks have to leave or to report their errors, once one has failed.
 _LEAVE_TIMEOUT_S = 5.0
-_LAST_NEWS_S = 1.0  # time limit for answers that are on their way when a group ends
+_LAST_NEWS_TIMEOUT_S = 1.0  # time limit for answers that are on their way when a group ends
 
 
 class RankGroup:
@@ -53,7 +53,7 @@ class RankGroup:
         self._calls: list[Any] = []  # the last call to each rank
         self._talks: dict[Any, int] = {}  # calls of `talk` without an answer so far, and their ranks
         self._told: dict[int, tuple[RankOrders, float]] = {}  # the last orders to each rank, and their time
-        self._interval = beat_interval(start.ranks)
+        self._interval = heartbeat_interval_s(start.ranks)
 
     def __enter__(self) -> "RankGroup":
         return self
@@ -61,9 +61,7 @@ class RankGroup:
     def __exit__(self, *error: object) -> None:
         if dead_process() is None:  # without Ray nobody answers, and the ranks die with their node
             ended = _done_calls(self._calls, 0.0)
-            self._pool.release(
-                {rank: _returned_reusable(call) for rank, call in enumerate(self._calls) if call in ended}
-            )
+            self._pool.release({rank: _can_train_again(call) for rank, call in enumerate(self._calls) if call in ended})
 
     @property
     def done(self) -> bool:
@@ -74,24 +72,20 @@ class RankGroup:
     def joined(self) -> bool:
         """Whether all ranks have joined the group."""
         ends = [end.outcome for end in self.ends.values()]
-        return (
-            not self.failed
-            and len(ends) == self._start.ranks
-            and all(isinstance(end, JoinedGroup) for end in ends)
-        )
+        return not self.failed and len(ends) == self._start.ranks and all(isinstance(end, JoinedGroup) for end in ends)
 
     def join(self, assignment: Assignment, poll_s: float) -> WaitSteps:
         """Place the ranks, start them, and have them join. Yield every `poll_s` seconds or more often. Raises SeatError
         if the GPUs of a node cannot be told apart."""
-        startup = Startup(assignment.before)
+        startup = StartupClock(assignment.before)
         places = yield from self._pool.fill(self._start, poll_s)
         if not places:
             return
-        startup.done("places")
-        taken = yield from self._seats(places, poll_s)
+        startup.end_part("places")
+        taken = yield from self._seat_ranks(places, poll_s)
         if not taken:
             return
-        startup.done("processes")
+        startup.end_part("processes")
         assignment = replace(
             assignment,
             before=startup.before | startup.seconds,
@@ -100,22 +94,19 @@ class RankGroup:
             processes=Counter(place.origin for place in places),
         )
         self._places, number = places, self._start.number
-        calls = [
-            place.actor.join.remote(number, seat, assignment)
-            for place, seat in zip(places, taken, strict=True)
-        ]
-        yield from self._await(calls, poll_s, float("inf"))
+        calls = [place.actor.join.remote(number, seat, assignment) for place, seat in zip(places, taken, strict=True)]
+        yield from self._await_calls(calls, poll_s, float("inf"))
 
     def train(self, attempt: int, poll_s: float) -> WaitSteps:
         """Have the ranks, which have joined, train as this attempt. Yield as `join` does."""
         self.ends = {}
         calls = [place.actor.train.remote(attempt) for place in self._places]
-        yield from self._await(calls, poll_s, float("inf"))
+        yield from self._await_calls(calls, poll_s, float("inf"))
 
     def talk(self) -> list[tuple[int, RankNews]]:
         """Send `orders` to the ranks that do not have them, and ask those for news that have not been asked for a
         while. Return the news that came. A rank that does not answer is not asked again."""
-        news = self._answers(0.0)
+        news = self._collect_answers(0.0)
         now, busy = time.monotonic(), set(self._talks.values())
         for rank, place in enumerate(self._places):
             sent_orders, at = self._told.get(rank, (None, 0.0))
@@ -126,10 +117,10 @@ class RankGroup:
 
     def last_news(self) -> list[tuple[int, RankNews]]:
         """Return the last news of the ranks, once their parts have ended."""
-        news = self._answers(_LAST_NEWS_S)
+        news = self._collect_answers(_LAST_NEWS_TIMEOUT_S)
         return news + [(rank, end.news) for rank, end in self.ends.items() if end.news is not None]
 
-    def _answers(self, patience_s: float) -> list[tuple[int, RankNews]]:
+    def _collect_answers(self, patience_s: float) -> list[tuple[int, RankNews]]:
         found, talks = [], [talk for talk, rank in self._talks.items() if rank not in self.failed]
         for answer in ray.wait(talks, num_returns=len(talks), timeout=patience_s)[0] if talks else ():
             rank = self._talks.pop(answer)
@@ -139,11 +130,11 @@ class RankGroup:
                     found.append((rank, news))
         return found
 
-    def _seats(self, places: list[RankPlace], poll_s: float) -> Generator[None, None, list[Seat]]:
+    def _seat_ranks(self, places: list[RankPlace], poll_s: float) -> Generator[None, None, list[Seat]]:
         """Return the seats of the ranks, and bring `places` into their order: that of the last group if processes of it
         stayed. An empty list if a rank has `failed`, or a process that stayed does not see the GPUs of its seat."""
         placements = [place.actor.placement.remote() for place in places]
-        found = yield from self._await(placements, poll_s, READY_TIMEOUT_S)
+        found = yield from self._await_calls(placements, poll_s, READY_TIMEOUT_S)
         if self.failed:
             return []
         none_placed = all(place.placement is None for place in places)
@@ -151,7 +142,7 @@ class RankGroup:
             place.placement = place.placement or placement
         if none_placed:
             places[:] = self._pool.sort(rank_order(found))
-        ports = yield from self._await(
+        ports = yield from self._await_calls(
             [place.actor.free_port.remote() for place in places], poll_s, READY_TIMEOUT_S
         )
         if self.failed:
@@ -164,7 +155,7 @@ class RankGroup:
             place.seat = seat
         return taken
 
-    def _await(self, calls: list[Any], poll_s: float, patience_s: float) -> Generator[None, None, list[Any]]:
+    def _await_calls(self, calls: list[Any], poll_s: float, patience_s: float) -> Generator[None, None, list[Any]]:
         """Return the results of one call to each actor; an empty list if one has `failed`."""
         self._calls = calls
         deadline, left = time.monotonic() + patience_s, calls
@@ -174,13 +165,11 @@ class RankGroup:
                 return []
             ray.wait(left, num_returns=1, timeout=poll_s)
             done, left = ray.wait(left, num_returns=len(left), timeout=0)
-            if not all(map(_returned_reusable, done)):
+            if not all(map(_can_train_again, done)):
                 self._order_others_to_leave()
                 done = [*done, *_done_calls(left, _LEAVE_TIMEOUT_S + self._interval)]
                 over = set(done)
-                self.failed = [
-                    rank for rank, call in enumerate(calls) if call in over and not _returned_reusable(call)
-                ]
+                self.failed = [rank for rank, call in enumerate(calls) if call in over and not _can_train_again(call)]
             self._note_ends(done)
             yield
         return [] if self.failed else ray.get(calls)
@@ -191,11 +180,11 @@ class RankGroup:
         for rank, place in enumerate(self._places):
             self._talks[place.actor.talk.remote(self._start.number, self.orders)] = rank
 
-    def _note_ends(self, done: Sequence[Any]) -> None:
+    def _note_ends(self, done_calls: Sequence[Any]) -> None:
         """Note how ranks ended that have returned since the last time, first those that cannot train again: the others
         may only have lost them."""
         ranks, ends = {call: rank for rank, call in enumerate(self._calls)}, []
-        for call in done:
+        for call in done_calls:
             with suppress(RayError):
                 if isinstance(end := ray.get(call), RankResult):
                     ends.append((end.stays, ranks[call], end))
@@ -206,7 +195,7 @@ def _done_calls(calls: Sequence[Any], patience_s: float) -> set[Any]:
     return set(ray.wait(list(calls), num_returns=len(calls), timeout=patience_s)[0]) if calls else set()
 
 
-def _returned_reusable(call: Any) -> bool:
+def _can_train_again(call: Any) -> bool:
     """Return whether a call that is over has returned, and its process can train again. If not, its process died, or
     its rank failed."""
     try:
@@ -221,7 +210,7 @@ _KILL_TIMEOUT_S = 10.0
 _LISTED_RANKS = 8  # most ranks that a message names: when one of a thousand ranks hangs, all do
 
 
-def stuck_text(stuck_ranks: Sequence[Stuck]) -> str:
+def stuck_text(stuck_ranks: Sequence[StuckRank]) -> str:
     """Return which ranks are stuck and why, as text."""
     more = f"; {len(stuck_ranks) - _LISTED_RANKS} more" if len(stuck_ranks) > _LISTED_RANKS else ""
     return "; ".join(map(str, stuck_ranks[:_LISTED_RANKS])) + more
@@ -230,17 +219,15 @@ def stuck_text(stuck_ranks: Sequence[Stuck]) -> str:
 def kill_ranks(places: Sequence[RankLocation]) -> None:
     """Send SIGKILL to the ranks at `places`, through a task on each rank's node. Return when all tasks have ended, or
     after `_KILL_TIMEOUT_S` seconds if a node does not answer."""
-    task = ray.remote(num_cpus=0, max_retries=0)(_kill)
+    task = ray.remote(num_cpus=0, max_retries=0)(_kill_ray_worker)
     orders = [
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(
-            place.pid
-        )
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=False)).remote(place.pid)
         for place in places
     ]
     ray.wait(orders, num_returns=len(orders), timeout=_KILL_TIMEOUT_S)
 
 
-def _kill(pid: int) -> None:
+def _kill_ray_worker(pid: int) -> None:
     """Kill the process `pid` if it is still a worker of Ray. By now the number may belong to another process."""
     try:
         if any(part.startswith("ray::") for part in psutil.Process(pid).cmdline()):

@@ -56,41 +56,41 @@ class Seat:
         return any(gpu.startswith(_MIG_ID_PREFIX) for gpu in self.gpus)
 
     @property
-    def visible(self) -> tuple[str, ...]:
+    def visible_gpus(self) -> tuple[str, ...]:
         """The GPUs that the rank sees: those of all ranks of its node, since NCCL and torch need them all to connect
         the ranks. CUDA shows a process at most one MIG instance, which must be the rank's own."""
         return (self.gpus[self.local_rank],) if self.shares_gpu else self.gpus
 
     @property
-    def device(self) -> int:
+    def device_index(self) -> int:
         """The number of the rank's GPU among those that it sees."""
         return 0 if self.shares_gpu else self.local_rank
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that torch, DeepSpeed and NCCL read. `LOCAL_RANK` is `device`, because
+        """Return the environment variables that torch, DeepSpeed and NCCL read. `LOCAL_RANK` is `device_index`, because
         torch and DeepSpeed use it as the number of the process's device."""
         found = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world,
-            "LOCAL_RANK": self.device,
+            "LOCAL_RANK": self.device_index,
             "LOCAL_WORLD_SIZE": self.local_world,
             "NODE_RANK": self.node_rank,
             "MASTER_ADDR": self.master[0],
             "MASTER_PORT": self.master[1],
         }
-        gpus = self._gpu_variables() if self.gpus else visible_devices(())
+        gpus = self._gpu_variables() if self.gpus else visible_gpu_variables(())
         return {name: str(value) for name, value in found.items()} | gpus
 
     def _gpu_variables(self) -> dict[str, str]:
         # With expandable segments, rows of many lengths do not fragment the GPU's memory.
         allocator = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-        found = visible_devices(self.visible) | {"PYTORCH_ALLOC_CONF": allocator}
+        found = visible_gpu_variables(self.visible_gpus) | {"PYTORCH_ALLOC_CONF": allocator}
         if self.shares_gpu:  # NCCL's guide asks for this, because no MIG instance has NVLink
             found["NCCL_MNNVL_ENABLE"] = os.environ.get("NCCL_MNNVL_ENABLE", "0")
         return found
 
 
-def visible_devices(gpus: Sequence[str]) -> dict[str, str]:
+def visible_gpu_variables(gpus: Sequence[str]) -> dict[str, str]:
     """Return the environment variables with which a process sees exactly these GPUs, in this order. GPUs are numbered
     by PCI bus, as the driver's tools do it. CUDA's default gives the lowest number to the fastest GPU."""
     order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -114,16 +114,16 @@ def assign_seats(placements: Sequence[Placement], port: int) -> list[Seat]:
             local_world=len(here),
             node_rank=nodes.index(placement.node),
             master=(placements[0].address, port),
-            gpus=_gpus_of([placements[number] for number in here]),
+            gpus=_node_gpus([placements[number] for number in here]),
         )
         found.append(seat)
     return found
 
 
-def _gpus_of(placements: Sequence[Placement]) -> tuple[str, ...]:
+def _node_gpus(placements: Sequence[Placement]) -> tuple[str, ...]:
     gpus = tuple(gpu for placement in placements for gpu in placement.gpus)
     one_each = all(len(placement.gpus) == 1 for placement in placements) and len(set(gpus)) == len(gpus)
-    kinds = {_kind(gpu) for gpu in gpus}
+    kinds = {_gpu_name_kind(gpu) for gpu in gpus}
     if not gpus or (one_each and len(kinds) == 1 and None not in kinds):
         return gpus
     given = "; ".join(",".join(placement.gpus) or "none" for placement in placements)
@@ -134,7 +134,7 @@ def _gpus_of(placements: Sequence[Placement]) -> tuple[str, ...]:
     )
 
 
-def _kind(gpu: str) -> str | None:
+def _gpu_name_kind(gpu: str) -> str | None:
     """Return how CUDA reads the name of a GPU: as a number, or as one of `_ID_PREFIXES`; None if it cannot read it."""
     if gpu.isdecimal():
         return "number"

@@ -23,17 +23,17 @@ from launcher.runtime.cluster.nodes import dead_process, draining_node_ids
 from launcher.runtime.cluster.rank_placement import Placement, Seat
 from launcher.runtime.cluster.rank_process import CONCURRENCY_GROUPS, RankProcess
 from launcher.runtime.policies.elastic import GroupStart, Sizing
-from launcher.runtime.policies.recovery import Recovery, spares_for
+from launcher.runtime.policies.recovery import Recovery, spare_counts
 
 WaitSteps = Generator[None, None, None]
 """A generator that yields now and then, so that its caller can do other things while it waits."""
 
-Origin = Literal["stayed", "spare", "new"]
+ProcessOrigin = Literal["stayed", "spare", "new"]
 """Where a rank's process comes from."""
 
 _RESERVATION_TIMEOUT_S = 10.0  # time limit for Ray to reserve the places of the ranks
 _MOVE_TIMEOUT_S = 3.0  # time for Ray to move the places of a lost node to another one
-_POLL_S = 0.1
+_MOVE_POLL_S = 0.1
 _ALIVE_TIMEOUT_S = 1.0  # time limit for a spare process to answer
 _NODE_LABEL = "ray.io/node-id"
 
@@ -55,7 +55,7 @@ class RankPlace:
     bundle: int
     number: int
     actor: Any = None
-    origin: Origin = "new"
+    origin: ProcessOrigin = "new"
     placement: Placement | None = None
     seat: Seat | None = None
 
@@ -66,19 +66,19 @@ class RankPlace:
 
     def can_take_seat(self, seat: Seat) -> bool:
         """Return whether the process can have this seat. CUDA has read the node's GPUs if it had one before."""
-        return self.origin != "stayed" or self.seat is None or self.seat.visible == seat.visible
+        return self.origin != "stayed" or self.seat is None or self.seat.visible_gpus == seat.visible_gpus
 
     def end_process(self) -> None:
         if self.actor is not None:
-            _kill(self.actor)
+            _kill_actor(self.actor)
             self.actor = None
 
 
 @dataclass(frozen=True)
-class _Spare:
+class _SpareProcess:
     actor: Any
     node: str
-    loaded: Any  # reference to its placement
+    loaded: Any  # Ray's reference to the placement that `load` returns
 
 
 class RankPool:
@@ -96,7 +96,7 @@ class RankPool:
         self._groups: list[Any] = []
         self._places: list[RankPlace] = []
         self._vacant: list[RankPlace] = []
-        self._spares: list[_Spare] = []
+        self._spares: list[_SpareProcess] = []
         self._ended = False  # whether a group has ended
         self._frugal = False  # whether the ranks have neither keepers nor spare processes
 
@@ -111,7 +111,7 @@ class RankPool:
 
     def _end_keepers_and_spares(self) -> None:
         for actor in (*(spare.actor for spare in self._spares), *self._keepers.values()):
-            _kill(actor)
+            _kill_actor(actor)
         self._spares, self._keepers = [], {}
 
     def fill(self, start: GroupStart, poll_s: float) -> Generator[None, None, list[RankPlace]]:
@@ -128,11 +128,11 @@ class RankPool:
             self._release_all_places()
         kept = stayed[: start.ranks]
         self._end_other_processes(kept)
-        kept += yield from self._reused_places(start.ranks - len(kept), avoided)
+        kept += yield from self._reuse_vacant_places(start.ranks - len(kept), avoided)
         self._vacant = [place for place in self._vacant if place not in kept]
         if len(kept) < start.ranks:
-            kept += self._reserve(start.ranks - len(kept), start.without)
-            placed = yield from _is_reserved(self._groups[-1], poll_s)
+            kept += self._reserve_places(start.ranks - len(kept), start.without)
+            placed = yield from _wait_for_reservation(self._groups[-1], poll_s)
         else:
             placed = True
         self._places = sorted(kept, key=lambda place: place.number)
@@ -184,12 +184,12 @@ class RankPool:
         ranks = Counter(place.node for place in self._places if place.node is not None)
         there = Counter(spare.node for spare in self._spares)
         memory = {node["NodeID"]: node["Resources"].get("memory", 0.0) for node in ray.nodes()}
-        wanted = spares_for(ranks, memory, self._recovery.spares)
+        wanted = spare_counts(ranks, memory, self._recovery.spares)
         missing = {node: count - there[node] for node, count in sorted(wanted.items())}
         gone = draining_node_ids() if any(count > 0 for count in missing.values()) else frozenset()
         for node, count in missing.items():
             if node not in gone:
-                self._spares += [self._spare(node, ranks[node]) for _ in range(count)]
+                self._spares += [self._start_spare(node, ranks[node]) for _ in range(count)]
 
     def _end_other_processes(self, kept: Sequence[RankPlace]) -> None:
         """End the processes of all places but those `kept`. Ray holds these places for later groups."""
@@ -198,7 +198,7 @@ class RankPool:
             place.end_process()
         self._vacant = [*self._vacant, *left]
 
-    def _reused_places(self, count: int, avoided: Container[str]) -> Generator[None, None, list[RankPlace]]:
+    def _reuse_vacant_places(self, count: int, avoided: Container[str]) -> Generator[None, None, list[RankPlace]]:
         """Return at most `count` of the vacant places that Ray holds on nodes that may have ranks. When a node is lost,
         Ray moves its places to others as soon as they have room, which is awaited for a moment."""
         deadline = time.monotonic() + _MOVE_TIMEOUT_S
@@ -210,7 +210,7 @@ class RankPool:
             if len(found) == count or not moving or time.monotonic() > deadline:
                 break
             yield
-            time.sleep(_POLL_S)
+            time.sleep(_MOVE_POLL_S)
         for place in found:
             if place.node != now[place]:
                 place.placement = place.seat = None
@@ -223,12 +223,12 @@ class RankPool:
         vacant = sorted(self._vacant, key=lambda place: place.number)
         return [(place, tables[id(place.group)].get(place.bundle, "")) for place in vacant]
 
-    def _reserve(self, count: int, without: frozenset[str]) -> list[RankPlace]:
-        label = {_NODE_LABEL: f"!in({','.join(sorted(without))})"} if without else {}
+    def _reserve_places(self, count: int, excluded_nodes: frozenset[str]) -> list[RankPlace]:
+        label = {_NODE_LABEL: f"!in({','.join(sorted(excluded_nodes))})"} if excluded_nodes else {}
         group = placement_group(
             [self._each] * count,
             strategy="PACK",
-            bundle_label_selector=[label] * count if without else None,
+            bundle_label_selector=[label] * count if excluded_nodes else None,
         )
         self._groups.append(group)
         number = max((place.number for place in (*self._places, *self._vacant)), default=-1) + 1
@@ -245,12 +245,12 @@ class RankPool:
                 place.actor, place.origin = spare.actor, "spare"
                 place.placement = replace(before, pid=there.pid)
                 return
-            _kill(spare.actor)
+            _kill_actor(spare.actor)
         strategy = PlacementGroupSchedulingStrategy(place.group, placement_group_bundle_index=place.bundle)
-        place.actor, place.origin = self._process(self._each, strategy), "new"
+        place.actor, place.origin = self._start_actor(self._each, strategy), "new"
         place.placement = place.seat = None
 
-    def _take_spare(self, node: str) -> _Spare | None:
+    def _take_spare(self, node: str) -> _SpareProcess | None:
         """Return a spare process of `node` that has loaded its libraries; None if there is none."""
         for spare in self._spares:
             if spare.node == node and ray.wait([spare.loaded], timeout=0)[0]:
@@ -258,15 +258,15 @@ class RankPool:
                 return spare
         return None
 
-    def _spare(self, node: str, ranks: int) -> _Spare:
-        actor = self._process({}, NodeAffinitySchedulingStrategy(node, soft=False))
-        return _Spare(actor, node, actor.load.remote(self._run_uri, "GPU" in self._each, ranks))
+    def _start_spare(self, node: str, ranks: int) -> _SpareProcess:
+        actor = self._start_actor({}, NodeAffinitySchedulingStrategy(node, soft=False))
+        return _SpareProcess(actor, node, actor.load.remote(self._run_uri, "GPU" in self._each, ranks))
 
-    def _process(self, each: Mapping[str, float], strategy: Any) -> Any:
-        cores, gpus = each.get("CPU", 0), each.get("GPU", 0)
-        actor = ray.remote(
-            num_cpus=cores, num_gpus=gpus, max_restarts=0, concurrency_groups=CONCURRENCY_GROUPS
-        )(RankProcess)
+    def _start_actor(self, resources: Mapping[str, float], strategy: Any) -> Any:
+        cores, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
+        actor = ray.remote(num_cpus=cores, num_gpus=gpus, max_restarts=0, concurrency_groups=CONCURRENCY_GROUPS)(
+            RankProcess
+        )
         return actor.options(scheduling_strategy=strategy).remote()
 
     def _release_all_places(self) -> None:
@@ -279,7 +279,7 @@ class RankPool:
         self._groups, self._places, self._vacant = [], [], []
 
 
-def _is_reserved(group: Any, poll_s: float) -> Generator[None, None, bool]:
+def _wait_for_reservation(group: Any, poll_s: float) -> Generator[None, None, bool]:
     deadline = time.monotonic() + _RESERVATION_TIMEOUT_S
     while time.monotonic() < deadline:
         if group.wait(poll_s):
@@ -288,6 +288,6 @@ def _is_reserved(group: Any, poll_s: float) -> Generator[None, None, bool]:
     return False
 
 
-def _kill(actor: Any) -> None:
+def _kill_actor(actor: Any) -> None:
     with suppress(RayError):
         ray.kill(actor)

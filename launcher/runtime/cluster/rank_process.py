@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CONCURRENCY_GROUPS = {"talks": 1}
 """Ray's groups of threads of the actor, besides the thread on which a rank trains."""
-_SET_NAME = 15  # an option of prctl(2)
+_PR_SET_NAME = 15  # an option of prctl(2)
 _CUDA_LIBRARIES = ("torch", "deepspeed")
 
 
@@ -73,7 +73,7 @@ class RankProcess:
 
         try:
             if not self._loaded:
-                _ensure_not_loaded()
+                _refuse_loaded_libraries()
         except SeatError as error:
             return RankResult(FatalError(error.problem, error.remedy), stays=False)
         os.environ.update(seat.environment())
@@ -107,12 +107,12 @@ class RankProcess:
 def _name_thread(name: str) -> None:
     """Name the present thread until its call returns, for whoever looks at the machine (`ps -L`, `top -H`): the title
     that Ray gives the process changes with every talk."""
-    ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """What is imported stays: to look through it for garbage is a tenth of the time of the imports."""
+    """Turn garbage collection off inside the `with` block: it would add a tenth to the time of imports."""
     gc.disable()
     try:
         yield
@@ -120,7 +120,7 @@ def _gc_disabled() -> Iterator[None]:
         gc.enable()
 
 
-def _ensure_not_loaded() -> None:
+def _refuse_loaded_libraries() -> None:
     for library in _CUDA_LIBRARIES:
         if library in sys.modules:
             raise SeatError(
@@ -136,7 +136,7 @@ def find_importer(library: str) -> str:
     names = list(sys.modules)
     place = names.index(library)
     for name in names[place + 1 :] + names[place::-1]:
-        if not _is_module_of(name, library) and any(_is_from(value, library) for value in _values(name)):
+        if not _is_module_of(name, library) and any(_is_defined_in(value, library) for value in _module_values(name)):
             return name
     return "a function"
 
@@ -145,11 +145,11 @@ def _is_module_of(name: str | None, library: str) -> bool:
     return name is not None and (name == library or name.startswith(f"{library}."))
 
 
-def _values(module: str) -> list[object]:
+def _module_values(module: str) -> list[object]:
     return list(getattr(sys.modules[module], "__dict__", {}).values())
 
 
-def _is_from(value: object, library: str) -> bool:
+def _is_defined_in(value: object, library: str) -> bool:
     if isinstance(value, ModuleType):
         return _is_module_of(value.__name__, library)
     return isinstance(value, type | FunctionType) and _is_module_of(value.__module__, library)

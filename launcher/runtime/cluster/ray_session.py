@@ -13,29 +13,29 @@ from data_service.service.ray_internals import is_cluster_configured
 from launcher.command import redirect_output
 from launcher.errors import RunError, TransientRunError
 from launcher.exit_codes import JOIN_SECONDS
-from launcher.runtime.cluster.nodes import connect_ray, log_folder
-from launcher.runtime.cluster.resources import Resources
+from launcher.runtime.cluster.nodes import connect_ray, ray_log_folder
+from launcher.runtime.cluster.resources import LocalRayResources
 from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.preflight.network import connection_error
 
-Note = Callable[[str], None]
+NoteFunction = Callable[[str], None]
 """Shows a line to the operator."""
 
 _CONNECT_S = 60.0  # time limit for the head of a cluster to answer
-_CONNECTION_S = 2.0  # time limit of one connection to it
-_SHUTDOWN_S = 5.0  # time limit for Ray to disconnect
+_CONNECTION_TIMEOUT_S = 2.0  # time limit of one attempt to connect
+_SHUTDOWN_TIMEOUT_S = 5.0  # time limit for Ray to disconnect
 
 
-def wait_for_cluster(stopping: StopRequests, note: Note) -> None:
+def wait_for_cluster(stopping: StopRequests, note: NoteFunction) -> None:
     """Wait until something answers at RAY_ADDRESS. Ray itself would try for many minutes without a useful message.
 
-    Raises TryAgain if nothing answers. It is no mistake of the user for certain, because a wrong address and a head
-    that has not started yet look alike.
+    Raises TransientRunError if nothing answers. It is no mistake of the user for certain, because a wrong address
+    and a head that has not started yet look alike.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     deadline, announced = time.monotonic() + _CONNECT_S, False
     while not stopping.asked.is_set():
-        refused = connection_error(address, _CONNECTION_S)
+        refused = connection_error(address, _CONNECTION_TIMEOUT_S)
         if refused is None:
             return
         if time.monotonic() > deadline:
@@ -51,31 +51,31 @@ def wait_for_cluster(stopping: StopRequests, note: Note) -> None:
 
 
 @contextmanager
-def connected_ray(resources: Resources, stopping: StopRequests) -> Iterator[None]:
+def connected_ray(resources: LocalRayResources, stopping: StopRequests) -> Iterator[None]:
     """Join the cluster in RAY_ADDRESS, or start a Ray on this machine for as long as the run lasts.
 
     The output of ranks stays in Ray's log folder. They tell the driver what the operator should know.
     """
-    local = {} if is_cluster_configured() else _local_cluster(resources)
+    local = {} if is_cluster_configured() else _local_ray_settings(resources)
     try:
         connect_ray(**local)
     except ValueError as error:  # Ray raises it if its object store would leave no memory for anything else
         if not local:
             raise
-        raise resources.too_large(str(error)) from error
-    stopping.listen()
-    with redirect_output(log_folder() / f"maskfleet-{os.getpid()}.log"):
+        raise resources.too_large_error(str(error)) from error
+    stopping.install_handlers()
+    with redirect_output(ray_log_folder() / f"maskfleet-{os.getpid()}.log"):
         try:
             yield
         finally:
             goodbye = threading.Thread(target=ray.shutdown, name="goodbye", daemon=True)
             goodbye.start()
-            goodbye.join(_SHUTDOWN_S)
+            goodbye.join(_SHUTDOWN_TIMEOUT_S)
 
 
-def wait_for_nodes(node_count: int, stopping: StopRequests, note: Note) -> None:
-    """Wait until the cluster has `node_count` nodes, or a stop is requested. Raises TryAgain if nodes are still missing
-    after the time limit; the message names the nodes that joined."""
+def wait_for_nodes(node_count: int, stopping: StopRequests, note: NoteFunction) -> None:
+    """Wait until the cluster has `node_count` nodes, or a stop is requested. Raises TransientRunError if nodes are
+    still missing after the time limit; the message names the nodes that joined."""
     seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # the same in infra/ray_node.sh
     deadline, announced = time.monotonic() + seconds, False
     while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < node_count:
@@ -91,15 +91,15 @@ def wait_for_nodes(node_count: int, stopping: StopRequests, note: Note) -> None:
             return
 
 
-def _local_cluster(resources: Resources) -> dict[str, Any]:
+def _local_ray_settings(resources: LocalRayResources) -> dict[str, Any]:
     return {
-        **_metrics_port(),
+        **_metrics_port_setting(),
         "num_cpus": resources.local_cpus,
         "object_store_memory": resources.object_store_bytes,
     }
 
 
-def _metrics_port() -> dict[str, int]:
+def _metrics_port_setting() -> dict[str, int]:
     """Return the option of Ray for the port at which Prometheus finds this node's figures (MASKFLEET_METRICS_PORT, as
     in infra/ray_node.sh). If it is not set, Ray takes a free port. Raises RunError if it is no port."""
     given = os.environ.get("MASKFLEET_METRICS_PORT", "")

@@ -14,11 +14,11 @@ from launcher.output import human_bytes
 from launcher.runtime.policies.elastic import (
     Sizing,
     Trainers,
-    cause,
-    exclude_nodes,
-    places,
+    count_places,
+    nodes_to_exclude,
     rank_count,
     should_grow,
+    world_change_cause,
 )
 from launcher.runtime.recipe.schema import Recipe
 
@@ -30,7 +30,7 @@ MAX_DATA_WORKERS = 4  # data workers for each rank
 
 
 @dataclass(frozen=True)
-class Resources:
+class LocalRayResources:
     """The resources with which Ray is started on this machine.
 
     Attributes:
@@ -42,9 +42,9 @@ class Resources:
     local_cpus: int
     object_store_bytes: int
 
-    def too_large(self, reason: str) -> RunError:
-        """Return the error for a Ray that cannot be started here because of `reason`, Ray's own text. It is a TryAgain
-        if the machine could hold so much memory when nothing else runs.
+    def too_large_error(self, reason: str) -> RunError:
+        """Return the error for a Ray that cannot be started here because of `reason`, Ray's own text. It is a
+        TransientRunError if the machine could hold so much memory when nothing else runs.
         """
         whole = psutil.virtual_memory().total
         kind = TransientRunError if self.object_store_bytes < 0.9 * whole else RunError
@@ -56,9 +56,9 @@ class Resources:
         )
 
 
-def plan_resources(recipe: Recipe) -> Resources:
+def plan_resources(recipe: Recipe) -> LocalRayResources:
     """Return the resources for `recipe` on this machine, enough for at least the ranks that it asks for."""
-    cores = _cores()
+    cores = _core_count()
     match recipe.trainers:
         case "auto":
             ranks, each = min(2, cores), CPUS_PER_RANK
@@ -66,12 +66,12 @@ def plan_resources(recipe: Recipe) -> Resources:
             ranks, each = trainers.min, CPUS_PER_ELASTIC_RANK
         case count:
             ranks, each = count, CPUS_PER_RANK
-    workers = data_workers(recipe, cores, ranks)
+    workers = data_worker_count(recipe, cores, ranks)
     memory = int(recipe.data_service.memory)
-    return Resources(max(cores, -int(-ranks * each // 1) + workers + 1), 2 * memory + (256 << 20))
+    return LocalRayResources(max(cores, -int(-ranks * each // 1) + workers + 1), 2 * memory + (256 << 20))
 
 
-def data_workers(recipe: Recipe, cores: float, ranks: int) -> int:
+def data_worker_count(recipe: Recipe, cores: float, ranks: int) -> int:
     """Return how many data tasks run at a time in a cluster of `cores` CPUs: half of the CPUs, or fewer if the ranks
     need fewer."""
     workers = recipe.data_service.workers
@@ -94,15 +94,15 @@ def choose_sizing(recipe: Recipe, gpus: int) -> Sizing:
     `trainers: 8` means 8 ranks. `trainers: auto` means a rank for every GPU that the cluster has at any time; without
     GPUs, one for each core of this machine, at most two. A rank reserves one GPU, or without GPUs a part of a core.
     """
-    useful, each = recipe.microbatches, {"CPU": CPUS_PER_RANK} | ({"GPU": 1.0} if gpus else {})
+    useful, each = recipe.max_microbatches_per_step, {"CPU": CPUS_PER_RANK} | ({"GPU": 1.0} if gpus else {})
     trainers = recipe.trainers
     if trainers == "auto":
-        trainers = Trainers() if gpus else min(2, _cores())
+        trainers = Trainers() if gpus else min(2, _core_count())
     if not isinstance(trainers, Trainers):
         count = min(trainers, useful)
         return Sizing(count, count, count, wait=0.0, grow=float("inf"), each=each)
     if trainers.max == "auto":
-        expected, most = trainers.min, useful if gpus else max(trainers.min, min(2, _cores()))
+        expected, most = trainers.min, useful if gpus else max(trainers.min, min(2, _core_count()))
     else:
         expected = most = trainers.max
     return Sizing(
@@ -115,11 +115,11 @@ def choose_sizing(recipe: Recipe, gpus: int) -> Sizing:
     )
 
 
-def _cores() -> int:
+def _core_count() -> int:
     return os.cpu_count() or 1
 
 
-_REMINDER_S = 60.0  # interval of the lines that tell the operator what a start waits for
+_REMINDER_INTERVAL_S = 60.0  # interval of the lines that tell the operator what a start waits for
 
 Nodes = Sequence[Mapping[str, Any]]
 """Nodes, as `ray.nodes()` returns them."""
@@ -162,12 +162,12 @@ class WorldSizeTracker:
 
     def exclude_nodes(self, nodes: Nodes, bad_nodes: frozenset[str]) -> bool:
         """Exclude the `bad_nodes` nodes, as far as enough places for ranks remain. Return whether all are excluded."""
-        self.without = exclude_nodes(nodes, self._sizing, self.without, bad_nodes)
+        self.without = nodes_to_exclude(nodes, self._sizing, self.without, bad_nodes)
         return bad_nodes <= self.without
 
-    def start(self, nodes: Nodes) -> int | None:
+    def ranks_to_start(self, nodes: Nodes) -> int | None:
         """Return how many ranks may start now; None: ask again later."""
-        found, now = self._count(nodes), self._clock()
+        found, now = self._count_places(nodes), self._clock()
         self._asked = now if self._asked is None else self._asked
         self._failed, self._granted = (
             self._granted,
@@ -175,21 +175,21 @@ class WorldSizeTracker:
         )
         return self._granted
 
-    def news(self) -> str | None:
-        """Return the line for the operator after a call of `start`; None if there is nothing new. That ranks start is
-        told once, that they cannot start is told every `_REMINDER_S` seconds."""
+    def start_message(self) -> str | None:
+        """Return the line for the operator after a call of `ranks_to_start`; None if there is nothing new. That
+        ranks start is told once, that they cannot start is told every `_REMINDER_INTERVAL_S` seconds."""
         now = self._clock()
         if self._granted is not None and self._failed is None:
             known, self._starting = self._starting == self._granted, self._granted
             return None if known else f"starting {self._granted} rank{'s' if self._granted > 1 else ''}"
-        if self._told is not None and now - self._told < _REMINDER_S:
+        if self._told is not None and now - self._told < _REMINDER_INTERVAL_S:
             return None
         self._told = now
         if self._granted is None:
             return f"waiting for machines: places for {self._found} ranks, {self._target_text()} wanted"
         return f"Ray could not start {self._failed} ranks: a node has just left the cluster, or other jobs fill it"
 
-    def entered(self, world: int) -> WorldSizeChange | None:
+    def record_world_size(self, world: int) -> WorldSizeChange | None:
         """Note that a group of `world` ranks begins to train. Return the change to record; None if the number is the
         same as before."""
         before, first = self._world, self._first
@@ -198,32 +198,28 @@ class WorldSizeTracker:
         self._granted = self._starting = None
         if before is None or before == world:
             return None
-        return WorldSizeChange(before, world, cause(self._sizing, before, world, first=first))
+        return WorldSizeChange(before, world, world_change_cause(self._sizing, before, world, first=first))
 
     def should_grow(self, nodes: Nodes) -> bool:
         """Return whether the present ranks should end at a checkpoint so that more can start. It is called every few
         seconds."""
-        found, now = self._count(nodes), self._clock()
+        found, now = self._count_places(nodes), self._clock()
         if self._world is None:
             return False
         return should_grow(self._sizing, found, self._world, now - self._began, now - self._changed)
 
     def can_start_now(self, nodes: Nodes) -> bool:
         """Return whether the next group could start without waiting for places."""
-        return rank_count(self._sizing, self._count(nodes), self._wanted, 0.0) is not None
+        return rank_count(self._sizing, self._count_places(nodes), self._wanted, 0.0) is not None
 
-    def _count(self, nodes: Nodes) -> int:
-        found = places(nodes, self._sizing.each, self.without)
+    def _count_places(self, nodes: Nodes) -> int:
+        found = count_places(nodes, self._sizing.each, self.without)
         if found != self._found:
             self._found, self._changed = found, self._clock()
         return found
 
     def _target_text(self) -> str:
-        return (
-            str(min(self._wanted, self._sizing.most))
-            if self._may_still_wait()
-            else f"{self._sizing.least} at least"
-        )
+        return str(min(self._wanted, self._sizing.most)) if self._may_still_wait() else f"{self._sizing.least} at least"
 
     def _may_still_wait(self) -> bool:
         return self._asked is not None and self._clock() - self._asked < self._sizing.wait

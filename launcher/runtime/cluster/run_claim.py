@@ -40,7 +40,7 @@ class RunClaim:
         threading.Thread(target=self._watch_claims, name="successor", daemon=True).start()
 
     @property
-    def taken(self) -> bool:
+    def is_superseded(self) -> bool:
         """Whether another start has claimed a newer attempt."""
         return self._taken.is_set()
 
@@ -58,7 +58,7 @@ class RunClaim:
         """
         waits = False
         while True:
-            claimed = self._claims.submit(self.next)
+            claimed = self._claims.submit(self.claim_next)
             while not wait([claimed], timeout=poll_s).done:
                 yield None
             try:
@@ -71,7 +71,7 @@ class RunClaim:
             yield None
             self._closed.wait(_CLAIM_POLL_S)
 
-    def next(self) -> Attempt:
+    def claim_next(self) -> Attempt:
         """Claim the attempt of the next group of ranks.
 
         Raises:

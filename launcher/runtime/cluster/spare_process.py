@@ -15,12 +15,12 @@ from encoder_core.train.rehearsal import verify_gradient_sums
 from encoder_core.train.settings import EngineConfig
 from launcher.runtime.preflight.collective import loaded_versions
 from launcher.runtime.rank.build import engine_config
-from launcher.runtime.rank.kernels import take_compiled
+from launcher.runtime.rank.kernels import load_compiled_code
 from launcher.runtime.rank.main import threads_per_rank
 from launcher.runtime.run.kept_tokenizer import cached_tokenizer
 from launcher.runtime.run.record import open_run
 
-_SINGLE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+_SINGLE_RANK_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 
 def prepare_process(run_uri: str, *, gpus: bool, ranks: int) -> None:
@@ -34,11 +34,11 @@ def prepare_process(run_uri: str, *, gpus: bool, ranks: int) -> None:
     else:
         torch.set_num_threads(threads_per_rank(ranks))
         _warm_up_engine(engine_config(run.recipe))
-        take_compiled(run, tokenizer)
+        load_compiled_code(run, tokenizer)
 
 
 def _warm_up_engine(config: EngineConfig) -> None:
-    os.environ.update(_SINGLE_RANK)
+    os.environ.update(_SINGLE_RANK_VARIABLES)
     alone = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=alone, rank=0, world_size=1)
     verify_gradient_sums(config)

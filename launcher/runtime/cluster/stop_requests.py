@@ -14,7 +14,7 @@ from launcher.command import mark_saving
 from launcher.exit_codes import REPEAT, STOPPED
 from launcher.signals import handled_signals
 
-POLL_S = 2.0
+STOP_POLL_S = 2.0
 _SIGNAL_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was closed (SIGHUP)"}
 
 
@@ -36,9 +36,9 @@ class StopRequests:
             so the command may be given again; a request in the store means that the run must stay stopped.
     """
 
-    def __init__(self, note: Callable[[str], None], poll_s: float = POLL_S) -> None:
+    def __init__(self, note: Callable[[str], None], poll_s: float = STOP_POLL_S) -> None:
         self._note, self._poll_s = note, poll_s
-        self._saves = False  # whether ranks train, which save when they are stopped
+        self._saves = False  # whether ranks train: they save when they are stopped
         self._signals: SimpleQueue[signal.Signals | None] = SimpleQueue()
         self._signalled = False
         self._asking = threading.Lock()
@@ -48,9 +48,9 @@ class StopRequests:
 
     def __enter__(self) -> "StopRequests":
         self._before = {number: signal.getsignal(number) for number in handled_signals()}
-        self._heeding = threading.Thread(target=self._request_by_signal, name="signals", daemon=True)
+        self._heeding = threading.Thread(target=self._take_signals, name="signals", daemon=True)
         self._heeding.start()
-        self.listen()
+        self.install_handlers()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -59,17 +59,17 @@ class StopRequests:
         self._signals.put(None)
         self._heeding.join(self._poll_s)
 
-    def listen(self) -> None:
+    def install_handlers(self) -> None:
         """Install the signal handlers. Call it again after `ray.init`, which installs handlers of its own."""
         for number in self._before:
-            signal.signal(number, self._handle)
+            signal.signal(number, self._handle_signal)
 
     @contextmanager
-    def requests(self, attempt: Attempt) -> Iterator[None]:
+    def watching_store(self, attempt: Attempt) -> Iterator[None]:
         """Look in the store for requests to stop, inside the `with` block. `attempt`: the first attempt of the
         command."""
         over = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(attempt, over), name="stop requests", daemon=True)
+        thread = threading.Thread(target=self._watch_store, args=(attempt, over), name="stop requests", daemon=True)
         thread.start()
         try:
             yield
@@ -77,7 +77,7 @@ class StopRequests:
             over.set()
 
     @contextmanager
-    def saving(self) -> Iterator[None]:
+    def while_ranks_train(self) -> Iterator[None]:
         """Note that ranks train inside the `with` block, which save at a request to stop and get the time for it."""
         self._saves = True
         try:
@@ -86,7 +86,7 @@ class StopRequests:
         finally:
             self._saves = False
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal. This runs between any two instructions of the main thread, which may hold a lock or be
         writing, so it takes no lock and writes nothing. `SimpleQueue.put` is safe here."""
         if (self._signalled or self.asked.is_set()) and number == signal.SIGINT:
@@ -94,11 +94,11 @@ class StopRequests:
         self._signalled = True
         self._signals.put(signal.Signals(number))
 
-    def _request_by_signal(self) -> None:
+    def _take_signals(self) -> None:
         while (number := self._signals.get()) is not None:
             self._request_stop(_SIGNAL_WORDS.get(number, number.name), REPEAT)
 
-    def _watch(self, attempt: Attempt, over: threading.Event) -> None:
+    def _watch_store(self, attempt: Attempt, over: threading.Event) -> None:
         """Look for a request in the store until one comes or `over` is set. Errors of the store are ignored: training
         notices them by itself."""
         while not over.wait(self._poll_s) and not self.asked.is_set():

@@ -20,38 +20,32 @@ from rich.console import Console
 
 from checkpoints.attempt import Attempt, Owner, end_newest_attempt
 from checkpoints.errors import RunIsActive, Superseded
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import list_committed
 from checkpoints.ownership import await_claim
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from data_service.errors import UserError as DataError
 from data_service.processes import temporary_root
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.service.ray_internals import is_cluster_configured
 from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 from encoder_core.errors import UserError as ModelError
-from launcher.command import open_terminal_stream, supervisor_process
+from launcher.command import open_terminal_stream, supervisor_pid
 from launcher.errors import RunError
-from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, code_of
-from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopEnd
-from launcher.runtime.cluster.display import Watch
+from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, exit_code_for
+from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopOutcome
+from launcher.runtime.cluster.display import ProgressDisplay
 from launcher.runtime.cluster.nodes import request_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog, past_failures, record_failed_start
 from launcher.runtime.cluster.orders import Assignment
-from launcher.runtime.cluster.ray_session import Note, connected_ray, wait_for_cluster, wait_for_nodes
-from launcher.runtime.cluster.resources import (
-    choose_sizing,
-    data_workers,
-    plan_resources,
-    total_cpus,
-    total_gpus,
-)
+from launcher.runtime.cluster.ray_session import NoteFunction, connected_ray, wait_for_cluster, wait_for_nodes
+from launcher.runtime.cluster.resources import choose_sizing, data_worker_count, plan_resources, total_cpus, total_gpus
 from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.stop_requests import StopRequests
-from launcher.runtime.rank.startup import Startup
+from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.run.record import Run
-from launcher.runtime.run.streams import before_specs, heldout_specs, stream_spec
+from launcher.runtime.run.streams import before_text_specs, heldout_specs, stream_spec
 
 
 @dataclass(frozen=True)
@@ -65,8 +59,8 @@ class CompanionServices:
         pending: function that returns whether the newest commit of the run still has to be evaluated.
     """
 
-    publishing: Callable[[Run, Note], AbstractContextManager[None]]
-    evaluating: Callable[[Run, Note, threading.Event], AbstractContextManager[None]]
+    publishing: Callable[[Run, NoteFunction], AbstractContextManager[None]]
+    evaluating: Callable[[Run, NoteFunction, threading.Event], AbstractContextManager[None]]
     pending: Callable[[Run], bool]
 
 
@@ -92,7 +86,7 @@ def train(run: Run, console: Console, companions: CompanionServices, nodes: int 
 
     Raises subclasses of UserError only for mistakes, which have exit code 2; every other end is an outcome.
     """
-    watch = Watch(console, run.recipe.total_steps)
+    watch = ProgressDisplay(console, run.recipe.total_steps)
     with (
         _separate_console_stream(console),
         closing(watch),
@@ -100,7 +94,7 @@ def train(run: Run, console: Console, companions: CompanionServices, nodes: int 
     ):
         log = OperatorLog(run.store, watch.note)
         try:
-            return _train(run, watch, log, companions=companions, nodes=nodes)
+            return _supervise_and_record(run, watch, log, companions=companions, nodes=nodes)
         finally:
             log.close(_LOG_CLOSE_TIMEOUT_S)
 
@@ -116,8 +110,8 @@ def _separate_console_stream(console: Console) -> Iterator[None]:
         console.file = before
 
 
-def _train(
-    run: Run, watch: Watch, log: OperatorLog, *, companions: CompanionServices, nodes: int
+def _supervise_and_record(
+    run: Run, watch: ProgressDisplay, log: OperatorLog, *, companions: CompanionServices, nodes: int
 ) -> RunOutcome:
     with StopRequests(watch.note) as stopping:
         try:
@@ -141,19 +135,19 @@ def _resume_advice(run: Run) -> str:
     return "the same command continues from the last checkpoint"
 
 
-def _record_user_error(run: Run, error: DataError | ModelError, watch: Watch, log: OperatorLog) -> RunOutcome:
+def _record_user_error(run: Run, error: DataError | ModelError, watch: ProgressDisplay, log: OperatorLog) -> RunOutcome:
     """Record and show an error that is meant for users. An error because another start took the run over is no failure
     and is not recorded."""
     if not isinstance(error, RunIsActive | Superseded):
         log.event("failed", reason=error.problem[:_MAX_REASON_CHARACTERS])
-    if code_of(error) == MISTAKE:
+    if exit_code_for(error) == MISTAKE:
         raise error
     watch.note(f"{error.problem}\n  {error.remedy}")
     watch.note(_resume_advice(run))
     return RunOutcome(REPEAT, 0)
 
 
-def _record_bug(run: Run, error: Exception, watch: Watch, log: OperatorLog) -> RunOutcome:
+def _record_bug(run: Run, error: Exception, watch: ProgressDisplay, log: OperatorLog) -> RunOutcome:
     """Record and show an unexpected error of Ray or of our own code. The operator sees one line; the event holds the
     traceback."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
@@ -182,34 +176,30 @@ def supervise(
 
     Raises:
         RunIsActive: if another start of the run is alive.
-        TryAgain: if the cluster cannot be reached, nodes are missing, or Ray was lost.
+        TransientRunError: if the cluster cannot be reached, nodes are missing, or Ray was lost.
         EnvironmentUnusable: as `temporary_root`.
         RunError: if the run cannot continue; the message says why.
     """
-    startup = Startup.since_process_start(supervisor_process())
-    startup.done("command")
+    startup = StartupClock.since_process_start(supervisor_pid())
+    startup.end_part("command")
     temporary_root()  # Ray needs a temporary folder: check before the run is claimed
     wait_for_cluster(stopping, display.note)
-    owner = Owner.for_process(supervisor_process(), time.time())
+    owner = Owner.for_process(supervisor_pid(), time.time())
     attempt = await_claim(run.store, owner, stopping.asked, display.note)
     if attempt is None:
         return RunOutcome(stopping.code, 0, stopping.reason)
     newest = None
     try:
-        with RunClaim(attempt, owner) as claim, stopping.requests(attempt):
+        with RunClaim(attempt, owner) as claim, stopping.watching_store(attempt):
             newest = _newest_checkpoint(run)
             if newest is not None and newest.step >= run.recipe.total_steps:
                 _evaluate_last_commit(run, display, stopping, companions)
                 return RunOutcome(FINISHED, newest.step)
-            startup.done("claim")
+            startup.end_part("claim")
             start = _RunStart(run, display, log, stopping, companions, startup, newest)
             return start.supervise(attempt, claim, nodes)
     except Exception as error:
-        if (
-            not stopping.asked.is_set()
-            and code_of(error) == REPEAT
-            and not isinstance(error, _UNCOUNTED_ERRORS)
-        ):
+        if not stopping.asked.is_set() and exit_code_for(error) == REPEAT and not isinstance(error, _UNCOUNTED_ERRORS):
             record_failed_start(attempt, error, committed=newest.step if newest else 0, note=display.note)
         raise
     finally:
@@ -218,9 +208,7 @@ def supervise(
             end_newest_attempt(run.store, owner, time.time())
 
 
-def _evaluate_last_commit(
-    run: Run, display: Display, stopping: StopRequests, companions: CompanionServices
-) -> None:
+def _evaluate_last_commit(run: Run, display: Display, stopping: StopRequests, companions: CompanionServices) -> None:
     """Evaluate the last commit of a complete run, if the command that completed the run did not evaluate it."""
     if companions.pending(run):
         with (
@@ -232,7 +220,7 @@ def _evaluate_last_commit(
 
 def _newest_checkpoint(run: Run) -> CheckpointManifest | None:
     """Return the newest checkpoint, without a full check: every rank verifies it before use."""
-    good = newest_good(run.store, Alone(), full=False)
+    good = find_newest_good(run.store, SingleRank(), full=False)
     return good.manifest if good else None
 
 
@@ -245,7 +233,7 @@ class _RunStart:
     log: OperatorLog
     stopping: StopRequests
     companions: CompanionServices
-    startup: Startup
+    startup: StartupClock
     last: CheckpointManifest | None
 
     def supervise(self, attempt: Attempt, claim: RunClaim, nodes: int) -> RunOutcome:
@@ -253,28 +241,28 @@ class _RunStart:
         self.display.note("joining the Ray cluster" if is_cluster_configured() else "starting Ray")
         recipe, stopping = self.run.recipe, self.stopping
         with connected_ray(plan_resources(recipe), stopping):
-            self.startup.done("Ray")
+            self.startup.end_part("Ray")
             wait_for_nodes(nodes, stopping, self.display.note)
             if stopping.asked.is_set():
                 return RunOutcome(stopping.code, self.last.step if self.last else 0, stopping.reason)
             there = ray.nodes()
             size = choose_sizing(recipe, total_gpus(there))
-            feed = start_feed(_feed_config(self.run, data_workers(recipe, total_cpus(there), size.most)))
+            feed = start_feed(_feed_config(self.run, data_worker_count(recipe, total_cpus(there), size.most)))
             prefetch_streams(self.run, feed)
             committed, ranks = (self.last.step, self.last.world_size) if self.last else (0, None)
             failures = past_failures(attempt, committed=committed, now=time.time(), note=self.display.note)
             known = (self.run, claim, size, ranks, failures)
             loop = ControlLoop(*known, display=self.display, log=self.log, stopping=stopping)
-            self.startup.done("services")
+            self.startup.end_part("services")
             with (
                 request_nodes([size.each] * size.most),
                 self.companions.evaluating(self.run, self.display.note, stopping.asked),
-                stopping.saving(),
+                stopping.while_ranks_train(),
             ):
                 end = loop.run(self._assignment(feed))
             if end.unsaved is not None:
                 self.display.note(end.unsaved)
-            return _outcome(self.run, end, stopping)
+            return _run_outcome(self.run, end, stopping)
 
     def _assignment(self, feed: FeedHandle) -> Assignment:
         refresh = self.run.recipe.memory_refresh
@@ -287,7 +275,7 @@ class _RunStart:
         return Assignment(self.run.store.uri, feed, *run_facts, keepers={}, remembers=False, processes={})
 
 
-def _outcome(run: Run, end: LoopEnd, stopping: StopRequests) -> RunOutcome:
+def _run_outcome(run: Run, end: LoopOutcome, stopping: StopRequests) -> RunOutcome:
     """Return how this start ended. Raises RunError or Superseded if the run cannot continue here."""
     if end.fatal is not None:
         raise RunError(end.fatal.problem, remedy=end.fatal.remedy)
@@ -307,7 +295,7 @@ def _feed_config(run: Run, workers: int) -> FeedConfig:
     """Return the settings of the data service. Row counts are cached with the run, so only its first start counts
     them."""
     memory = int(run.recipe.data_service.memory)
-    return FeedConfig(workers=workers, memory=memory, cache=run.store.at("cache").uri)
+    return FeedConfig(workers=workers, memory=memory, cache=run.store.with_prefix("cache").uri)
 
 
 def prefetch_streams(run: Run, feed: FeedHandle) -> None:
@@ -322,7 +310,7 @@ def prefetch_streams(run: Run, feed: FeedHandle) -> None:
     with suppress(DataError):
         tokenizer = run.tokenizer()
         specs = [stream_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
-        evaluated = (*heldout_specs(run, tokenizer), *before_specs(run, tokenizer))
+        evaluated = (*heldout_specs(run, tokenizer), *before_text_specs(run, tokenizer))
         serialized_specs = [spec.model_dump_json() for spec in (*specs, *evaluated)]
         for spec in dict.fromkeys(serialized_specs):
             feed.open.remote(spec)

@@ -14,7 +14,7 @@ from data_service.store.open import open_store
 from launcher.exit_codes import FINISHED, MISTAKE, STOPPED
 
 EndKind = Literal["finished", "stopped", "mistake", "again"]
-_OUTCOME_OF_CODE: dict[int, EndKind] = {FINISHED: "finished", STOPPED: "stopped", MISTAKE: "mistake"}
+_END_BY_CODE: dict[int, EndKind] = {FINISHED: "finished", STOPPED: "stopped", MISTAKE: "mistake"}
 _MAX_LINES = 200  # newest lines of output that are kept
 
 
@@ -62,9 +62,7 @@ def train(
         StoreError: the run's checkpoints cannot be listed afterwards.
     """
     command = [sys.executable, "-P", "-m", "maskfleet", "train", uri, "--nodes", str(nodes)]
-    command += [
-        part for key, value in (settings or {}).items() for part in ("--set", f"{key}={json.dumps(value)}")
-    ]
+    command += [part for key, value in (settings or {}).items() for part in ("--set", f"{key}={json.dumps(value)}")]
     command += ["--accept-changes"] if accept_changes else []
     command += ["--without-removed"] if without_removed else []
     process = subprocess.Popen(
@@ -76,24 +74,24 @@ def train(
         errors="replace",
         start_new_session=True,  # so that an interrupt reaches it once, from here
     )
-    code, said = _follow(process, show)
+    code, said = _wait_for_end(process, show)
     step = max((mark.step for mark in list_committed(open_store(uri))), default=0)
-    return Ending(code, _OUTCOME_OF_CODE.get(code, "again"), step, said)
+    return Ending(code, _END_BY_CODE.get(code, "again"), step, said)
 
 
-def _follow(process: "subprocess.Popen[str]", show: bool) -> tuple[int, str]:
+def _wait_for_end(process: "subprocess.Popen[str]", show: bool) -> tuple[int, str]:
     said: deque[str] = deque(maxlen=_MAX_LINES)
     assert process.stdout is not None
     while True:
         try:
-            _pass_on(process.stdout, said, show)
+            _collect_lines(process.stdout, said, show)
             return process.wait(), "".join(said)
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
 
 
-def _pass_on(lines: IO[str], said: deque[str], show: bool) -> None:
+def _collect_lines(lines: IO[str], newest_lines: deque[str], show: bool) -> None:
     for line in lines:
-        said.append(line)
+        newest_lines.append(line)
         if show:
             print(line, end="", flush=True)

@@ -29,7 +29,7 @@ from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.layers.torch_internals import nccl_backends
 from encoder_core.train.engine import leave_groups
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.groups import abort_groups, groups_failed, leave_count
 from encoder_core.train.loop import HANDING_OVER
 from encoder_core.train.weight_check import CorruptReplica
@@ -37,40 +37,40 @@ from launcher.errors import PEER_GONE_MESSAGES, RecipeError, RunError
 from launcher.runtime.cluster.memory_keeper import StateKeepersClient
 from launcher.runtime.cluster.orders import (
     Assignment,
+    EndedUnsaved,
     FatalError,
     FinishedTraining,
     JoinedGroup,
-    Raised,
+    RankError,
     RankNews,
     RankOrders,
     RankOutcome,
     RankResult,
     RestartFromEarlierState,
-    TakenOver,
+    RunTakenOver,
     UnfitNodes,
-    Unsaved,
 )
 from launcher.runtime.cluster.rank_device import select_device
 from launcher.runtime.cluster.rank_placement import Seat
-from launcher.runtime.policies.failures import Kind
-from launcher.runtime.policies.watchdog import FIRST_SUMS, RankLocation, Watchdog, stack_of_every_thread
+from launcher.runtime.policies.failures import FailureKind
+from launcher.runtime.policies.watchdog import TRIAL_SUM_ACTIVITIES, RankLocation, Watchdog, stack_of_every_thread
 from launcher.runtime.preflight.collective import (
     NodeReport,
     UnfitGroup,
+    add_sum_findings,
     first_sums,
     preflight,
-    problem,
+    problem_and_remedy,
     unfit_reports,
     warning_lines,
-    with_sums,
 )
 from launcher.runtime.preflight.measure import PreflightSubject
-from launcher.runtime.preflight.network import rank_variables as network_variables
+from launcher.runtime.preflight.network import rank_network_variables as network_variables
 from launcher.runtime.rank.journal import EndAction
 from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
-from launcher.runtime.rank.startup import Startup
+from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.run.record import open_run
 
 _LISTENING_S, _RETRY_S = 60.0, 0.01
@@ -106,7 +106,7 @@ class DriverLink:
         self._retries = StoreRetryGauge()
 
     def beat(self, step: int, doing: str, done: int = 0) -> None:
-        """Set where the rank is: step, activity, and the progress within a long activity (`Beat`)."""
+        """Set where the rank is: step, activity, and the progress within a long activity (`RankHeartbeat`)."""
         self._where = (step, doing, done)
         if doing == "loading":
             self._resumed = step
@@ -123,12 +123,12 @@ class DriverLink:
     def stop_requested(self) -> bool:
         """Return whether the rank must end before its next step. Rank 0 alone decides when the state is handed over,
         since it decides on copies."""
-        ending, here = self.ends, self._where[0] % self._save_multiple == 0
+        ending, here = self.end_action, self._where[0] % self._save_multiple == 0
         paused = ending == "save" or (ending == "hand over" and self.rank == 0)
         return self._stop.is_set() or (paused and here)
 
     @property
-    def ends(self) -> EndAction | None:
+    def end_action(self) -> EndAction | None:
         """What the rank, if it has been asked to end, does with the last state."""
         if not (self._stop.is_set() or self._pause.is_set()):
             return None
@@ -173,10 +173,10 @@ def _pop_all(waiting: deque[Any]) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class _Membership:
+class _GroupMembership:
     """What a rank that has joined its group trains with."""
 
-    control: Control
+    control: RankGroup
     peers: GlooPeers
     nodes: Sequence[str]
     reports: Sequence[NodeReport]
@@ -192,10 +192,10 @@ class Rank:
     def __init__(self, group: int, seat: Seat, assignment: Assignment, began: float) -> None:
         gc.freeze()  # imported objects stay: no need to scan them
         self.group, self._seat, self._assignment = group, seat, assignment
-        self._startup = Startup(assignment.before, began, assignment.processes)
-        self._startup.done("imports")
+        self._startup = StartupClock(assignment.before, began, assignment.processes)
+        self._startup.end_part("imports")
         self.link = DriverLink(seat.rank, assignment.save_multiple)
-        self._membership: _Membership | None = None
+        self._membership: _GroupMembership | None = None
 
     @property
     def joined(self) -> bool:
@@ -203,18 +203,18 @@ class Rank:
 
     def join(self) -> RankResult:
         """Connect to the other ranks, and examine the nodes. Collective."""
-        return self._ended(self._join)
+        return self._run_part(self._join)
 
     def train(self, attempt: int) -> RankResult:
         """Train until the run is complete, or this rank is asked to end. Collective."""
-        return self._ended(lambda: self._train(attempt))
+        return self._run_part(lambda: self._train(attempt))
 
     def leave(self, group_is_broken: bool) -> None:
         """Leave the process groups, as `_leave_groups_and_free_engine`."""
         self._membership = None  # it holds the process groups that are left below
         _leave_groups_and_free_engine(group_is_broken)
 
-    def _ended(self, work: Callable[[], JoinedGroup | FinishedTraining]) -> RankResult:
+    def _run_part(self, work: Callable[[], JoinedGroup | FinishedTraining]) -> RankResult:
         broken, stays = False, True
         outcome: RankOutcome
         try:
@@ -223,8 +223,8 @@ class Rank:
                 return RankResult(outcome, stays, self.link.news())
         except BaseException as error:
             broken, outcome = True, outcome_for_error(error, self.link)
-            spared = isinstance(error, Exception) and isinstance(outcome, Raised) and outcome.kind == "silent"
-            stays = spared or isinstance(outcome, Unsaved)
+            spared = isinstance(error, Exception) and isinstance(outcome, RankError) and outcome.kind == "silent"
+            stays = spared or isinstance(outcome, EndedUnsaved)
             traceback.clear_frames(error.__traceback__)  # the traceback holds the groups, too
         try:
             self.leave(broken)
@@ -234,13 +234,13 @@ class Rank:
 
     def _join(self) -> JoinedGroup:
         _join_network(self._seat, self._assignment.recipe.watchdog)
-        control = Control.join()
+        control = RankGroup.join()
         peers = GlooPeers(dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT))
         nodes = [str(node) for node in peers.all_gather(ray.get_runtime_context().get_node_id())]
-        self._startup.done("group")
+        self._startup.end_part("group")
         reports = run_preflight(self._assignment, self.link, peers, nodes)
-        self._startup.done("preflight")
-        self._membership = _Membership(control, peers, nodes, reports)
+        self._startup.end_part("preflight")
+        self._membership = _GroupMembership(control, peers, nodes, reports)
         return JoinedGroup(warning_lines(reports))
 
     def _train(self, number: int) -> FinishedTraining:
@@ -300,16 +300,16 @@ def _await_rank_0(seat: Seat) -> None:
 
 
 def outcome_for_error(error: BaseException, link: DriverLink) -> RankOutcome:
-    """Return how a rank's part ends by `error`. What restarts may cure is for the failure policy."""
+    """Return how `error` ends a rank's part. The failure policy judges errors that a restart may cure."""
     match error:
         case UnfitGroup():
-            return UnfitNodes([report.event() for report in error.reports], *problem(error.reports))
+            return UnfitNodes([report.event_fields() for report in error.reports], *problem_and_remedy(error.reports))
         case _ if link.peer_gone:
             return _describe_failure(error, link)
         case Superseded():
-            return TakenOver(error.problem)
+            return RunTakenOver(error.problem)
         case CheckpointError() | StoreError() if link.is_saving_last:  # only the last save failed
-            return Unsaved(error.problem)
+            return EndedUnsaved(error.problem)
         case CorruptBlock():  # perhaps only on this machine; if the data are damaged, the failure repeats itself
             return _describe_failure(error, link)
         case _ if isinstance(error, _USER_ERRORS):
@@ -325,16 +325,16 @@ def outcome_for_error(error: BaseException, link: DriverLink) -> RankOutcome:
             return _describe_failure(error, link)
 
 
-def _describe_failure(error: BaseException, link: DriverLink) -> Raised:
+def _describe_failure(error: BaseException, link: DriverLink) -> RankError:
     """Return a failure, for the failure policy. CorruptReplica is raised by all ranks, though most of them are intact,
     so it names the ranks at fault."""
     blamed = error.ranks if isinstance(error, CorruptReplica) else None
     name = "" if isinstance(error, CorruptReplica) else f"{type(error).__name__}: "
     trace = "".join(traceback.format_exception(error))
-    return Raised(f"{name}{error}"[:_ERROR_LENGTH], _kind_of(error, link), trace, blamed)
+    return RankError(f"{name}{error}"[:_ERROR_LENGTH], _failure_kind(error, link), trace, blamed)
 
 
-def _kind_of(error: BaseException, link: DriverLink) -> Kind:
+def _failure_kind(error: BaseException, link: DriverLink) -> FailureKind:
     if link.peer_gone:  # after a peer died, this error may be a consequence
         return "silent"
     if isinstance(error, TRANSIENT_ERRORS):
@@ -346,15 +346,13 @@ def _kind_of(error: BaseException, link: DriverLink) -> Kind:
     return "silent" if lost or gone else "raised"
 
 
-def run_preflight(
-    assignment: Assignment, link: DriverLink, peers: GlooPeers, nodes: Sequence[str]
-) -> list[NodeReport]:
-    """Run the preflight of the nodes, then the trial sums of the group. Collective. Raises Unfit if a node must not
-    train. A rank that does not reach the sums still reports "starting", by which the watchdog finds it."""
+def run_preflight(assignment: Assignment, link: DriverLink, peers: GlooPeers, nodes: Sequence[str]) -> list[NodeReport]:
+    """Run the preflight of the nodes, then the trial sums of the group. Collective. Raises UnfitGroup if a node must
+    not train. A rank that does not reach the sums still reports "starting", by which the watchdog finds it."""
     reports = preflight(PreflightSubject(assignment.recipe, assignment.run_uri), peers, nodes)
     _check_nodes_fit(reports)
-    link.beat(0, FIRST_SUMS[dist.get_backend()])
-    reports = with_sums(reports, first_sums(peers), nodes)
+    link.beat(0, TRIAL_SUM_ACTIVITIES[dist.get_backend()])
+    reports = add_sum_findings(reports, first_sums(peers), nodes)
     link.beat(0, "starting")
     _check_nodes_fit(reports)
     return reports

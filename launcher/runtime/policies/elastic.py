@@ -68,53 +68,60 @@ class GroupStart:
     number: int = field(default=0, compare=False)
 
 
-def places(nodes: Iterable[Mapping[str, Any]], each: Mapping[str, float], without: Container[str]) -> int:
-    """Return how many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `without`."""
+def count_places(
+    nodes: Iterable[Mapping[str, Any]], rank_resources: Mapping[str, float], excluded_nodes: Container[str]
+) -> int:
+    """Return how many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `excluded_nodes`."""
     return sum(
-        min(int(node["Resources"].get(name, 0) // amount) for name, amount in each.items())
+        min(int(node["Resources"].get(name, 0) // amount) for name, amount in rank_resources.items())
         for node in nodes
-        if node["Alive"] and node["NodeID"] not in without
+        if node["Alive"] and node["NodeID"] not in excluded_nodes
     )
 
 
-def rank_count(sizing: Sizing, found: int, wanted: int, waited: float) -> int | None:
-    """Return how many ranks to start when the cluster has places for `found`; None: wait longer.
+def rank_count(sizing: Sizing, place_count: int, wanted_ranks: int, waited_s: float) -> int | None:
+    """Return how many ranks to start when the cluster has places for `place_count`; None: wait longer.
 
-    The number is that of the places, at most `sizing.most` and at least `sizing.least`. It is below `wanted` only once
-    `sizing.wait` seconds have passed.
+    The number is that of the places, at most `sizing.most` and at least `sizing.least`. It is below `wanted_ranks`
+    only once `sizing.wait` seconds have passed.
 
     Args:
-        wanted: number of ranks that trained before, or that the first group expects.
-        waited: seconds since a group was first asked for.
+        wanted_ranks: number of ranks that trained before, or that the first group expects.
+        waited_s: seconds since a group was first asked for.
     """
-    possible = min(found, sizing.most)
+    possible = min(place_count, sizing.most)
     if possible < sizing.least:
         return None
-    return possible if possible >= min(wanted, sizing.most) or waited >= sizing.wait else None
+    return possible if possible >= min(wanted_ranks, sizing.most) or waited_s >= sizing.wait else None
 
 
-def should_grow(sizing: Sizing, found: int, world: int, worked: float, unchanged: float) -> bool:
+def should_grow(sizing: Sizing, place_count: int, world: int, trained_s: float, unchanged_s: float) -> bool:
     """Return whether the present `world` ranks should make room for more.
 
     Args:
-        found: number of ranks that the cluster has places for.
-        worked: seconds that the present ranks have trained.
-        unchanged: seconds since the number of places last changed. Machines rarely come alone, so it is worth waiting.
+        place_count: number of ranks that the cluster has places for.
+        trained_s: seconds that the present ranks have trained.
+        unchanged_s: seconds since the number of places last changed. Machines rarely come alone, so it is worth
+            waiting.
     """
-    return min(found, sizing.most) > world and worked >= sizing.grow and unchanged >= sizing.wait
+    return min(place_count, sizing.most) > world and trained_s >= sizing.grow and unchanged_s >= sizing.wait
 
 
-def exclude_nodes(
-    nodes: Sequence[Mapping[str, Any]], sizing: Sizing, out: frozenset[str], bad: frozenset[str]
+def nodes_to_exclude(
+    nodes: Sequence[Mapping[str, Any]],
+    sizing: Sizing,
+    excluded_nodes: frozenset[str],
+    bad_nodes: frozenset[str],
 ) -> frozenset[str]:
-    """Return the nodes to exclude: those in `out`, and those of `bad` that leave at least `sizing.least` places."""
-    for node in sorted(bad - out):
-        if places(nodes, sizing.each, out | {node}) >= sizing.least:
-            out |= {node}
-    return out
+    """Return the nodes to exclude: those in `excluded_nodes`, and those of `bad_nodes` that leave at least
+    `sizing.least` places."""
+    for node in sorted(bad_nodes - excluded_nodes):
+        if count_places(nodes, sizing.each, excluded_nodes | {node}) >= sizing.least:
+            excluded_nodes |= {node}
+    return excluded_nodes
 
 
-def cause(sizing: Sizing, before: int, world: int, *, first: bool) -> str:
+def world_change_cause(sizing: Sizing, before: int, world: int, *, first: bool) -> str:
     """Return why `world` ranks train and no longer `before`, as text for the record. `first`: this is the command's
     first group."""
     if first:

@@ -19,18 +19,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-SAME_ERROR = 3  # equal errors in a row, at one step
-FAILED_STARTS = 4  # starts in a row that raised before they finished a step
-SILENT_DEATHS = 5  # groups in a row that died without an error after one step: memory may be short
-UNSAVED_FAILURES = 16  # failures of any kind in a row without a newer checkpoint
-NODE_FAILURES = 3  # failures among the latest ones in which one node was the first to fail
+SAME_ERROR_LIMIT = 3  # equal errors in a row at one step, after which the run ends
+FAILED_START_LIMIT = 4  # starts in a row that raised before finishing a step, after which the run ends
+SILENT_DEATH_LIMIT = 5  # silent deaths in a row from one checkpoint, after which memory counts as short
+UNSAVED_FAILURE_LIMIT = 16  # failures in a row without a newer checkpoint, after which the run ends
+NODE_FAILURE_LIMIT = 3  # recent failures that began on one node, after which it is excluded
 NODE_WINDOW_FAILURES = 6  # newest failures by which a node is judged
 NODE_FAILURE_HOURS = 12.0  # age above which a failure no longer counts against its node
 
 _RESUME_ADVICE = "after mending, the same command resumes the run"
 _TRACES_ADVICE = f"see the tracebacks in events/stacks/ of the run; {_RESUME_ADVICE}"
 
-Kind = Literal["raised", "silent", "transient"]
+FailureKind = Literal["raised", "silent", "transient"]
 """"raised": a rank raised an error. "silent": a rank died without an error (killed, frozen, its machine lost).
 "transient": the store did not answer."""
 
@@ -54,11 +54,11 @@ class Failure:
     worked: bool
     node: str | None
     error: str | None
-    kind: Kind
+    kind: FailureKind
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartDecision:
     """A decision to start the ranks again, on any nodes except those in `without`. `frugal`: without copies of
     their state in memory, and without spare processes."""
 
@@ -67,95 +67,100 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopDecision:
     """A decision to end the run because a restart would not help. `reason` and `remedy` are texts for the operator."""
 
     reason: str
     remedy: str
 
 
-def where_it_began(
-    places: Mapping[int, str], errors: Mapping[int, str], failed: Sequence[int], blamed: Sequence[int] | None
+def find_first_failed_node(
+    node_by_rank: Mapping[int, str],
+    error_by_rank: Mapping[int, str],
+    failed_ranks: Sequence[int],
+    blamed_ranks: Sequence[int] | None,
 ) -> str | None:
     """Return the node on which a group's failure began; None if unknown.
 
     Ranks that died without an error come before ranks that raised: a death makes the other ranks raise.
 
     Args:
-        places: node of each rank that sent a heartbeat.
-        errors: texts of the errors that ranks raised, in the order in which they were reported.
-        failed: the ranks that ended the group, as far as Ray knows.
-        blamed: the ranks at fault according to an error, whichever rank raised it; empty if the error says that the
-            fault cannot be located; None if no error says anything about it.
+        node_by_rank: node of each rank that sent a heartbeat.
+        error_by_rank: texts of the errors that ranks raised, in the order in which they were reported.
+        failed_ranks: the ranks that ended the group, as far as Ray knows.
+        blamed_ranks: the ranks at fault according to an error, whichever rank raised it; empty if the error says
+            that the fault cannot be located; None if no error says anything about it.
     """
-    if blamed is not None:
-        return _only_one({places[rank] for rank in blamed if rank in places})
-    silent = {places[rank] for rank in failed or places if rank in places and rank not in errors}
+    if blamed_ranks is not None:
+        return _single_node({node_by_rank[rank] for rank in blamed_ranks if rank in node_by_rank})
+    silent = {
+        node_by_rank[rank]
+        for rank in failed_ranks or node_by_rank
+        if rank in node_by_rank and rank not in error_by_rank
+    }
     if silent:
-        return _only_one(silent)
-    first = next(iter(errors), None)
-    return None if first is None else places.get(first)
+        return _single_node(silent)
+    first = next(iter(error_by_rank), None)
+    return None if first is None else node_by_rank.get(first)
 
 
-def decide(failures: Sequence[Failure], nodes: int) -> Restart | Stop:
+def decide_after_failure(failures: Sequence[Failure], node_count: int) -> RestartDecision | StopDecision:
     """Return what to do after the last of `failures`.
 
     Args:
         failures: the failures of all starts of a run, oldest first.
-        nodes: number of nodes that can hold ranks. A node is excluded only while others remain.
+        node_count: number of nodes that can hold ranks. A node is excluded only while others remain.
     """
     counted = [failure for failure in failures if failure.kind != "transient"]
-    restart = Restart(_bad_nodes(counted, nodes), frugal=_memory_seems_short(counted))
+    restart = RestartDecision(_bad_nodes(counted, node_count), frugal=_memory_seems_short(counted))
     return _stop_if_repeated(counted) or _stop_without_commits(counted) or restart
 
 
-def _stop_if_repeated(counted: Sequence[Failure]) -> Stop | None:
+def _stop_if_repeated(counted: Sequence[Failure]) -> StopDecision | None:
     """Return the decision to end a run whose ranks raise again and again; None if they do not. Deaths without an error
     before the first finished step are passed over: they say nothing about such an error."""
     telling = [failure for failure in counted if failure.kind == "raised" or failure.worked]
-    same = telling[-SAME_ERROR:]
-    if len(same) == SAME_ERROR and same[-1].error and all(_same_error(failure, same[-1]) for failure in same):
-        reason = f"step {same[-1].step} failed {SAME_ERROR} times in the same way: {same[-1].error}"
-        return Stop(reason, _TRACES_ADVICE)
-    row = telling[-FAILED_STARTS:]
-    if len(row) == FAILED_STARTS and not any(failure.worked for failure in row):
+    same = telling[-SAME_ERROR_LIMIT:]
+    if len(same) == SAME_ERROR_LIMIT and same[-1].error and all(_is_same_error(failure, same[-1]) for failure in same):
+        reason = f"step {same[-1].step} failed {SAME_ERROR_LIMIT} times in the same way: {same[-1].error}"
+        return StopDecision(reason, _TRACES_ADVICE)
+    row = telling[-FAILED_START_LIMIT:]
+    if len(row) == FAILED_START_LIMIT and not any(failure.worked for failure in row):
         reason = f"the ranks failed {len(row)} times in a row before finishing a step, at last with {row[-1].error}"
-        return Stop(reason, _TRACES_ADVICE)
+        return StopDecision(reason, _TRACES_ADVICE)
     return None
 
 
 def _memory_seems_short(counted: Sequence[Failure]) -> bool:
-    row = counted[-SILENT_DEATHS:]
+    row = counted[-SILENT_DEATH_LIMIT:]
     silent = all(failure.kind == "silent" for failure in row)
     # A group that made steps may have left in-memory copies, so its death differs from those at the same checkpoint.
-    return len(row) == SILENT_DEATHS and silent and len({(each.committed, each.worked) for each in row}) == 1
+    return len(row) == SILENT_DEATH_LIMIT and silent and len({(each.committed, each.worked) for each in row}) == 1
 
 
-def _stop_without_commits(counted: Sequence[Failure]) -> Stop | None:
-    row = counted[-UNSAVED_FAILURES:]
-    if len(row) < UNSAVED_FAILURES or len({failure.committed for failure in row}) > 1:
+def _stop_without_commits(counted: Sequence[Failure]) -> StopDecision | None:
+    row = counted[-UNSAVED_FAILURE_LIMIT:]
+    if len(row) < UNSAVED_FAILURE_LIMIT or len({failure.committed for failure in row}) > 1:
         return None
     last = row[-1]
     reason = f"the ranks died {len(row)} times in a row without a checkpoint newer than that of step {last.committed}"
     reason += f", at last by {last.error}" if last.error else ""
-    return Stop(
-        reason, f"see the events of the run, and save more often (checkpoint.every); {_RESUME_ADVICE}"
-    )
+    return StopDecision(reason, f"see the events of the run, and save more often (checkpoint.every); {_RESUME_ADVICE}")
 
 
-def _only_one(nodes: set[str]) -> str | None:
+def _single_node(nodes: set[str]) -> str | None:
     return nodes.pop() if len(nodes) == 1 else None
 
 
-def _same_error(failure: Failure, last: Failure) -> bool:
+def _is_same_error(failure: Failure, last: Failure) -> bool:
     return failure.step == last.step and failure.error == last.error
 
 
-def _bad_nodes(failures: Sequence[Failure], nodes: int) -> frozenset[str]:
+def _bad_nodes(failures: Sequence[Failure], node_count: int) -> frozenset[str]:
     recent = [
         failure.node
         for failure in failures[-NODE_WINDOW_FAILURES:]
         if failure.node is not None and failures[-1].time - failure.time <= 3600 * NODE_FAILURE_HOURS
     ]
-    bad = [node for node, count in Counter(recent).most_common() if count >= NODE_FAILURES]
-    return frozenset(bad[: max(0, nodes - 1)])
+    bad = [node for node, count in Counter(recent).most_common() if count >= NODE_FAILURE_LIMIT]
+    return frozenset(bad[: max(0, node_count - 1)])

@@ -48,14 +48,17 @@ class Recovery(StrictRecord):
     memory_every: PositiveInt | Literal["auto", "never"] = "auto"
 
 
-def spares_for(ranks: Mapping[str, int], memory: Mapping[str, float], most: int) -> dict[str, int]:
-    """Return how many spare processes each node with `ranks` is to have: at most `most`, and one at most where the
-    node's bytes of `memory` are fewer than `PROCESS_BYTES` for every rank and spare process."""
-    room = {node: int(memory.get(node, 0.0) // PROCESS_BYTES) - count for node, count in ranks.items()}
-    return {node: min(most, max(1, free)) for node, free in room.items()}
+def spare_counts(
+    ranks_by_node: Mapping[str, int], memory_by_node: Mapping[str, float], max_spares: int
+) -> dict[str, int]:
+    """Return how many spare processes each node with `ranks_by_node` is to have: at most `max_spares`, and one at
+    most where the node's bytes of `memory_by_node` are fewer than `PROCESS_BYTES` for every rank and spare
+    process."""
+    room = {node: int(memory_by_node.get(node, 0.0) // PROCESS_BYTES) - count for node, count in ranks_by_node.items()}
+    return {node: min(max_spares, max(1, free)) for node, free in room.items()}
 
 
-def partners(nodes: Sequence[str]) -> list[int]:
+def copy_partners(nodes: Sequence[str]) -> list[int]:
     """Return for each rank the rank that keeps the copy of its state.
 
     The partner is on another node if there is another. Numbers of copies differ between ranks only as far as the
@@ -72,7 +75,7 @@ def partners(nodes: Sequence[str]) -> list[int]:
     largest = max(groups, key=len)
     others = [rank for rank in ring if nodes[rank] != nodes[largest[0]]]
     if len(largest) > len(others):
-        pairs = _around_a_large_node(largest, others)
+        pairs = _partners_of_large_node(largest, others)
     else:
         half = len(ring) // 2
         distance = half - half % len(largest)  # a multiple of a node's ranks, if all nodes are equal
@@ -80,8 +83,8 @@ def partners(nodes: Sequence[str]) -> list[int]:
     return [pairs[rank] for rank in range(len(nodes))]
 
 
-def _around_a_large_node(largest: Sequence[int], others: Sequence[int]) -> dict[int, int]:
-    """Return the partner of each rank if the node of the `largest` group has more ranks than all other nodes together.
-    `others`: the ranks of these nodes. Each of them keeps the copies of several ranks."""
-    kept_by_others = {rank: others[at % len(others)] for at, rank in enumerate(largest)}
-    return kept_by_others | dict(zip(others, largest, strict=False))
+def _partners_of_large_node(large_node_ranks: Sequence[int], other_ranks: Sequence[int]) -> dict[int, int]:
+    """Return the partner of each rank if the node of the `large_node_ranks` group has more ranks than all other
+    nodes together. `other_ranks`: the ranks of these nodes. Each of them keeps the copies of several ranks."""
+    kept_by_others = {rank: other_ranks[at % len(other_ranks)] for at, rank in enumerate(large_node_ranks)}
+    return kept_by_others | dict(zip(other_ranks, large_node_ranks, strict=False))

@@ -22,7 +22,7 @@ from pydantic import Field, PositiveInt, TypeAdapter
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import Rewind
 from data_service.formats import StrictRecord
-from launcher.runtime.policies.failures import Stop
+from launcher.runtime.policies.failures import StopDecision
 
 LOSS = "loss"
 _MAD_TO_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
@@ -84,23 +84,23 @@ class SpikeHistory:
 _HISTORY_TYPE = TypeAdapter(SpikeHistory)
 
 
-def upper_bound(values: Sequence[float], window: int, spreads: float | None) -> float:
+def upper_bound(values: Sequence[float], window: int, deviations: float | None) -> float:
     """Return the limit above which a figure after `values` is not normal.
 
-    The limit is the median of the last `window` values plus `spreads` standard deviations. It is infinite if `spreads`
-    is None or there are fewer than `window` values.
+    The limit is the median of the last `window` values plus `deviations` standard deviations. It is infinite if
+    `deviations` is None or there are fewer than `window` values.
     """
-    if spreads is None or len(values) < window:
+    if deviations is None or len(values) < window:
         return math.inf
     recent = values[-window:]
     middle = median(recent)
     spread = _MAD_TO_SIGMA * median(abs(value - middle) for value in recent)
-    return middle + spreads * max(spread, _MIN_SPREAD_SHARE * abs(middle))
+    return middle + deviations * max(spread, _MIN_SPREAD_SHARE * abs(middle))
 
 
-def max_allowed(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
+def max_allowed_figure(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
     """Return the largest figure with which a step of `phase` still makes its update."""
-    return _limit(settings, recent, phase, name, settings.outlier)
+    return _figure_limit(settings, recent, phase, name, settings.outlier)
 
 
 def next_history(
@@ -115,10 +115,11 @@ def next_history(
     """Return the history with `step`, which is done, added to `recent`.
 
     Args:
-        figures: figures of the step by name: its loss, under `LOSS`, and every other figure that `max_allowed` judges.
+        figures: figures of the step by name: its loss, under `LOSS`, and every other figure that
+            `max_allowed_figure` judges.
         updated: whether the step made all its updates.
     """
-    high = figures[LOSS] > _limit(settings, recent, phase, LOSS, settings.threshold)
+    high = figures[LOSS] > _figure_limit(settings, recent, phase, LOSS, settings.threshold)
     if high or not updated or not all(map(math.isfinite, figures.values())):
         return replace(recent, since=step if recent.since is None else recent.since)
     before = recent.series if recent.phase == phase else {}
@@ -126,12 +127,12 @@ def next_history(
     return SpikeHistory(phase, series)
 
 
-def is_spike(settings: Spikes, recent: SpikeHistory, steps: int) -> bool:
+def should_go_back(settings: Spikes, recent: SpikeHistory, steps: int) -> bool:
     """Return whether the run should go back after `steps` steps."""
     return recent.since is not None and steps - recent.since >= settings.patience
 
 
-def describe(recent: SpikeHistory, loss: float, grad_norm: float) -> str:
+def describe_bad_step(recent: SpikeHistory, loss: float, grad_norm: float) -> str:
     """Return, as text for the operator, what is wrong with a bad step."""
     if not math.isfinite(loss):
         return "losses that are not finite"
@@ -143,7 +144,7 @@ def describe(recent: SpikeHistory, loss: float, grad_norm: float) -> str:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SpikeVerdict:
     """What to do after a spike.
 
     Attributes:
@@ -152,32 +153,34 @@ class Verdict:
     """
 
     to: CheckpointName | None
-    stop: Stop | None
+    stop: StopDecision | None
 
 
-def decide(
-    settings: Spikes, began: int, cause: str, history: Sequence[CheckpointName], gone_back: Sequence[Rewind]
-) -> Verdict:
-    """Return what to do after a spike that began with step `began`.
+def decide_after_spike(
+    settings: Spikes,
+    first_bad_step: int,
+    cause: str,
+    history: Sequence[CheckpointName],
+    past_rewinds: Sequence[Rewind],
+) -> SpikeVerdict:
+    """Return what to do after a spike that began with step `first_bad_step`.
 
     Args:
-        cause: what is wrong (`describe`).
+        cause: what is wrong (`describe_bad_step`).
         history: the run's checkpoints, without those that earlier rewinds abandoned.
-        gone_back: earlier rewinds, the oldest first.
+        past_rewinds: earlier rewinds, the oldest first.
     """
-    latest = settings.latest_rewind_step(began)
+    latest = settings.latest_rewind_step(first_bad_step)
     to = max((mark for mark in history if mark.step <= latest), key=lambda mark: mark.step, default=None)
-    what = f"{cause}, from step {began:,} on"
+    what = f"{cause}, from step {first_bad_step:,} on"
     if to is None:
-        reason = (
-            f"{what}, and no checkpoint is {settings.patience} or more steps older, so the run cannot go back"
-        )
-        return Verdict(None, Stop(reason, _HOPELESS_ADVICE))
-    times = _rewinds_in_a_row(settings, began, gone_back)
+        reason = f"{what}, and no checkpoint is {settings.patience} or more steps older, so the run cannot go back"
+        return SpikeVerdict(None, StopDecision(reason, _HOPELESS_ADVICE))
+    times = _rewinds_in_a_row(settings, first_bad_step, past_rewinds)
     if times >= settings.most_rewinds:
         reason = f"{what}, after going back {times} times in a row"
-        return Verdict(to, Stop(reason, _REPEATED_ADVICE.format(step=to.step)))
-    return Verdict(to, None)
+        return SpikeVerdict(to, StopDecision(reason, _REPEATED_ADVICE.format(step=to.step)))
+    return SpikeVerdict(to, None)
 
 
 _HOPELESS_ADVICE = (
@@ -190,17 +193,17 @@ _REPEATED_ADVICE = (
 )
 
 
-def _rewinds_in_a_row(settings: Spikes, began: int, gone_back: Sequence[Rewind]) -> int:
+def _rewinds_in_a_row(settings: Spikes, began: int, past_rewinds: Sequence[Rewind]) -> int:
     """Return how many rewinds preceded this spike in a row: each spike began at most `window` steps after the point
     that the run had reached when it last went back."""
     times = 0
-    for rewind in reversed(gone_back):
+    for rewind in reversed(past_rewinds):
         if rewind.to is None or began > rewind.reached + settings.window:
             break
         times, began = times + 1, rewind.began
     return times
 
 
-def _limit(settings: Spikes, recent: SpikeHistory, phase: int, name: str, spreads: float | None) -> float:
+def _figure_limit(settings: Spikes, recent: SpikeHistory, phase: int, name: str, deviations: float | None) -> float:
     values = recent.series.get(name, ()) if recent.phase == phase else ()
-    return upper_bound(values, settings.window, spreads)
+    return upper_bound(values, settings.window, deviations)

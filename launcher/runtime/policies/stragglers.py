@@ -32,7 +32,7 @@ class Stragglers(StrictRecord):
     ratio: float = Field(default=1.5, gt=1)
 
 
-Doing = Literal["data", "compute"]
+SlowActivity = Literal["data", "compute"]
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Straggler:
 
     rank: int
     ratio: float
-    doing: Doing
+    doing: SlowActivity
 
 
 @dataclass
-class Detector:
+class StragglerDetector:
     """A detector of stragglers, which is told of every step. It reports a rank once when the rank becomes a straggler,
     and again only if the rank has recovered in between."""
 
@@ -55,47 +55,47 @@ class Detector:
     _steps: list[tuple[Sequence[Pace], float]] = field(default_factory=list)
     _slow: dict[int, int] = field(default_factory=dict)  # slow windows in a row, by rank
 
-    def step(self, paces: Sequence[Pace], seconds: float) -> list[Straggler]:
-        """Take in the times of all ranks in a step that took `seconds`. Return the ranks that became stragglers."""
+    def add_step(self, paces: Sequence[Pace], seconds: float) -> list[Straggler]:
+        """Add the times of all ranks in a step that took `seconds`. Return the ranks that became stragglers."""
         self._steps.append((paces, seconds))
         if len(self._steps) < self.settings.window:
             return []
         window, self._steps = self._steps, []
-        slow = [s for s in slowness(window, forward=self.forward) if s.ratio >= self.settings.ratio]
+        slow = [s for s in rank_slowness(window, forward=self.forward) if s.ratio >= self.settings.ratio]
         self._slow = {s.rank: self._slow.get(s.rank, 0) + 1 for s in slow}
         return [s for s in slow if self._slow[s.rank] == SLOW_WINDOWS]
 
 
-def slowness(window: Sequence[tuple[Sequence[Pace], float]], *, forward: bool) -> list[Straggler]:
+def rank_slowness(window: Sequence[tuple[Sequence[Pace], float]], *, forward: bool) -> list[Straggler]:
     """Return how much slower than the others each rank was over a window, in data or in computing, whichever is worse.
     The list is empty for a single rank.
 
     Args:
         window: for each step, the times of all ranks and the step's duration in seconds.
-        forward: as in `Detector`.
+        forward: as in `StragglerDetector`.
     """
     world = len(window[0][0])
     if world < 2:
         return []
     steps = sum(seconds for _, seconds in window)
     data = [sum(paces[rank].data for paces, _ in window) for rank in range(world)]
-    compute = [_per_token([paces[rank] for paces, _ in window]) for rank in range(world)] if forward else []
+    compute = [_seconds_per_token([paces[rank] for paces, _ in window]) for rank in range(world)] if forward else []
     return [
-        _straggler(rank, _data_delay(data, steps, rank), _slowdown(compute, rank)) for rank in range(world)
+        _worse_slowness(rank, _data_delay(data, steps, rank), _compute_slowdown(compute, rank)) for rank in range(world)
     ]
 
 
-def _straggler(rank: int, data: float, compute: float) -> Straggler:
-    return Straggler(rank, data, "data") if data > compute else Straggler(rank, compute, "compute")
+def _worse_slowness(rank: int, data_delay: float, slowdown: float) -> Straggler:
+    return Straggler(rank, data_delay, "data") if data_delay > slowdown else Straggler(rank, slowdown, "compute")
 
 
 def _data_delay(data: Sequence[float], steps: float, rank: int) -> float:
     """Return the duration of the steps, divided by their duration had this rank's data come when the others' did."""
-    excess = data[rank] - _median(data, rank)
+    excess = data[rank] - _median_of_others(data, rank)
     return steps / max(steps - excess, 1e-9) if excess > 0 else 1.0
 
 
-def _slowdown(compute: Sequence[float | None], rank: int) -> float:
+def _compute_slowdown(compute: Sequence[float | None], rank: int) -> float:
     """Return this rank's time for a token, divided by the median of the others; 1 where either is unknown."""
     mine, known = compute[rank] if compute else None, [c for c in compute if c is not None]
     if mine is None or len(known) < 2:
@@ -104,11 +104,11 @@ def _slowdown(compute: Sequence[float | None], rank: int) -> float:
     return mine / max(median(others), 1e-12)
 
 
-def _median(values: Sequence[float], rank: int) -> float:
+def _median_of_others(values: Sequence[float], rank: int) -> float:
     return median(value for number, value in enumerate(values) if number != rank)
 
 
-def _per_token(paces: Sequence[Pace]) -> float | None:
+def _seconds_per_token(paces: Sequence[Pace]) -> float | None:
     """Return a rank's seconds of forward passes for each token; None for a rank that had no tokens."""
     tokens = sum(pace.tokens for pace in paces)
     return sum(pace.forward for pace in paces) / tokens if tokens else None

@@ -19,21 +19,21 @@ from pydantic import Field
 
 from data_service.formats import StrictRecord
 
-TRAINING = "training"
-FIRST_SUMS = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
+TRAINING_ACTIVITY = "training"
+TRIAL_SUM_ACTIVITIES = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
 """The activity of a rank during the trial sums before training (`launcher.runtime.preflight.collective`), by the
 library that sums."""
-_STAGES = {"starting": 0, "loading": 1}  # the first activities of a rank, in this order
+_STAGE_BY_ACTIVITY = {"starting": 0, "loading": 1}  # the first activities of a rank, in this order
 _MAX_GAP_S = 1.0  # most seconds that count between two checks
 
 
-BEAT_S = 0.25
-BEATS_PER_S = 500  # most heartbeats a second of all ranks together: they take the driver two fifths of a core
+MIN_HEARTBEAT_INTERVAL_S = 0.25
+MAX_HEARTBEATS_PER_S = 500  # most heartbeats a second of all ranks together: they take the driver two fifths of a core
 
 
-def beat_interval(ranks: int) -> float:
+def heartbeat_interval_s(ranks: int) -> float:
     """Return the seconds between two heartbeats of one of so many ranks."""
-    return max(BEAT_S, ranks / BEATS_PER_S)
+    return max(MIN_HEARTBEAT_INTERVAL_S, ranks / MAX_HEARTBEATS_PER_S)
 
 
 class Watchdog(StrictRecord):
@@ -64,7 +64,7 @@ class RankLocation:
 
 
 @dataclass(frozen=True)
-class Beat:
+class RankHeartbeat:
     """The latest heartbeat of a rank.
 
     Attributes:
@@ -81,12 +81,12 @@ class Beat:
     place: RankLocation
 
     @property
-    def where(self) -> tuple[int, str, int]:
+    def position(self) -> tuple[int, str, int]:
         return self.step, self.doing, self.done
 
 
 @dataclass(frozen=True)
-class Stuck:
+class StuckRank:
     """A rank that must be killed, and why.
 
     Attributes:
@@ -107,20 +107,20 @@ class _LastSeen:
     """What was seen of a rank: its latest heartbeat, seconds since that came (`silent`), and seconds since the rank
     last made progress (`idle`)."""
 
-    beat: Beat
+    beat: RankHeartbeat
     silent: float = 0.0
     idle: float = 0.0
 
-    def then(self, beat: Beat, watched: float) -> "_LastSeen":
-        """Return what is seen at the next look, `watched` seconds later."""
+    def advance(self, beat: RankHeartbeat, elapsed_s: float) -> "_LastSeen":
+        """Return what is seen at the next look, `elapsed_s` seconds later."""
         if beat.place != self.beat.place:
             return _LastSeen(beat)
-        silent = self.silent + watched if beat.count == self.beat.count else 0.0
-        idle = self.idle + watched if beat.where == self.beat.where else 0.0
+        silent = self.silent + elapsed_s if beat.count == self.beat.count else 0.0
+        idle = self.idle + elapsed_s if beat.position == self.beat.position else 0.0
         return _LastSeen(beat, silent, idle)
 
 
-class Observer:
+class HeartbeatObserver:
     """An observer of the ranks' heartbeats that finds the stuck ranks.
 
     Between two looks at most one second counts. If more has passed, the observer itself was stopped or could not ask,
@@ -135,66 +135,70 @@ class Observer:
         self._looked: float | None = None
         self._seen: dict[int, _LastSeen] = {}
 
-    def look(self, beats: Mapping[int, Beat]) -> None:
-        """Take in the latest heartbeat of every rank."""
+    def observe(self, beats: Mapping[int, RankHeartbeat]) -> None:
+        """Record the latest heartbeat of every rank."""
         now = self._clock()
         watched = 0.0 if self._looked is None else min(now - self._looked, _MAX_GAP_S)
         self._looked = now
         known = self._seen
         self._seen = {
-            rank: known[rank].then(beat, watched) if rank in known else _LastSeen(beat)
+            rank: known[rank].advance(beat, watched) if rank in known else _LastSeen(beat)
             for rank, beat in beats.items()
         }
 
-    def stuck(self, limits: Watchdog) -> list[Stuck]:
+    def find_stuck_ranks(self, limits: Watchdog) -> list[StuckRank]:
         """Return the ranks that must be killed, those at the lowest step first; empty if none is stuck."""
         found = [
             (seen.beat.step, stuck)
             for rank, seen in self._seen.items()
-            if (stuck := _judge(rank, seen, limits)) is not None
+            if (stuck := _check_rank(rank, seen, limits)) is not None
         ]
         return [stuck for _, stuck in sorted(found, key=lambda one: (one[0], one[1].rank))]
 
 
-def _judge(rank: int, seen: _LastSeen, limits: Watchdog) -> Stuck | None:
+def _check_rank(rank: int, seen: _LastSeen, limits: Watchdog) -> StuckRank | None:
     where = f"{seen.beat.doing} at step {seen.beat.step}"
     if seen.silent > limits.silence:
-        return Stuck(rank, True, f"has been silent for {seen.silent:.0f} s, last {where}")
-    as_a_step = seen.beat.doing in (TRAINING, *FIRST_SUMS.values())
+        return StuckRank(rank, True, f"has been silent for {seen.silent:.0f} s, last {where}")
+    as_a_step = seen.beat.doing in (TRAINING_ACTIVITY, *TRIAL_SUM_ACTIVITIES.values())
     if seen.idle > (limits.step if as_a_step else limits.other):
-        return Stuck(rank, False, f"has made no progress for {seen.idle:.0f} s, {where}")
+        return StuckRank(rank, False, f"has made no progress for {seen.idle:.0f} s, {where}")
     return None
 
 
-def culprits(found: Sequence[Stuck], beats: Mapping[int, Beat]) -> list[int]:
+def find_culprits(stuck_ranks: Sequence[StuckRank], beats: Mapping[int, RankHeartbeat]) -> list[int]:
     """Return the ranks that the others waited for; empty if that cannot be told.
 
-    They are the ranks of `found` that send no heartbeats. If all of `found` send heartbeats, they are the ranks with
-    the least progress, unless all ranks have made the same progress.
+    They are the ranks of `stuck_ranks` that send no heartbeats. If all of `stuck_ranks` send heartbeats, they are
+    the ranks with the least progress, unless all ranks have made the same progress.
 
     Args:
-        found: the stuck ranks.
+        stuck_ranks: the stuck ranks.
         beats: latest heartbeat of every rank.
     """
-    silent = [stuck.rank for stuck in found if stuck.silent]
+    silent = [stuck.rank for stuck in stuck_ranks if stuck.silent]
     if silent:
         return silent
-    progress = _progress(beats)
+    progress = _progress_by_rank(beats)
     last = [rank for rank, at in progress.items() if at == min(progress.values())]
     return last if len(last) < len(progress) else []
 
 
-def _progress(beats: Mapping[int, Beat]) -> dict[int, tuple[int, int, int]]:
-    """Return how far each rank is, as tuples that compare. `Beat.done` counts only if all ranks are at the same step
+def _progress_by_rank(beats: Mapping[int, RankHeartbeat]) -> dict[int, tuple[int, int, int]]:
+    """Return how far each rank is, as comparable tuples. `RankHeartbeat.done` counts only if all ranks are at one step
     and activity."""
     alike = len({(beat.step, beat.doing) for beat in beats.values()}) == 1
     return {
-        rank: (_STAGES.get(beat.doing, len(_STAGES)), beat.step, beat.done if alike else 0)
+        rank: (
+            _STAGE_BY_ACTIVITY.get(beat.doing, len(_STAGE_BY_ACTIVITY)),
+            beat.step,
+            beat.done if alike else 0,
+        )
         for rank, beat in beats.items()
     }
 
 
-def next_beat(last: Beat | None, beat: Beat) -> Beat:
+def with_count(last: RankHeartbeat | None, beat: RankHeartbeat) -> RankHeartbeat:
     """Return `beat` with its count continued from `last`, if both are of the same process."""
     return replace(beat, count=last.count + 1) if last is not None and last.place == beat.place else beat
 

@@ -28,46 +28,46 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from checkpoints.gather import Peers, gather_as
-from launcher.runtime.capacity.devices import gpu_of_device
+from launcher.runtime.capacity.devices import match_gpu_by_device_name
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, RankSums, Verdict, WrongNumbers, worst_verdict
-from launcher.runtime.preflight.measure import PreflightSubject, examine
-from launcher.runtime.preflight.network import line_rate
+from launcher.runtime.preflight.measure import PreflightSubject, run_checks
+from launcher.runtime.preflight.network import network_line_rate
 from launcher.runtime.preflight.releases import triton_release
 
-_LIBRARIES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "safetensors")
-_ROOT = Path(__file__).parents[3]
-_PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
+_COMPARED_LIBRARIES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "safetensors")
+_REPOSITORY_ROOT = Path(__file__).parents[3]
+_SOURCE_PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
 
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python, Maskfleet and the libraries that compute, by name; with those of CUDA, NCCL and
     Triton if there are GPUs."""
     gpu = torch.cuda.is_available()
-    own = {"CUDA": str(torch.version.cuda), "NCCL": _nccl(), "Triton": triton_release()} if gpu else {}
+    own = {"CUDA": str(torch.version.cuda), "NCCL": _nccl_version(), "Triton": triton_release()} if gpu else {}
     return loaded_versions() | own
 
 
 @cache
 def loaded_versions() -> dict[str, str]:
-    """Return the same without those of GPUs, as it was when this process first asked: a restart on a network file
-    system should not read hundreds of files again."""
+    """Return the versions of Python, Maskfleet and the libraries that compute, by name. They are read once per process:
+    a restart on a network file system should not read hundreds of files again."""
     ours = {
         "python": platform.python_version(),
         "maskfleet": f"{metadata.version('maskfleet')}+{source_digest()}",
     }
-    return ours | {name: metadata.version(name) for name in _LIBRARIES}
+    return ours | {name: metadata.version(name) for name in _COMPARED_LIBRARIES}
 
 
-def _nccl() -> str:
+def _nccl_version() -> str:
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
 
 
 def source_digest() -> str:
     """Return a hash of our own source code."""
     digest = hashlib.sha256()
-    for path in sorted(path for package in _PACKAGES for path in (_ROOT / package).rglob("*.py")):
-        digest.update(f"{path.relative_to(_ROOT)}\n".encode())
+    for path in sorted(path for package in _SOURCE_PACKAGES for path in (_REPOSITORY_ROOT / package).rglob("*.py")):
+        digest.update(f"{path.relative_to(_REPOSITORY_ROOT)}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -94,10 +94,10 @@ class NodeReport:
     def verdict(self) -> Verdict:
         return worst_verdict(self.findings)
 
-    def bad(self, verdict: Verdict) -> list[Finding]:
+    def findings_with(self, verdict: Verdict) -> list[Finding]:
         return [finding for finding in self.findings if finding.verdict == verdict]
 
-    def event(self) -> dict[str, object]:
+    def event_fields(self) -> dict[str, object]:
         """Return the fields of the `preflight` event."""
         problems = [f"{f.what}: {f.found}" for f in self.findings if f.verdict != "ok"]
         checks = {f.what: f.found for f in self.findings}
@@ -105,14 +105,14 @@ class NodeReport:
         return {**head, "problems": problems, "checks": checks, "versions": self.versions}
 
 
-_REPORT: TypeAdapter[NodeReport | None] = TypeAdapter(NodeReport | None)
+_REPORT_ADAPTER: TypeAdapter[NodeReport | None] = TypeAdapter(NodeReport | None)
 
 
 class UnfitGroup(Exception):
-    """The error if nodes of this group must not train, whose reports it has. It is raised on all ranks alike."""
+    """The error if nodes of this group must not train, with their reports. All ranks raise it."""
 
     def __init__(self, reports: "Sequence[NodeReport]") -> None:
-        super().__init__(problem(reports)[0])
+        super().__init__(problem_and_remedy(reports)[0])
         self.reports = reports
 
 
@@ -124,8 +124,8 @@ def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> 
     known = peers.all_gather(_earlier_report(subject, nodes[peers.rank]) is not None)
     here = [rank for rank, node in enumerate(nodes) if node == nodes[peers.rank]]
     leader = next((rank for rank in here if known[rank]), here[0]) == peers.rank
-    report = _report(subject, nodes[peers.rank]) if leader else None
-    return with_versions([each for each in gather_as(peers, _REPORT, report) if each is not None])
+    report = _examine_node(subject, nodes[peers.rank]) if leader else None
+    return add_version_findings([each for each in gather_as(peers, _REPORT_ADAPTER, report) if each is not None])
 
 
 def unfit_reports(reports: Sequence[NodeReport]) -> list[NodeReport]:
@@ -133,9 +133,9 @@ def unfit_reports(reports: Sequence[NodeReport]) -> list[NodeReport]:
     return [report for report in reports if report.verdict == "failure"]
 
 
-def problem(reports: Sequence[NodeReport]) -> tuple[str, str]:
+def problem_and_remedy(reports: Sequence[NodeReport]) -> tuple[str, str]:
     """Return what is wrong with unfit nodes, and what to do about it."""
-    wrong = [(report, finding) for report in reports for finding in report.bad("failure")]
+    wrong = [(report, finding) for report in reports for finding in report.findings_with("failure")]
     texts = [f"node {report.node[:8]} ({report.host}): {f.what}: {f.found}" for report, f in wrong]
     return "; ".join(texts), "; ".join(dict.fromkeys(finding.remedy for _, finding in wrong))
 
@@ -144,27 +144,25 @@ def warning_lines(reports: Sequence[NodeReport]) -> list[str]:
     """Return the warnings as lines for the operator; one line for all nodes with the same warning."""
     found: dict[tuple[str, str], list[str]] = {}
     for report in reports:
-        for finding in report.bad("warning"):
+        for finding in report.findings_with("warning"):
             text = (f"{finding.what}: {finding.found}", finding.remedy)
             found.setdefault(text, []).append(report.host)
     return [f"preflight, {', '.join(hosts)}: {what} ({remedy})" for (what, remedy), hosts in found.items()]
 
 
-def with_versions(reports: Sequence[NodeReport]) -> list[NodeReport]:
+def add_version_findings(reports: Sequence[NodeReport]) -> list[NodeReport]:
     """Return the reports with a finding for each version that differs from that of most nodes."""
     differing: Mapping[str, list[Finding]] = findings.judge_versions({r.node: r.versions for r in reports})
     return [replace(r, findings=(*r.findings, *differing[r.node])) for r in reports]
 
 
-def with_sums(
-    reports: Sequence[NodeReport], found: Sequence[RankSums], nodes: Sequence[str]
+def add_sum_findings(
+    reports: Sequence[NodeReport], rank_sums: Sequence[RankSums], nodes: Sequence[str]
 ) -> list[NodeReport]:
-    """Return the reports with the findings of the trial sums. `found`, `nodes`: results and node of each rank."""
-    sum_verdict = findings.judge_sums(found, nodes)
-    took = max(one.seconds for one in found)
-    return [
-        replace(r, seconds=r.seconds + took, findings=(*r.findings, *sum_verdict[r.node])) for r in reports
-    ]
+    """Return the reports with the findings of the trial sums. `rank_sums`, `nodes`: results and node of each rank."""
+    sum_verdict = findings.judge_sums(rank_sums, nodes)
+    took = max(one.seconds for one in rank_sums)
+    return [replace(r, seconds=r.seconds + took, findings=(*r.findings, *sum_verdict[r.node])) for r in reports]
 
 
 _reports: list[tuple[PreflightSubject, NodeReport]] = []  # at most one entry: this process's newest report
@@ -174,32 +172,31 @@ def _earlier_report(subject: PreflightSubject, node: str) -> NodeReport | None:
     return next((report for of, report in _reports if of == subject and report.node == node), None)
 
 
-def _report(subject: PreflightSubject, node: str) -> NodeReport:
+def _examine_node(subject: PreflightSubject, node: str) -> NodeReport:
     """Return the report of this node: the one that this process made before, if it trained the run on it already."""
     if (known := _earlier_report(subject, node)) is not None:
         return replace(known, seconds=0.0)
     started = time.monotonic()
-    found, host, versions = tuple(examine(subject)), socket.gethostname(), installed_versions()
+    found, host, versions = tuple(run_checks(subject)), socket.gethostname(), installed_versions()
     report = NodeReport(node, host, time.monotonic() - started, found, versions)
     _reports[:] = [(subject, report)]
     return report
 
 
 _CHECKED_ELEMENTS = 1 << 16  # how many numbers of a sum are checked
-_PATTERNS = 64  # ranks that send different numbers: with more, fp32 sums of 16,000 ranks would be inexact
-_BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}  # size of a timed message; on a CPU 20 ms if a link is too slow
+_PATTERN_COUNT = 64  # ranks that send different numbers: with more, fp32 sums of 16,000 ranks would be inexact
+_TIMED_MESSAGE_BYTES = {
+    "cpu": 2 << 20,
+    "cuda": 64 << 20,
+}  # size of a timed message; on a CPU 20 ms if a link is too slow
 _TIMED_ROUNDS = 2  # number of timed rounds, of which the fastest counts
-_SUMS = TypeAdapter(RankSums)
+_SUMS_ADAPTER = TypeAdapter(RankSums)
 
 
 def first_sums(peers: Peers) -> list[RankSums]:
     """Make the trial sums, and return the results of each rank, in the order of ranks. Collective, on all ranks of the
     default group."""
-    device = (
-        torch.device("cuda", torch.cuda.current_device())
-        if dist.get_backend() == "nccl"
-        else torch.device("cpu")
-    )
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     started = time.monotonic()
     mine = _check_sums(peers.rank, peers.world, device)
     speed, together = _time_links(peers.rank, peers.world, device) if peers.world > 1 else (None, None)
@@ -208,45 +205,48 @@ def first_sums(peers: Peers) -> list[RankSums]:
         speed=speed,
         together=together,
         inside=_link_rate_inside_node(device),
-        line=line_rate() if device.type == "cuda" else None,
+        line=network_line_rate() if device.type == "cuda" else None,
         seconds=time.monotonic() - started,
     )
-    return gather_as(peers, _SUMS, found)
+    return gather_as(peers, _SUMS_ADAPTER, found)
 
 
-def pattern(rank: int, device: torch.device) -> Float32[Tensor, " count"]:
+def rank_pattern(rank: int, device: torch.device) -> Float32[Tensor, " count"]:
     """Return the numbers of a rank. They are whole numbers, so that any order of adding gives the same sum."""
     place = torch.arange(_CHECKED_ELEMENTS, device=device)
-    return (place % 251 + (rank % _PATTERNS) * (place % 13 + 1)).float()
+    return (place % 251 + (rank % _PATTERN_COUNT) * (place % 13 + 1)).float()
 
 
-def _expected(world: int) -> Float32[Tensor, " count"]:
+def _expected_total(world: int) -> Float32[Tensor, " count"]:
     """Return the true sum of all ranks' numbers, computed on this rank."""
     place = torch.arange(_CHECKED_ELEMENTS)
-    kinds = sum(rank % _PATTERNS for rank in range(world))
+    kinds = sum(rank % _PATTERN_COUNT for rank in range(world))
     return (world * (place % 251) + kinds * (place % 13 + 1)).float()
 
 
 def _check_sums(rank: int, world: int, device: torch.device) -> dict[str, WrongNumbers | None]:
     """Return the wrong numbers on this rank, by the fields of `RankSums`; None for each field without errors."""
     host = torch.device("cpu")
-    ours = pattern(rank, device)
+    ours = rank_pattern(rank, device)
     total = ours.clone()
     dist.all_reduce(total)
-    found = {"own": _find_wrong(ours, pattern(rank, host)), "total": _find_wrong(total, _expected(world))}
+    found = {
+        "own": _find_wrong_numbers(ours, rank_pattern(rank, host)),
+        "total": _find_wrong_numbers(total, _expected_total(world)),
+    }
     if world == 1:
         return found | {"link": None, "pair": None}
     theirs = torch.empty_like(ours)
-    _pass_on(rank, world, ours, theirs)
-    expected = pattern((rank - 1) % world, host)
+    _exchange_in_ring(rank, world, ours, theirs)
+    expected = rank_pattern((rank - 1) % world, host)
     pair = theirs + ours
     return found | {
-        "link": _find_wrong(theirs, expected),
-        "pair": _find_wrong(pair, theirs.to(host) + ours.to(host)),
+        "link": _find_wrong_numbers(theirs, expected),
+        "pair": _find_wrong_numbers(pair, theirs.to(host) + ours.to(host)),
     }
 
 
-def _find_wrong(found: Float32[Tensor, " count"], expected: Float32[Tensor, " count"]) -> WrongNumbers | None:
+def _find_wrong_numbers(found: Float32[Tensor, " count"], expected: Float32[Tensor, " count"]) -> WrongNumbers | None:
     differs: Bool[Tensor, " count"] = found.to(expected.device) != expected
     count = int(differs.sum())
     if not count:
@@ -255,26 +255,26 @@ def _find_wrong(found: Float32[Tensor, " count"], expected: Float32[Tensor, " co
     return WrongNumbers(count, first, repr(float(found[first])), float(expected[first]))
 
 
-def _pass_on(rank: int, world: int, ours: Tensor, theirs: Tensor) -> float:
-    """Send `ours` to the next rank, and receive the message of the previous rank into `theirs`. Return the seconds that
-    the message took to arrive."""
+def _exchange_in_ring(rank: int, world: int, sent: Tensor, received: Tensor) -> float:
+    """Send `sent` to the next rank, and receive the message of the previous rank into `received`. Return the seconds
+    that the message took to arrive."""
     seconds, before, group = 0.0, (rank - 1) % world, dist.group.WORLD
     for turn in range(2 + world % 2):
-        started = _synchronise_ranks(ours.device)
-        if _turn(rank, world) == turn:  # sent as a batch, so that NCCL uses the communicator of training
-            _complete(dist.P2POp(dist.isend, ours, (rank + 1) % world, group))
-        elif _turn(before, world) == turn:
-            _complete(dist.P2POp(dist.irecv, theirs, before, group))
+        started = _synchronise_ranks(sent.device)
+        if _sending_turn(rank, world) == turn:  # sent as a batch, so that NCCL uses the communicator of training
+            _complete_transfer(dist.P2POp(dist.isend, sent, (rank + 1) % world, group))
+        elif _sending_turn(before, world) == turn:
+            _complete_transfer(dist.P2POp(dist.irecv, received, before, group))
             seconds = time.perf_counter() - started
     return seconds
 
 
-def _turn(rank: int, world: int) -> int:
+def _sending_turn(rank: int, world: int) -> int:
     """Return the turn in which a rank sends. No rank sends and receives in the same turn."""
     return 2 if world % 2 and rank == world - 1 else rank % 2
 
 
-def _complete(message: dist.P2POp) -> None:
+def _complete_transfer(message: dist.P2POp) -> None:
     for work in dist.batch_isend_irecv([message]):
         work.wait()
     _wait_for_device(message.tensor.device)
@@ -283,9 +283,9 @@ def _complete(message: dist.P2POp) -> None:
 def _time_links(rank: int, world: int, device: torch.device) -> tuple[float, float]:
     """Return the speed of the link from the previous rank, and the speed of this rank's traffic, each way, in a sum
     over all ranks. Both in bytes a second."""
-    size = _BYTES[device.type]
+    size = _TIMED_MESSAGE_BYTES[device.type]
     ours, theirs = torch.zeros(size // 4, device=device), torch.zeros(size // 4, device=device)
-    fastest = min(_pass_on(rank, world, ours, theirs) for _ in range(_TIMED_ROUNDS))
+    fastest = min(_exchange_in_ring(rank, world, ours, theirs) for _ in range(_TIMED_ROUNDS))
     started = _synchronise_ranks(device)
     dist.all_reduce(ours)
     _wait_for_device(device)
@@ -311,5 +311,5 @@ def _link_rate_inside_node(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     of = torch.cuda.get_device_properties(device)
-    gpu = None if "MIG" in of.name else gpu_of_device(of.name, of.total_memory)
+    gpu = None if "MIG" in of.name else match_gpu_by_device_name(of.name, of.total_memory)
     return gpu.link if gpu is not None else None

@@ -31,46 +31,46 @@ from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, Verdict
 from launcher.runtime.preflight.measure import (
     gpu_states,
-    open_files,
+    open_files_finding,
     raise_open_files,
-    shared_memory,
+    shared_memory_finding,
     store_finding,
-    temporary_disk,
+    temporary_disk_finding,
 )
 from launcher.runtime.preflight.network import examine_network, local_address
-from launcher.runtime.preflight.releases import unfit_triton, untested_torch
+from launcher.runtime.preflight.releases import triton_problem, untested_torch_warning
 
 _PINS = Path(__file__).parents[3] / "infra" / "constraints.txt"
-_INSTALL = "install with infra/constraints.txt"
+_INSTALL_REMEDY = "install with infra/constraints.txt"
 _PINNED_PACKAGES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3", "pydantic", "safetensors")
 
 
-def examine(uris: list[str], *, imports: bool = False) -> Iterator[Finding]:
+def examine_machine(uris: list[str], *, imports: bool = False) -> Iterator[Finding]:
     """Yield findings about this machine, then about each store in `uris`. A trial object is written to each store and
     deleted. `imports`: whether to measure what a rank imports, which takes as long as a start."""
-    yield _python()
-    yield from _versions()
-    yield _cores()
-    yield findings.memory(*available_memory())
-    yield shared_memory()
-    yield temporary_disk()
+    yield _check_python()
+    yield from _check_versions()
+    yield _check_cores()
+    yield findings.judge_memory(*available_memory())
+    yield shared_memory_finding()
+    yield temporary_disk_finding()
     if imports:
         with work("importing what a rank imports"):
             yield examine_imports()
-    yield from _gpus()
+    yield from _check_gpus()
     raise_open_files()
-    yield open_files()
+    yield open_files_finding()
     yield examine_network(local_address())
-    yield _clock()
+    yield _check_clock()
     for uri in uris:
         yield from probe_store(uri)
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     return Finding("Python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
 
 
-def _versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Finding]:
     """Compare installed versions with the pinned ones, torch with all that were tested. Without the file of pins (in a
     wheel), all other versions are accepted."""
     pins: dict[str, str] = {}
@@ -80,17 +80,17 @@ def _versions() -> Iterator[Finding]:
         installed = metadata.version(name)
         pinned = pins.get(name, installed)
         if name == "torch":
-            line = untested_torch()
-            yield Finding(name, "warning" if line else "ok", line or installed, line and _INSTALL)
+            line = untested_torch_warning()
+            yield Finding(name, "warning" if line else "ok", line or installed, line and _INSTALL_REMEDY)
         elif installed.split("+")[0] == pinned:  # without the build's suffix
             yield Finding(name, "ok", installed)
         else:
-            yield Finding(name, "warning", f"{installed}, tested with {pinned}", _INSTALL)
-    if _has_cuda() and (line := unfit_triton()):
-        yield Finding("triton", "warning", line, _INSTALL)
+            yield Finding(name, "warning", f"{installed}, tested with {pinned}", _INSTALL_REMEDY)
+    if _has_cuda() and (line := triton_problem()):
+        yield Finding("triton", "warning", line, _INSTALL_REMEDY)
 
 
-def _cores() -> Finding:
+def _check_cores() -> Finding:
     usable = len(os.sched_getaffinity(0))
     verdict: Verdict = "ok" if usable >= 2 else "warning"
     return Finding(
@@ -98,7 +98,7 @@ def _cores() -> Finding:
     )
 
 
-def _gpus() -> Iterator[Finding]:
+def _check_gpus() -> Iterator[Finding]:
     if not _has_cuda():
         yield Finding("GPUs", "ok", "none: training runs on the CPU")
         return
@@ -107,11 +107,11 @@ def _gpus() -> Iterator[Finding]:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     yield Finding("GPUs", "ok", f"{len(names)} x {names[0]}, CUDA {torch.version.cuda}")
     for state in gpu_states():
-        yield from findings.gpu(state)
+        yield from findings.judge_gpu(state)
 
 
 def _has_cuda() -> bool:
-    """Return whether torch finds a GPU. It is seconds to import, so it is not asked where CUDA's driver is missing."""
+    """Return whether torch finds a GPU. torch takes seconds to import, so it is not imported without CUDA's driver."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -121,7 +121,7 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def _clock() -> Finding:
+def _check_clock() -> Finding:
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     timedatectl = shutil.which("timedatectl")
     if timedatectl is None:
@@ -129,9 +129,7 @@ def _clock() -> Finding:
     command = [timedatectl, "show", "--property=NTPSynchronized", "--value"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
     if answer == "no":
-        return Finding(
-            "clock", "warning", f"{now}, not synchronised", "start an NTP client: S3 refuses skewed clocks"
-        )
+        return Finding("clock", "warning", f"{now}, not synchronised", "start an NTP client: S3 refuses skewed clocks")
     return Finding("clock", "ok", now + (", synchronised" if answer == "yes" else ""))
 
 
@@ -144,16 +142,16 @@ def probe_store(uri: str) -> Iterator[Finding]:
         yield Finding(f"store {mask_secrets(uri)}", "failure", error.problem, error.remedy)
 
 
-LIBRARIES = {
+IMPORTED_MODULES = {
     "torch": "torch",
     "DeepSpeed": "encoder_core.train.engine",
     "Ray": "ray",
     "the rest": "launcher.runtime.cluster.worker",
 }
 """What a rank imports, in this order: names for people, and the modules that import it as a rank does."""
-SLOW_S = 20.0
+SLOW_IMPORTS_S = 20.0
 """Seconds of imports that are worth a remedy: from a warm cache they take about 4."""
-NETWORK = (
+NETWORK_FILE_SYSTEMS = (
     "nfs",
     "lustre",
     "gpfs",
@@ -168,14 +166,14 @@ NETWORK = (
     "wekafs",
 )
 """Beginnings of the names of file systems whose files lie on other machines."""
-_LIMIT_S = 600.0
+_IMPORTS_TIMEOUT_S = 600.0
 _MAX_MODULES_WITHOUT_BYTECODE = 50  # modules that may lack bytecode, such as those of a read-only checkout
-_REMEDY = (
+_SLOW_IMPORTS_REMEDY = (
     "copy the environment to a local disk of each node, as one file (a container image, or a tar that the job unpacks "
     "into /tmp): many small files are slow there"
 )
 
-_PROGRAM = """
+_IMPORTS_PROGRAM = """
 import importlib, json, os, sys, time
 opened = set()
 def hook(event, args):
@@ -199,13 +197,13 @@ print(json.dumps({"seconds": parts, "files": len(files), "size": size, "read": r
 
 
 @dataclass(frozen=True)
-class Imports:
+class ImportTimes:
     """The imports of a rank in a fresh process.
 
     Attributes:
-        seconds: seconds of each library, by name; of each what the ones before it have not imported.
+        seconds: seconds of each library, by name, without what earlier libraries have imported.
         files: number of files that were opened or mapped.
-        size: bytes of these files. Of shared libraries a part is read.
+        size: bytes of these files. Only parts of shared libraries are read.
         read: bytes that came from a disk and not from memory; a network file system may count none.
         uncompiled: number of modules without bytecode, which Python compiles at every start.
     """
@@ -217,21 +215,21 @@ class Imports:
     uncompiled: int
 
     @property
-    def total(self) -> float:
+    def total_s(self) -> float:
         return sum(self.seconds.values())
 
 
-def measure_imports(libraries: Mapping[str, str]) -> Imports:
+def measure_imports(libraries: Mapping[str, str]) -> ImportTimes:
     """Import modules in a fresh process, one after the other. `libraries`: module by name.
 
     Raises subprocess.SubprocessError if an import fails or they take ten minutes.
     """
-    command = [sys.executable, "-c", _PROGRAM, json.dumps(libraries)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIMIT_S)
-    return Imports(**json.loads(done.stdout.splitlines()[-1]))
+    command = [sys.executable, "-c", _IMPORTS_PROGRAM, json.dumps(libraries)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_IMPORTS_TIMEOUT_S)
+    return ImportTimes(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def examine_imports(libraries: Mapping[str, str] = LIBRARIES) -> Finding:
+def examine_imports(libraries: Mapping[str, str] = IMPORTED_MODULES) -> Finding:
     """Return the finding on the imports of a rank: time, files and bytes, and where they lie."""
     try:
         found = measure_imports(libraries)
@@ -239,26 +237,26 @@ def examine_imports(libraries: Mapping[str, str] = LIBRARIES) -> Finding:
         last = error.stderr.strip().splitlines()[-1:]
         return Finding("imports", "failure", f"a rank's imports fail: {''.join(last)}", "install again")
     except subprocess.TimeoutExpired:
-        return Finding("imports", "failure", f"not done after {_LIMIT_S:.0f} s", _REMEDY)
-    return judge_imports(found, file_system(Path(sys.prefix)))
+        return Finding("imports", "failure", f"not done after {_IMPORTS_TIMEOUT_S:.0f} s", _SLOW_IMPORTS_REMEDY)
+    return judge_imports(found, file_system_kind(Path(sys.prefix)))
 
 
-def judge_imports(found: Imports, system: str) -> Finding:
+def judge_imports(found: ImportTimes, system: str) -> Finding:
     """Judge the imports of a rank from a file system of the kind `system`."""
     parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found.seconds.items())
     text = (
-        f"{found.total:.1f} s ({parts}): {found.files:,} files of {human_bytes(found.size)} on {system}, "
+        f"{found.total_s:.1f} s ({parts}): {found.files:,} files of {human_bytes(found.size)} on {system}, "
         f"{human_bytes(found.read)} from disk"
     )
     if found.uncompiled > _MAX_MODULES_WITHOUT_BYTECODE:
         text += f"; {found.uncompiled:,} modules have no bytecode"
         return Finding("imports", "warning", text, f"compile them once: python -m compileall {sys.prefix}")
-    if found.total > SLOW_S:
-        return Finding("imports", "warning", text, _REMEDY)
+    if found.total_s > SLOW_IMPORTS_S:
+        return Finding("imports", "warning", text, _SLOW_IMPORTS_REMEDY)
     return Finding("imports", "ok", text)
 
 
-def file_system(path: Path) -> str:
+def file_system_kind(path: Path) -> str:
     """Return the kind of file system on which `path` lies, such as ext4, overlay or nfs4."""
     real, best, kind = os.path.realpath(path), "", "a file system of unknown kind"
     for line in Path("/proc/self/mountinfo").read_text("utf-8").splitlines():
@@ -267,4 +265,4 @@ def file_system(path: Path) -> str:
         inside = place == "/" or real == place or real.startswith(f"{place}/")
         if inside and len(place) >= len(best):  # a later mount hides an earlier one
             best, kind = place, after.split()[0]
-    return f"{kind} (on the network)" if kind.startswith(NETWORK) else kind
+    return f"{kind} (on the network)" if kind.startswith(NETWORK_FILE_SYSTEMS) else kind

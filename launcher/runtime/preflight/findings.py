@@ -17,8 +17,8 @@ _SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # seconds; S3 refuses requests of a c
 _SLOW_LINK_BYTES_S = 100e6  # bytes a second between nodes: 1 Gbit/s, less overhead
 # Share of the hardware's rate that a link must reach: 64 MiB reach about half of NVLink, a TCP stream a third of
 # 100 Gbit/s.
-_HARDWARE_SHARE = 0.2
-_MEDIAN_SHARE = 0.25  # share of the other links' median speed that a link must reach
+_MIN_HARDWARE_SHARE = 0.2
+_MIN_MEDIAN_SHARE = 0.25  # share of the other links' median speed that a link must reach
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,21 @@ class GpuState:
     throttled: tuple[str, ...] = ()
 
 
-def clock(skew: float | None) -> Finding:
-    """Judge this machine's clock. `skew`: seconds that it is ahead of the store's clock; None if the store has no clock
-    of its own."""
-    if skew is None:
+def judge_clock(skew_s: float | None) -> Finding:
+    """Judge this machine's clock. `skew_s`: seconds that it is ahead of the store's clock; None if the store has no
+    clock of its own."""
+    if skew_s is None:
         return Finding("clock", "ok", "the store is a folder: no other clock to compare with")
-    found = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the store's"
+    found = f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the store's"
     remedy = "start an NTP client (chrony): a store refuses requests whose clock is minutes off"
-    if abs(skew) >= _SKEW_FAILURE:
+    if abs(skew_s) >= _SKEW_FAILURE:
         return Finding("clock", "failure", found, remedy)
-    if abs(skew) >= _SKEW_WARNING:
+    if abs(skew_s) >= _SKEW_WARNING:
         return Finding("clock", "warning", found, remedy)
     return Finding("clock", "ok", found)
 
 
-def shared_memory(total: int, free: int, gpus: int) -> Finding:
+def judge_shared_memory(total: int, free: int, gpus: int) -> Finding:
     """Judge the size of /dev/shm, in bytes. NCCL connects the ranks of a machine through it, and Ray keeps batches in
     it."""
     found = f"{human_bytes(free)} free of {human_bytes(total)}"
@@ -84,7 +84,7 @@ def shared_memory(total: int, free: int, gpus: int) -> Finding:
     return Finding("/dev/shm", "ok", found)
 
 
-def open_files(soft: int, hard: int) -> Finding:
+def judge_open_files(soft: int, hard: int) -> Finding:
     """Judge the limits on open files of this process; -1 is no limit (RLIM_INFINITY)."""
     if soft < 0:
         return Finding("open files", "ok", "no limit")
@@ -97,7 +97,7 @@ def open_files(soft: int, hard: int) -> Finding:
     )
 
 
-def memory(available: int, total: int, wanted: int = 4 * _GIB) -> Finding:
+def judge_memory(available: int, total: int, wanted: int = 4 * _GIB) -> Finding:
     """Judge the available memory of this machine or container, in bytes."""
     found = f"{human_bytes(available)} free of {human_bytes(total)}"
     if available >= wanted:
@@ -106,7 +106,7 @@ def memory(available: int, total: int, wanted: int = 4 * _GIB) -> Finding:
     return Finding("memory", "warning", found, remedy)
 
 
-def temporary_disk(free: int, folder: str) -> Finding:
+def judge_temporary_disk(free: int, folder: str) -> Finding:
     """Judge the free bytes of `folder`, where Ray spills objects that do not fit into memory."""
     found = f"{human_bytes(free)} free in {folder}"
     if free >= 5 * _GIB:
@@ -114,20 +114,18 @@ def temporary_disk(free: int, folder: str) -> Finding:
     return Finding("temporary disk", "warning", found, "set TMPDIR to a larger disk")
 
 
-def checkpoint_disk(free: int, folder: str, checkpoint: int, kept: int) -> Finding:
+def judge_checkpoint_disk(free: int, folder: str, checkpoint: int, kept: int) -> Finding:
     """Judge the free bytes of a local disk that must hold `kept` checkpoints of `checkpoint` bytes each, and one more
     while it is written."""
     found = f"{human_bytes(free)} free in {folder}, a checkpoint takes {human_bytes(checkpoint)}"
     if free < checkpoint:
         return Finding("checkpoints' disk", "failure", found, "free space, or move the run to a larger disk")
     if free < checkpoint * (kept + 1):
-        return Finding(
-            "checkpoints' disk", "warning", found, f"free space for the {kept} checkpoints to keep"
-        )
+        return Finding("checkpoints' disk", "warning", found, f"free space for the {kept} checkpoints to keep")
     return Finding("checkpoints' disk", "ok", found)
 
 
-def no_gpu(torch: str, cuda: str | None) -> Finding:
+def missing_gpu_finding(torch: str, cuda: str | None) -> Finding:
     """Return the finding for a user who asks about GPUs where torch finds none. Arguments: versions of torch and of the
     CUDA with which it was built; None for a build without CUDA."""
     if cuda is None:
@@ -137,7 +135,7 @@ def no_gpu(torch: str, cuda: str | None) -> Finding:
     return Finding("GPUs", "warning", f"none: torch {torch} finds no device for CUDA {cuda}", remedy)
 
 
-def gpu(state: GpuState) -> Iterator[Finding]:
+def judge_gpu(state: GpuState) -> Iterator[Finding]:
     """Yield a finding for each defect of a GPU; a single ok if there is none."""
     what = f"GPU {state.uuid if state.index is None else state.index}"
     name = f"{state.name} ({state.uuid})" if state.uuid and state.index is not None else state.name
@@ -210,19 +208,19 @@ class RankSums:
     seconds: float = 0.0
 
 
-def judge_sums(found: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Finding]]:
-    """Judge the trial sums. Return the findings of each node. `found`, `nodes`: results and node of each rank."""
-    wrong = list(_wrong_sum_findings(found, nodes))
+def judge_sums(rank_sums: Sequence[RankSums], nodes: Sequence[str]) -> dict[str, list[Finding]]:
+    """Judge the trial sums. Return the findings of each node. `rank_sums`, `nodes`: results and node of each rank."""
+    wrong = list(_wrong_sum_findings(rank_sums, nodes))
     findings: dict[str, list[Finding]] = {node: [f for at, f in wrong if at == node] for node in nodes}
     for node in findings:
-        mine = [one for one, at in zip(found, nodes, strict=True) if at == node]
+        mine = [one for one, at in zip(rank_sums, nodes, strict=True) if at == node]
         if not findings[node]:
             slowest = min((one.together for one in mine if one.together is not None), default=None)
             text = "right" if slowest is None else f"right, {human_bytes(slowest)}/s each way"
             findings[node].append(Finding("sums", "ok", text))
-    for rank, one in enumerate(found):
+    for rank, one in enumerate(rank_sums):
         if one.speed is not None:
-            findings[nodes[rank]].append(_link_speed_finding(rank, found, nodes))
+            findings[nodes[rank]].append(_link_speed_finding(rank, rank_sums, nodes))
     return {node: _worst_findings(all_of) for node, all_of in findings.items()}
 
 
@@ -235,29 +233,30 @@ def _wrong_sum_findings(found: Sequence[RankSums], nodes: Sequence[str]) -> Iter
             what = f"its own numbers: {one.own}" if one.own else f"its sums of two: {one.pair}"
             yield (
                 nodes[rank],
-                _failure(f"rank {rank} computes wrongly, {what}", "have its GPU or memory tested"),
+                _sum_failure(f"rank {rank} computes wrongly, {what}", "have its GPU or memory tested"),
             )
             blamed = True
         elif one.link and not found[before].own:
-            link = _named_link(before, rank, nodes)
+            link = _link_text(before, rank, nodes)
             for node in dict.fromkeys((nodes[before], nodes[rank])):  # either end of the link may be at fault
-                yield node, _failure(f"from {link}: {one.link}", "test cables, cards and GPUs of this link")
+                yield (
+                    node,
+                    _sum_failure(f"from {link}: {one.link}", "test cables, cards and GPUs of this link"),
+                )
             blamed = True
     if blamed:
         return
     for rank, one in enumerate(found):  # no single node is to blame: report each rank with a wrong sum
         if one.total:
-            remedy = (
-                "sums over this network are wrong: compare NCCL's versions and settings; test GPUs and links"
-            )
-            yield nodes[rank], _failure(f"rank {rank}'s sums of all ranks: {one.total}", remedy)
+            remedy = "sums over this network are wrong: compare NCCL's versions and settings; test GPUs and links"
+            yield nodes[rank], _sum_failure(f"rank {rank}'s sums of all ranks: {one.total}", remedy)
 
 
-def _failure(text: str, remedy: str) -> Finding:
+def _sum_failure(text: str, remedy: str) -> Finding:
     return Finding("sums", "failure", text, remedy)
 
 
-def _named_link(before: int, rank: int, nodes: Sequence[str]) -> str:
+def _link_text(before: int, rank: int, nodes: Sequence[str]) -> str:
     if nodes[before] == nodes[rank]:
         return f"rank {before} to rank {rank}"
     return f"rank {before} (node {nodes[before][:8]}) to rank {rank} (node {nodes[rank][:8]})"
@@ -269,7 +268,7 @@ def _link_speed_finding(rank: int, found: Sequence[RankSums], nodes: Sequence[st
     assert speed is not None
     crosses = nodes[before] != nodes[rank]
     what = "network" if crosses else "links"
-    text = f"{human_bytes(speed)}/s from {_named_link(before, rank, nodes)}"
+    text = f"{human_bytes(speed)}/s from {_link_text(before, rank, nodes)}"
     hardware = found[rank].line if crosses else found[rank].inside
     if hardware is not None:
         text += f", of {human_bytes(hardware)}/s"
@@ -279,10 +278,12 @@ def _link_speed_finding(rank: int, found: Sequence[RankSums], nodes: Sequence[st
         if place != rank and one.speed is not None and (nodes[place - 1] != nodes[place]) == crosses
     ]
     usual = median(others) if len(others) > 1 and (crosses or hardware is not None) else 0.0
-    if usual * _MEDIAN_SHARE > speed:
+    if usual * _MIN_MEDIAN_SHARE > speed:
         text += f"; others {human_bytes(usual)}/s"
     if speed >= max(
-        (hardware or 0.0) * _HARDWARE_SHARE, usual * _MEDIAN_SHARE, _SLOW_LINK_BYTES_S if crosses else 0.0
+        (hardware or 0.0) * _MIN_HARDWARE_SHARE,
+        usual * _MIN_MEDIAN_SHARE,
+        _SLOW_LINK_BYTES_S if crosses else 0.0,
     ):
         return Finding(what, "ok", text)
     remedy = (

@@ -21,8 +21,8 @@ from pydantic import Field
 from data_service.formats import StrictRecord
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
-from encoder_core.trials.kernel_trial import Limits, TriedKernel, preference, try_kernels
-from encoder_core.trials.trial_network import Subject
+from encoder_core.trials.kernel_trial import Limits, TriedKernel, build_preference, try_kernels
+from encoder_core.trials.trial_network import TrialSubject
 from launcher.runtime.preflight.collective import installed_versions
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
@@ -34,8 +34,8 @@ _ATTENTION_RECIPES = ("bert-base", "modernbert-base", "deberta-v3-base", "xlnet-
 """Recipes whose networks together have every form of attention except learned relative keys."""
 
 
-class TrialRecord(StrictRecord):
-    """A `TriedKernel` as JSON. `error` is None also if it is not finite."""
+class KernelTrialRecord(StrictRecord):
+    """A `TriedKernel` as JSON. `error` is None if it was not measured, or is not finite."""
 
     kernel: Kernel
     dropped: bool
@@ -47,9 +47,10 @@ class TrialRecord(StrictRecord):
     place: Place = "attention"
 
     @classmethod
-    def from_trial(cls, tried: TriedKernel) -> "TrialRecord":
+    def from_trial(cls, tried: TriedKernel) -> "KernelTrialRecord":
         finite = tried.error if tried.error is not None and tried.error < float("inf") else None
-        return cls(**{name: getattr(tried, name) for name in cls.model_fields} | {"error": finite})
+        same = {name: getattr(tried, name) for name in cls.model_fields if name not in ("right", "error")}
+        return cls(**same, right=tried.is_right, error=finite)
 
 
 class KernelVerdict(StrictRecord):
@@ -67,7 +68,7 @@ class KernelVerdict(StrictRecord):
     gpu: str
     plain: tuple[Kernel, ...]
     dropped: tuple[Kernel, ...]
-    tried: tuple[TrialRecord, ...]
+    tried: tuple[KernelTrialRecord, ...]
     elsewhere: dict[Place, tuple[Kernel, ...]] = Field(default_factory=dict)
     ended: str = ""
 
@@ -76,7 +77,7 @@ class KernelVerdict(StrictRecord):
         return Preference(self.plain, self.dropped, self.elsewhere)
 
     @property
-    def left_out(self) -> list[TrialRecord]:
+    def rejected_trials(self) -> list[KernelTrialRecord]:
         return [one for one in self.tried if not one.right]
 
 
@@ -91,24 +92,20 @@ def local_gpu_name() -> str | None:
         pynvml.nvmlShutdown()
 
 
-def trial_subject(recipe: Recipe, config: ModelConfig) -> Subject:
+def trial_subject(recipe: Recipe, config: ModelConfig) -> TrialSubject:
     """Return the recipe's networks, with the microbatch of the phase that has the longest rows, for a trial. `config`:
     the (first) network."""
     networks: tuple[ModelConfig, ...] = (config,)
     if recipe.objective.rtd is not None:
         networks = (config, config.generator)
-    length, rows = max((phase.length, recipe.microbatch_of(phase)) for phase in recipe.phases)
-    device = (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    length, rows = max((phase.length, recipe.microbatch_rows(phase)) for phase in recipe.phases)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     causal, stable = recipe.objective.clm is not None, recipe.optimizer.stableadamw is not None
-    return Subject(networks, _DTYPES[recipe.precision], device, rows, length, causal, stable)
+    return TrialSubject(networks, _DTYPES[recipe.precision], device, rows, length, causal, stable)
 
 
 def examine_kernels(
-    subject: Subject,
+    subject: TrialSubject,
     gpu: str,
     *,
     timed: bool,
@@ -117,19 +114,19 @@ def examine_kernels(
 ) -> KernelVerdict:
     """Try the kernels on `gpu` and return the verdict. The other arguments are those of `try_kernels`."""
     trial = try_kernels(subject, timed=timed, limits=limits, tick=tick)
-    order = preference(trial.tried)
+    order = build_preference(trial.tried)
     return KernelVerdict(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         gpu=gpu,
         plain=order.plain,
         dropped=order.dropped,
         elsewhere=dict(order.elsewhere),
-        tried=tuple(map(TrialRecord.from_trial, trial.tried)),
+        tried=tuple(map(KernelTrialRecord.from_trial, trial.tried)),
         ended=trial.ended,
     )
 
 
-def examine_forms() -> Iterator[tuple[str, KernelVerdict]]:
+def examine_attention_forms() -> Iterator[tuple[str, KernelVerdict]]:
     """Try the kernels for every form of attention. Yield bundled recipes and the verdicts for them. Without a GPU, the
     CPU's kernels are tried with small networks and not timed."""
     gpu = local_gpu_name()
@@ -140,7 +137,7 @@ def examine_forms() -> Iterator[tuple[str, KernelVerdict]]:
 
 
 _CPUINFO = Path("/proc/cpuinfo")
-Compile = Literal["auto"] | bool
+CompileSetting = Literal["auto"] | bool
 """Whether torch compiles layers; `auto`: on GPUs, where Triton is installed."""
 
 
@@ -153,16 +150,14 @@ class CompileChoice:
     told: bool = True
 
 
-def choose_compilation(setting: Compile, gpu: str | None, *, unfit: str) -> CompileChoice:
+def choose_compilation(setting: CompileSetting, gpu: str | None, *, unfit: str) -> CompileChoice:
     """Decide whether to compile layers. `gpu`: None on a CPU. `unfit`: why Triton cannot compile for one; empty if it
     can."""
     match setting, gpu:
         case False, _:
             return CompileChoice(False, "the recipe says so", told=False)
         case "auto", None:
-            return CompileChoice(
-                False, "on a CPU only where the recipe asks for it (compile: true)", told=False
-            )
+            return CompileChoice(False, "on a CPU only where the recipe asks for it (compile: true)", told=False)
         case True, _:
             return CompileChoice(True, "the recipe says so")
         case _ if unfit:
@@ -175,12 +170,12 @@ def is_triton_installed() -> bool:
     return find_spec("triton") is not None
 
 
-def compiled_name(subject: Subject, zero: int) -> str:
+def compiled_code_name(subject: TrialSubject, zero: int) -> str:
     """Return a hash of everything that compiled code depends on: versions, the machine's kind, and the networks."""
     what = {
-        "machine": local_gpu_name() or _cpu(),
+        "machine": local_gpu_name() or _cpu_description(),
         "threads": torch.get_num_threads(),
-        "installed": installed_versions() | _compilers(),
+        "installed": installed_versions() | _compiler_versions(),
         "networks": [network.model_dump(mode="json") for network in subject.networks],
         "rows": [str(subject.dtype), subject.rows, subject.length],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -190,9 +185,9 @@ def compiled_name(subject: Subject, zero: int) -> str:
 
 
 @cache
-def _compilers() -> dict[str, str]:
+def _compiler_versions() -> dict[str, str]:
     """Return the versions of the C++ compiler ("" if there is none) and of Triton, if it is installed."""
-    found = {"C++": _cxx_compiler()}
+    found = {"C++": _cxx_compiler_version()}
     if is_triton_installed():
         import triton
 
@@ -200,7 +195,7 @@ def _compilers() -> dict[str, str]:
     return found
 
 
-def _cxx_compiler() -> str:
+def _cxx_compiler_version() -> str:
     path = shutil.which("g++")
     if path is None:
         return ""
@@ -208,7 +203,7 @@ def _cxx_compiler() -> str:
     return (version_output.stdout.splitlines() or [""])[0]
 
 
-def _cpu() -> str:
+def _cpu_description() -> str:
     """Return the processor's kind with its instruction sets, all of which code compiled for it may use."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
     fields = {line.split(":")[0].strip(): line for line in reversed(lines) if ":" in line}

@@ -31,17 +31,17 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from launcher.runtime.preflight import findings
 from launcher.runtime.preflight.findings import Finding, GpuState
-from launcher.runtime.preflight.network import connection_error, ray_head
+from launcher.runtime.preflight.network import connection_error, parse_ray_head
 from launcher.runtime.recipe.corpora import corpora_by_name
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
-from launcher.runtime.recipe.summary import parameters, state_bytes
-from launcher.runtime.run.record import RECORD, open_run
+from launcher.runtime.recipe.summary import parameter_count, state_bytes
+from launcher.runtime.run.record import RECORD_FILE, open_run
 
 _T = TypeVar("_T")
 
-_THROTTLING = {
+_THROTTLE_REASONS = {
     "hardware, to protect itself": pynvml.nvmlClocksThrottleReasonHwSlowdown,
     "heat": pynvml.nvmlClocksThrottleReasonHwThermalSlowdown,
     "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
@@ -60,18 +60,18 @@ def gpu_states() -> list[GpuState]:
     except pynvml.NVMLError:
         return []
     try:
-        return _visible_gpus(_machine(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return _visible_gpus(_machine_gpu_states(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     finally:
         pynvml.nvmlShutdown()
 
 
-def _machine() -> list[GpuState]:
+def _machine_gpu_states() -> list[GpuState]:
     """Return all GPUs of the machine that this process may use. Those that a job scheduler gave to other jobs are left
     out, as in CUDA's numbers."""
     found = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
-            found.append(_state(index, pynvml.nvmlDeviceGetHandleByIndex(index)))
+            found.append(_gpu_state(index, pynvml.nvmlDeviceGetHandleByIndex(index)))
         except pynvml.NVMLError_NoPermission:
             continue
         except pynvml.NVMLError as error:
@@ -105,7 +105,7 @@ def _named_gpu(machine: list[GpuState], word: str) -> GpuState | None:
     if not word.startswith(("GPU-", "MIG-")):
         return None
     try:
-        uuid = _whole_gpu(word) if word.startswith("MIG-") else word
+        uuid = _parent_gpu_id(word) if word.startswith("MIG-") else word
     except pynvml.NVMLError as error:
         return GpuState(None, "MIG instance", word, lost=str(error))
     alike = [state for state in machine if state.uuid.startswith(uuid)]
@@ -114,39 +114,39 @@ def _named_gpu(machine: list[GpuState], word: str) -> GpuState | None:
     return GpuState(None, "unknown GPU", word, lost=f"{len(alike)} GPUs of this machine answer to this id")
 
 
-def _whole_gpu(instance: str) -> str:
+def _parent_gpu_id(instance: str) -> str:
     """Return the id of the GPU that a MIG instance is part of."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(instance)
     return str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)))
 
 
-def _state(index: int, handle: Any) -> GpuState:
+def _gpu_state(index: int, handle: Any) -> GpuState:
     """Return the state of a GPU. Raises NVMLError if the GPU does not even tell its name."""
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     try:
-        reasons = _query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+        reasons = _query_gpu(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         # Four numbers: correctable, uncorrectable, pending, failed.
-        remapped = _query(pynvml.nvmlDeviceGetRemappedRows, handle)
+        remapped = _query_gpu(pynvml.nvmlDeviceGetRemappedRows, handle)
         return GpuState(
             index=index,
             name=name,
             uuid=uuid,
-            uncorrected=_query(_uncorrected_errors, handle),
+            uncorrected=_query_gpu(_uncorrected_errors, handle),
             remap_failed=None if remapped is None else bool(remapped[3]),
             remap_pending=None if remapped is None else bool(remapped[2]),
-            ecc=_query(_ecc, handle),
-            persistent=_query(_persistent, handle),
-            throttled=tuple(why for why, bit in _THROTTLING.items() if reasons & bit),
+            ecc=_query_gpu(_is_ecc_on, handle),
+            persistent=_query_gpu(_is_persistence_on, handle),
+            throttled=tuple(why for why, bit in _THROTTLE_REASONS.items() if reasons & bit),
         )
     except pynvml.NVMLError as error:
         return GpuState(index, name, uuid, lost=str(error))
 
 
-def _query(question: Callable[[Any], _T], handle: Any) -> _T | None:
+def _query_gpu(query: Callable[[Any], _T], handle: Any) -> _T | None:
     """Return the GPU's answer; None if this kind of GPU does not have the property. Raises NVMLError if the GPU is
     lost."""
     try:
-        return question(handle)
+        return query(handle)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission, pynvml.NVMLError_FunctionNotFound):
         return None
 
@@ -156,11 +156,11 @@ def _uncorrected_errors(handle: Any) -> int:
     return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, since_loaded))
 
 
-def _ecc(handle: Any) -> bool:
+def _is_ecc_on(handle: Any) -> bool:
     return bool(pynvml.nvmlDeviceGetEccMode(handle)[0])
 
 
-def _persistent(handle: Any) -> bool:
+def _is_persistence_on(handle: Any) -> bool:
     return bool(pynvml.nvmlDeviceGetPersistenceMode(handle))
 
 
@@ -198,7 +198,7 @@ def clock_skew(store: Store) -> float | None:
     return None if theirs is None else (before + time.time()) / 2 - (theirs + 0.5)
 
 
-_PATIENCE_S = 2.0  # time limit for a store that fails; that of training is longer
+_PATIENCE_S = 2.0  # time limit for a store that fails; training waits longer
 _DEADLINE_S = 2.5  # time limit for all checks together
 _MIB = 1 << 20
 _MAX_OPEN_FILES = 65_536
@@ -223,7 +223,7 @@ def read_subject(target: str) -> PreflightSubject:
     return PreflightSubject(run.recipe, run.uri)
 
 
-def examine(subject: PreflightSubject | None) -> list[Finding]:
+def run_checks(subject: PreflightSubject | None) -> list[Finding]:
     """Make all checks at the same time, and return their findings after 2.5 s at most. A check that does not end by
     then is itself a finding."""
     checks = dict(_checks(subject))
@@ -231,34 +231,37 @@ def examine(subject: PreflightSubject | None) -> list[Finding]:
     deadline = time.monotonic() + _DEADLINE_S
     try:
         running = {what: pool.submit(check) for what, check in checks.items()}
-        return [finding for what, future in running.items() for finding in _result(what, future, deadline)]
+        return [finding for what, future in running.items() for finding in _check_result(what, future, deadline)]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _checks(subject: PreflightSubject | None) -> Iterator[tuple[str, Check]]:
     """Yield the checks with their names."""
-    yield "memory", lambda: [findings.memory(*available_memory())]
-    yield "/dev/shm", lambda: [shared_memory()]
-    yield "open files", lambda: [open_files()]
-    yield "temporary disk", lambda: [temporary_disk()]
-    yield "GPUs", lambda: [finding for state in gpu_states() for finding in findings.gpu(state)]
+    yield "memory", lambda: [findings.judge_memory(*available_memory())]
+    yield "/dev/shm", lambda: [shared_memory_finding()]
+    yield "open files", lambda: [open_files_finding()]
+    yield "temporary disk", lambda: [temporary_disk_finding()]
+    yield "GPUs", lambda: [finding for state in gpu_states() for finding in findings.judge_gpu(state)]
     if address := os.environ.get("RAY_ADDRESS"):
-        yield "Ray cluster", lambda: [_reach_head(address)]
+        yield "Ray cluster", lambda: [_ray_head_finding(address)]
     if subject is None:
         return
     for name, source in corpora_by_name(subject.recipe).items():
-        yield f"corpus {name}", lambda name=name, uri=source.uri: [_corpus(name, uri)]  # type: ignore[misc]
+        yield f"corpus {name}", lambda name=name, uri=source.uri: [_corpus_finding(name, uri)]  # type: ignore[misc]
     if subject.run is not None:
         store, kept = open_store(subject.run, patience_s=_PATIENCE_S), subject.recipe.checkpoint.keep_last
-        yield "run's store", lambda: [_run_store(store)]
-        yield "clock", lambda: [findings.clock(clock_skew(store))]
+        yield "run's store", lambda: [_run_store_finding(store)]
+        yield "clock", lambda: [findings.judge_clock(clock_skew(store))]
         if isinstance(store, LocalStore):
             recipe = subject.recipe
-            yield "checkpoints' disk", lambda: [_checkpoint_disk(store.root, _checkpoint_bytes(recipe), kept)]
+            yield (
+                "checkpoints' disk",
+                lambda: [_checkpoint_disk_finding(store.root, _checkpoint_bytes(recipe), kept)],
+            )
 
 
-def _result(what: str, future: "Future[list[Finding]]", deadline: float) -> list[Finding]:
+def _check_result(what: str, future: "Future[list[Finding]]", deadline: float) -> list[Finding]:
     try:
         return future.result(max(0.0, deadline - time.monotonic()))
     except Late:
@@ -279,19 +282,19 @@ def raise_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def open_files() -> Finding:
+def open_files_finding() -> Finding:
     """Return the finding on this process's limit on open files."""
-    return findings.open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
+    return findings.judge_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 
-def shared_memory() -> Finding:
+def shared_memory_finding() -> Finding:
     usage = shutil.disk_usage("/dev/shm")
-    return findings.shared_memory(usage.total, usage.free, len(gpu_states()))
+    return findings.judge_shared_memory(usage.total, usage.free, len(gpu_states()))
 
 
-def temporary_disk() -> Finding:
+def temporary_disk_finding() -> Finding:
     folder = os.environ.get("TMPDIR", "/tmp")
-    return findings.temporary_disk(shutil.disk_usage(folder).free, folder)
+    return findings.judge_temporary_disk(shutil.disk_usage(folder).free, folder)
 
 
 def _checkpoint_bytes(recipe: Recipe) -> int:
@@ -301,22 +304,22 @@ def _checkpoint_bytes(recipe: Recipe) -> int:
         vocabulary = None if recipe.model.vocab else load_tokenizer(recipe.tokenizer.uri).vocab_size
     except (StoreError, TokenizerError):
         vocabulary = None
-    return state_bytes(recipe, parameters(recipe, vocabulary))
+    return state_bytes(recipe, parameter_count(recipe, vocabulary))
 
 
-def _checkpoint_disk(root: Path, size: int, kept: int) -> Finding:
+def _checkpoint_disk_finding(root: Path, size: int, kept: int) -> Finding:
     folder = next(path for path in (root, *root.parents) if path.exists())
-    return findings.checkpoint_disk(shutil.disk_usage(folder).free, str(folder), size, kept)
+    return findings.judge_checkpoint_disk(shutil.disk_usage(folder).free, str(folder), size, kept)
 
 
-def _run_store(store: Store) -> Finding:
-    if store.size(RECORD) is None:
+def _run_store_finding(store: Store) -> Finding:
+    if store.size(RECORD_FILE) is None:
         remedy = "use a folder that all nodes share, mounted at the same path, or a URI of an object store"
-        return Finding("run's store", "failure", f"{store.uri} is not the run's here: no {RECORD}", remedy)
+        return Finding("run's store", "failure", f"{store.uri} is not the run's here: no {RECORD_FILE}", remedy)
     return store_finding("run's store", store, f"preflight/{uuid.uuid4().hex}")
 
 
-def _corpus(name: str, uri: str) -> Finding:
+def _corpus_finding(name: str, uri: str) -> Finding:
     store = open_store(uri, patience_s=_PATIENCE_S)
     size = store.size(MANIFEST_KEY)
     if size is None:
@@ -326,9 +329,9 @@ def _corpus(name: str, uri: str) -> Finding:
     return Finding(f"corpus {name}", "ok", f"{uri} can be read")
 
 
-def _reach_head(address: str) -> Finding:
+def _ray_head_finding(address: str) -> Finding:
     """Try a TCP connection to the head of the Ray cluster at `address`."""
-    if ray_head(address) is None:
+    if parse_ray_head(address) is None:
         return Finding("Ray cluster", "ok", f"{address}: found by Ray itself")
     refused = connection_error(address, _PATIENCE_S)
     if refused is None:

@@ -35,20 +35,20 @@ _RANK_VARIABLES = {
 }
 
 
-def ray_head(address: str) -> tuple[str, int] | None:
-    """Host and port that an address of Ray (RAY_ADDRESS) names; None of "auto" and the like: Ray finds that cluster on
+def parse_ray_head(address: str) -> tuple[str, int] | None:
+    """Return host and port of an address of Ray (RAY_ADDRESS); None for "auto" and the like: Ray finds that cluster on
     this machine, or fails at once."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
 
 
-def connection_error(address: str, seconds: float) -> OSError | None:
-    """Why nothing takes a connection at an address of Ray; None if something does. Ray itself would try for many
-    minutes, and say nothing useful."""
-    head = ray_head(address)
+def connection_error(address: str, timeout_s: float) -> OSError | None:
+    """Return why an address of Ray takes no connection; None if it takes one. Ray itself would try for many minutes,
+    and say nothing useful."""
+    head = parse_ray_head(address)
     try:
         if head is not None:
-            socket.create_connection(head, seconds).close()
+            socket.create_connection(head, timeout_s).close()
     except OSError as error:
         return error
     return None
@@ -57,22 +57,20 @@ def connection_error(address: str, seconds: float) -> OSError | None:
 def interface_with_address(address: str) -> str | None:
     """Return the name of this machine's interface with `address`, as the kernel labels it (`eth0`, `bond0.12`,
     `eth0:1`); None if no interface has it, as in a container whose host forwards ports."""
-    wanted = _address(address)
+    wanted = _parse_ip(address)
     internet = (socket.AF_INET, socket.AF_INET6)
     found = ((str(name), one) for name, addresses in psutil.net_if_addrs().items() for one in addresses)
-    return next(
-        (name for name, one in found if one.family in internet and _address(one.address) == wanted), None
-    )
+    return next((name for name, one in found if one.family in internet and _parse_ip(one.address) == wanted), None)
 
 
-def _address(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _parse_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return the address without its IPv6 scope (`fe80::1%eth0`); ::ffff:10.0.0.1 becomes 10.0.0.1."""
     found = ipaddress.ip_address(address.split("%")[0])
     mapped = found.ipv4_mapped if found.version == 6 else None
     return mapped or found
 
 
-def rank_variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
+def rank_network_variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables that make gloo and NCCL use the network of `address`, under which Ray knows this
     node. Those that `environment` already has are left out: a user's own value wins."""
     found = dict(_RANK_VARIABLES)
@@ -82,33 +80,37 @@ def rank_variables(address: str, environment: Mapping[str, str]) -> dict[str, st
         # the name of the device, not one of the device's labels.
         device = name.split(":")[0]
         found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={device}"}
-        found["NCCL_SOCKET_FAMILY"] = f"AF_INET{'6' if _address(address).version == 6 else ''}"
+        found["NCCL_SOCKET_FAMILY"] = f"AF_INET{'6' if _parse_ip(address).version == 6 else ''}"
     return {name: value for name, value in found.items() if name not in environment}
 
 
-def line_rate() -> float | None:
+def network_line_rate() -> float | None:
     """Return the rate, in bytes a second each way, of the fastest line over which NCCL can reach other nodes:
     InfiniBand if there is any, else the interface in NCCL_SOCKET_IFNAME. None if the rate is unknown, as on many
     virtual machines."""
-    rates = [_number(path, " ") * _GIGABIT for path in _INFINIBAND.glob("*/ports/*/rate") if _up(path.parent)]
+    rates = [
+        _read_leading_number(path, " ") * _GIGABIT
+        for path in _INFINIBAND.glob("*/ports/*/rate")
+        if _is_port_active(path.parent)
+    ]
     name = os.environ.get("NCCL_SOCKET_IFNAME", "").removeprefix("=")
-    rates = [rate for rate in rates if rate > 0] or [_number(_NET / name / "speed") * _MEGABIT]
+    rates = [rate for rate in rates if rate > 0] or [_read_leading_number(_NET / name / "speed") * _MEGABIT]
     return max(rates) if max(rates) > 0 else None
 
 
-def _up(port: Path) -> bool:
-    return "ACTIVE" in _text(port / "state")
+def _is_port_active(port: Path) -> bool:
+    return "ACTIVE" in _read_text(port / "state")
 
 
-def _number(path: Path, end: str | None = None) -> float:
+def _read_leading_number(path: Path, end: str | None = None) -> float:
     """Return the number with which a file begins; -1 if there is none."""
     try:
-        return float(_text(path).split(end)[0])
+        return float(_read_text(path).split(end)[0])
     except (ValueError, IndexError):
         return -1.0
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return the text of a file; "" if reading fails, as for an interface that is down or does not know its speed."""
     try:
         return path.read_text()
@@ -130,26 +132,22 @@ def examine_network(address: str) -> Finding:
     """Judge whether ranks of this machine can connect at `address`, and whether they depend on the address to which the
     host's name resolves, which may be that of the loopback."""
     try:
-        with socket.create_server((address, 0), family=_family(address)) as server:
+        with socket.create_server((address, 0), family=_address_family(address)) as server:
             socket.create_connection(server.getsockname()[:2], 5).close()
     except OSError as error:
-        remedy = (
-            f"check that {address} is an address of this machine (ip address), and allow connections to it"
-        )
+        remedy = f"check that {address} is an address of this machine (ip address), and allow connections to it"
         return Finding("ports", "failure", f"{address}: {error}", remedy)
-    text, reaches = _own_name()
+    text, reaches = _resolve_own_name()
     chosen = os.environ.get("GLOO_SOCKET_IFNAME") or interface_with_address(address)
     if chosen is not None:
         return Finding("ports", "ok", f"ranks go by {address} on {chosen}, connections work; {text}")
     remedy = "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where Ray is started"
     if not reaches:
         remedy += f", or make {socket.gethostname()} resolve to an address of this machine (/etc/hosts)"
-    return Finding(
-        "ports", "warning", f"no interface has {address}, so ranks go by the host's name; {text}", remedy
-    )
+    return Finding("ports", "warning", f"no interface has {address}, so ranks go by the host's name; {text}", remedy)
 
 
-def _own_name() -> tuple[str, bool]:
+def _resolve_own_name() -> tuple[str, bool]:
     """Return the address to which the host's name resolves, as text, and whether other machines can reach it."""
     name = socket.gethostname()
     try:
@@ -159,5 +157,5 @@ def _own_name() -> tuple[str, bool]:
     return f"{name} is {address}", not ipaddress.ip_address(address).is_loopback
 
 
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if _address(address).version == 6 else socket.AF_INET
+def _address_family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if _parse_ip(address).version == 6 else socket.AF_INET

@@ -11,17 +11,17 @@ BIT_EQUAL_SERIES = frozenset({"2.13", "2.14", "2.15"})
 `tests/bench/torch_versions.py` makes."""
 
 
-def admitted_versions(name: str, by: str = "maskfleet") -> SpecifierSet:
-    """Return the releases of the package `name` that the metadata of the package `by` admits here, without extras;
-    empty if it does not require it."""
-    for line in metadata.requires(by) or ():
+def admitted_versions(package: str, required_by: str = "maskfleet") -> SpecifierSet:
+    """Return the releases of the package `package` that the metadata of the package `required_by` admits here,
+    without extras; empty if it does not require it."""
+    for line in metadata.requires(required_by) or ():
         one = Requirement(line)
-        if one.name == name and (one.marker is None or one.marker.evaluate({"extra": ""})):
+        if one.name == package and (one.marker is None or one.marker.evaluate({"extra": ""})):
             return one.specifier
     return SpecifierSet()
 
 
-def untested_torch() -> str:
+def untested_torch_warning() -> str:
     """Return a line for the operator if the installed torch is of no series that was tested; "" if it is."""
     seen, tested = metadata.version("torch"), admitted_versions("torch")
     if tested.contains(seen, prereleases=True):
@@ -37,22 +37,22 @@ def triton_release() -> str:
         return ""
 
 
-def unfit_triton() -> str:
+def triton_problem() -> str:
     """Return why Triton cannot compile layers for a GPU; "" if it can. A CUDA wheel of torch names its Triton."""
     seen = triton_release()
     if not seen:
         return "Triton is not installed"
-    needed = admitted_versions("triton", by="torch")
+    needed = admitted_versions("triton", required_by="torch")
     if needed.contains(seen, prereleases=True):
         return ""
     torch = metadata.version("torch")
     return f"torch {torch} requires triton{needed}, Triton {seen} is installed: Python computes the layers"
 
 
-def torch_change(before: str, now: str) -> str:
-    """Return a line on what it means that torch `now` continues what torch `before` computed; "" if they are the same
+def describe_torch_change(before: str, after: str) -> str:
+    """Return a line on what it means that torch `after` continues what torch `before` computed; "" if they are the same
     release, or one is not known ("")."""
-    old, new = (release.partition("+")[0] for release in (before, now))
+    old, new = (release.partition("+")[0] for release in (before, after))
     if not (old and new) or old == new:
         return ""
     if {old.rpartition(".")[0], new.rpartition(".")[0]} <= BIT_EQUAL_SERIES:

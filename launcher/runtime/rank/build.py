@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from checkpoints.gather import Alone, Peers, gather_or_raise
+from checkpoints.gather import Peers, SingleRank, gather_or_raise
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.modules.losses import ObjectiveModule
@@ -29,10 +29,10 @@ from launcher.runtime.recipe.timeline import learning_rate, phase_at, term_weigh
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.teachers import FoundTeacher, read_teachers
 
-_ALONE = Alone()
+_ALONE = SingleRank()
 
 
-def teach(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Peers = _ALONE) -> list[FoundTeacher]:
+def attach_teachers(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Peers = _ALONE) -> list[FoundTeacher]:
     """Read the teachers of `run`, give them to `model`, and return them; an empty list if the run does not distil.
 
     Each rank reads all teachers whole. The returned weights stay in fp32, whatever the precision of `model`.
@@ -44,10 +44,10 @@ def teach(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Peers = _ALON
     if run.recipe.objective.distil is None:
         return found
 
-    def read() -> None:
+    def read_all() -> None:
         found.extend(read_teachers(run, tokenizer))
 
-    gather_or_raise(peers, read)
+    gather_or_raise(peers, read_all)
     hold_teachers(model, [build_teacher(teacher.config, teacher.weights) for teacher in found])
     return found
 
@@ -100,7 +100,7 @@ def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optim
 
 
 def _rate_factors(recipe: Recipe, model: ObjectiveModule) -> dict[str, float]:
-    """Return what muP multiplies the learning rate of each parameter by, by name; nothing without muP."""
+    """Return muP's factor of the learning rate of each parameter, by name; empty without muP."""
     scales = mup_scales(with_vocab(recipe.model), recipe.objective.terms)
     matrices = hidden_matrices(model).keys() if recipe.optimizer.muon is not None and scales else ()
     return {name: its.muon_rate if name in matrices else its.rate for name, its in scales.items()}
@@ -123,7 +123,7 @@ def training_plan(recipe: Recipe) -> TrainPlan:
     return TrainPlan(
         recipe.seed,
         recipe.total_steps,
-        schedule(recipe),
+        learning_rate_schedule(recipe),
         recipe.evaluation.every.steps,
         compare_every,
         weights=lambda step: term_weights(recipe, step),
@@ -131,7 +131,7 @@ def training_plan(recipe: Recipe) -> TrainPlan:
     )
 
 
-def schedule(recipe: Recipe) -> Callable[[int], float]:
+def learning_rate_schedule(recipe: Recipe) -> Callable[[int], float]:
     """Return the function from a step to its learning rate."""
     peak = recipe.optimizer.settings.lr
     return lambda step: learning_rate(recipe, peak, step)

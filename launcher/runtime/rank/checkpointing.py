@@ -10,13 +10,13 @@ from typing import Protocol
 from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
-from checkpoints.commit import CommittedSave, FailedSave, Outcome
+from checkpoints.commit import CommittedSave, FailedSave, SaveOutcome
 from checkpoints.errors import CheckpointError, SaveFailed
 from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.memory import Keeper, MemoryWriter
 from checkpoints.memory_slots import CommonDescription
-from checkpoints.retention import TidyReport, tidy
+from checkpoints.retention import DeletionReport, delete_expired
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
@@ -27,10 +27,10 @@ from launcher.runtime.policies.recovery import COPY_TIME_SHARE, Recovery
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.recipe.schema import Checkpointing
-from launcher.runtime.run.record import COMMITTED, Run
+from launcher.runtime.run.record import COMMITTED_KEY, Run
 
 _SAVING, _TIDYING = "saving", "tidying"  # activities in a rank's heartbeats
-_TIDY_S = 60.0  # time limit of the last deletions
+_TIDY_TIMEOUT_S = 60.0  # time limit of the last deletions
 
 
 class ExtraState(Protocol):
@@ -80,34 +80,32 @@ class RunCheckpointer:
         self._save_multiple, self._clock = save_multiple, clock
         self._begun_at = clock()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
-        self._tidying: Future[TidyReport] | None = None
+        self._tidying: Future[DeletionReport] | None = None
         read = manifest is not None and not self._overdue
         # Checkpoints that all ranks have read.
         self._proven = frozenset({manifest.name} if read and manifest else ())
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Return whether to save after `step` steps: the interval in steps or minutes is over. If it ended between
         multiples of `save_multiple`, the save is due at the next multiple."""
         if self._saver.pending_step is not None or step % self._save_multiple:
             return False
         every = self._settings.every
-        by_count = (
-            every.steps is not None and step // every.steps > (step - self._save_multiple) // every.steps
-        )
+        by_count = every.steps is not None and step // every.steps > (step - self._save_multiple) // every.steps
         by_time = every.minutes is not None and self._clock() - self._begun_at >= 60 * every.minutes
         return by_count or by_time or self._overdue
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return self._saver.ready()
 
     def begin(self, engine: Engine, state: TrainState) -> None:
         """Copy the state and start uploading the copy. Training waits only for the copy."""
-        self._begin(engine, state, StoredMemory())
+        self._begin_save(engine, state, StoredMemory())
 
     def commit(self) -> None:
         """Commit the uploaded checkpoint. Collective. Metrics are flushed first, so that the records of all steps of a
         checkpoint exist when it does. If the store is slow, the commit does not wait for them and they follow."""
-        self._commit(since=self._clock())
+        self._commit_and_record(since=self._clock())
 
     def finish(self, engine: Engine, state: TrainState, carried: StoredMemory) -> None:
         """Commit `state`, with the memory that the next step needs (`carried`), unless it is committed already, and
@@ -120,11 +118,11 @@ class RunCheckpointer:
             CheckpointError: if the last save failed otherwise, so that the steps since the previous one are not saved.
             Superseded: if a newer attempt has been claimed.
         """
-        self._journal.doing(state.step, _SAVING)
+        self._journal.report_activity(state.step, _SAVING)
         if self._saver.pending_step is not None:
             self._wait_and_commit(state.step)
         if state.step != (self._saver.last_step or 0):
-            self._begin(engine, state, carried)
+            self._begin_save(engine, state, carried)
             outcome = self._wait_and_commit(state.step)
             if isinstance(outcome, FailedSave):
                 raise self._save_error(outcome)
@@ -143,28 +141,26 @@ class RunCheckpointer:
             remedy="repair the cause and run the same command again: it resumes from the last commit",
         )
 
-    def _begin(self, engine: Engine, state: TrainState, carried: StoredMemory) -> None:
+    def _begin_save(self, engine: Engine, state: TrainState, carried: StoredMemory) -> None:
         self._begun_at, self._overdue = self._clock(), False
         fragments = chain(engine.fragments(), carried.fragments)
         whole = state.to_json() | self._extra.state()
-        self._saver.begin(
-            state.step, fragments, engine.shapes, whole, carried.shapes, own_kinds=engine.own_kinds
-        )
+        self._saver.begin(state.step, fragments, engine.shapes, whole, carried.shapes, own_kinds=engine.own_kinds)
 
-    def _wait_and_commit(self, step: int) -> Outcome:
+    def _wait_and_commit(self, step: int) -> SaveOutcome:
         """Wait for the uploads of all ranks at `step`, and commit. Collective. A rank that waits for others reports
         their progress in its heartbeats, so that it does not count as stuck."""
         since = self._clock()
-        self._saver.wait_for_all(lambda sent: self._journal.doing(step, _SAVING, sent))
-        return self._commit(since)
+        self._saver.wait_for_all(lambda sent: self._journal.report_activity(step, _SAVING, sent))
+        return self._commit_and_record(since)
 
-    def _commit(self, since: float) -> Outcome:
+    def _commit_and_record(self, since: float) -> SaveOutcome:
         self._journal.flush()
         outcome = self._saver.commit()
-        self._record(outcome, self._clock() - since)
+        self._record_outcome(outcome, self._clock() - since)
         return outcome
 
-    def _record(self, outcome: Outcome, waited: float) -> None:
+    def _record_outcome(self, outcome: SaveOutcome, waited: float) -> None:
         """Record the outcome of a save. `waited`: seconds that training waited for the commit; the event adds those of
         the copy."""
         match outcome:
@@ -177,21 +173,21 @@ class RunCheckpointer:
                     seconds=outcome.background_s,
                 )
                 if self._rank == 0:
-                    self._tidy(self._extra.latest_rewind_step(outcome.step))
+                    self._start_tidying(self._extra.latest_rewind_step(outcome.step))
             case FailedSave():
                 self._journal.event("commit_failed", step=outcome.step, reason=outcome.reason)
                 self._journal.note(f"checkpoint of step {outcome.step} failed: {outcome.reason}")
 
-    def _tidy(self, latest_rewind_step: int) -> None:
+    def _start_tidying(self, latest_rewind_step: int) -> None:
         """Start deleting expired checkpoints, on rank 0, while training continues. If the deletions find a newer
         attempt, the next commit raises Superseded."""
         self._wait_for_deletions()
-        self._tidying = self._pool.submit(self._tidy_now, latest_rewind_step, self._proven)
+        self._tidying = self._pool.submit(self._delete_expired, latest_rewind_step, self._proven)
 
-    def _tidy_now(self, latest_rewind_step: int, proven: frozenset[CheckpointName]) -> TidyReport:
+    def _delete_expired(self, latest_rewind_step: int, proven: frozenset[CheckpointName]) -> DeletionReport:
         every = self._settings.keep_every.steps if self._settings.keep_every else None
-        self._store.put_if_absent(COMMITTED, b"{}\n")
-        return tidy(
+        self._store.put_if_absent(COMMITTED_KEY, b"{}\n")
+        return delete_expired(
             self._store,
             self._attempt,
             keep_last=self._settings.keep_last,
@@ -210,15 +206,15 @@ class RunCheckpointer:
             self._journal.event("tidy_failed", reason=error.problem)
 
     def _finish_tidying(self, step: int) -> None:
-        """Wait for the deletions, at most `_TIDY_S` seconds. Everything is committed, so the next start can do the
-        rest."""
+        """Wait for the deletions, at most `_TIDY_TIMEOUT_S` seconds. Everything is committed, so the next start can
+        do the rest."""
         if self._tidying is not None:
-            self._journal.doing(step, _TIDYING)
-            wait([self._tidying], timeout=_TIDY_S)
+            self._journal.report_activity(step, _TIDYING)
+            wait([self._tidying], timeout=_TIDY_TIMEOUT_S)
             if self._tidying.done():
                 self._wait_for_deletions()
             else:
-                self._journal.event("tidy_failed", reason=f"it took longer than {_TIDY_S:.0f} s")
+                self._journal.event("tidy_failed", reason=f"it took longer than {_TIDY_TIMEOUT_S:.0f} s")
 
 
 _SLOW_COPIES = 2  # the first copies, one to each slot, which are slow because their pages are new
@@ -263,29 +259,29 @@ class MemoryCopies:
         self._refused = False  # whether it is on record that the other node has no memory for copies
         self._ended_at, self._took, self._made = time.monotonic(), 0.0, 0
 
-    def due(self, step: int) -> bool:
-        """Return whether this rank is for a copy of the state after `step` steps. Rank 0's settings and clock count;
+    def is_due(self, step: int) -> bool:
+        """Return whether this rank agrees to copy the state after `step` steps. Rank 0's settings and clock count;
         the other ranks only say whether they can. If ranks end to save the state, no rank copies it. If they end to
         hand over to others, no node is lost, and the copy need not wait for another node."""
-        ending = self._journal.link.ends
+        ending = self._journal.link.end_action
         if self._writer is None or self._writer.failure is not None or ending == "save":
             return False
         if ending == "hand over":
             return True
-        if not self._writer.ready or not self._first:
-            return self._writer.ready
+        if not self._writer.is_ready or not self._first:
+            return self._writer.is_ready
         every = self._settings.memory_every
         if every == "auto":
             return time.monotonic() - self._ended_at >= self._took / COPY_TIME_SHARE
         return self._last is None or step - self._last >= int(every)
 
-    def keep(self, engine: Engine, state: TrainState, carried: StoredMemory, since: float) -> int | None:
+    def copy_state(self, engine: Engine, state: TrainState, carried: StoredMemory, since: float) -> int | None:
         """Copy the state; return the bytes of this rank's part, None if the machine has no memory for it. `since`: time
         by the clock at which training began to wait for this copy."""
         assert self._writer is not None
         self._record_refusal()
         fragments = chain(engine.fragments(), carried.fragments)
-        size = self._writer.write(state.step, fragments, self._common(engine, state, carried))
+        size = self._writer.write(state.step, fragments, self._common_description(engine, state, carried))
         self._last, self._ended_at = state.step, time.monotonic()
         self._made += 1
         if self._made > _SLOW_COPIES:
@@ -296,22 +292,20 @@ class MemoryCopies:
 
     def _record_refusal(self) -> None:
         """Record, once, that the other node had no memory for the copy of the last set."""
-        if self._writer is None or self._refused or not self._writer.copy_refused:
+        if self._writer is None or self._refused or not self._writer.is_copy_refused:
             return
         self._refused = True
-        reason = (
-            "the other node has no memory for copies of this rank's state: if this node is lost, so are they"
-        )
+        reason = "the other node has no memory for copies of this rank's state: if this node is lost, so are they"
         self._journal.rank_event("memory_unshared", step=self._last, reason=reason)
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _common(self, engine: Engine, state: TrainState, carried: StoredMemory) -> CommonDescription | None:
+    def _common_description(self, engine: Engine, state: TrainState, carried: StoredMemory) -> CommonDescription | None:
         if not self._first:
             return None
-        segments, records = self._journal.pending()
+        segments, records = self._journal.pending_lines()
         mine = LineageSegment(attempt=self._attempt, start=self._begun_at, stop=state.step)
         return CommonDescription(
             shapes=dict(engine.shapes),

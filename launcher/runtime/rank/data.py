@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from data_service.samples.samples import Samples, join_rows, slice_rows
-from data_service.stream.positions import Positions, SampleRange
+from data_service.stream.positions import SampleRange, StepSampleRanges
 from data_service.stream.stream import StepStart
 from encoder_core.batch import Batch
 from encoder_core.train.collate import idle_batch, to_batch
@@ -76,7 +76,7 @@ class RankData:
     Args:
         streams: the stream of each phase.
         positions: map from steps to samples.
-        heldout: the held-out texts, by the prefix of their figures.
+        heldout_microbatches: the held-out texts, by the prefix of their figures.
         share: this rank's share of the microbatches.
         device: device to which batches are copied.
         count: function from a batch to its number of targets for each loss term.
@@ -86,7 +86,7 @@ class RankData:
     def __init__(
         self,
         streams: Sequence[SampleStream],
-        positions: Positions,
+        positions: StepSampleRanges,
         heldout: Mapping[str, HeldOutText],
         share: RankShard,
         device: torch.device,
@@ -120,12 +120,12 @@ class RankData:
             counts=counts or self._count(idle_batch(self._device)),
             tokens=read.tokens,
             digest=read.digest,
-            samples=tuple((r.epoch, r.start, r.stop) for r in self._positions.ranges(step)),
+            samples=tuple((r.epoch, r.start, r.stop) for r in self._positions.ranges_of_step(step)),
             wait=waited,
             before=remember,
         )
 
-    def cut(self, phase: int, rows: int) -> None:
+    def set_microbatch_rows(self, phase: int, rows: int) -> None:
         """Set the rows of a microbatch of `phase` from the next fetch on. Call this on all ranks at the same step."""
         cut = (*self._share.rows[:phase], rows, *self._share.rows[phase + 1 :])
         for read in self._rows.values():
@@ -137,15 +137,15 @@ class RankData:
         """Return whether `step` uses the memory that the step before computed (XLNet). False after the last step."""
         return self._refresh is not None and step < self._positions.steps and self._memory_steps(step) is None
 
-    def microbatches(self, step: int) -> int:
+    def microbatch_count(self, step: int) -> int:
         """Return the number of logical microbatches of `step`, over all ranks."""
-        return self._share.deal(self._positions.ranges(step))[1]
+        return self._share.deal(self._positions.ranges_of_step(step))[1]
 
-    def rows(self, step: int) -> int:
+    def microbatch_rows(self, step: int) -> int:
         """Return the number of rows of a full microbatch of `step`."""
         return self._share.rows[self._positions.phase_at_step(step)]
 
-    def heldout(self, step: int) -> dict[str, Iterator[Microbatch]]:
+    def heldout_microbatches(self, step: int) -> dict[str, Iterator[Microbatch]]:
         """Return this rank's held-out microbatches after `step` steps, for the phase of the last of them, by the prefix
         of their figures. Rows and masks are the same at every call. A rank with fewer rows adds empty batches, so that
         all ranks make the same number of passes."""
@@ -170,14 +170,14 @@ class RankData:
         over from the last step, or the model has none."""
         if self._refresh is None:
             return None
-        return self._refresh.recomputed_steps(step, self._positions.phase_start(step))
+        return self._refresh.recomputed_steps(step, self._positions.first_step_of_phase(step))
 
     def _rank_batch(self, step: int) -> RankBatch:
         """Return this rank's microbatches of `step` on the device. The copy may run while the step before is
         computed."""
         read = self._rows[step].result()
         moved = (Microbatch(each.index, each.batch.to(self._device)) for each in read.microbatches)
-        return RankBatch(step, tuple(moved), self.microbatches(step))
+        return RankBatch(step, tuple(moved), self.microbatch_count(step))
 
     def _forget_rows(self, step: int) -> None:
         """Forget rows, except those of steps from which the next step's memory may be recomputed."""
@@ -189,9 +189,9 @@ class RankData:
         """Read this rank's rows of `step`. This runs on the pool's only thread, so that each stream has a single reader
         and the preparation of rows delays no step."""
         if self._announced_at is None or step - self._announced_at >= ANNOUNCED_STEPS // 2:
-            self._announce(step)
-        mine, _ = self._share.deal(self._positions.ranges(step))
-        rows, samples = self.rows(step), [self._read(ranges) for _, ranges in mine]
+            self._announce_steps(step)
+        mine, _ = self._share.deal(self._positions.ranges_of_step(step))
+        rows, samples = self.microbatch_rows(step), [self._read_samples(ranges) for _, ranges in mine]
         return _ReadStep(
             tuple(
                 Microbatch(index, to_batch(each, _CPU, index * rows))
@@ -201,19 +201,19 @@ class RankData:
             digest=sum(map(checksum, samples)),
         )
 
-    def _announce(self, step: int) -> None:
+    def _announce_steps(self, step: int) -> None:
         """Tell each stream which of its rows this rank will read from `step` on, and where the steps of all ranks lie
         in it."""
         self._announced_at = step
         coming = [
-            self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED_STEPS, self._positions.steps))
+            self._positions.ranges_of_step(n) for n in range(step, min(step + ANNOUNCED_STEPS, self._positions.steps))
         ]
         for phase, stream in enumerate(self._streams):
             steps = [ranges for ranges in coming if ranges and ranges[0].phase == phase]
             mine = [r for ranges in steps for _, part in self._share.deal(ranges)[0] for r in part]
-            stream.prefetch([(r.epoch, r.start, r.stop) for r in mine], _steps(steps))
+            stream.prefetch([(r.epoch, r.start, r.stop) for r in mine], _step_start(steps))
 
-    def _read(self, ranges: Sequence[SampleRange]) -> Samples:
+    def _read_samples(self, ranges: Sequence[SampleRange]) -> Samples:
         parts = [self._streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]
         return parts[0] if len(parts) == 1 else join_rows(parts)
 
@@ -243,10 +243,10 @@ _CPU = torch.device("cpu")
 def checksum(samples: Samples) -> int:
     """Return the sum, over rows, of the CRC-32 of the model's inputs: tokens, row ends, targets and their positions,
     segments, labels, order. A sum over rows does not depend on how rows are joined."""
-    return sum(_checksum(slice_rows(samples, row, row + 1)) for row in range(len(samples.offsets) - 1))
+    return sum(_row_checksum(slice_rows(samples, row, row + 1)) for row in range(len(samples.offsets) - 1))
 
 
-def _checksum(row: Samples) -> int:
+def _row_checksum(row: Samples) -> int:
     crc = 0
     for field in fields(row):
         array = getattr(row, field.name)
@@ -254,7 +254,7 @@ def _checksum(row: Samples) -> int:
     return crc
 
 
-def _steps(steps: Sequence[Sequence[SampleRange]]) -> StepStart | None:
+def _step_start(steps: Sequence[Sequence[SampleRange]]) -> StepStart | None:
     """Return where these steps lie in their stream: rows of a step (their mean if steps are measured in tokens), and
     the epoch and the row at which they begin. None without steps."""
     if not steps:

@@ -15,29 +15,30 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from checkpoints.gather import Peers, gather_or_raise
-from checkpoints.hf.export import join_pair, pair_weights_for
-from checkpoints.hf.folder import CONFIG, NETWORKS, local_configs, local_folder, model_digest, name_as
-from checkpoints.hf.headers import check_weights
-from checkpoints.hf.load import (
-    check_same_model,
-    differing_settings,
-    read_folder_config,
-    unused_parameters,
-    weights_for,
+from checkpoints.hf.export import join_pair_weights, pair_weights_for
+from checkpoints.hf.folder import (
+    CONFIG,
+    PAIR_FOLDERS,
+    local_configs,
+    local_folder,
+    model_digest,
+    replace_path_in_errors,
 )
+from checkpoints.hf.headers import check_weights
+from checkpoints.hf.load import check_same_model, differing_settings, read_folder_config, unused_parameters, weights_for
 from checkpoints.listing import list_committed
-from checkpoints.load import Reader
-from checkpoints.verify import newest_good
+from checkpoints.load import CheckpointReader
+from checkpoints.verify import find_newest_good
 from data_service.store.base import Store
 from data_service.tokenizers.completed import load_with_all_special_tokens
 from data_service.tokenizers.load import find_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.interchange import ENCODER
-from encoder_core.objectives.modules.detection import EMBEDDINGS, is_difference
-from encoder_core.objectives.modules.teacher import every_other_layer, teacher_names_of_student
+from encoder_core.families.interchange import ENCODER_PREFIX
+from encoder_core.objectives.modules.detection import EMBEDDINGS_PREFIX, is_embedding_difference
+from encoder_core.objectives.modules.teacher import evenly_spaced_layers, teacher_names_of_student
 from encoder_core.objectives.replaced import Sharing
-from encoder_core.train.zero_state import Read
+from encoder_core.train.zero_state import ReadRange
 from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from launcher.runtime.recipe.schema import Recipe
@@ -62,18 +63,18 @@ class InitialSource:
     """
 
     shapes: Shapes
-    read: Read
+    read: ReadRange
     tokenizer: Tokenizer | None
     record: dict[str, JsonValue]
     close: Callable[[], None] = field(default=lambda: None)
 
 
-def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, shapes: Shapes) -> InitialSource:
+def source_from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, shapes: Shapes) -> InitialSource:
     """Return the chosen layers of a teacher, and its parameters outside of layers. A student with fewer positions or
     token types takes the first rows of their tables. `shapes`: shapes of the student's parameters."""
     distil = recipe.objective.distil
     assert distil is not None  # the recipe has been checked
-    layers = distil.layers or every_other_layer(config.distinct_layers, teacher.config.distinct_layers)
+    layers = distil.layers or evenly_spaced_layers(config.distinct_layer_count, teacher.config.distinct_layer_count)
     names = teacher_names_of_student(list(teacher.weights), layers)
     tensors = {own: teacher.weights[its] for own, its in names.items()}
     tensors = with_padding_id(tensors, teacher.config, config)
@@ -86,10 +87,10 @@ def from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, sha
         "layers": list[JsonValue](layers),
     }
     its_shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return InitialSource(its_shapes, from_tensors(tensors), None, record)
+    return InitialSource(its_shapes, reader_of_tensors(tensors), None, record)
 
 
-def from_run(
+def source_from_run(
     recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
 ) -> InitialSource:
     """Return the newest intact checkpoint of the run in `store`. Collective.
@@ -99,54 +100,54 @@ def from_run(
         ModelError: if its model is not that of `config`.
         CheckpointError, TokenizerError, StoreError: if the checkpoint or the run's tokenizer cannot be read.
     """
-    other = check_run(recipe, config, tokenizer)
-    good = newest_good(store, peers)
+    other = check_start_run(recipe, config, tokenizer)
+    good = find_newest_good(store, peers)
     if good is None:
-        raise _no_checkpoint(recipe)
-    reader = Reader(store, good.manifest)
+        raise _no_checkpoint_error(recipe)
+    reader = CheckpointReader(store, good.manifest)
     record: dict[str, JsonValue] = {"start": recipe.start, "start_step": good.manifest.step}
     shapes: Shapes = good.manifest.shapes
-    read: Read = reader.read
+    read: ReadRange = reader.read
     pair = open_run(recipe.start).recipe.objective.rtd
     if pair is not None and recipe.objective.mlm is None:
         shapes, read = _discriminator_only(shapes, read, pair.embeddings)
-        record["network"] = NETWORKS[1]
+        record["network"] = PAIR_FOLDERS[1]
     return InitialSource(shapes, read, other, record, reader.close)
 
 
-def _discriminator_only(shapes: Shapes, read: Read, sharing: Sharing) -> tuple[Shapes, Read]:
+def _discriminator_only(shapes: Shapes, read: ReadRange, sharing: Sharing) -> tuple[Shapes, ReadRange]:
     """Return those parameters of a pair that belong to the discriminator, under the names of a single model. Tables
     that are stored as differences from the generator's are read as sums of both."""
-    generator, own = (f"{part}." for part in NETWORKS)
+    generator, own = (f"{part}." for part in PAIR_FOLDERS)
     stored = {name.removeprefix(own): name for name in shapes if name.startswith(own)}
     if sharing == "shared":
-        shared = (name for name in shapes if name.startswith(f"{generator}{EMBEDDINGS}"))
+        shared = (name for name in shapes if name.startswith(f"{generator}{EMBEDDINGS_PREFIX}"))
         stored |= {name.removeprefix(generator): name for name in shared}
 
-    def summed(name: str, kind: str, start: int, stop: int) -> Tensor:
+    def read_summed(name: str, kind: str, start: int, stop: int) -> Tensor:
         found = read(stored[name], kind, start, stop)
-        if sharing == "shared" or not is_difference(name):
+        if sharing == "shared" or not is_embedding_difference(name):
             return found
         return found + read(f"{generator}{name}", kind, start, stop)
 
-    return {name: shapes[key] for name, key in stored.items()}, summed
+    return {name: shapes[key] for name, key in stored.items()}, read_summed
 
 
-def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer | None:
+def check_start_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Tokenizer | None:
     """Check, without reading weights, that `recipe` can start from the run that it names. Return the run's tokenizer;
-    None if it is `tokenizer`. Raises the errors of `from_run`."""
+    None if it is `tokenizer`. Raises the errors of `source_from_run`."""
     source = open_run(recipe.start)
     there = list_committed(source.store)
     if not there:
-        raise _no_checkpoint(recipe)
-    _check_sharing(source.recipe, recipe)
+        raise _no_checkpoint_error(recipe)
+    _check_same_sharing(source.recipe, recipe)
     other = None
     if source.record.inputs.tokenizer != tokenizer.hash:
         other = source.tokenizer()
     its = other or tokenizer
     trained = recipe_after(source.recipe, there[0].step).model
     found = trained.with_tokenizer(its.vocab_size, its.special.pad)
-    if _pads_differ(found, config):
+    if _padding_ids_differ(found, config):
         raise RunError(
             f"start: the position table of {recipe.start} begins after its padding id {found.pad_id}, this run's "
             f"after {config.pad_id}",
@@ -156,25 +157,25 @@ def check_run(recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer) -> Toke
     return other
 
 
-def _no_checkpoint(recipe: Recipe) -> RunError:
+def _no_checkpoint_error(recipe: Recipe) -> RunError:
     return RunError(
         f"start: {recipe.start} is a run without a checkpoint",
         remedy="train that run first, or set start: scratch",
     )
 
 
-def _check_sharing(theirs: Recipe, ours: Recipe) -> None:
+def _check_same_sharing(start_recipe: Recipe, recipe: Recipe) -> None:
     """Raise RunError if the two pairs share embeddings differently: a discriminator's table of differences and a full
     table have the same name, so the one would be read as the other."""
-    a, b = theirs.objective.rtd, ours.objective.rtd
+    a, b = start_recipe.objective.rtd, recipe.objective.rtd
     if a is not None and b is not None and a.embeddings != b.embeddings:
         raise RunError(
-            f"objective.rtd.embeddings is {b.embeddings} here and {a.embeddings} in {ours.start}",
+            f"objective.rtd.embeddings is {b.embeddings} here and {a.embeddings} in {recipe.start}",
             remedy="export that run, and start from the exported folder",
         )
 
 
-def from_folder(
+def source_from_folder(
     recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
 ) -> InitialSource:
     """Return the model, or the pair, of the folder in `store`, which each rank reads whole. Collective.
@@ -188,34 +189,34 @@ def from_folder(
     tensors: dict[str, Tensor] = {}
     record: dict[str, JsonValue] = {"start": recipe.start}
 
-    def load() -> JsonValue:
+    def load_tensors() -> JsonValue:
         with local_folder(store) as folder:
-            with name_as(folder, recipe.start):
+            with replace_path_in_errors(folder, recipe.start):
                 its = _folder_config(recipe.objective, config, folder, recipe.start)
                 tensors.update(with_padding_id(_folder_weights(recipe.objective, its, folder), its, config))
-                if _pads_differ(its, config):
+                if _padding_ids_differ(its, config):
                     record["pad_id"] = its.pad_id
-                record.update(_left_parameters(recipe.objective, config, folder))
+                record.update(_left_parameters_record(recipe.objective, config, folder))
             return model_digest(folder)
 
-    digests = gather_or_raise(peers, load)
+    digests = gather_or_raise(peers, load_tensors)
     if len(set(map(str, digests))) > 1:
         raise RunError(
             f"start: {recipe.start} holds different files on different machines",
             remedy="put the folder on a shared disk or in a bucket",
         )
     record["start_digest"] = digests[0]
-    found = find_tokenizer((store, store.at(NETWORKS[1])), load_with_all_special_tokens)
+    found = find_tokenizer((store, store.with_prefix(PAIR_FOLDERS[1])), load_with_all_special_tokens)
     if found is None:
         record["tokenizer"] = "none in the folder: taken to be the recipe's"
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return InitialSource(shapes, from_tensors(tensors), found, record)
+    return InitialSource(shapes, reader_of_tensors(tensors), found, record)
 
 
-def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
+def check_start_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
     """Check that `store` holds a model to start from, by its configuration and the headers of its files, without
-    reading weights. Raises the errors of `from_folder`."""
-    with local_configs(store) as folder, name_as(folder, recipe.start):
+    reading weights. Raises the errors of `source_from_folder`."""
+    with local_configs(store) as folder, replace_path_in_errors(folder, recipe.start):
         its = _folder_config(recipe.objective, config, folder, recipe.start)
         _check_padding(its, config, store, recipe.start)
         if recipe.objective.rtd is None:
@@ -226,23 +227,23 @@ def check_folder(recipe: Recipe, config: ModelConfig, store: Store) -> None:
             check_same_model(its, read_folder_config(folder), recipe.start)
             check_weights(its, store, "rtd")
             return
-        for part, expected in zip(NETWORKS, (its.generator, its), strict=True):
+        for part, expected in zip(PAIR_FOLDERS, (its.generator, its), strict=True):
             check_same_model(expected, read_folder_config(folder / part), f"{recipe.start}/{part}")
-            check_weights(expected, store.at(part), "mlm" if part == NETWORKS[0] else "rtd")
+            check_weights(expected, store.with_prefix(part), "mlm" if part == PAIR_FOLDERS[0] else "rtd")
 
 
-def network_in(recipe: Recipe, folder: Store) -> Store:
+def network_folder(recipe: Recipe, folder: Store) -> Store:
     """Return the folder of the network that `recipe` starts from. In the folder of a pair, a recipe without masked
     language modelling starts from the discriminator."""
     alone = recipe.objective.mlm is not None or folder.size(CONFIG) is not None
-    part = folder.at(NETWORKS[1])
+    part = folder.with_prefix(PAIR_FOLDERS[1])
     return folder if alone or part.size(CONFIG) is None else part
 
 
 def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
     """Return `config` with the vocabulary size and padding id of the folder. Raises RunError if the folder holds a pair
     and the objective trains one network, or the other way round and no generator can be made from that one."""
-    pair = [part for part in NETWORKS if (folder / part / CONFIG).is_file()]
+    pair = [part for part in PAIR_FOLDERS if (folder / part / CONFIG).is_file()]
     if objective.rtd is None and pair and not (folder / CONFIG).is_file():
         raise RunError(
             f"start: {where} holds a pair of networks, and the recipe trains one",
@@ -252,53 +253,54 @@ def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path
     if objective.rtd is not None and holds_single_network(folder):
         check_derivable(config, where)
     elif objective.rtd is not None:
-        if len(pair) < len(NETWORKS):
+        if len(pair) < len(PAIR_FOLDERS):
             raise RunError(f"start: {where} does not hold both networks that rtd trains", remedy=BOTH_REMEDY)
-        network = folder / NETWORKS[1]
+        network = folder / PAIR_FOLDERS[1]
     found = read_folder_config(network)
     return config.model_copy(update={"vocab": found.vocab, "pad_id": found.pad_id})
 
 
-def _folder_weights(objective: RecipeObjective, its: ModelConfig, folder: Path) -> dict[str, Tensor]:
+def _folder_weights(objective: RecipeObjective, folder_config: ModelConfig, folder: Path) -> dict[str, Tensor]:
     if objective.rtd is None:
-        return weights_for(its, folder, exported_heads(its, objective))
+        return weights_for(folder_config, folder, exported_heads(folder_config, objective))
     read = pair_from_discriminator if holds_single_network(folder) else pair_weights_for
-    return read(its, folder, objective.rtd.embeddings)
+    return read(folder_config, folder, objective.rtd.embeddings)
 
 
-def _pads_differ(its: ModelConfig, config: ModelConfig) -> bool:
-    return config.offsets_positions_by_padding and its.pad_id != config.pad_id
+def _padding_ids_differ(source_config: ModelConfig, config: ModelConfig) -> bool:
+    return config.offsets_positions_by_padding and source_config.pad_id != config.pad_id
 
 
-def with_padding_id(tensors: dict[str, Tensor], its: ModelConfig, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the parameters of a model `its` for the same model with the padding id of `config`: a table of positions
-    that begin after the padding id is moved. Its rows before them are never used."""
-    if not _pads_differ(its, config):
+def with_padding_id(tensors: dict[str, Tensor], source_config: ModelConfig, config: ModelConfig) -> dict[str, Tensor]:
+    """Return the parameters of a model `source_config` for the same model with the padding id of `config`: a table
+    of positions that begin after the padding id is moved. Its rows before them are never used."""
+    if not _padding_ids_differ(source_config, config):
         return tensors
     return tensors | {
-        name: torch.cat([table.new_zeros(config.pad_id + 1, table.shape[1]), table[its.pad_id + 1 :]])
+        name: torch.cat([table.new_zeros(config.pad_id + 1, table.shape[1]), table[source_config.pad_id + 1 :]])
         for name, table in tensors.items()
         if name.endswith("embeddings.position.weight")
     }
 
 
-def _check_padding(its: ModelConfig, config: ModelConfig, store: Store, where: str) -> None:
+def _check_padding(source_config: ModelConfig, config: ModelConfig, store: Store, where: str) -> None:
     """Raise RunError if the folder's padding id is its tokenizer's class or separator token. transformers gives such
     a token no position of its own, so that in every row the model has learnt other positions than ours."""
     found = (
-        find_tokenizer((store, store.at(NETWORKS[1])), load_with_all_special_tokens)
-        if _pads_differ(its, config)
+        find_tokenizer((store, store.with_prefix(PAIR_FOLDERS[1])), load_with_all_special_tokens)
+        if _padding_ids_differ(source_config, config)
         else None
     )
-    if found is not None and its.pad_id in (found.special.cls, found.special.sep):
+    if found is not None and source_config.pad_id in (found.special.cls, found.special.sep):
         raise RunError(
-            f"start: config.json in {where} says pad_token_id {its.pad_id}, which its tokenizer puts into every row, "
+            f"start: config.json in {where} says pad_token_id {source_config.pad_id}, which its tokenizer puts into "
+            "every row, "
             f"so that positions are counted without it; the tokenizer pads with {found.special.pad}",
             remedy="start from a model whose pad_token_id is its tokenizer's, or set start: scratch",
         )
 
 
-def _left_parameters(objective: RecipeObjective, config: ModelConfig, folder: Path) -> dict[str, JsonValue]:
+def _left_parameters_record(objective: RecipeObjective, config: ModelConfig, folder: Path) -> dict[str, JsonValue]:
     """Return, for the record, which parameters of the folder are `left`, under the folder's names of them, because the
     objective does not train them; and, if the generator is made from the discriminator, with which of its `layers`."""
     if objective.rtd is None:
@@ -307,22 +309,22 @@ def _left_parameters(objective: RecipeObjective, config: ModelConfig, folder: Pa
         return {"left": []}
     return {
         "left": list[JsonValue](unused_parameters(config, folder, "rtd")),
-        "network": NETWORKS[1],
+        "network": PAIR_FOLDERS[1],
         "layers": list[JsonValue](generator_layers(config)),
     }
 
 
-def from_tensors(tensors: Mapping[str, Tensor]) -> Read:
+def reader_of_tensors(tensors: Mapping[str, Tensor]) -> ReadRange:
     """Return a function that reads ranges of parameters in memory."""
     return lambda name, kind, start, stop: tensors[name].flatten()[start:stop]
 
 
-BOTH_REMEDY = f"put the generator into {NETWORKS[0]}/ and the discriminator into {NETWORKS[1]}/ below it"
+BOTH_REMEDY = f"put the generator into {PAIR_FOLDERS[0]}/ and the discriminator into {PAIR_FOLDERS[1]}/ below it"
 
 
 def holds_single_network(folder: Path) -> bool:
     """Return whether `folder` holds one network, and nothing of a pair."""
-    return (folder / CONFIG).is_file() and not any((folder / part / CONFIG).is_file() for part in NETWORKS)
+    return (folder / CONFIG).is_file() and not any((folder / part / CONFIG).is_file() for part in PAIR_FOLDERS)
 
 
 def generator_layers(config: ModelConfig) -> tuple[int, ...]:
@@ -330,14 +332,14 @@ def generator_layers(config: ModelConfig) -> tuple[int, ...]:
 
     Raises ValueError: the generator has more layers than the discriminator.
     """
-    return every_other_layer(config.generator.distinct_layers, config.distinct_layers)
+    return evenly_spaced_layers(config.generator.distinct_layer_count, config.distinct_layer_count)
 
 
 def check_derivable(config: ModelConfig, where: str) -> None:
     """Raise RunError if the generator of `config` cannot begin with layers of the discriminator in `where`."""
     generator = config.generator
     differing = [key for key in differing_settings(generator, config) if key != "layers"]
-    if generator.distinct_layers > config.distinct_layers:
+    if generator.distinct_layer_count > config.distinct_layer_count:
         differing.append("layers")
     if differing:
         listed = "; ".join(
@@ -358,10 +360,10 @@ def pair_from_discriminator(config: ModelConfig, folder: Path, sharing: Sharing)
     Raises ModelError as `weights_for`.
     """
     whole = weights_for(config, folder, "rtd")
-    encoder = {name: tensor for name, tensor in whole.items() if name.startswith(ENCODER)}
-    generator = _chosen_layers(encoder, generator_layers(config))
-    return join_pair(generator, whole, sharing)
+    encoder = {name: tensor for name, tensor in whole.items() if name.startswith(ENCODER_PREFIX)}
+    generator = _select_layers(encoder, generator_layers(config))
+    return join_pair_weights(generator, whole, sharing)
 
 
-def _chosen_layers(encoder: Mapping[str, Tensor], layers: tuple[int, ...]) -> dict[str, Tensor]:
+def _select_layers(encoder: Mapping[str, Tensor], layers: tuple[int, ...]) -> dict[str, Tensor]:
     return {ours: encoder[theirs] for ours, theirs in teacher_names_of_student(list(encoder), layers).items()}

@@ -29,34 +29,34 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 
 from checkpoints.gather import Peers
-from checkpoints.hf.folder import CONFIG, NETWORKS
+from checkpoints.hf.folder import CONFIG, PAIR_FOLDERS
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from data_service.tokenizers.vocabulary import find_origins
+from data_service.tokenizers.vocabulary import find_piece_origins
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.interchange import ENCODER
+from encoder_core.families.interchange import ENCODER_PREFIX
 from encoder_core.heads.prediction import MaskedLanguageModelHead, SpanBoundaryHead
-from encoder_core.train.zero_state import MASTER, Read
+from encoder_core.train.zero_state import MASTER, ReadRange
 from launcher.errors import RunError
 from launcher.runtime.rank.initial_sources import (
     InitialSource,
     Shapes,
-    check_folder,
-    check_run,
-    from_folder,
-    from_run,
-    from_teacher,
-    from_tensors,
-    network_in,
+    check_start_folder,
+    check_start_run,
+    network_folder,
+    reader_of_tensors,
+    source_from_folder,
+    source_from_run,
+    source_from_teacher,
 )
 from launcher.runtime.recipe.network import meta_module
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
 from launcher.runtime.run.inputs import unigram_probabilities
-from launcher.runtime.run.record import RECORD, Run
+from launcher.runtime.run.record import RECORD_FILE, Run
 from launcher.runtime.run.teachers import FoundTeacher
 
 
@@ -70,7 +70,7 @@ class InitialWeights:
         close: function that ends reading.
     """
 
-    read: Read
+    read: ReadRange
     record: dict[str, JsonValue]
     close: Callable[[], None]
 
@@ -79,16 +79,12 @@ class InitialWeights:
         fresh = self.record["fresh"]
         parts = [f"weights from {self.record['start']}"]
         layers = self.record.get("layers")
-        if self.record.get("network") == NETWORKS[1] and isinstance(layers, list):
-            parts.append(
-                f"generator: the discriminator's embeddings and layers {', '.join(map(str, layers))}"
-            )
+        if self.record.get("network") == PAIR_FOLDERS[1] and isinstance(layers, list):
+            parts.append(f"generator: the discriminator's embeddings and layers {', '.join(map(str, layers))}")
         if isinstance(fresh, list) and fresh:
             parts.append(f"fresh, because they are missing there: {', '.join(map(str, fresh))}")
         if "copied" in self.record:
-            parts.append(
-                f"vocabulary: {self.record['copied']} rows copied, {self.record['averaged']} averaged"
-            )
+            parts.append(f"vocabulary: {self.record['copied']} rows copied, {self.record['averaged']} averaged")
         return "; ".join(parts)
 
 
@@ -112,13 +108,13 @@ def initial_weights(
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if recipe.start == TEACHER:
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        source = from_teacher(recipe, config, teachers[0], shapes)
+        source = source_from_teacher(recipe, config, teachers[0], shapes)
         return _fit_to_run(model, source, recipe, config, tokenizer)
     store = open_store(recipe.start)
-    if store.size(RECORD) is not None:
-        source = from_run(recipe, config, tokenizer, store, peers)
+    if store.size(RECORD_FILE) is not None:
+        source = source_from_run(recipe, config, tokenizer, store, peers)
     else:
-        source = from_folder(recipe, config, tokenizer, network_in(recipe, store), peers)
+        source = source_from_folder(recipe, config, tokenizer, network_folder(recipe, store), peers)
     return _fit_to_run(model, source, recipe, config, tokenizer)
 
 
@@ -129,16 +125,16 @@ def check_start(recipe: Recipe) -> None:
         return
     tokenizer, store = load_tokenizer(recipe.tokenizer.uri), open_store(recipe.start)
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    if store.size(RECORD) is None:
-        _refuse_missing(recipe.start, store)
-        check_folder(recipe, config, network_in(recipe, store))
+    if store.size(RECORD_FILE) is None:
+        _refuse_missing_start(recipe.start, store)
+        check_start_folder(recipe, config, network_folder(recipe, store))
     else:
-        check_run(recipe, config, tokenizer)
+        check_start_run(recipe, config, tokenizer)
 
 
-def _refuse_missing(start: str, store: Store) -> None:
+def _refuse_missing_start(start: str, store: Store) -> None:
     """Raise RunError if there is neither a run nor a model at `start`. The message suggests a similar name."""
-    if any(store.size(name) is not None for name in (CONFIG, *(f"{part}/{CONFIG}" for part in NETWORKS))):
+    if any(store.size(name) is not None for name in (CONFIG, *(f"{part}/{CONFIG}" for part in PAIR_FOLDERS))):
         return
     close = get_close_matches(start, ["scratch"], n=1, cutoff=0.6)
     if not close and isinstance(store, LocalStore) and store.root.parent.is_dir():
@@ -162,22 +158,20 @@ def _fit_to_run(
     record: dict[str, JsonValue] = source.record | {"fresh": list[JsonValue](fresh)}
     held = {name: parameters[name].detach().clone() for name in fresh}
     if source.tokenizer is not None and tables:
-        carry = CarryOver(source.tokenizer, tokenizer)
+        carry = VocabularyCarryOver(source.tokenizer, tokenizer)
         lacking = _count_missing_rows(source, source.tokenizer, tables)
         record |= {"copied": carry.copied - lacking, "averaged": carry.averaged}
-        held |= {name: carry(_read_whole(source, name), parameters[name].detach()) for name in sorted(tables)}
-    _check_fit(
-        {name: tuple(p.shape) for name, p in parameters.items() if name not in tables}, source, recipe.start
-    )
-    held |= initial_head(
-        model, recipe, fresh, lambda name: held[name] if name in held else _read_whole(source, name)
+        held |= {name: carry(_read_parameter(source, name), parameters[name].detach()) for name in sorted(tables)}
+    _check_shapes({name: tuple(p.shape) for name, p in parameters.items() if name not in tables}, source, recipe.start)
+    held |= initial_head_values(
+        model, recipe, fresh, lambda name: held[name] if name in held else _read_parameter(source, name)
     )
     record.setdefault("left", list[JsonValue](sorted(source.shapes.keys() - parameters.keys())))
-    return InitialWeights(_reader_over(held, source.read), record, source.close)
+    return InitialWeights(_reader_with_overrides(held, source.read), record, source.close)
 
 
 def _tables_to_carry(source: InitialSource, recipe: Recipe, config: ModelConfig, new: Tokenizer) -> set[str]:
-    """Return the vocabulary tables of `source` that are not right for the tokenizer `new` as they are. Raises as
+    """Return the vocabulary tables of `source` that must be converted for the tokenizer `new`. Raises as
     `_count_missing_rows`."""
     old = source.tokenizer
     if old is None:
@@ -201,13 +195,13 @@ def _count_missing_rows(source: InitialSource, old: Tokenizer, tables: Collectio
     return max(0, old.vocab_size - rows)
 
 
-def _read_whole(source: InitialSource, name: str) -> Tensor:
+def _read_parameter(source: InitialSource, name: str) -> Tensor:
     shape = torch.Size(source.shapes[name])
     return source.read(name, MASTER, 0, shape.numel()).view(shape)
 
 
-def _check_fit(expected: Shapes, source: InitialSource, where: str) -> None:
-    missing = [name for name in expected if name not in source.shapes and _is_of_encoder(name)]
+def _check_shapes(expected: Shapes, source: InitialSource, where: str) -> None:
+    missing = [name for name in expected if name not in source.shapes and _is_encoder_parameter(name)]
     if missing:
         raise RunError(
             f"start: {where} lacks parameters of the encoder: {', '.join(missing)}",
@@ -226,24 +220,24 @@ def _check_fit(expected: Shapes, source: InitialSource, where: str) -> None:
         )
 
 
-def _is_of_encoder(name: str) -> bool:
-    return name.startswith((ENCODER, *(f"{part}.{ENCODER}" for part in NETWORKS)))
+def _is_encoder_parameter(name: str) -> bool:
+    return name.startswith((ENCODER_PREFIX, *(f"{part}.{ENCODER_PREFIX}" for part in PAIR_FOLDERS)))
 
 
-def _reader_over(held: Mapping[str, Tensor], read: Read) -> Read:
-    """Return a function that reads a parameter from `held` if it is there, else with `read`."""
-    first = from_tensors(held)
-    return lambda name, kind, start, stop: (first if name in held else read)(name, kind, start, stop)
+def _reader_with_overrides(overrides: Mapping[str, Tensor], read: ReadRange) -> ReadRange:
+    """Return a function that reads a parameter from `overrides` if it is there, else with `read`."""
+    first = reader_of_tensors(overrides)
+    return lambda name, kind, start, stop: (first if name in overrides else read)(name, kind, start, stop)
 
 
 def vocabulary_tables(config: ModelConfig, objective: RecipeObjective) -> set[str]:
     """Return the names of the parameters with a row for each token id, whose shape follows the vocabulary's size."""
-    other = config.model_copy(update={"vocab": config.vocabulary + 1})
+    other = config.model_copy(update={"vocab": config.vocabulary_size + 1})
     shapes = {name: p.shape for name, p in meta_module(other, objective).named_parameters()}
     return {name for name, p in meta_module(config, objective).named_parameters() if p.shape != shapes[name]}
 
 
-class CarryOver:
+class VocabularyCarryOver:
     """A conversion of vocabulary tables from the ids of `old` to the ids of `new`. Raises TokenizerError as `origins`.
 
     Rows beyond the ids of both tokenizers, which pad a vocabulary to a round number, stay unchanged. Ids of `old` that
@@ -255,7 +249,7 @@ class CarryOver:
     """
 
     def __init__(self, old: Tokenizer, new: Tokenizer) -> None:
-        found = find_origins(old, new)
+        found = find_piece_origins(old, new)
         self.copied, self.averaged = found.copied, found.averaged
         self._ids, self._offsets = torch.from_numpy(found.ids), torch.from_numpy(found.offsets)
         self._used = max(old.vocab_size, new.vocab_size)
@@ -278,31 +272,33 @@ class CarryOver:
 LOGIT_SPREAD = 0.5  # standard deviation of a position's logits over the vocabulary
 
 
-def initial_head(
-    model: nn.Module, recipe: Recipe, fresh: Collection[str], value: Callable[[str], Tensor]
+def initial_head_values(
+    model: nn.Module, recipe: Recipe, fresh_names: Collection[str], initial_value: Callable[[str], Tensor]
 ) -> dict[str, Tensor]:
     """Return initial values, by name, for the gain and the bias of each language-model head of `model` that is in
-    `fresh` while its vocabulary table is not.
+    `fresh_names` while its vocabulary table is not.
 
-    `value`: function from the name of a parameter to its whole initial value. Raises CorpusError, StoreError if a
-    corpus cannot be read.
+    `initial_value`: function from the name of a parameter to its whole initial value. Raises CorpusError, StoreError
+    if a corpus cannot be read.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, Tensor] = {}
-    for prefix, norm, head in _heads(model):
+    for prefix, norm, head in _language_model_heads(model):
         gain, bias, table = (
             f"{prefix}.{norm}.weight",
             f"{prefix}.decoder.bias",
             names[id(head.decoder.weight)],
         )
-        if gain in fresh and bias in fresh and table not in fresh:
-            words = value(table).float()
-            found[gain] = torch.full_like(value(gain), min(1.0, LOGIT_SPREAD / _logit_spread(words)))
+        if gain in fresh_names and bias in fresh_names and table not in fresh_names:
+            words = initial_value(table).float()
+            found[gain] = torch.full_like(initial_value(gain), min(1.0, LOGIT_SPREAD / _logit_spread(words)))
             found[bias] = _log_frequencies(recipe, len(words))
     return found
 
 
-def _heads(model: nn.Module) -> Iterator[tuple[str, str, MaskedLanguageModelHead | SpanBoundaryHead]]:
+def _language_model_heads(
+    model: nn.Module,
+) -> Iterator[tuple[str, str, MaskedLanguageModelHead | SpanBoundaryHead]]:
     """Yield the language-model heads that have a LayerNorm: name of the head, name of its last LayerNorm, module."""
     for prefix, module in model.named_modules():
         if isinstance(module, MaskedLanguageModelHead) and module.norm is not None:

@@ -17,10 +17,10 @@ from typing import Any, Literal, Protocol
 import torch
 
 from encoder_core.train.metrics import StepReport
-from launcher.runtime.capacity.devices import gpu_of_device
+from launcher.runtime.capacity.devices import match_gpu_by_device_name
 from launcher.runtime.capacity.workload import microbatch_shape, model_cost
-from launcher.runtime.policies.stragglers import Detector
-from launcher.runtime.rank.startup import Startup
+from launcher.runtime.policies.stragglers import StragglerDetector
+from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.run.log import RunLog, evaluation_record
@@ -46,7 +46,7 @@ class Utilisation:
         return tokens * self.flops[phase] / (max(seconds, 1e-9) * self.peak)
 
 
-def utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: int) -> Utilisation | None:
+def run_utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks: int) -> Utilisation | None:
     """Return the utilisation of a run; None if the device's peak is not known.
 
     `device`: this rank's device; the other ranks' are assumed to be equal. `vocabulary`: the tokenizer's size, for a
@@ -66,7 +66,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     if device.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(device)
-    gpu = gpu_of_device(found.name, found.total_memory)
+    gpu = match_gpu_by_device_name(found.name, found.total_memory)
     if gpu is None:
         return None
     return gpu.peak if precision == "bf16" else gpu.peak_fp32
@@ -80,7 +80,7 @@ EndAction = Literal["save", "hand over"]
 once."""
 
 
-class Link(Protocol):
+class SupervisorLink(Protocol):
     """The connection of a rank to its supervisor."""
 
     def beat(self, step: int, doing: str, done: int = 0) -> None: ...
@@ -89,7 +89,7 @@ class Link(Protocol):
     def event(self, kind: str, fields: Mapping[str, Any]) -> None: ...
     def stop_requested(self) -> bool: ...
     @property
-    def ends(self) -> EndAction | None: ...
+    def end_action(self) -> EndAction | None: ...
 
 
 @dataclass(frozen=True)
@@ -100,35 +100,35 @@ class RankJournal:
     Errors of the store never raise here. Only `flush` and `close` wait for it, for a limited time.
     """
 
-    link: Link
-    startup: Startup
+    link: SupervisorLink
+    startup: StartupClock
     journal: RunLog | None
-    stragglers: Detector | None = None
+    stragglers: StragglerDetector | None = None
     hosts: Sequence[str] = ()
     utilisation: Utilisation | None = None
 
-    def doing(self, step: int, doing: str, done: int = 0) -> None:
-        """Set the content of the next heartbeats: the rank's activity at `step`, and how much of the activity is done,
-        in any unit."""
+    def report_activity(self, step: int, doing: str, done: int = 0) -> None:
+        """Set the content of the next heartbeats: the rank's activity at `report_step`, and how much of the activity
+        is done, in any unit."""
         self.link.beat(step, doing, done)
 
-    def step(self, report: StepReport) -> None:
+    def report_step(self, report: StepReport) -> None:
         self.link.beat(report.before.step + 1, "training")
         if self.journal is None:
             return
-        record = report.record()
+        record = report.to_record()
         if self.utilisation is not None:
             record["mfu"] = self.utilisation.share(record["step"], record["tokens"], record["seconds"])
-        self._write(record)
+        self._write_record(record)
         if not self.startup.over:
-            self._record_underway(record)
-        if not all(report.applied.values()):
+            self._record_first_step(record)
+        if not all(report.applied_by_group.values()):
             self.event("skipped_step", step=report.before.step, reason=_why_skipped(record))
-        self._stragglers(report)
-        self.journal.flush_due(time.monotonic())
+        self._report_stragglers(report)
+        self.journal.flush_if_due(time.monotonic())
 
-    def _record_underway(self, first: dict[str, Any]) -> None:
-        self.startup.first_step_done(first["data_wait"])
+    def _record_first_step(self, record: dict[str, Any]) -> None:
+        self.startup.end_first_step(record["data_wait"])
         driver, seconds = (
             {part: round(time, 3) for part, time in parts.items()}
             for parts in (self.startup.before, self.startup.seconds)
@@ -136,7 +136,7 @@ class RankJournal:
         age = round(self.startup.age, 3)
         self.event(
             "underway",
-            step=first["step"] + 1,
+            step=record["step"] + 1,
             seconds=seconds,
             driver=driver,
             age=age,
@@ -144,13 +144,13 @@ class RankJournal:
         )
         self.note(f"the first step is done, after {self.startup.to_text()}")
 
-    def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+    def report_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         if self.journal is None:
             return
-        self._write(evaluation_record(step, figures))
+        self._write_record(evaluation_record(step, figures))
 
-    def _stragglers(self, report: StepReport) -> None:
-        found = self.stragglers.step(report.paces, report.seconds) if self.stragglers is not None else []
+    def _report_stragglers(self, report: StepReport) -> None:
+        found = self.stragglers.add_step(report.paces, report.seconds) if self.stragglers is not None else []
         for slow in found:
             host = self.hosts[slow.rank]
             self.event("straggler", step=report.before.step, host=host, **asdict(slow))
@@ -168,9 +168,9 @@ class RankJournal:
         if self.journal is not None:
             self.link.note(text)
 
-    def pending(self) -> tuple[int, tuple[str, ...]]:
+    def pending_lines(self) -> tuple[int, tuple[str, ...]]:
         """Return the number of segments of step records in the store, and the records that are not there yet."""
-        return self.journal.pending() if self.journal is not None else (0, ())
+        return self.journal.pending_lines() if self.journal is not None else (0, ())
 
     def restore(self, lines: Sequence[str]) -> None:
         """Add step records that an earlier attempt could not write."""
@@ -187,9 +187,9 @@ class RankJournal:
         if self.journal is not None and not self.journal.close():
             self.link.note("the newest records could not be written: they are missing from the run's history")
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write_record(self, record: dict[str, Any]) -> None:
         assert self.journal is not None
-        self.journal.metric(record)
+        self.journal.add_metrics(record)
         self.link.record(record)
 
 

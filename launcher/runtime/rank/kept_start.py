@@ -19,7 +19,7 @@ from checkpoints.hf.folder import (
     CONFIG,
     GENERATOR_CONFIG,
     GENERATOR_PICKLE,
-    NETWORKS,
+    PAIR_FOLDERS,
     PICKLE,
     PICKLE_INDEX,
     copy_file,
@@ -54,9 +54,9 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
     if recipe.start in (SCRATCH, TEACHER):
         return recipe
     both = recipe.objective.rtd is not None
-    if recipe.start.startswith(SCHEME):
+    if recipe.start.startswith(HUB_SCHEME):
         place = open_unused_store(run)
-        folder, name = fetch(recipe.start, generator=both)
+        folder, name = fetch_hub_model(recipe.start, generator=both)
         source: Store = LocalStore(folder)
         both &= holds_generator(source)
     else:
@@ -66,12 +66,12 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
         if not both and not pickled_networks(source):
             return recipe
         place = open_unused_store(run)
-    with _pair(source, recipe.start) if both else _without_pickles(source, recipe.start) as folder:
-        _copy(folder, recipe, place.at(f"start/{name}"))
+    with _pair_folder(source, recipe.start) if both else _without_pickles(source, recipe.start) as folder:
+        _check_and_copy(folder, recipe, place.with_prefix(f"start/{name}"))
     return recipe.model_copy(update={"start": f"{run.rstrip('/')}/start/{name}"})
 
 
-def _copy(folder: Path, recipe: Recipe, copy: Store) -> None:
+def _check_and_copy(folder: Path, recipe: Recipe, target: Store) -> None:
     from launcher.runtime.rank.initial_weights import check_start  # imports torch
 
     try:
@@ -80,7 +80,7 @@ def _copy(folder: Path, recipe: Recipe, copy: Store) -> None:
         raise type(error)(error.problem.replace(str(folder), recipe.start), remedy=error.remedy) from error
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     for file in wanted_files(files):
-        copy.put_file(file, folder / file)
+        target.put_file(file, folder / file)
 
 
 @contextmanager
@@ -92,21 +92,21 @@ def _without_pickles(source: Store, start: str) -> Iterator[Path]:
         yield source.root
         return
     with temporary_folder("start") as folder:
-        for part in (".", *NETWORKS):
-            network = source if part == "." else source.at(part)
+        for part in (".", *PAIR_FOLDERS):
+            network = source if part == "." else source.with_prefix(part)
             with _errors_named(folder / part, network, source, start):
                 _copy_network(network, folder / part, pickled=part in pickled)
         yield folder
 
 
 @contextmanager
-def _pair(source: Store, start: str) -> Iterator[Path]:
+def _pair_folder(source: Store, start: str) -> Iterator[Path]:
     """Yield a local folder of a pair, made from a discriminator and the generator beside it in `source`."""
     from checkpoints.hf.load import generator_fields  # this import and the next load torch
     from checkpoints.hf.pickled import convert_network
 
     with temporary_folder("start") as folder:
-        generator, discriminator = (folder / part for part in NETWORKS)
+        generator, discriminator = (folder / part for part in PAIR_FOLDERS)
         with _errors_named(discriminator, source, source, start):
             _copy_network(source, discriminator, pickled="." in pickled_networks(source))
         generator.mkdir()
@@ -138,15 +138,15 @@ def _errors_named(folder: Path, network: Store, source: Store, start: str) -> It
         raise ModelError(problem, remedy=error.remedy) from error
 
 
-SCHEME = "hf://"
-_NAME = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-_WEIGHTS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
-_FILES = ("config.json", *_WEIGHTS, *TOKENIZER_FILES)
-_PICKLED_FILES = (PICKLE, "pytorch_model-*.bin", PICKLE_INDEX)
-_PATIENCE_S = 20.0  # time limit for an answer of the Hub
+HUB_SCHEME = "hf://"
+_HUB_URI = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_WEIGHT_PATTERNS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
+_WANTED_PATTERNS = ("config.json", *_WEIGHT_PATTERNS, *TOKENIZER_FILES)
+_PICKLED_PATTERNS = (PICKLE, "pytorch_model-*.bin", PICKLE_INDEX)
+_HUB_TIMEOUT_S = 20.0  # time limit for an answer of the Hub
 
 
-def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
+def fetch_hub_model(uri: str, *, generator: bool) -> tuple[Path, str]:
     """Fetch the model at hf://ORG/NAME[@REVISION]. Return its folder on this machine, and its name with the commit,
     ORG/NAME@COMMIT. `generator`: whether to fetch a generator that lies beside it, too.
 
@@ -154,16 +154,14 @@ def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
         RecipeError: there is no such model, or the Hub cannot be reached.
         MissingPackage: huggingface_hub is not installed.
     """
-    match = _NAME.fullmatch(uri)
+    match = _HUB_URI.fullmatch(uri)
     if match is None:
-        raise RecipeError(
-            f"start: {uri} does not name a model", remedy="write hf://ORG/NAME or hf://ORG/NAME@REVISION"
-        )
+        raise RecipeError(f"start: {uri} does not name a model", remedy="write hf://ORG/NAME or hf://ORG/NAME@REVISION")
     hub = import_optional("huggingface_hub", f"start: {uri}")
     try:
         # HF_ENDPOINT may have been set after the import.
         api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
-        info = api.model_info(match["repo"], revision=match["revision"], timeout=_PATIENCE_S)
+        info = api.model_info(match["repo"], revision=match["revision"], timeout=_HUB_TIMEOUT_S)
         files = wanted_files([sibling.rfilename for sibling in info.siblings], generator=generator)
         paths = [api.hf_hub_download(match["repo"], file, revision=info.sha) for file in files]
     except (hub.errors.HTTPError, hub.errors.EntryNotFoundError, OSError, ValueError) as error:
@@ -173,10 +171,8 @@ def fetch(uri: str, *, generator: bool) -> tuple[Path, str]:
             remedy="check the name, the network (HF_ENDPOINT, HF_HUB_OFFLINE), and HF_TOKEN if the model is gated; or "
             "copy its folder to this machine and set start to the folder",
         ) from error
-    if "config.json" not in files and not any(f"{part}/config.json" in files for part in NETWORKS):
-        raise RecipeError(
-            f"start: {uri} has no config.json", remedy="name a model in the transformers format"
-        )
+    if "config.json" not in files and not any(f"{part}/config.json" in files for part in PAIR_FOLDERS):
+        raise RecipeError(f"start: {uri} has no config.json", remedy="name a model in the transformers format")
     folder = Path(paths[0])
     for _ in Path(files[0]).parts:
         folder = folder.parent
@@ -192,8 +188,8 @@ def wanted_files(files: list[str], *, generator: bool = False) -> list[str]:
 
 def _is_wanted(file: str, files: list[str]) -> bool:
     part, _, name = file.rpartition("/")
-    if part not in ("", *NETWORKS):
+    if part not in ("", *PAIR_FOLDERS):
         return False
     neighbours = [other.rpartition("/")[2] for other in files if other.rpartition("/")[0] == part]
-    pickled = not any(fnmatchcase(other, pattern) for other in neighbours for pattern in _WEIGHTS)
-    return any(fnmatchcase(name, pattern) for pattern in (*_FILES, *(_PICKLED_FILES if pickled else ())))
+    pickled = not any(fnmatchcase(other, pattern) for other in neighbours for pattern in _WEIGHT_PATTERNS)
+    return any(fnmatchcase(name, pattern) for pattern in (*_WANTED_PATTERNS, *(_PICKLED_PATTERNS if pickled else ())))

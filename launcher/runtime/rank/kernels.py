@@ -1,5 +1,5 @@
-"""With what the ranks of a run compute: kernels on GPUs, and compiled layers. Both are decided at every start, alike on
-all ranks, on record.
+"""Chooses what the ranks of a run compute with: kernels on GPUs, and compiled layers. Each start decides both, alike on
+all ranks, and records it.
 
 The first rank on each kind of GPU tries the kernels that the recipe's networks need, in a separate process
 (`encoder_core/trials/kernel_trial.py`). The result is stored in the run under a hash of everything that it depends on,
@@ -38,27 +38,27 @@ from encoder_core.layers.kernel_choice import set_preference
 from encoder_core.layers.pieces import Pieces
 from encoder_core.trials.compile_trial import TriedCompilation, try_compilation, try_in_process
 from encoder_core.trials.kernel_trial import Limits
-from encoder_core.trials.trial_network import Subject
+from encoder_core.trials.trial_network import TrialSubject
 from launcher.runtime.preflight.collective import installed_versions
 from launcher.runtime.preflight.kernels import (
     CompileChoice,
+    KernelTrialRecord,
     KernelVerdict,
-    TrialRecord,
     choose_compilation,
-    compiled_name,
+    compiled_code_name,
     examine_kernels,
     local_gpu_name,
     trial_subject,
 )
-from launcher.runtime.preflight.releases import triton_release, unfit_triton
-from launcher.runtime.rank.journal import Link, RankJournal
+from launcher.runtime.preflight.releases import triton_problem, triton_release
+from launcher.runtime.rank.journal import RankJournal, SupervisorLink
 from launcher.runtime.run.record import Run
 
-FOLDER = "kernels"
-_VERDICT: TypeAdapter[tuple[KernelVerdict, bool] | None] = TypeAdapter(tuple[KernelVerdict, bool] | None)
+KERNELS_FOLDER = "kernels"
+_VERDICT_ADAPTER: TypeAdapter[tuple[KernelVerdict, bool] | None] = TypeAdapter(tuple[KernelVerdict, bool] | None)
 
 
-def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> list[KernelVerdict]:
+def agree_on_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: SupervisorLink) -> list[KernelVerdict]:
     """Set the kernels with which this process computes from here on, those found for its GPU. Return the verdicts of
     the trials that were made just now, the same on all ranks. Collective.
 
@@ -73,14 +73,14 @@ def settle_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Link) -> 
         return []
     mine = None
     if name is not None and gpu is not None and names.index(name) == peers.rank:
-        mine = _verdict(run, name, gpu, subject, link)
-    found = gather_as(peers, _VERDICT, mine)
+        mine = _stored_or_new_verdict(run, name, gpu, subject, link)
+    found = gather_as(peers, _VERDICT_ADAPTER, mine)
     if name is not None and (verdict := found[names.index(name)]) is not None:
         set_preference(verdict[0].preference)
     return [verdict[0] for verdict in found if verdict is not None and verdict[1]]
 
 
-def _verdict_name(gpu: str, subject: Subject) -> str:
+def _verdict_name(gpu: str, subject: TrialSubject) -> str:
     marks = [name for name in ("causal", "stable") if getattr(subject, name)]
     what = {
         "gpu": gpu,
@@ -91,10 +91,12 @@ def _verdict_name(gpu: str, subject: Subject) -> str:
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=10).hexdigest()
 
 
-def _verdict(run: Run, name: str, gpu: str, subject: Subject, link: Link) -> tuple[KernelVerdict, bool]:
+def _stored_or_new_verdict(
+    run: Run, name: str, gpu: str, subject: TrialSubject, link: SupervisorLink
+) -> tuple[KernelVerdict, bool]:
     """Return the run's verdict of this name, and whether its trial was made just now. Try the kernels if the run has
     none."""
-    store, key = run.store, f"{FOLDER}/{name}.json"
+    store, key = run.store, f"{KERNELS_FOLDER}/{name}.json"
     if store.size(key) is not None:
         return KernelVerdict.model_validate_json(store.get(key)), False
     ticks = count(1)
@@ -113,7 +115,7 @@ def _verdict(run: Run, name: str, gpu: str, subject: Subject, link: Link) -> tup
 def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> None:
     """Record an event for each kind of GPU, and show a line about each kernel that was left out."""
     for verdict in verdicts:
-        out = [one.model_dump(mode="json", exclude={"right"}) for one in verdict.left_out]
+        out = [one.model_dump(mode="json", exclude={"right"}) for one in verdict.rejected_trials]
         seconds = {_kernel_title(one): one.seconds for one in verdict.tried if one.seconds is not None}
         journal.event(
             "kernels",
@@ -125,39 +127,40 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
             elsewhere={place: list(order) for place, order in verdict.elsewhere.items()},
             ended=verdict.ended,
         )
-        for one in verdict.left_out:
+        for one in verdict.rejected_trials:
             versions = f"torch {version('torch')}, Triton {triton_release() or 'none'}"
             journal.note(
-                f"{one.place} on {verdict.gpu}, {versions}, runs by {_used(verdict, one)} without {_verdict_text(one)}"
+                f"{one.place} on {verdict.gpu}, {versions}, runs by "
+                f"{_replacement_kernel(verdict, one)} without {_rejection_text(one)}"
             )
         if verdict.ended:
             journal.note(f"the trial of kernels on {verdict.gpu} was ended early: {verdict.ended}")
 
 
-def _kernel_title(one: TrialRecord) -> str:
+def _kernel_title(one: KernelTrialRecord) -> str:
     return one.kernel if one.place == "attention" else f"{one.place} {one.kernel}"
 
 
-def _used(verdict: KernelVerdict, one: TrialRecord) -> str:
+def _replacement_kernel(verdict: KernelVerdict, one: KernelTrialRecord) -> str:
     """Return which kernel computes in place of one that was left out."""
     attention = verdict.dropped if one.dropped else verdict.plain
     order = attention if one.place == "attention" else verdict.elsewhere.get(one.place, ())
     return f"`{order[0]}`" if order else "torch"
 
 
-def _verdict_text(one: TrialRecord) -> str:
+def _rejection_text(one: KernelTrialRecord) -> str:
     where = " with dropout" if one.dropped else ""
     why = one.failure or f"its results are {one.error or float('inf'):.1e} off, the limit is {one.bound:.1e}"
     return f"the kernel `{one.kernel}`{where}: {why}"
 
 
-_CACHE = Path(".cache/maskfleet/compiled")
+_CACHE_FOLDER = Path(".cache/maskfleet/compiled")
 _COMPLETE_MARK = "complete"  # name of the file that marks a complete folder
 _MAX_FOLDERS = 16  # most folders of compiled code that a machine keeps
 
 
 class CompiledCode:
-    """The compiled code of one name (`launcher.runtime.preflight.kernels.compiled_name`) on this machine.
+    """The compiled code of one name (`launcher.runtime.preflight.kernels.compiled_code_name`) on this machine.
 
     `home`: home folder of the user.
 
@@ -166,19 +169,21 @@ class CompiledCode:
     """
 
     def __init__(self, name: str, home: Path) -> None:
-        self.folder = _own_folder(home / _CACHE, name) or Path(tempfile.mkdtemp(prefix="maskfleet-compiled-"))
+        self.folder = _private_folder(home / _CACHE_FOLDER, name) or Path(
+            tempfile.mkdtemp(prefix="maskfleet-compiled-")
+        )
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the folder has all the code that a run needs."""
         return (self.folder / _COMPLETE_MARK).is_file()
 
-    def complete_now(self) -> None:
+    def mark_complete(self) -> None:
         """Mark the folder as complete. Raises OSError."""
         (self.folder / _COMPLETE_MARK).touch()
 
 
-def _own_folder(parent: Path, name: str) -> Path | None:
+def _private_folder(parent: Path, name: str) -> Path | None:
     """Return the folder `name` in `parent`, made if needed; None if others can write to it. The oldest folders of more
     than `_MAX_FOLDERS` are deleted."""
     try:
@@ -202,7 +207,7 @@ def _is_private(path: Path) -> bool:
     return found.st_uid == os.getuid() and closed and not stat.S_ISLNK(found.st_mode)
 
 
-_COMPILE_S = 900.0  # time limit of the process that compiles
+_COMPILE_TIMEOUT_S = 900.0  # time limit of the process that compiles
 
 
 class CompilationRecord(StrictRecord):
@@ -226,103 +231,101 @@ class CompilationRecord(StrictRecord):
     failure: str = ""
 
 
-_RECORD: TypeAdapter[CompilationRecord | None] = TypeAdapter(CompilationRecord | None)
+_RECORD_ADAPTER: TypeAdapter[CompilationRecord | None] = TypeAdapter(CompilationRecord | None)
 
 
-def settle_compilation(
-    run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, host: str
+def agree_on_compilation(
+    run: Run, tokenizer: Tokenizer, peers: Peers, link: SupervisorLink, host: str
 ) -> tuple[Pieces | None, CompilationRecord | None]:
     """Return the compiled pieces with which layers compute from here on (None: they compute in Python), and the record
     of the decision, the same on all ranks (None: nothing to record). Collective.
 
     `host`: name of this rank's machine.
     """
-    choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=unfit_triton())
+    choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=triton_problem())
     if not all(peers.all_gather(choice.compiled)):
         return None, CompilationRecord(compiled=False, why=choice.why) if choice.told else None
-    subject, code = _local_code(run, tokenizer)
+    subject, code = _local_compiled_code(run, tokenizer)
     first = peers.all_gather(host).index(host) == peers.rank
-    pieces, found, together = None, None, all(peers.all_gather(code.complete))
+    pieces, found, together = None, None, all(peers.all_gather(code.is_complete))
     for number, turn in enumerate([True] if together else [first, not first], start=1):
         link.beat(0, "compiling", number)
         if turn:
             pieces, found = _compile_once(run, code, subject, choice, link)
-        verdicts = [one for one in gather_as(peers, _RECORD, found) if one is not None]
+        verdicts = [one for one in gather_as(peers, _RECORD_ADAPTER, found) if one is not None]
         failed = next((one for one in verdicts if not one.compiled), None)
         if failed is not None:
             return None, failed
     return pieces, verdicts[0]
 
 
-def _local_code(run: Run, tokenizer: Tokenizer) -> tuple[Subject, CompiledCode]:
+def _local_compiled_code(run: Run, tokenizer: Tokenizer) -> tuple[TrialSubject, CompiledCode]:
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     subject = trial_subject(run.recipe, config)
-    return subject, CompiledCode(compiled_name(subject, run.recipe.zero), Path.home())
+    return subject, CompiledCode(compiled_code_name(subject, run.recipe.zero), Path.home())
 
 
 def _compile_once(
-    run: Run, code: CompiledCode, subject: Subject, choice: CompileChoice, link: Link | None
+    run: Run, code: CompiledCode, subject: TrialSubject, choice: CompileChoice, link: SupervisorLink | None
 ) -> tuple[Pieces, CompilationRecord]:
     """Compile on this rank, or take the stored code, or what this process has compiled for an earlier group of ranks.
     Return the pieces and the result."""
-    if code.folder in _compiled:
-        pieces, found = _compiled[code.folder]
+    if code.folder in _compiled_by_folder:
+        pieces, found = _compiled_by_folder[code.folder]
         return pieces, found.model_copy(update={"seconds": 0.0, "kept": "in this process"})
-    pieces, found = _compile(run, code, subject, choice, link)
+    pieces, found = _compile_or_load(run, code, subject, choice, link)
     if found.compiled:
-        _compiled[code.folder] = pieces, found
+        _compiled_by_folder[code.folder] = pieces, found
     return pieces, found
 
 
-def take_compiled(run: Run, tokenizer: Tokenizer) -> None:
+def load_compiled_code(run: Run, tokenizer: Tokenizer) -> None:
     """Take the run's compiled code from this machine into this process, for the group of ranks that it will join. Does
     nothing if the run is not compiled, or its code is not here."""
-    choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=unfit_triton())
+    choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=triton_problem())
     if not choice.compiled:
         return
-    subject, code = _local_code(run, tokenizer)
-    if code.complete:
+    subject, code = _local_compiled_code(run, tokenizer)
+    if code.is_complete:
         _compile_once(run, code, subject, choice, None)
 
 
-_compiled: dict[Path, tuple[Pieces, CompilationRecord]] = {}
+_compiled_by_folder: dict[Path, tuple[Pieces, CompilationRecord]] = {}
 
 
-def _compile(
-    run: Run, code: CompiledCode, subject: Subject, choice: CompileChoice, link: Link | None
+def _compile_or_load(
+    run: Run, code: CompiledCode, subject: TrialSubject, choice: CompileChoice, link: SupervisorLink | None
 ) -> tuple[Pieces, CompilationRecord]:
-    kept = "on this machine" if code.complete else "nowhere"
+    kept = "on this machine" if code.is_complete else "nowhere"
     # torch reads these when it first compiles. One thread: its helper processes would outlive a rank that is killed.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code.folder)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     pieces, apart, ticks = Pieces(), None, count(1)
     if kept == "nowhere":
         # The ranks that wait for this one show no progress meanwhile.
-        patience_s = min(_COMPILE_S, run.recipe.watchdog.other / 2)
-        apart = try_in_process(
-            subject, patience_s, lambda: link.beat(0, "compiling", next(ticks)) if link else None
-        )
-        if not apart.right:
-            return pieces, _record(apart, choice, kept)
+        patience_s = min(_COMPILE_TIMEOUT_S, run.recipe.watchdog.other / 2)
+        apart = try_in_process(subject, patience_s, lambda: link.beat(0, "compiling", next(ticks)) if link else None)
+        if not apart.is_right:
+            return pieces, _compilation_record(apart, choice, kept)
     tried = try_compilation(subject, pieces, compared=False)
     if apart is not None:
         seconds = apart.seconds + tried.seconds
         tried = replace(tried, error=apart.error, bound=apart.bound, seconds=seconds)
-    if tried.right and kept == "nowhere":
+    if tried.is_right and kept == "nowhere":
         with suppress(OSError):  # without the mark, the next start compiles again
-            code.complete_now()
-    return pieces, _record(tried, choice, kept)
+            code.mark_complete()
+    return pieces, _compilation_record(tried, choice, kept)
 
 
-def _record(tried: TriedCompilation, choice: CompileChoice, kept: str) -> CompilationRecord:
+def _compilation_record(tried: TriedCompilation, choice: CompileChoice, kept: str) -> CompilationRecord:
     finite = tried.error if tried.error is not None and tried.error < float("inf") else None
     why = choice.why
     if tried.failure:
         why = "it could not be compiled"
-    elif not tried.right:
+    elif not tried.is_right:
         why = "its gradients are not those of Python"
     return CompilationRecord(
-        compiled=tried.right,
+        compiled=tried.is_right,
         why=why,
         seconds=round(tried.seconds, 3),
         graphs=tried.graphs,

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers
-from checkpoints.load import ensure_kinds
+from checkpoints.load import ensure_same_optimizer
 from data_service.samples.spec import StreamSpec
-from data_service.stream.positions import Positions
+from data_service.stream.positions import StepSampleRanges
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.optim.average import AVERAGE
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.groups import abort_groups_on_error
 from encoder_core.train.loop import Trainer
 from encoder_core.train.rehearsal import sums_are_verified, verified_rank_count, verify_gradient_sums
@@ -33,48 +33,48 @@ from encoder_core.train.weight_check import CorruptReplica
 from encoder_core.train.xlnet_memory import restore_memory
 from encoder_core.train.zero_state import ALL_KINDS, MASTER
 from launcher.errors import RunError
-from launcher.runtime.policies.stragglers import Detector
+from launcher.runtime.policies.stragglers import StragglerDetector
 from launcher.runtime.preflight.collective import NodeReport
 from launcher.runtime.preflight.kernels import KernelVerdict
-from launcher.runtime.preflight.releases import torch_change, untested_torch
+from launcher.runtime.preflight.releases import describe_torch_change, untested_torch_warning
 from launcher.runtime.rank.build import (
+    attach_teachers,
     build_model,
     build_optimizer,
     engine_config,
     set_determinism,
-    teach,
     training_plan,
 )
 from launcher.runtime.rank.checkpointing import MemoryCopies, RunCheckpointer
 from launcher.runtime.rank.data import HeldOutText, RankData, RankShard, SampleStream
 from launcher.runtime.rank.initial_weights import InitialWeights, initial_weights
-from launcher.runtime.rank.journal import Link, RankJournal, utilisation
+from launcher.runtime.rank.journal import RankJournal, SupervisorLink, run_utilisation
 from launcher.runtime.rank.kernels import (
     CompilationRecord,
+    agree_on_compilation,
+    agree_on_kernels,
     record_compilation,
     record_kernels,
-    settle_compilation,
-    settle_kernels,
 )
 from launcher.runtime.rank.microbatch_size import (
     MicrobatchLimits,
-    origin_text,
+    agree_on_microbatches,
+    limits_origin_text,
     rank_microbatches,
     record_microbatches,
-    settle_microbatches,
 )
-from launcher.runtime.rank.resume import NodeSets, ResumePoint, missing_records, resume_point, settle_removals
+from launcher.runtime.rank.resume import MemorySets, ResumePoint, agree_on_removals, find_resume_point, missing_records
 from launcher.runtime.rank.spike_guard import SpikeGuard
-from launcher.runtime.rank.startup import Startup
+from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.run.kept_tokenizer import cached_tokenizer
 from launcher.runtime.run.log import RunLog
-from launcher.runtime.run.metrics import BEFORE
+from launcher.runtime.run.metrics import BEFORE_PREFIX
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import (
     SkippedData,
-    before_specs,
+    before_text_specs,
     heldout_specs,
-    read_skipped,
+    read_skipped_data,
     sample_positions,
     stream_spec,
 )
@@ -85,13 +85,13 @@ OpenStream = Callable[[StreamSpec], SampleStream]
 def run_rank(
     run: Run,
     attempt: Attempt,
-    control: Control,
+    control: RankGroup,
     peers: Peers,
     open_stream: OpenStream,
-    link: Link,
-    startup: Startup,
+    link: SupervisorLink,
+    startup: StartupClock,
     reports: Sequence[NodeReport] = (),
-    memory: NodeSets | None = None,
+    memory: MemorySets | None = None,
 ) -> TrainState:
     """Train this rank's part of `run` until the run is complete or a stop is requested, and commit the result.
 
@@ -111,49 +111,48 @@ def run_rank(
         hosts = [str(host) for host in peers.all_gather(socket.gethostname())]
         _set_up_torch(hosts, run.recipe.deterministic)
         tokenizer = cached_tokenizer(run.store, run.record.inputs.tokenizer, run.recipe)
-        good = resume_point(run, peers, link, memory)
-        startup.done("checkpoint")
+        good = find_resume_point(run, peers, link, memory)
+        startup.end_part("checkpoint")
         run, limits, verdicts, (pieces, compilation) = _agree_on_settings(run, tokenizer, peers, link, hosts)
-        startup.done("kernels")
+        startup.end_part("kernels")
         # Build the model and its optimizer; load that checkpoint, or what the run begins with.
-        model, engine, begin = _build(run, tokenizer, peers, good, pieces)
+        model, engine, begin = _build_engine(run, tokenizer, peers, good, pieces)
         ending.callback(engine.close)
-        startup.done("model")
-        state = _load(run, engine, good, begin, link)
-        startup.done("load")
+        startup.end_part("model")
+        state = _load_state(run, engine, good, begin, link)
+        startup.end_part("load")
         # Open the journal, and record how this start begins.
-        journal = _journal(run, attempt, control, link, startup, hosts, tokenizer, engine)
+        journal = _open_journal(run, attempt, control, link, startup, hosts, tokenizer, engine)
         ending.callback(journal.close)
         _record_start(run, journal, state, good, begin, control, (reports, verdicts, limits, compilation))
-        run, resumed = _without_removed(run, attempt, state, peers, journal), good.manifest if good else None
-        lost = read_skipped(run, resumed, peers)
-        data, positions, share = _data(run, tokenizer, open_stream, lost, model, engine, control)
+        run = _leave_out_removed(run, attempt, state, peers, journal)
+        resumed = good.manifest if good else None
+        lost = read_skipped_data(run, resumed, peers)
+        data, positions, share = _open_data(run, tokenizer, open_stream, lost, model, engine, control)
         ending.callback(data.close)
         # Train to the end, or until a stop is requested.
         guard = SpikeGuard(run, attempt, control, peers, journal, positions, resumed, lost)
-        checkpointer = _checkpointer(run, attempt, peers, journal, guard, good)
+        checkpointer = _make_checkpointer(run, attempt, peers, journal, guard, good)
         ending.callback(checkpointer.close)
         copies = MemoryCopies(run, attempt, peers, keeper=memory, extra=guard, journal=journal, resumed=good)
         ending.callback(copies.close)
-        memories = _memories(run, engine, good, data, share)
+        memories = _restore_memories(run, engine, good, data, share)
         microbatches = rank_microbatches(limits, engine, data, positions, journal)
         parts = (engine, control, data, checkpointer, guard, journal, training_plan(run.recipe))
         trainer = Trainer(*parts, link.stop_requested, memories, microbatches, copies)
-        startup.done("data")
+        startup.end_part("data")
         return _train(trainer, state, journal, hosts)
 
 
 def _agree_on_settings(
-    run: Run, tokenizer: Tokenizer, peers: Peers, link: Link, hosts: Sequence[str]
-) -> tuple[
-    Run, MicrobatchLimits | None, Sequence[KernelVerdict], tuple[Pieces | None, CompilationRecord | None]
-]:
+    run: Run, tokenizer: Tokenizer, peers: Peers, link: SupervisorLink, hosts: Sequence[str]
+) -> tuple[Run, MicrobatchLimits | None, Sequence[KernelVerdict], tuple[Pieces | None, CompilationRecord | None]]:
     """Decide with the other ranks what depends on the machines: rows of a microbatch, kernels, compiled layers. Return
     the run with these rows, and what was decided."""
-    limits = settle_microbatches(run, tokenizer, peers, hosts)
+    limits = agree_on_microbatches(run, tokenizer, peers, hosts)
     run = run if limits is None else replace(run, recipe=limits.recipe)
-    verdicts = settle_kernels(run, tokenizer, peers, link)
-    return run, limits, verdicts, settle_compilation(run, tokenizer, peers, link, hosts[peers.rank])
+    verdicts = agree_on_kernels(run, tokenizer, peers, link)
+    return run, limits, verdicts, agree_on_compilation(run, tokenizer, peers, link, hosts[peers.rank])
 
 
 def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Sequence[str]) -> TrainState:
@@ -176,14 +175,14 @@ def threads_per_rank(ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def _build(
+def _build_engine(
     run: Run, tokenizer: Tokenizer, peers: Peers, good: ResumePoint | None, pieces: Pieces | None
 ) -> tuple[ObjectiveModule, Engine, InitialWeights | None]:
     """Return the model, its engine, and the initial weights of a new run (None if they are drawn at random, or the run
     resumes). `pieces`: the compiled pieces with which layers compute; None if they are not compiled."""
     model = build_model(run.recipe, tokenizer)
     compile_layers(model, pieces)
-    teachers = teach(model, run, tokenizer, peers)
+    teachers = attach_teachers(model, run, tokenizer, peers)
     begin = None if good else initial_weights(run, tokenizer, model, peers, teachers)
     config = engine_config(run.recipe)
     measured = peers.all_gather(verified_rank_count(config))
@@ -194,13 +193,13 @@ def _build(
     return model, engine, begin
 
 
-def _load(
-    run: Run, engine: Engine, good: ResumePoint | None, begin: InitialWeights | None, link: Link
+def _load_state(
+    run: Run, engine: Engine, good: ResumePoint | None, begin: InitialWeights | None, link: SupervisorLink
 ) -> TrainState:
     """Load the checkpoint or the initial weights into `engine`, and return the trainer's state. Each range that is read
     counts as progress in the heartbeats. Where nothing holds an average of the weights, it begins at them."""
     if good is not None:
-        ensure_kinds(good.manifest, engine.own_kinds, run.uri)
+        ensure_same_optimizer(good.manifest, engine.own_kinds, run.uri)
         step, reads = good.manifest.step, count(1)
         with good.open() as reader:
 
@@ -216,52 +215,48 @@ def _load(
     return TrainState()
 
 
-def _without_removed(
-    run: Run, attempt: Attempt, state: TrainState, peers: Peers, journal: RankJournal
-) -> Run:
+def _leave_out_removed(run: Run, attempt: Attempt, state: TrainState, peers: Peers, journal: RankJournal) -> Run:
     """Return `run` as it goes on: without documents that were removed, from this step on at the latest."""
-    settled, added = settle_removals(run, attempt, state.step, peers)
+    settled, added = agree_on_removals(run, attempt, state.step, peers)
     if added is not None:
         journal.event("removals", step=added.step, states=added.states)
         journal.note(f"goes on without removed documents from step {added.step:,}")
     return settled
 
 
-def _data(
+def _open_data(
     run: Run,
     tokenizer: Tokenizer,
     open_stream: OpenStream,
     lost: SkippedData,
     model: ObjectiveModule,
     engine: Engine,
-    control: Control,
-) -> tuple[RankData, Positions, RankShard]:
+    control: RankGroup,
+) -> tuple[RankData, StepSampleRanges, RankShard]:
     """Open the data, without removed documents and the ranges that rewinds left out. Return this rank's data, the
     positions of all steps, and the rank's share."""
     streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
     positions = sample_positions(run, streams, lost.ranges)
-    share = RankShard(control.rank, control.world, run.recipe.phase_microbatches)
-    heldout, refresh = _heldout(run, tokenizer, open_stream), run.recipe.memory_refresh
+    share = RankShard(control.rank, control.world, run.recipe.microbatch_rows_by_phase)
+    heldout, refresh = _open_heldout_texts(run, tokenizer, open_stream), run.recipe.memory_refresh
     data = RankData(streams, positions, heldout, share, engine.device, model.target_counts, refresh)
     return data, positions, share
 
 
-def _heldout(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> dict[str, HeldOutText]:
-    texts = {"": heldout_specs(run, tokenizer), BEFORE: before_specs(run, tokenizer)}
-    return {prefix: _heldout_text(run, specs, open_stream) for prefix, specs in texts.items() if specs}
+def _open_heldout_texts(run: Run, tokenizer: Tokenizer, open_stream: OpenStream) -> dict[str, HeldOutText]:
+    texts = {"": heldout_specs(run, tokenizer), BEFORE_PREFIX: before_text_specs(run, tokenizer)}
+    return {prefix: _open_heldout_text(run, specs, open_stream) for prefix, specs in texts.items() if specs}
 
 
-def _heldout_text(run: Run, specs: Sequence[StreamSpec], open_stream: OpenStream) -> HeldOutText:
+def _open_heldout_text(run: Run, specs: Sequence[StreamSpec], open_stream: OpenStream) -> HeldOutText:
     """Return the held-out streams of the phases, of which those alike are one, and how many of their rows are
     evaluated."""
-    opened = {
-        spec.fingerprint: open_stream(spec) for spec in {spec.fingerprint: spec for spec in specs}.values()
-    }
+    opened = {spec.fingerprint: open_stream(spec) for spec in {spec.fingerprint: spec for spec in specs}.values()}
     streams = [opened[spec.fingerprint] for spec in specs]
     return streams, min(run.recipe.evaluation.samples, streams[-1].samples_per_epoch)
 
 
-def _checkpointer(
+def _make_checkpointer(
     run: Run,
     attempt: Attempt,
     peers: Peers,
@@ -284,9 +279,7 @@ def _checkpointer(
     )
 
 
-def _memories(
-    run: Run, engine: Engine, good: ResumePoint | None, data: RankData, share: RankShard
-) -> Memories:
+def _restore_memories(run: Run, engine: Engine, good: ResumePoint | None, data: RankData, share: RankShard) -> Memories:
     """Return the memory of this rank's microbatches at the step from which the run resumes; empty if that step
     recomputes it.
 
@@ -295,13 +288,13 @@ def _memories(
     if good is None:
         return {}
     with closing(good):  # XLNet's memory is read last from this checkpoint
-        return _restore(run, engine, good, data, share) if data.carries_memory(good.manifest.step) else {}
+        return _read_memories(run, engine, good, data, share) if data.carries_memory(good.manifest.step) else {}
 
 
-def _restore(run: Run, engine: Engine, good: ResumePoint, data: RankData, share: RankShard) -> Memories:
+def _read_memories(run: Run, engine: Engine, good: ResumePoint, data: RankData, share: RankShard) -> Memories:
     memories: Memories = {}
     step, shapes = good.manifest.step, good.manifest.memory
-    total, rows = data.microbatches(step), data.rows(step)
+    total, rows = data.microbatch_count(step), data.microbatch_rows(step)
     if {shape[0] for shape in shapes.values()} != {total * rows}:
         raise RunError(
             f"the checkpoint of step {step} does not hold the memory that the next step needs",
@@ -313,12 +306,12 @@ def _restore(run: Run, engine: Engine, good: ResumePoint, data: RankData, share:
     return memories
 
 
-def _journal(
+def _open_journal(
     run: Run,
     attempt: Attempt,
-    control: Control,
-    link: Link,
-    startup: Startup,
+    control: RankGroup,
+    link: SupervisorLink,
+    startup: StartupClock,
     hosts: list[str],
     tokenizer: Tokenizer,
     engine: Engine,
@@ -326,8 +319,8 @@ def _journal(
     if control.rank != 0:
         return RankJournal(link, startup, None)
     metrics = RunLog(run.store, attempt.number, run.recipe.logging.flush_seconds, link.note)
-    stragglers = Detector(run.recipe.stragglers, forward=run.recipe.zero < 3)
-    meter = utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
+    stragglers = StragglerDetector(run.recipe.stragglers, forward=run.recipe.zero < 3)
+    meter = run_utilisation(run.recipe, tokenizer.vocab_size, engine.device, control.world)
     return RankJournal(link, startup, metrics, stragglers, hosts, meter)
 
 
@@ -345,22 +338,20 @@ def _record_start(
     state: TrainState,
     good: ResumePoint | None,
     begin: InitialWeights | None,
-    control: Control,
-    found: tuple[
-        Sequence[NodeReport], Sequence[KernelVerdict], MicrobatchLimits | None, CompilationRecord | None
-    ],
+    control: RankGroup,
+    found: tuple[Sequence[NodeReport], Sequence[KernelVerdict], MicrobatchLimits | None, CompilationRecord | None],
 ) -> None:
     """Record how this start begins. `found`: reports of the preflight, verdicts on kernels, limits of microbatches, and
     the decision on compiled layers."""
     _record_origin(run, journal, state, good, begin, control)
-    if untested := untested_torch():
+    if untested := untested_torch_warning():
         journal.note(untested)
     reports, verdicts, limits, compilation = found
     for report in reports:
-        journal.event("preflight", **report.event())
+        journal.event("preflight", **report.event_fields())
     record_kernels(journal, verdicts)
     if limits is not None:
-        record_microbatches(journal, limits, state.step, origin_text(limits))
+        record_microbatches(journal, limits, state.step, limits_origin_text(limits))
     record_compilation(journal, compilation)
 
 
@@ -370,7 +361,7 @@ def _record_origin(
     state: TrainState,
     good: ResumePoint | None,
     begin: InitialWeights | None,
-    control: Control,
+    control: RankGroup,
 ) -> None:
     if good is None:
         journal.event("start", step=0, world=control.world, **(begin.record if begin else {}))
@@ -379,7 +370,7 @@ def _record_origin(
         return
     memory = {"memory": True} if good.memory is not None else {}
     journal.event("resume", step=state.step, attempt_of=good.manifest.attempt, world=control.world, **memory)
-    if change := torch_change(good.manifest.versions.get("torch", ""), version("torch")):
+    if change := describe_torch_change(good.manifest.versions.get("torch", ""), version("torch")):
         journal.note(change)
     for damage in good.passed_over:
         journal.event("damaged_checkpoint", what=damage)

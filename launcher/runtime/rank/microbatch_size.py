@@ -23,7 +23,7 @@ from checkpoints.gather import Peers, broadcast_or_raise, gather_as
 from checkpoints.host_memory import available_memory
 from data_service.formats import StrictRecord
 from data_service.store.errors import KeyMissing
-from data_service.stream.positions import Positions
+from data_service.stream.positions import StepSampleRanges
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.errors import TrainingError
 from encoder_core.train.engine import Engine
@@ -31,19 +31,19 @@ from encoder_core.train.rehearsal import Rehearsal
 from encoder_core.train.step import Memories, RankBatch
 from encoder_core.train.zero_memory import Device
 from launcher.output import human_bytes
-from launcher.runtime.capacity.devices import usable
+from launcher.runtime.capacity.devices import usable_gpu_bytes
 from launcher.runtime.capacity.memory_fit import RankMemory, rows_that_fit
 from launcher.runtime.preflight.collective import installed_versions
 from launcher.runtime.preflight.findings import Finding
 from launcher.runtime.rank.data import RankData
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import has_automatic, with_rows
+from launcher.runtime.recipe.summary import has_automatic_microbatch, with_microbatch_rows
 from launcher.runtime.run.record import Run
 
-FOLDER = "microbatch"
+LIMITS_FOLDER = "microbatch"
 # Share of a machine's memory that its ranks may fill together; other processes have the rest.
-_CPU_SHARE = 0.5
+_CPU_MEMORY_SHARE = 0.5
 
 
 class SmallerMicrobatch(Exception):
@@ -51,7 +51,7 @@ class SmallerMicrobatch(Exception):
     stored, and the next group resumes with smaller microbatches."""
 
 
-class FoundLimits(StrictRecord):
+class StoredLimits(StrictRecord):
     """The limits that starts of a run have found. `most`: largest number of rows of a microbatch in each phase; None if
     no number has failed."""
 
@@ -67,8 +67,8 @@ class DeviceMemory:
     name: str
 
 
-_ROOM = TypeAdapter(DeviceMemory)
-_BOUNDS: TypeAdapter[tuple[int | None, ...]] = TypeAdapter(tuple[int | None, ...])
+_DEVICE_MEMORY_ADAPTER = TypeAdapter(DeviceMemory)
+_BOUNDS_ADAPTER: TypeAdapter[tuple[int | None, ...]] = TypeAdapter(tuple[int | None, ...])
 
 
 def device_memory(ranks: int) -> DeviceMemory:
@@ -76,8 +76,8 @@ def device_memory(ranks: int) -> DeviceMemory:
     GPU if there are any. The figure is the memory that exists, not the memory that is free now."""
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return DeviceMemory(usable(found.total_memory), "cuda", found.name)
-    return DeviceMemory(int(_CPU_SHARE * available_memory()[1] / ranks), "cpu", "CPU")
+        return DeviceMemory(usable_gpu_bytes(found.total_memory), "cuda", found.name)
+    return DeviceMemory(int(_CPU_MEMORY_SHARE * available_memory()[1] / ranks), "cpu", "CPU")
 
 
 def microbatch_finding(recipe: Recipe) -> Finding:
@@ -86,11 +86,9 @@ def microbatch_finding(recipe: Recipe) -> Finding:
     ranks = max(1, torch.cuda.device_count())
     room = device_memory(ranks)
     most = rows_that_fit(RankMemory.from_recipe(recipe, ranks, room.device), room.bytes)
-    rows = ", ".join(map(str, with_rows(recipe, ranks, most).phase_microbatches))
+    rows = ", ".join(map(str, with_microbatch_rows(recipe, ranks, most).microbatch_rows_by_phase))
     each = f"{human_bytes(room.bytes)} of {room.name}"
-    return Finding(
-        "microbatch", "ok", f"auto: {rows} rows on each of {ranks} rank(s), by the estimate, in {each}"
-    )
+    return Finding("microbatch", "ok", f"auto: {rows} rows on each of {ranks} rank(s), by the estimate, in {each}")
 
 
 @dataclass
@@ -116,15 +114,15 @@ class MicrobatchLimits:
     @property
     def recipe(self) -> Recipe:
         """The run's recipe with numbers in place of `auto`."""
-        return with_rows(self.run.recipe, self.ranks, self.most)
+        return with_microbatch_rows(self.run.recipe, self.ranks, self.most)
 
     def halve(self, phase: int) -> int:
         """Halve the rows of a microbatch of `phase`, which did not fit. Return the new number.
 
         Raises TrainingError if there is only one row, or the recipe sets the number.
         """
-        rows, configured_phase = self.recipe.phase_microbatches[phase], self.run.recipe.phases[phase]
-        if rows == 1 or not self.run.recipe.is_automatic(configured_phase):
+        rows, configured_phase = self.recipe.microbatch_rows_by_phase[phase], self.run.recipe.phases[phase]
+        if rows == 1 or not self.run.recipe.is_microbatch_automatic(configured_phase):
             smaller = "set activation_checkpointing: true, a higher zero, or more ranks"
             raise TrainingError(
                 f"phases.{phase}: {rows} rows of {configured_phase.length} tokens do not fit into the memory of "
@@ -132,39 +130,37 @@ class MicrobatchLimits:
                 remedy=smaller if rows == 1 else f"set phases.{phase}.microbatch: auto, or a smaller number",
             )
         self.most[phase] = rows // 2
-        return self.recipe.phase_microbatches[phase]
+        return self.recipe.microbatch_rows_by_phase[phase]
 
-    def keep(self) -> None:
+    def store_limits(self) -> None:
         """Store the limits in the run. Raises StoreError."""
         given, phases = self.estimated, range(len(self.most))
         most = tuple(self.most[n] if self.most[n] < given[n] else None for n in phases)
-        self.run.store.put(self._key, FoundLimits(most=most).model_dump_json().encode())
+        self.run.store.put(self._key, StoredLimits(most=most).model_dump_json().encode())
 
 
-def settle_microbatches(
+def agree_on_microbatches(
     run: Run, tokenizer: Tokenizer, peers: Peers, hosts: Sequence[str]
 ) -> MicrobatchLimits | None:
     """Return the limits, the same on all ranks; None if the recipe sets the rows of a microbatch in every phase.
     Collective. Raises StoreError."""
-    if not has_automatic(run.recipe):
+    if not has_automatic_microbatch(run.recipe):
         return None
     mine = device_memory(hosts.count(socket.gethostname()))
-    rooms = gather_as(peers, _ROOM, mine)
+    rooms = gather_as(peers, _DEVICE_MEMORY_ADAPTER, mine)
     room = min(rooms, key=lambda room: room.bytes)
     bill = RankMemory.from_recipe(run.recipe, len(hosts), room.device, tokenizer.vocab_size)
     estimated = rows_that_fit(bill, room.bytes)
-    key = f"{FOLDER}/{_limits_name(run.recipe, rooms)}.json"
-    bounds = broadcast_or_raise(peers, lambda: _stored_limits(run, key), _BOUNDS) or [None] * len(estimated)
-    most = [
-        rows if bound is None else min(rows, bound) for rows, bound in zip(estimated, bounds, strict=True)
-    ]
-    kept = max(map(bill.kept, bill.recipe.phases))
+    key = f"{LIMITS_FOLDER}/{_limits_name(run.recipe, rooms)}.json"
+    bounds = broadcast_or_raise(peers, lambda: _stored_limits(run, key), _BOUNDS_ADAPTER) or [None] * len(estimated)
+    most = [rows if bound is None else min(rows, bound) for rows, bound in zip(estimated, bounds, strict=True)]
+    kept = max(map(bill.fixed_bytes, bill.recipe.phases))
     return MicrobatchLimits(run, len(hosts), room, kept, estimated, most, _key=key)
 
 
 def _stored_limits(run: Run, key: str) -> tuple[int | None, ...]:
     try:
-        return FoundLimits.model_validate_json(run.store.get(key)).most
+        return StoredLimits.model_validate_json(run.store.get(key)).most
     except (KeyMissing, ValidationError):  # a damaged record is found anew
         return ()
 
@@ -172,9 +168,7 @@ def _stored_limits(run: Run, key: str) -> tuple[int | None, ...]:
 def _limits_name(recipe: Recipe, rooms: Sequence[DeviceMemory]) -> str:
     fields = {"model", "input", "objective", "phases", "optimizer", "average", "precision", "zero"}
     what = {
-        "recipe": recipe.model_dump(
-            mode="json", include=fields | {"reduce_dtype", "activation_checkpointing"}
-        ),
+        "recipe": recipe.model_dump(mode="json", include=fields | {"reduce_dtype", "activation_checkpointing"}),
         "ranks": list(map(astuple, rooms)),
         "installed": installed_versions(),
     }
@@ -183,12 +177,12 @@ def _limits_name(recipe: Recipe, rooms: Sequence[DeviceMemory]) -> str:
 
 @dataclass(frozen=True)
 class RankMicrobatches:
-    """One rank's part in correcting the limits while it trains (`encoder_core.train.loop.Microbatches`)."""
+    """One rank's part in correcting the limits while it trains (`encoder_core.train.loop.MicrobatchSizer`)."""
 
     limits: MicrobatchLimits
     rehearsal: Rehearsal | None
     data: RankData
-    positions: Positions
+    positions: StepSampleRanges
     journal: RankJournal
     rank: int
 
@@ -199,20 +193,20 @@ class RankMicrobatches:
         """Halve the microbatches from `step` on. Raises SmallerMicrobatch if `step` uses memory of the step before,
         since only memory in a checkpoint can be cut to other microbatches."""
         phase = self.positions.phase_at_step(step)
-        before, rows = self.data.rows(step), self.limits.halve(phase)
+        before, rows = self.data.microbatch_rows(step), self.limits.halve(phase)
         if self.rank == 0:
-            self.limits.keep()
+            self.limits.store_limits()
         if self.data.carries_memory(step):
             raise SmallerMicrobatch(_shrink_text(step, before, rows))
-        self.data.cut(phase, rows)
-        self._record(step, before)
+        self.data.set_microbatch_rows(phase, rows)
+        self._record_shrink(step, before)
 
     def out_of_memory_error(self, step: int, error: RuntimeError) -> Exception:
-        before, rows = self.data.rows(step), self.limits.halve(self.positions.phase_at_step(step))
-        self.limits.keep()
+        before, rows = self.data.microbatch_rows(step), self.limits.halve(self.positions.phase_at_step(step))
+        self.limits.store_limits()
         return SmallerMicrobatch(f"{_shrink_text(step, before, rows)}: {error}")
 
-    def _record(self, step: int, before: int) -> None:
+    def _record_shrink(self, step: int, before: int) -> None:
         record_microbatches(self.journal, self.limits, step, f"step {step:,} did not fit with {before} rows")
 
 
@@ -220,7 +214,7 @@ def rank_microbatches(
     limits: MicrobatchLimits | None,
     engine: Engine,
     data: RankData,
-    positions: Positions,
+    positions: StepSampleRanges,
     journal: RankJournal,
 ) -> RankMicrobatches | None:
     """Return the part of a rank whose engine is built; None without limits. At ZeRO 3 nothing can be rehearsed, because
@@ -235,14 +229,12 @@ def rank_microbatches(
 
 def record_microbatches(journal: RankJournal, limits: MicrobatchLimits, step: int, why: str) -> None:
     """Record the rows of microbatches as an event, and show a line to the operator."""
-    rows = list(limits.recipe.phase_microbatches)
-    journal.event(
-        "microbatch", step=step, rows=rows, why=why, room=limits.room.bytes, device=limits.room.name
-    )
+    rows = list(limits.recipe.microbatch_rows_by_phase)
+    journal.event("microbatch", step=step, rows=rows, why=why, room=limits.room.bytes, device=limits.room.name)
     journal.note(f"microbatches of {', '.join(map(str, rows))} rows: {why}")
 
 
-def origin_text(limits: MicrobatchLimits) -> str:
+def limits_origin_text(limits: MicrobatchLimits) -> str:
     """Return, as text, how a start came to its number of rows."""
     if list(limits.estimated) == limits.most:
         return "as many as fit by the estimate, shared out evenly"

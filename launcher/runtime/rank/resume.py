@@ -14,23 +14,23 @@ from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import Rewind, list_committed, read_rewinds
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from checkpoints.memory import Keeper, MemoryReader, ReadBytes, SetOffer, manifest_from_sets, newest_sets
 from checkpoints.memory_slots import CommonDescription, SlotDescription
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from encoder_core.optim.average import AVERAGE
 from launcher.errors import RunError
-from launcher.runtime.rank.journal import Link
-from launcher.runtime.run.record import COMMITTED, Run
+from launcher.runtime.rank.journal import SupervisorLink
+from launcher.runtime.run.record import COMMITTED_KEY, Run
 from launcher.runtime.run.removals import RemovalHistory, RemovalRecord, read_removals, write_removals
-from launcher.runtime.run.segments import METRICS, read
+from launcher.runtime.run.segments import METRICS, read_segments
 
 
-class NodeSets(Keeper, Protocol):
+class MemorySets(Keeper, Protocol):
     """A rank's access to the sets in the memory of the nodes
     (`launcher.runtime.cluster.memory_keeper.StateKeepersClient`)."""
 
-    def held(self) -> list[Any]:
+    def list_sets(self) -> list[Any]:
         """Return all sets that can be found, as objects that `open_set` and `describe` take on any rank."""
         ...
 
@@ -39,7 +39,7 @@ class NodeSets(Keeper, Protocol):
     def open_set(self, held: Any) -> ReadBytes: ...
 
 
-class ReadsState(Protocol):
+class StateReader(Protocol):
     """A reader of the state of a checkpoint, in the store or in memory."""
 
     def read(self, name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]: ...
@@ -59,7 +59,7 @@ class ResumePoint:
     """
 
     manifest: CheckpointManifest
-    open: Callable[[], AbstractContextManager[ReadsState]]
+    open: Callable[[], AbstractContextManager[StateReader]]
     stored: int | None
     passed_over: tuple[str, ...] = ()
     memory: CommonDescription | None = None
@@ -71,13 +71,13 @@ class ResumePoint:
         return AVERAGE in self.manifest.kinds
 
 
-def resume_point(run: Run, peers: Peers, link: Link, memory: NodeSets | None) -> ResumePoint | None:
+def find_resume_point(run: Run, peers: Peers, link: SupervisorLink, memory: MemorySets | None) -> ResumePoint | None:
     """Return the state that all ranks resume from; None if the run has none, because it never began. Collective.
 
     Raises RunError if the run had checkpoints and has lost them, so that it does not start again from step 0.
     """
-    point = (_in_memory(run, peers, memory) if memory is not None else None) or _in_store(run, peers)
-    if point is None and run.store.size(COMMITTED) is not None:
+    point = (_resume_from_memory(run, peers, memory) if memory is not None else None) or _resume_from_store(run, peers)
+    if point is None and run.store.size(COMMITTED_KEY) is not None:
         raise RunError(
             f"{run.uri} had checkpoints, but none is left",
             remedy="restore its checkpoints/ folder from a copy, or start a new run",
@@ -87,23 +87,23 @@ def resume_point(run: Run, peers: Peers, link: Link, memory: NodeSets | None) ->
     return point
 
 
-def _in_store(run: Run, peers: Peers) -> ResumePoint | None:
-    good = newest_good(run.store, peers)
+def _resume_from_store(run: Run, peers: Peers) -> ResumePoint | None:
+    good = find_newest_good(run.store, peers)
     if good is None:
         return None
     if peers.rank == 0:
-        run.store.put_if_absent(COMMITTED, b"{}\n")
+        run.store.put_if_absent(COMMITTED_KEY, b"{}\n")
     manifest = good.manifest
-    return ResumePoint(manifest, lambda: Reader(run.store, manifest), manifest.step, good.passed_over)
+    return ResumePoint(manifest, lambda: CheckpointReader(run.store, manifest), manifest.step, good.passed_over)
 
 
-_NEWEST = TypeAdapter(tuple[int | None, list[Any]])
+_NEWEST_ADAPTER = TypeAdapter(tuple[int | None, list[Any]])
 
 
-def _in_memory(run: Run, peers: Peers, memory: NodeSets) -> ResumePoint | None:
+def _resume_from_memory(run: Run, peers: Peers, memory: MemorySets) -> ResumePoint | None:
     """Return the newest state in memory, if it is newer than any commit and no rewind has abandoned it; None if not, or
     if some rank cannot open its sets."""
-    step, sets = broadcast_or_raise(peers, lambda: _newest(run, memory), _NEWEST)
+    step, sets = broadcast_or_raise(peers, lambda: _newest_offered_sets(run, memory), _NEWEST_ADAPTER)
     if not sets:
         return None
     parts: dict[int, ReadBytes] = {}
@@ -118,35 +118,35 @@ def _in_memory(run: Run, peers: Peers, memory: NodeSets) -> ResumePoint | None:
     )
 
 
-def _newest(run: Run, memory: NodeSets) -> tuple[int | None, list[Any]]:
+def _newest_offered_sets(run: Run, memory: MemorySets) -> tuple[int | None, list[Any]]:
     """Return, on rank 0, the step of the newest commit, and the sets of the newest state in memory if that is newer."""
     gone_back, marks = read_rewinds(run.store), list_committed(run.store)
     stored = marks[0] if marks else None
-    offers = [SetOffer(memory.describe(held), held) for held in memory.held()]
-    usable = [offer for offer in offers if _is_newer(offer, stored, gone_back)]
+    offers = [SetOffer(memory.describe(held), held) for held in memory.list_sets()]
+    usable = [offer for offer in offers if _is_usable(offer, stored, gone_back)]
     newest = newest_sets(usable, run.record.fingerprint)
     return (stored.step if stored else None), [offer.place for offer in newest or []]
 
 
-def _is_newer(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:
+def _is_usable(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:
     mark = CheckpointName(offer.description.attempt, offer.description.step)
     return (stored is None or mark > stored) and all(mark.attempt > rewind.attempt for rewind in gone_back)
 
 
 def missing_records(run: Run, attempt: int, memory: CommonDescription) -> list[str]:
-    """Return the step records in `memory` that `attempt` had not written to the store when it ended. Raises StoreError.
+    """Return the step records in `memory` that `attempt` did not write to the store. Raises StoreError.
 
     Its segments after number `memory.segments` begin with the same lines, as far as they were written."""
     written = 0
-    for _, data in read(run.store, METRICS, attempt, after=memory.segments - 1):
+    for _, data in read_segments(run.store, METRICS, attempt, after=memory.segments - 1):
         written += len(data.splitlines()) if data is not None else 0
     return list(memory.records[written:])
 
 
-_RECORDS = TypeAdapter(tuple[RemovalRecord, ...])
+_RECORDS_ADAPTER = TypeAdapter(tuple[RemovalRecord, ...])
 
 
-def settle_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tuple[Run, RemovalRecord | None]:
+def agree_on_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tuple[Run, RemovalRecord | None]:
     """Return `run` as it goes on at `step`, and the record that this added; None if there was nothing to add.
 
     Rank 0 decides and writes, for all ranks.
@@ -156,16 +156,16 @@ def settle_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tupl
         DamagedCheckpoint, StoreError: as `read_removals`.
     """
 
-    def settle() -> tuple[RemovalRecord, ...]:
+    def decide_removals() -> tuple[RemovalRecord, ...]:
         records = read_removals(run.store)
         wanted = dict(run.removals)
-        if dict(RemovalHistory(run.record.inputs.removals, records).at(step)) == wanted:
+        if dict(RemovalHistory(run.record.inputs.removals, records).states_at(step)) == wanted:
             return records
         attempt.ensure_current()
         new = RemovalRecord(step=step, attempt=attempt.number, states=wanted)
         write_removals(run.store, len(records) + 1, new)
         return (*records, new)
 
-    records = broadcast_or_raise(peers, settle, _RECORDS)
+    records = broadcast_or_raise(peers, decide_removals, _RECORDS_ADAPTER)
     added = records[-1] if records and records[-1].attempt == attempt.number else None
     return replace(run, left_out=records), added

@@ -11,19 +11,19 @@ from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest, LineageSegment
 from checkpoints.listing import SKIPS_KEY, Rewind, is_on_lineage, list_committed, record_rewind
-from data_service.stream.positions import Positions
-from encoder_core.train.exchange import Control
-from encoder_core.train.metrics import StepReport, means
+from data_service.stream.positions import StepSampleRanges
+from encoder_core.train.exchange import RankGroup
+from encoder_core.train.metrics import StepReport, figures_from_sums
 from encoder_core.train.step import gather_sums
 from launcher.errors import RunError
 from launcher.runtime.policies import spikes
-from launcher.runtime.policies.failures import Stop
+from launcher.runtime.policies.failures import StopDecision
 from launcher.runtime.policies.spikes import LOSS, SpikeHistory, Spikes
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import SPIKES_KEY, SkippedData
 
-_DECISION: TypeAdapter[Stop | str] = TypeAdapter(Stop | str)
+_DECISION_ADAPTER: TypeAdapter[StopDecision | str] = TypeAdapter(StopDecision | str)
 
 
 class Rewound(Exception):
@@ -43,10 +43,10 @@ class SpikeGuard:
 
     run: Run
     attempt: Attempt
-    control: Control
+    control: RankGroup
     peers: Peers
     journal: RankJournal
-    positions: Positions
+    positions: StepSampleRanges
     resumed: CheckpointManifest | None
     lost: SkippedData
     recent: SpikeHistory = field(init=False)
@@ -56,34 +56,34 @@ class SpikeGuard:
         known = self.resumed.state.get(SPIKES_KEY) if self.resumed else None
         self.recent = SpikeHistory.from_json(known) if isinstance(known, dict) else SpikeHistory()
 
-    def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
+    def gradient_norm_limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
         """Return the largest gradient norm with which the update of `turn` is made; minus infinity if its loss is
         already too large. `sums`: this rank's sums of the turn. Collective if the recipe sets `spikes.outlier`."""
         if self._settings.outlier is None:
             return math.inf
         name = f"{turn}_{LOSS}"
-        self._turns[name] = means(gather_sums(self.control, sums))[LOSS]
+        self._turns[name] = figures_from_sums(gather_sums(self.control, sums))[LOSS]
         phase = self.positions.phase_at_step(step)
-        if self._turns[name] > spikes.max_allowed(self._settings, self.recent, phase, name):
+        if self._turns[name] > spikes.max_allowed_figure(self._settings, self.recent, phase, name):
             return -math.inf
-        return spikes.max_allowed(self._settings, self.recent, phase, _norm(turn))
+        return spikes.max_allowed_figure(self._settings, self.recent, phase, _norm_name(turn))
 
-    def after(self, report: StepReport) -> None:
-        """Take in the figures of a step, and go back if it completes a spike.
+    def receive_report(self, report: StepReport) -> None:
+        """Add the figures of a step to the recent ones, and go back if the step completes a spike.
 
         Raises on all ranks:
             Rewound: if the run goes back, after the rewind is recorded.
             RunError: if the run ends, because no checkpoint is old enough or earlier rewinds did not help.
             CheckpointError, StoreError: if the rewind cannot be recorded.
         """
-        step, figures = report.before.step, {LOSS: means(report.sums)[LOSS]}
+        step, figures = report.before.step, {LOSS: figures_from_sums(report.sums)[LOSS]}
         if self._settings.outlier is not None:
-            figures |= self._turns | {_norm(turn): made.grad_norm for turn, made in report.updates.items()}
-        phase, updated = self.positions.phase_at_step(step), all(report.applied.values())
+            figures |= self._turns | {_norm_name(turn): made.grad_norm for turn, made in report.updates.items()}
+        phase, updated = self.positions.phase_at_step(step), all(report.applied_by_group.values())
         self.recent = spikes.next_history(self._settings, self.recent, phase, step, figures, updated=updated)
-        if self.recent.since is not None and spikes.is_spike(self._settings, self.recent, step + 1):
+        if self.recent.since is not None and spikes.should_go_back(self._settings, self.recent, step + 1):
             norm = math.hypot(*(update.grad_norm for update in report.updates.values()))
-            self._go_back(self.recent.since, step + 1, spikes.describe(self.recent, figures[LOSS], norm))
+            self._go_back(self.recent.since, step + 1, spikes.describe_bad_step(self.recent, figures[LOSS], norm))
 
     def state(self) -> dict[str, JsonValue]:
         """Return the guard's state for a checkpoint."""
@@ -100,17 +100,17 @@ class SpikeGuard:
     def _go_back(self, began: int, reached: int, cause: str) -> None:
         """Go back, or end the run, as rank 0 decides. Collective. `began`: first step of the spike. `reached`: number
         of steps done."""
-        answer = broadcast_or_raise(self.peers, lambda: self._decide(began, reached, cause), _DECISION)
-        if isinstance(answer, Stop):
+        answer = broadcast_or_raise(self.peers, lambda: self._decide_rewind(began, reached, cause), _DECISION_ADAPTER)
+        if isinstance(answer, StopDecision):
             raise RunError(answer.reason, remedy=answer.remedy)
         raise Rewound(answer)
 
-    def _decide(self, began: int, reached: int, cause: str) -> Stop | str:
+    def _decide_rewind(self, began: int, reached: int, cause: str) -> StopDecision | str:
         """Decide on rank 0, and record the rewind. Return why the run ends, or a line about the rewind."""
         begun_at, past = (self.resumed.step, self.resumed.lineage) if self.resumed else (0, ())
         lineage = (*past, LineageSegment(attempt=self.attempt.number, start=begun_at, stop=reached))
         history = [mark for mark in list_committed(self.run.store) if is_on_lineage(lineage, mark)]
-        verdict = spikes.decide(self._settings, began, cause, history, self.lost.gone_back)
+        verdict = spikes.decide_after_spike(self._settings, began, cause, history, self.lost.gone_back)
         if verdict.to is not None:
             rewind = Rewind(
                 attempt=self.attempt.number,
@@ -120,16 +120,16 @@ class SpikeGuard:
                 cause=cause,
                 skips=(
                     *self.lost.spans,
-                    *map(astuple, self.positions.joined_ranges(verdict.to.step, reached)),
+                    *map(astuple, self.positions.ranges_of_steps(verdict.to.step, reached)),
                 ),
             )
-            self._record(rewind)
+            self._record_rewind(rewind)
         if verdict.stop is not None:
             return verdict.stop
         assert verdict.to is not None  # a verdict without a place to go back to has a reason to stop
         return f"{cause}: back from step {reached:,} to step {verdict.to.step:,}, without the data between"
 
-    def _record(self, rewind: Rewind) -> None:
+    def _record_rewind(self, rewind: Rewind) -> None:
         assert rewind.to is not None
         record_rewind(self.run.store, rewind, self.attempt)
         new = rewind.skips[len(self.lost.spans) :]
@@ -145,5 +145,5 @@ class SpikeGuard:
         )
 
 
-def _norm(turn: str) -> str:
+def _norm_name(turn: str) -> str:
     return f"{turn}_grad_norm"

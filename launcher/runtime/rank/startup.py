@@ -5,14 +5,14 @@ import os
 import time
 from collections.abc import Mapping
 
-from data_service.processes import age_s
+from data_service.processes import process_age_s
 
 _MIN_SHOWN_S = 0.05  # shorter parts are not shown
 
 
-class Startup:
-    """A clock for the parts of a start; `done` is called when a part ends. The driver and every rank have one; that of
-    rank 0 is recorded.
+class StartupClock:
+    """A clock for the parts of a start; `end_part` is called when a part ends. The driver and every rank have one;
+    that of rank 0 is recorded.
 
     Args:
         before: seconds of the driver's parts, which came before this rank's, by the name of the part.
@@ -35,25 +35,25 @@ class Startup:
         self.processes = dict(processes or {})
         self.before = dict(before or {})
         self._last = now if since is None else since
-        self.age = age_s(os.getpid()) - (now - self._last)
+        self.age = process_age_s(os.getpid()) - (now - self._last)
         self.seconds: dict[str, float] = {}
         self.over = False
 
     @classmethod
-    def since_process_start(cls, pid: int) -> "Startup":
+    def since_process_start(cls, pid: int) -> "StartupClock":
         """Return the driver's clock, whose first part begins at the start of the command's process `pid`."""
-        return cls(since=time.monotonic() - age_s(pid))
+        return cls(since=time.monotonic() - process_age_s(pid))
 
-    def done(self, part: str) -> None:
+    def end_part(self, part: str) -> None:
         """Note that `part` ends now. It began when the last part ended."""
         now = time.monotonic()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
 
-    def first_step_done(self, data_wait: float) -> None:
+    def end_first_step(self, data_wait: float) -> None:
         """Note that the first step, the last part of a start, ends now. Its first `data_wait` seconds were a wait for
         data, and are added to that part."""
-        self.done("first step")
+        self.end_part("first step")
         self.seconds["first step"] -= data_wait
         self.seconds["data"] += data_wait
         self.over = True

@@ -11,11 +11,11 @@ from encoder_core.errors import ModelError
 from encoder_core.families.mup import mup_base
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.runtime.policies.elastic import Trainers
-from launcher.runtime.recipe.document import Path
-from launcher.runtime.recipe.objective_checks import language_issues, objective_issues, text_issues
+from launcher.runtime.recipe.document import KeyPath
+from launcher.runtime.recipe.objective_checks import batch_and_mixing_issues, language_issues, objective_issues
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.phase_parts import PhaseMixture
-from launcher.runtime.recipe.phases import PHASE_KEYS, changing_rate, in_phase, is_staged
+from launcher.runtime.recipe.phases import PHASE_KEYS, changing_rate, is_staged, recipe_in_phase
 from launcher.runtime.recipe.schema import TEACHER, Recipe
 from launcher.runtime.recipe.timeline import recipe_at, term_weights
 
@@ -40,7 +40,7 @@ def combination_issues(recipe: Recipe) -> list[RecipeIssue]:
         *_trainer_issues(recipe),
         *_evaluation_issues(recipe),
         *objective_issues(recipe),
-        *text_issues(recipe),
+        *batch_and_mixing_issues(recipe),
         *language_issues(recipe),
     ]
 
@@ -80,11 +80,11 @@ def _start_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
             "the run is to begin with layers of its teacher, but it has no teacher",
             "add objective.distil, or start from scratch, a run or a folder",
         )
-    elif distil.teachers[0].model.distinct_layers < recipe.model.distinct_layers:
+    elif distil.teachers[0].model.distinct_layer_count < recipe.model.distinct_layer_count:
         yield RecipeIssue(
             ("start",),
-            f"the student has {recipe.model.distinct_layers} layers, but its first teacher has only "
-            f"{distil.teachers[0].model.distinct_layers} for it to begin with",
+            f"the student has {recipe.model.distinct_layer_count} layers, but its first teacher has only "
+            f"{distil.teachers[0].model.distinct_layer_count} for it to begin with",
             "set model.layers to at most that, or start: scratch",
         )
 
@@ -102,7 +102,7 @@ def _source_weight_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 def _batch_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
         rows, tokens = phase.batch.sequences, phase.batch.tokens
-        microbatch = recipe.microbatch_of(phase)
+        microbatch = recipe.microbatch_rows(phase)
         if rows is not None and rows % microbatch:  # never true with "auto", where a microbatch is all rows
             yield RecipeIssue(
                 ("phases", index, "batch", "sequences"),
@@ -161,7 +161,7 @@ def _phase_key_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 def _mask_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     for index, phase in enumerate(recipe.phases):
-        mlm = in_phase(recipe, phase).objective.mlm
+        mlm = recipe_in_phase(recipe, phase).objective.mlm
         if mlm is not None:
             yield from _phase_mask_issues(recipe, mlm, None if phase.mlm is None else index)
         if mlm is not None and changing_rate(phase) is not None:
@@ -170,7 +170,7 @@ def _mask_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 def _phase_mask_issues(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator[RecipeIssue]:
     """Yield what is wrong with the masks of a phase; with None, with those of the objective."""
-    path: Path = ("objective", "mlm") if phase is None else ("phases", phase, "mlm")
+    path: KeyPath = ("objective", "mlm") if phase is None else ("phases", phase, "mlm")
     if mlm.replace.similar and recipe.similar_words is None:
         yield RecipeIssue(
             (*path, "replace", "similar"),
@@ -190,7 +190,7 @@ def _phase_mask_issues(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> It
 def _changing_mask_issues(recipe: Recipe, index: int) -> Iterator[RecipeIssue]:
     """Yield why the rate of masks cannot change within a phase. It follows the phase's rows, so their number must be
     known, and they must begin where the phase does."""
-    path: Path = ("phases", index, "mlm", "rate")
+    path: KeyPath = ("phases", index, "mlm", "rate")
     if recipe.phases[index].batch.tokens is not None:
         yield RecipeIssue(
             path,
@@ -214,7 +214,7 @@ def _term_weight_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
                     f"the phase weighs {name}, which is not a term of the objective",
                     f"weigh one of {', '.join(recipe.objective.terms)}, or add objective.{name}",
                 )
-    for step in _first_steps(recipe):
+    for step in _checked_steps(recipe):
         weighed, trained = term_weights(recipe, step), set(recipe_at(recipe, step).objective.terms)
         if trained <= weighed.keys() and not any(weighed[name] for name in trained):
             yield RecipeIssue(
@@ -224,7 +224,7 @@ def _term_weight_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _first_steps(recipe: Recipe) -> list[int]:
+def _checked_steps(recipe: Recipe) -> list[int]:
     """Return the first step of each phase, and the last step of the run. Checking these is enough: a term that has a
     weight in two steps has one between them, too."""
     lengths = [phase.steps for phase in recipe.phases]
@@ -262,7 +262,7 @@ def _mixture_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _automatic_source_issues(recipe: Recipe, mixture: PhaseMixture, path: Path) -> Iterator[RecipeIssue]:
+def _automatic_source_issues(recipe: Recipe, mixture: PhaseMixture, path: KeyPath) -> Iterator[RecipeIssue]:
     weights = mixture.weights or {name: source.weight for name, source in recipe.corpus.sources.items()}
     numbers = [weight for weight in weights.values() if weight != "auto"]
     if len(numbers) == len(weights) and mixture.temperature is not None:
@@ -291,25 +291,25 @@ def _phase_corpus_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 def _schedule_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if any(phase.schedule is None for phase in recipe.phases):
-        yield from _fit_issues(recipe.schedule, ("schedule",), "the run", recipe.total_steps)
+        yield from _schedule_fit_issues(recipe.schedule, ("schedule",), "the run", recipe.total_steps)
     for index, phase in enumerate(recipe.phases):
         if phase.schedule is not None:
             path = ("phases", index, "schedule")
-            yield from _fit_issues(phase.schedule, path, "the phase", phase.steps)
+            yield from _schedule_fit_issues(phase.schedule, path, "the phase", phase.steps)
 
 
-def _fit_issues(schedule: ScheduleConfig, path: Path, whose: str, steps: int) -> Iterator[RecipeIssue]:
+def _schedule_fit_issues(schedule: ScheduleConfig, path: KeyPath, owner: str, steps: int) -> Iterator[RecipeIssue]:
     if schedule.warmup > steps:
         yield RecipeIssue(
             (*path, "warmup"),
-            f"a warmup of {schedule.warmup:,} steps is longer than {whose}'s {steps:,}",
-            f"shorten the warmup or add steps to {whose.replace('run', 'phases')}",
+            f"a warmup of {schedule.warmup:,} steps is longer than {owner}'s {steps:,}",
+            f"shorten the warmup or add steps to {owner.replace('run', 'phases')}",
         )
     elif schedule.least_steps > steps:
         yield RecipeIssue(
             (*path, "decay_steps"),
             f"a warmup of {schedule.warmup:,} and a decay of {schedule.decay_steps:,} steps do not fit into "
-            f"{whose}'s {steps:,}",
+            f"{owner}'s {steps:,}",
             f"decay in at most {steps - schedule.warmup:,} steps, or leave decay_steps out to decay after the warmup",
         )
     if schedule.restarts >= (schedule.decay_steps or max(1, steps - schedule.warmup)):
@@ -360,11 +360,13 @@ def _precision_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _trainer_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
-    if isinstance(recipe.trainers, Trainers) and recipe.trainers.min > recipe.microbatches:
+    if isinstance(recipe.trainers, Trainers) and recipe.trainers.min > recipe.max_microbatches_per_step:
         yield RecipeIssue(
             ("trainers", "min"),
-            f"{recipe.trainers.min} ranks cannot share {recipe.microbatches} microbatches, the most that a step has",
-            f"set trainers.min to {recipe.microbatches} or less, or cut the batch finer by a smaller microbatch",
+            f"{recipe.trainers.min} ranks cannot share {recipe.max_microbatches_per_step} microbatches, the most "
+            "that a step has",
+            f"set trainers.min to {recipe.max_microbatches_per_step} or less, or cut the batch finer by a smaller "
+            "microbatch",
         )
 
 

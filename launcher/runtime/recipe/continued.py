@@ -12,7 +12,14 @@ from typing import Any
 
 import yaml
 
-from checkpoints.hf.folder import CONFIG, GENERATOR_CONFIG, NETWORKS, holds_generator, local_configs, name_as
+from checkpoints.hf.folder import (
+    CONFIG,
+    GENERATOR_CONFIG,
+    PAIR_FOLDERS,
+    holds_generator,
+    local_configs,
+    replace_path_in_errors,
+)
 from checkpoints.hf.load import config_from_fields, generator_fields, is_discriminator, read_folder_config
 from data_service.samples.pairs import Translations
 from data_service.store.base import Store
@@ -23,15 +30,15 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.optim.settings import AdamWConfig, Decayed
 from launcher.errors import RunError
 from launcher.runtime.recipe.document import RecipeDocument
-from launcher.runtime.recipe.load import from_document, load
+from launcher.runtime.recipe.load import load, recipe_from_document
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 
 _PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")
 STEPS, ROWS, MICROBATCH, LONGEST = 12_500, 256, 16, 512
-WARMUP = STEPS // 10
+WARMUP_STEPS = STEPS // 10
 LR = 1e-4
-MEMORY = "1GiB"
-TOKENIZER = f"{PLACEHOLDER}tokenizers/the-models-own"
+DATA_MEMORY = "1GiB"
+TOKENIZER_PLACEHOLDER = f"{PLACEHOLDER}tokenizers/the-models-own"
 
 _REASONS = {
     "start": "the weights; heads that the folder lacks begin fresh, and the run's `start` event names them",
@@ -87,27 +94,27 @@ def continued_recipe(folder: str) -> Recipe:
     data = base.to_data() | {
         "name": _recipe_name(folder),
         "start": folder,
-        "corpus": {"sources": _sources(found.config), "heldout": {"fraction": base.corpus.heldout.fraction}},
+        "corpus": {
+            "sources": _placeholder_sources(found.config),
+            "heldout": {"fraction": base.corpus.heldout.fraction},
+        },
         "mixing": base.mixing.model_copy(update={"translations": None}).model_dump(mode="json"),
-        "tokenizer": {"uri": _tokenizer(store, folder)},
+        "tokenizer": {"uri": _tokenizer_uri(store, folder)},
         "model": found.config.model_dump(mode="json", exclude={"pad_id"}),
         "phases": [{"steps": STEPS, "length": _row_length(found.config), "batch": {"sequences": ROWS}}],
-        "optimizer": {"adamw": _adamw(found.config)},
-        "schedule": {"warmup": WARMUP, "decay": "linear"},
+        "optimizer": {"adamw": _adamw_settings(found.config)},
+        "schedule": {"warmup": WARMUP_STEPS, "decay": "linear"},
         "microbatch": MICROBATCH,
-        "data_service": {"workers": "auto", "memory": MEMORY},
+        "data_service": {"workers": "auto", "memory": DATA_MEMORY},
     }
-    return from_document(RecipeDocument(data | _task_values(found, base), f"the recipe for {folder}", {}))
+    return recipe_from_document(RecipeDocument(data | _task_values(found, base), f"the recipe for {folder}", {}))
 
 
-def _sources(config: ModelConfig) -> dict[str, object]:
+def _placeholder_sources(config: ModelConfig) -> dict[str, object]:
     languages = embedded_languages(config)
     if not languages:
         return {"text": {"uri": f"{PLACEHOLDER}corpora/text", "weight": "auto"}}
-    return {
-        name: {"uri": f"{PLACEHOLDER}corpora/{name}", "weight": "auto", "languages": [name]}
-        for name in languages
-    }
+    return {name: {"uri": f"{PLACEHOLDER}corpora/{name}", "weight": "auto", "languages": [name]} for name in languages}
 
 
 def commented_yaml(recipe: Recipe) -> str:
@@ -117,7 +124,7 @@ def commented_yaml(recipe: Recipe) -> str:
     for key, value in recipe.to_data().items():
         if key in reasons:
             parts.append(f"\n# {reasons[key]}.\n")
-        parts.append(_yaml(key, value))
+        parts.append(_key_to_yaml(key, value))
     return "".join(parts)
 
 
@@ -129,12 +136,10 @@ def _reasons(recipe: Recipe) -> dict[str, str]:
     return _REASONS
 
 
-def _yaml(key: str, value: object) -> str:
+def _key_to_yaml(key: str, value: object) -> str:
     """Return the YAML of one key, with innermost mappings on one line, as in the bundled recipes."""
     flow = None if isinstance(value, dict | list) else False
-    return yaml.safe_dump(
-        {key: value}, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow
-    )
+    return yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow)
 
 
 def _base_recipe(config: ModelConfig, *, pair: bool) -> str:
@@ -144,16 +149,17 @@ def _base_recipe(config: ModelConfig, *, pair: bool) -> str:
 
 
 def _find_model(store: Store, folder: str) -> _FoundModel:
-    with local_configs(store) as configs, name_as(configs, folder):
-        if (configs / NETWORKS[1] / CONFIG).is_file():
-            generator, discriminator = (read_folder_config(configs / part) for part in NETWORKS)
+    with local_configs(store) as configs, replace_path_in_errors(configs, folder):
+        if (configs / PAIR_FOLDERS[1] / CONFIG).is_file():
+            generator, discriminator = (read_folder_config(configs / part) for part in PAIR_FOLDERS)
             return _FoundModel(_as_pair(generator, discriminator), pair=True, pair_head=False)
         config = read_folder_config(configs)
         architectures = _architectures(configs)
     if config.main_heads == "rtd":
         raise RunError(
             f"{folder} holds one network of {config.name}'s two, which are trained together",
-            remedy=f"put the generator into {NETWORKS[0]}/, the discriminator into {NETWORKS[1]}/ of one folder",
+            remedy=f"put the generator into {PAIR_FOLDERS[0]}/, the discriminator into {PAIR_FOLDERS[1]}/ of one "
+            "folder",
         )
     if config.has_generator and holds_generator(store):
         generator = config_from_fields(generator_fields(store), f"{folder.rstrip('/')}/{GENERATOR_CONFIG}")
@@ -203,7 +209,7 @@ def _task_values(found: _FoundModel, base: Recipe) -> dict[str, Any]:
     return {"objective": {"mlm": mlm}, "input": {"packing": "full_sentences"}}
 
 
-def _adamw(config: ModelConfig) -> dict[str, Any]:
+def _adamw_settings(config: ModelConfig) -> dict[str, Any]:
     decayed: Decayed = "xlnet" if config.permutes else "no_bias_norm"
     settings = AdamWConfig(lr=LR, betas=(0.9, 0.98), clip=1.0, bias_correction=True, decayed=decayed)
     return settings.model_dump(mode="json")
@@ -219,10 +225,10 @@ def _recipe_name(folder: str) -> str:
     return f"continued-{name or 'model'}"
 
 
-def _tokenizer(store: Store, folder: str) -> str:
+def _tokenizer_uri(store: Store, folder: str) -> str:
     """Return the URI of the model's tokenizer: its folder, or that of the discriminator. A placeholder if neither has
     one."""
-    for part in (".", NETWORKS[1]):
-        if holds_tokenizer(store if part == "." else store.at(part)):
+    for part in (".", PAIR_FOLDERS[1]):
+        if holds_tokenizer(store if part == "." else store.with_prefix(part)):
             return folder if part == "." else f"{folder.rstrip('/')}/{part}"
-    return TOKENIZER
+    return TOKENIZER_PLACEHOLDER

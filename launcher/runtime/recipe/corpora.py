@@ -28,7 +28,7 @@ def corpora_by_name(recipe: Recipe) -> dict[str, CorpusSource]:
 
 
 def corpus_source(corpus: str) -> str:
-    """Return the name of the source in whose place the corpus of this name is read, or which it is."""
+    """Return the name of the source that the corpus of this name is, or replaces."""
     return _PHASE_PREFIX.sub("", corpus, count=1)
 
 

@@ -21,9 +21,9 @@ from yaml.resolver import Resolver
 
 from data_service.errors import UserError
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.yaml_bounds import NO_SECRETS, bounded_events, secrets_in
+from launcher.runtime.recipe.yaml_bounds import SECRETS_REMEDY, bounded_events, find_secrets
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
 
 _MISSING = object()
@@ -32,7 +32,7 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupErr
 
 
 class _EventLoader(Composer, SafeConstructor, Resolver):
-    """SafeLoader for events that are there already: scanning a text takes ten times as long as all that follows.
+    """A SafeLoader for scanned events: scanning a text takes ten times as long as all that follows.
 
     It also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`). Two escapes that JSON writes for one character (a
     surrogate pair) are read as that character. One of them alone is a UnicodeDecodeError.
@@ -60,8 +60,8 @@ class _EventLoader(Composer, SafeConstructor, Resolver):
         return node
 
 
-_FLOAT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
-_EventLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_FLOAT_PATTERN = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
+_EventLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_PATTERN, list("-+0123456789."))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class DocumentWording:
     error: type[UserError]
 
 
-RECIPE = DocumentWording("recipe", "maskfleet recipe show", RecipeError)
+RECIPE_WORDING = DocumentWording("recipe", "maskfleet recipe show", RecipeError)
 
 
 @dataclass(frozen=True)
@@ -96,30 +96,32 @@ class RecipeDocument:
 
     data: dict[str, object]
     name: str
-    lines: Mapping[Path, int]
-    overridden: frozenset[Path] = field(default_factory=frozenset)
-    words: DocumentWording = RECIPE
+    lines: Mapping[KeyPath, int]
+    overridden: frozenset[KeyPath] = field(default_factory=frozenset)
+    words: DocumentWording = RECIPE_WORDING
 
-    def where(self, path: Path) -> str:
+    def location_text(self, path: KeyPath) -> str:
         """Return the place of a path for messages: `file:line: a.b.c`, or `--set a.b.c` if the command line set it."""
         for cut in range(len(path), 0, -1):
             if path[:cut] in self.overridden:
-                return f"--set {dotted(path)}"
+                return f"--set {dotted_path(path)}"
             if path[:cut] in self.lines:
-                return f"{self.name}:{self.lines[path[:cut]]}: {dotted(path)}"
-        return f"{self.name}: {dotted(path)}" if path else self.name
+                return f"{self.name}:{self.lines[path[:cut]]}: {dotted_path(path)}"
+        return f"{self.name}: {dotted_path(path)}" if path else self.name
 
 
-def dotted(path: Path) -> str:
+def dotted_path(path: KeyPath) -> str:
     return ".".join(str(part) for part in path)
 
 
-def parse(text: str, name: str, words: DocumentWording = RECIPE, *, ours: bool = False) -> RecipeDocument:
+def parse_document(
+    text: str, name: str, words: DocumentWording = RECIPE_WORDING, *, is_bundled: bool = False
+) -> RecipeDocument:
     """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, or another value than a
-    mapping at the top. `ours`: whether it comes with Maskfleet (`bounded_events`)."""
-    lines: dict[Path, int] = {}
+    mapping at the top. `is_bundled`: whether it comes with Maskfleet (`bounded_events`)."""
+    lines: dict[KeyPath, int] = {}
     try:
-        loader = _EventLoader(bounded_events(text, ours=ours))
+        loader = _EventLoader(bounded_events(text, is_bundled=is_bundled))
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
             # Before the document is constructed, because merge keys change its nodes.
@@ -127,7 +129,7 @@ def parse(text: str, name: str, words: DocumentWording = RECIPE, *, ours: bool =
         data = None if node is None else loader.construct_document(node)
     except _YAML_ERRORS as error:
         raise words.error(
-            f"{name} is not valid YAML: {_one_line(error)}", remedy="fix the YAML there"
+            f"{name} is not valid YAML: {_yaml_error_text(error)}", remedy="fix the YAML there"
         ) from error
     if not isinstance(data, dict):
         raise words.error(
@@ -143,7 +145,7 @@ def with_sections(document: RecipeDocument, sections: Mapping[str, object]) -> R
     return replace(document, data={**document.data, **sections}, lines=lines)
 
 
-def override(document: RecipeDocument, assignments: Sequence[str]) -> RecipeDocument:
+def apply_assignments(document: RecipeDocument, assignments: Sequence[str]) -> RecipeDocument:
     """Return `document` with each assignment `a.b=value` applied; values are YAML (`null`, `[1, 2]`,
     `{minutes: 5}`)."""
     data: dict[str, object] = json.loads(json.dumps(document.data))
@@ -157,8 +159,8 @@ def override(document: RecipeDocument, assignments: Sequence[str]) -> RecipeDocu
 
 def validate(model: type[M], document: RecipeDocument) -> M:
     """Return `document` as a `model`. Raises the error of its kind (such as RecipeError), which names all mistakes."""
-    for path, shown in secrets_in(document.data):
-        raise document.words.error(f"{document.where(path)}: {shown!r} holds a key", remedy=NO_SECRETS)
+    for path, shown in find_secrets(document.data):
+        raise document.words.error(f"{document.location_text(path)}: {shown!r} holds a key", remedy=SECRETS_REMEDY)
     try:
         encoded = json.dumps(document.data)
     except TypeError as error:
@@ -169,12 +171,12 @@ def validate(model: type[M], document: RecipeDocument) -> M:
     except ValidationError as error:
         schema, document = model.model_json_schema(), replace(document, data=json.loads(encoded))
         problems, remedies = zip(
-            *(_explain(detail, document, schema) for detail in error.errors()), strict=True
+            *(_problem_and_remedy(detail, document, schema) for detail in error.errors()), strict=True
         )
-    raise document.words.error("\n".join(_by_place(problems)), remedy="; ".join(dict.fromkeys(remedies)))
+    raise document.words.error("\n".join(_join_by_location(problems)), remedy="; ".join(dict.fromkeys(remedies)))
 
 
-def _by_place(problems: Sequence[str]) -> list[str]:
+def _join_by_location(problems: Sequence[str]) -> list[str]:
     """Return one line for each place, its problems joined: a value that fits no variant of a union has a problem for
     each variant."""
     reasons: dict[str, list[str]] = {}
@@ -190,7 +192,7 @@ def _join_reasons(reasons: list[str]) -> str:
     return (", " if missing else ", or ").join(reasons)
 
 
-def _one_line(error: Exception) -> str:
+def _yaml_error_text(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
@@ -198,7 +200,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _collect_lines(
-    node: yaml.Node, path: Path, lines: dict[Path, int], name: str, words: DocumentWording
+    node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, words: DocumentWording
 ) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
@@ -206,7 +208,7 @@ def _collect_lines(
             key, line = str(key_node.value), key_node.start_mark.line + 1
             if key in seen:
                 raise words.error(
-                    f"{name}:{line}: {dotted((*path, key))} is given twice", remedy="keep one of the two"
+                    f"{name}:{line}: {dotted_path((*path, key))} is given twice", remedy="keep one of the two"
                 )
             seen.add(key)
             lines[(*path, key)] = line
@@ -217,7 +219,7 @@ def _collect_lines(
             _collect_lines(item, (*path, index), lines, name, words)
 
 
-def parse_assignment(text: str) -> tuple[Path, object]:
+def parse_assignment(text: str) -> tuple[KeyPath, object]:
     """Return path and value of an assignment `a.b=value`, whose value is YAML. Raises RecipeError."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -227,12 +229,12 @@ def parse_assignment(text: str) -> tuple[Path, object]:
         return path, _EventLoader(bounded_events(value)).get_single_data()
     except _YAML_ERRORS as error:
         raise RecipeError(
-            f"--set {text!r}: the value is not valid YAML: {_one_line(error)}",
+            f"--set {text!r}: the value is not valid YAML: {_yaml_error_text(error)}",
             remedy="quote it for the shell and YAML",
         ) from error
 
 
-def _assign(data: dict[str, object], path: Path, value: object, assignment: str) -> None:
+def _assign(data: dict[str, object], path: KeyPath, value: object, assignment: str) -> None:
     node: object = data
     for depth, part in enumerate(path):
         last = depth == len(path) - 1
@@ -248,33 +250,36 @@ def _assign(data: dict[str, object], path: Path, value: object, assignment: str)
             node = node[part]
         else:
             raise RecipeError(
-                f"--set {assignment!r}: {dotted(path[:depth]) or 'the recipe'} has no {part!r}",
+                f"--set {assignment!r}: {dotted_path(path[:depth]) or 'the recipe'} has no {part!r}",
                 remedy="name an existing key, or set the whole value above it",
             )
 
 
-def _explain(detail: ErrorDetails, document: RecipeDocument, schema: dict[str, object]) -> tuple[str, str]:
+def _problem_and_remedy(detail: ErrorDetails, document: RecipeDocument, schema: dict[str, object]) -> tuple[str, str]:
     path = _data_path(detail["loc"], document.data, detail["type"])
-    where = document.where(path)
+    where = document.location_text(path)
     value = _value_at(document.data, path)
     if detail["type"] == "extra_forbidden":
-        return _foreign_key(where, path, document, schema)
+        return _unknown_key_problem(where, path, document, schema)
     if detail["type"] == "missing":
         words = document.words
-        return f"{where} is missing", f"add {dotted(path)}; {words.complete} prints complete {words.noun}s"
+        return (
+            f"{where} is missing",
+            f"add {dotted_path(path)}; {words.complete} prints complete {words.noun}s",
+        )
     message = detail["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     shown = "" if isinstance(value, dict | list) or value is _MISSING else f" = {json.dumps(value)}"
     return (
         f"{where}{shown}: {message[:1].lower()}{message[1:]}",
-        f"correct {dotted(path) or f'the {document.words.noun}'}",
+        f"correct {dotted_path(path) or f'the {document.words.noun}'}",
     )
 
 
-def _data_path(location: Path, data: object, kind: str) -> Path:
+def _data_path(location: KeyPath, data: object, kind: str) -> KeyPath:
     """Return the error's path in the data. Pydantic inserts tags of unions, which the data does not have."""
     path: list[str | int] = []
     for depth, part in enumerate(location):
-        child = _child(data, part)
+        child = _child_value(data, part)
         missing_key = kind == "missing" and depth == len(location) - 1
         if child is not _MISSING or missing_key:
             path.append(part)
@@ -282,13 +287,13 @@ def _data_path(location: Path, data: object, kind: str) -> Path:
     return tuple(path)
 
 
-def _value_at(data: object, path: Path) -> object:
+def _value_at(data: object, path: KeyPath) -> object:
     for part in path:
-        data = _child(data, part)
+        data = _child_value(data, part)
     return data
 
 
-def _child(data: object, part: str | int) -> object:
+def _child_value(data: object, part: str | int) -> object:
     if isinstance(data, dict):
         return data.get(part, _MISSING)
     if isinstance(data, list) and isinstance(part, int) and part < len(data):
@@ -296,16 +301,16 @@ def _child(data: object, part: str | int) -> object:
     return _MISSING
 
 
-def _foreign_key(
-    where: str, path: Path, document: RecipeDocument, schema: dict[str, object]
+def _unknown_key_problem(
+    where: str, path: KeyPath, document: RecipeDocument, schema: dict[str, object]
 ) -> tuple[str, str]:
     """Return problem and remedy of a key that does not exist at `path`: a typing error, or a key of another variant."""
     key, parent, noun = str(path[-1]), path[:-1], document.words.noun
-    choice = _choice_at(schema, parent, document.data)
-    known = sorted(keys_at(schema, parent, document.data) - {key})
-    with_it = f"with {choice.tag} {choice.value}" if choice else f"of {dotted(parent) or f'a {noun}'}"
+    choice = _tagged_union_at(schema, parent, document.data)
+    known = sorted(allowed_keys_at(schema, parent, document.data) - {key})
+    with_it = f"with {choice.tag} {choice.value}" if choice else f"of {dotted_path(parent) or f'a {noun}'}"
     listed = f"keys {with_it}: {', '.join(known)}"
-    if choice and (others := choice.values_with(key, schema)):
+    if choice and (others := choice.tag_values_with_key(key, schema)):
         problem = f"{where} is not a key with {choice.tag} {choice.value}"
         return problem, f"remove it, or choose a {choice.tag} that has it: {', '.join(others)} ({listed})"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
@@ -314,7 +319,7 @@ def _foreign_key(
 
 
 @dataclass(frozen=True)
-class _Union:
+class _TaggedUnion:
     """A tagged union: a place whose keys depend on the value of one of them.
 
     Attributes:
@@ -327,66 +332,66 @@ class _Union:
     value: str
     variants: Mapping[str, dict[str, object]]
 
-    def values_with(self, key: str, root: dict[str, object]) -> list[str]:
+    def tag_values_with_key(self, key: str, root: dict[str, object]) -> list[str]:
         """Return the values of the tag whose variant has `key`."""
-        return [value for value, node in self.variants.items() if key in _keys(_variants(node, root))]
+        return [value for value, node in self.variants.items() if key in _property_names(_resolve_variants(node, root))]
 
 
-def _choice_at(schema: dict[str, object], path: Path, data: object) -> _Union | None:
+def _tagged_union_at(schema: dict[str, object], path: KeyPath, data: object) -> _TaggedUnion | None:
     """Return the tagged union at `path`; None if there is none, or the data has no known value of the tag."""
-    for node in _nodes_at(schema, path):
-        rule = _mapping(node.get("discriminator"))
+    for node in _schemas_at(schema, path):
+        rule = _mapping_or_empty(node.get("discriminator"))
         tag, value = (
             str(rule.get("propertyName")),
-            _child(_value_at(data, path), str(rule.get("propertyName"))),
+            _child_value(_value_at(data, path), str(rule.get("propertyName"))),
         )
-        variants = {name: {"$ref": ref} for name, ref in _mapping(rule.get("mapping")).items()}
+        variants = {name: {"$ref": ref} for name, ref in _mapping_or_empty(rule.get("mapping")).items()}
         if isinstance(value, str) and value in variants:
-            return _Union(tag, value, variants)
+            return _TaggedUnion(tag, value, variants)
     return None
 
 
-def keys_at(schema: dict[str, object], path: Path, data: object) -> set[str]:
+def allowed_keys_at(schema: dict[str, object], path: KeyPath, data: object) -> set[str]:
     """Return the property names that a JSON schema allows at `path`. In a union they are those of the variant that
     `data` chooses, else those of all variants."""
-    choice = _choice_at(schema, path, data)
-    nodes = [choice.variants[choice.value]] if choice else _nodes_at(schema, path)
-    return _keys([variant for node in nodes for variant in _variants(node, schema)])
+    choice = _tagged_union_at(schema, path, data)
+    nodes = [choice.variants[choice.value]] if choice else _schemas_at(schema, path)
+    return _property_names([variant for node in nodes for variant in _resolve_variants(node, schema)])
 
 
-def _nodes_at(schema: dict[str, object], path: Path) -> list[dict[str, object]]:
+def _schemas_at(schema: dict[str, object], path: KeyPath) -> list[dict[str, object]]:
     """Return the schemas of the values allowed at `path`. Unions among them are not resolved yet."""
     nodes = [schema]
     for part in path:
-        variants = [variant for node in nodes for variant in _variants(node, schema)]
-        nodes = [child for variant in variants for child in _children(variant, part)]
+        variants = [variant for node in nodes for variant in _resolve_variants(node, schema)]
+        nodes = [child for variant in variants for child in _child_schemas(variant, part)]
     return nodes
 
 
-def _keys(nodes: Sequence[dict[str, object]]) -> set[str]:
-    return {key for node in nodes for key in _mapping(node.get("properties"))}
+def _property_names(nodes: Sequence[dict[str, object]]) -> set[str]:
+    return {key for node in nodes for key in _mapping_or_empty(node.get("properties"))}
 
 
-def _mapping(value: object) -> dict[str, object]:
+def _mapping_or_empty(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _children(node: dict[str, object], part: str | int) -> list[dict[str, object]]:
+def _child_schemas(node: dict[str, object], part: str | int) -> list[dict[str, object]]:
     candidates = (
-        _mapping(node.get("properties")).get(str(part)),
+        _mapping_or_empty(node.get("properties")).get(str(part)),
         node.get("additionalProperties"),
         node.get("items"),
     )
     return [child for child in candidates if isinstance(child, dict)]
 
 
-def _variants(node: dict[str, object], root: dict[str, object]) -> list[dict[str, object]]:
+def _resolve_variants(node: dict[str, object], root: dict[str, object]) -> list[dict[str, object]]:
     reference = node.get("$ref")
     if isinstance(reference, str):
         name = reference.rsplit("/", 1)[-1]
-        return _variants(_mapping(_mapping(root.get("$defs")).get(name)), root)
+        return _resolve_variants(_mapping_or_empty(_mapping_or_empty(root.get("$defs")).get(name)), root)
     options = [option for key in ("anyOf", "oneOf", "allOf") for option in _dicts_in(node.get(key))]
-    return [variant for option in options for variant in _variants(option, root)] or [node]
+    return [variant for option in options for variant in _resolve_variants(option, root)] or [node]
 
 
 def _dicts_in(value: object) -> list[dict[str, object]]:

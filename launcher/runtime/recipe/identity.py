@@ -13,10 +13,10 @@ from typing import Literal
 
 from launcher.runtime.recipe.schema import Recipe
 
-Kind = Literal["identity", "operational"]
+FieldKind = Literal["identity", "operational"]
 
 # The first pattern that matches a dotted path decides. A test covers every field of Recipe.
-FIELDS: tuple[tuple[str, Kind], ...] = (
+FIELD_KINDS: tuple[tuple[str, FieldKind], ...] = (
     ("name", "operational"),
     ("seed", "identity"),
     ("start", "identity"),
@@ -67,13 +67,13 @@ FlatFields = dict[str, object]
 
 def flatten(data: object, prefix: str = "") -> FlatFields:
     """Return the leaf values by dotted path. Items of lists have their index in the path."""
-    return dict(_leaves(data, prefix))
+    return dict(_leaf_values(data, prefix))
 
 
-def identity(recipe: Recipe) -> FlatFields:
+def identity_fields(recipe: Recipe) -> FlatFields:
     """Return the identity fields of `recipe` by dotted path."""
     fields = flatten(recipe.to_data())
-    return {path: value for path, value in fields.items() if kind_of(path) == "identity"}
+    return {path: value for path, value in fields.items() if field_kind(path) == "identity"}
 
 
 def fingerprint(fields: Mapping[str, object]) -> str:
@@ -81,41 +81,39 @@ def fingerprint(fields: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(dict(fields), sort_keys=True).encode()).hexdigest()
 
 
-def kind_of(path: str) -> Kind:
+def field_kind(path: str) -> FieldKind:
     """Return whether a dotted path is identity or operational. Raises KeyError if the table does not have the path."""
-    for pattern, kind in FIELDS:
+    for pattern, kind in FIELD_KINDS:
         if fnmatchcase(path, pattern):
             return kind
     raise KeyError(path)
 
 
-def changed(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+def changed_paths(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """Return the paths of the fields that differ or that only one of the two has, sorted."""
     absent = object()
-    return [
-        path for path in sorted(old.keys() | new.keys()) if old.get(path, absent) != new.get(path, absent)
-    ]
+    return [path for path in sorted(old.keys() | new.keys()) if old.get(path, absent) != new.get(path, absent)]
 
 
-def diff(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+def diff_lines(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     """Return a readable line for each changed field, sorted by path, such as `- model.layers: 12 -> 24`."""
     lines: list[str] = []
-    for path in changed(old, new):
-        before, after = (_json(fields[path]) if path in fields else "(absent)" for fields in (old, new))
+    for path in changed_paths(old, new):
+        before, after = (_to_json(fields[path]) if path in fields else "(absent)" for fields in (old, new))
         lines.append(f"- {path}: {before} -> {after}")
     return lines
 
 
-def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:
+def _leaf_values(data: object, path: str) -> Iterator[tuple[str, object]]:
     if isinstance(data, dict) and data:
         for key, value in data.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+            yield from _leaf_values(value, f"{path}.{key}" if path else str(key))
     elif isinstance(data, list) and data:
         for index, value in enumerate(data):
-            yield from _leaves(value, f"{path}.{index}")
+            yield from _leaf_values(value, f"{path}.{index}")
     else:
         yield path, data
 
 
-def _json(value: object) -> str:
+def _to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)

@@ -5,16 +5,14 @@ from collections.abc import Mapping
 
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import combination_issues
-from launcher.runtime.recipe.document import RecipeDocument, override, parse, validate, with_sections
+from launcher.runtime.recipe.document import RecipeDocument, apply_assignments, parse_document, validate, with_sections
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.source import read
+from launcher.runtime.recipe.source import read_recipe
 
 _log = logging.getLogger(__name__)
 
 
-def load(
-    name_or_path: str, assignments: tuple[str, ...] = (), sections: Mapping[str, object] | None = None
-) -> Recipe:
+def load(name_or_path: str, assignments: tuple[str, ...] = (), sections: Mapping[str, object] | None = None) -> Recipe:
     """Return a bundled recipe by name, or a YAML file by path, with `--set` assignments applied.
 
     Raises RecipeError, which names file, line, path, value and remedy of every mistake.
@@ -23,15 +21,15 @@ def load(
         sections: sections that replace whole sections of the recipe, such as `corpus`, before the assignments are
             applied. A source keeps the languages of the recipe's source of the same name.
     """
-    document = read(name_or_path)
-    return from_document(
-        override(with_sections(document, _with_recipe_languages(document, sections or {})), assignments)
+    document = read_recipe(name_or_path)
+    return recipe_from_document(
+        apply_assignments(with_sections(document, _with_recipe_languages(document, sections or {})), assignments)
     )
 
 
 def _with_recipe_languages(document: RecipeDocument, sections: Mapping[str, object]) -> Mapping[str, object]:
     """Return `sections` with the languages of the recipe's sources, for sources of the same name."""
-    recipe_sources, given = (_sources(data) for data in (document.data, sections))
+    recipe_sources, given = (_sources_by_name(data) for data in (document.data, sections))
     kept = {
         name: {"languages": recipe_sources[name]["languages"], **source}
         for name, source in given.items()
@@ -43,7 +41,7 @@ def _with_recipe_languages(document: RecipeDocument, sections: Mapping[str, obje
     return {**sections, "corpus": {**corpus, "sources": {**given, **kept}}}
 
 
-def _sources(data: Mapping[str, object]) -> dict[str, dict[str, object]]:
+def _sources_by_name(data: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """Return the sources of a recipe by name, without those that are not mappings."""
     corpus = data.get("corpus")
     sources = corpus.get("sources") if isinstance(corpus, dict) else None
@@ -52,31 +50,31 @@ def _sources(data: Mapping[str, object]) -> dict[str, dict[str, object]]:
     return {name: source for name, source in sources.items() if isinstance(source, dict)}
 
 
-def reload(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:
+def with_assignments(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:
     """Return `recipe` with `--set` assignments applied. Raises RecipeError."""
-    return from_document(override(RecipeDocument(recipe.to_data(), recipe.name, {}), assignments))
+    return recipe_from_document(apply_assignments(RecipeDocument(recipe.to_data(), recipe.name, {}), assignments))
 
 
-def loads(text: str, name: str, *, ours: bool = False) -> Recipe:
-    """Return the recipe in `text`. `name`: its name in messages. `ours`: whether it comes with Maskfleet. Raises
+def parse_recipe(text: str, name: str, *, is_bundled: bool = False) -> Recipe:
+    """Return the recipe in `text`. `name`: its name in messages. `is_bundled`: whether it comes with Maskfleet. Raises
     RecipeError."""
-    return from_document(parse(text, name, ours=ours))
+    return recipe_from_document(parse_document(text, name, is_bundled=is_bundled))
 
 
-def from_document(document: RecipeDocument) -> Recipe:
+def recipe_from_document(document: RecipeDocument) -> Recipe:
     """Return the recipe in `document`. Checks types and ranges first, then combinations. Raises RecipeError."""
     recipe = validate(Recipe, document)
-    _warn_of_intervals(recipe, document)
+    _warn_of_kept_half_interval(recipe, document)
     problems = combination_issues(recipe)
     if problems:
         raise RecipeError(
-            "\n".join(f"{document.where(problem.path)}: {problem.what}" for problem in problems),
+            "\n".join(f"{document.location_text(problem.path)}: {problem.what}" for problem in problems),
             remedy="; ".join(dict.fromkeys(problem.remedy for problem in problems)),
         )
     return recipe
 
 
-def _warn_of_intervals(recipe: Recipe, document: RecipeDocument) -> None:
+def _warn_of_kept_half_interval(recipe: Recipe, document: RecipeDocument) -> None:
     """Warn if `--set` has changed only the steps or only the minutes of an interval that has both: the other half
     stays."""
     every = recipe.checkpoint.every

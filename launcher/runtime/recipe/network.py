@@ -8,9 +8,7 @@ from encoder_core.objectives.modules.losses import ObjectiveModule
 from launcher.runtime.recipe.objective import RecipeObjective
 
 
-def objective_module(
-    config: ModelConfig, objective: RecipeObjective, *, recompute: bool = False
-) -> ObjectiveModule:
+def objective_module(config: ModelConfig, objective: RecipeObjective, *, recompute: bool = False) -> ObjectiveModule:
     """Return the module that trains `objective` on a model of `config`. Its weights are not yet initialised
     (`initialise`). `recompute`: whether layers are computed again in the backward pass, to save memory.
 

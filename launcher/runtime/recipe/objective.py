@@ -14,7 +14,7 @@ from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.lanes import Lanes
 from data_service.samples.masking import MlmMasking, NoMasking
 from data_service.samples.next_token import NextToken
-from data_service.samples.packing import Packed
+from data_service.samples.packing import PackedInput
 from data_service.samples.pairs import OrderedPairs, SegmentPairs, SentencePairs
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.spec import Input, Masking
@@ -33,8 +33,8 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.retromae import RetromaeConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
-from encoder_core.objectives.term import Label, Refusal, RowFacts, Setting, SmallObjective, TermConfig
-from launcher.runtime.recipe.parts import Choice
+from encoder_core.objectives.term import Label, Refusal, RowFacts, SmallObjective, TermConfig, TermSetting
+from launcher.runtime.recipe.parts import SparseRecord
 
 LANE_SPECIAL_TOKENS = 3  # two separators and <cls> in every row of a lane
 MASKING_CLASSES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
@@ -57,14 +57,14 @@ class ClmTerm(ClmConfig, NextToken):
 class DenoiseTerm(DenoiseConfig, Denoising):
     """Denoising: its settings for the device and for the host."""
 
-    def read(self, length: int) -> int:
+    def mean_read_length(self, length: int) -> int:
         return self.mean_form_tokens(length)
 
 
 class PlmTerm(PlmConfig, PermutedPrediction):
     """Permuted language modelling: its settings for the device and for the host."""
 
-    def refusals(self, setting: Setting) -> Iterator[Refusal]:
+    def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Yield also a refusal for every phase whose rows are too short for the targets."""
         yield from super().refusals(setting)
         if setting.rows is None or not setting.rows.lanes:
@@ -86,7 +86,7 @@ class PlmTerm(PlmConfig, PermutedPrediction):
         return self.model_copy(update={"predict": max(1, form.length // 6), "permutation": form.length // 2})
 
 
-class RecipeObjective(Choice):
+class RecipeObjective(SparseRecord):
     """The terms of the loss: what is predicted.
 
     Attributes:
@@ -141,7 +141,7 @@ class RecipeObjective(Choice):
         """Whether rows are causal: the next token is predicted, and no hidden one."""
         return self.clm is not None and self.mlm is None
 
-    def on(self, *, causal: bool) -> "RecipeObjective":
+    def for_rows(self, *, causal: bool) -> "RecipeObjective":
         """Return the terms that have targets in causal rows, or those that have some in other rows. An objective that
         has only one of the two is returned as it is."""
         if self.clm is None or self.mlm is None:
@@ -174,7 +174,7 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
         lanes=isinstance(rows, Lanes),
         reuse=rows.reuse if isinstance(rows, Lanes) else 0,
         unit=masking.unit,
-        packed=isinstance(rows, Packed),
+        packed=isinstance(rows, PackedInput),
     )
 
 

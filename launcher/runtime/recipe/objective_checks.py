@@ -4,17 +4,17 @@ of several texts or batches of one source."""
 from collections.abc import Iterator
 
 from data_service.samples.lanes import Lanes
-from data_service.samples.packing import Packed
+from data_service.samples.packing import PackedInput
 from data_service.samples.pairs import Translations
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from encoder_core.families.catalogue import embedded_languages
 from encoder_core.objectives.compose import refusals
-from encoder_core.objectives.term import PhaseFacts, Setting
+from encoder_core.objectives.term import PhaseFacts, TermSetting
 from launcher.runtime.recipe.objective import LANE_SPECIAL_TOKENS, row_facts
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe
 
-_REMEDY = "the guide's page of all keys has a table of what goes together"
+_COMBINATION_REMEDY = "the guide's page of all keys has a table of what goes together"
 MIN_SEGMENT_TOKENS = 2  # smallest number of tokens in a row's two new segments, one in each
 
 
@@ -22,14 +22,16 @@ def objective_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Yield every mismatch of objective, input and model. Terms of the loss state themselves what they refuse."""
     rows = row_facts(recipe.input, recipe.objective.masking)
     phases = tuple(PhaseFacts(phase.length, phase.batch.sequences) for phase in recipe.phases)
-    for found in refusals(Setting(recipe.model, recipe.objective.terms, rows, phases)):
+    for found in refusals(TermSetting(recipe.model, recipe.objective.terms, rows, phases)):
         combines = found.path[0] in ("objective", "input")
-        yield RecipeIssue(found.path, found.what, f"{found.remedy}; {_REMEDY}" if combines else found.remedy)
+        yield RecipeIssue(
+            found.path, found.what, f"{found.remedy}; {_COMBINATION_REMEDY}" if combines else found.remedy
+        )
     yield from _causal_phase_issues(recipe)
     yield from _token_type_issues(recipe)
     if isinstance(recipe.input, Lanes):
         yield from _lane_issues(recipe, recipe.input)
-        yield from _memory_issues(recipe, recipe.input)
+        yield from _recurrence_issues(recipe, recipe.input)
 
 
 def _causal_phase_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
@@ -64,7 +66,7 @@ def _token_type_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
     Families without token types (RoBERTa, DeBERTa, DistilBERT) tell segments apart by the separator alone, which works.
     """
-    if recipe.model.segments == 1 and not isinstance(recipe.input, Packed | TextPairs | RepeatedSentences):
+    if recipe.model.segment_count == 1 and not isinstance(recipe.input, PackedInput | TextPairs | RepeatedSentences):
         yield RecipeIssue(
             ("model", "token_types"),
             f"{recipe.input.packing} rows have two segments, but the model has one token type",
@@ -97,7 +99,7 @@ def _lane_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
             )
 
 
-def _memory_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
+def _recurrence_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
     cache = recipe.model.recurrence
     if cache is not None and cache.reuse != lanes.reuse:
         yield RecipeIssue(
@@ -115,7 +117,7 @@ def _memory_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
         )
 
 
-def text_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
+def batch_and_mixing_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Yield every batch and every mixing of sources that the input or `mixing.batches` does not allow."""
     yield from _text_batch_issues(recipe)
     yield from _mixing_issues(recipe)
@@ -131,9 +133,7 @@ def _text_batch_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
             why = "batches of one source each are counted in rows"
         else:
             continue
-        yield RecipeIssue(
-            ("phases", index, "batch"), f"{why}: tokens will not do", "give the batch in sequences"
-        )
+        yield RecipeIssue(("phases", index, "batch"), f"{why}: tokens will not do", "give the batch in sequences")
 
 
 def _mixing_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
@@ -152,17 +152,17 @@ def _mixing_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-PAIR = 2  # number of languages of a source of translations
+LANGUAGES_PER_PAIR = 2  # number of languages of a source of translations
 
 
 def language_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Yield every mismatch of languages in `recipe`."""
-    yield from _source_issues(recipe)
-    yield from _row_issues(recipe)
-    yield from _share_issues(recipe)
+    yield from _source_language_issues(recipe)
+    yield from _translation_row_issues(recipe)
+    yield from _translation_share_issues(recipe)
 
 
-def _source_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _source_language_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     """Yield sources without a language that the model knows, if it has embeddings of languages: each token needs
     one."""
     known = embedded_languages(recipe.model)
@@ -183,8 +183,8 @@ def _source_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
             )
 
 
-def _row_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
-    translated = [name for name, source in recipe.corpus.sources.items() if len(source.languages) == PAIR]
+def _translation_row_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
+    translated = [name for name, source in recipe.corpus.sources.items() if len(source.languages) == LANGUAGES_PER_PAIR]
     if isinstance(recipe.input, Translations) and not translated:
         yield RecipeIssue(
             ("input", "packing"),
@@ -201,10 +201,10 @@ def _row_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
         )
 
 
-def _share_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
+def _translation_share_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.mixing.translations is None:
         return
-    kinds = {len(source.languages) == PAIR for source in recipe.corpus.sources.values()}
+    kinds = {len(source.languages) == LANGUAGES_PER_PAIR for source in recipe.corpus.sources.values()}
     if kinds != {True, False}:
         yield RecipeIssue(
             ("mixing", "translations"),

@@ -20,10 +20,10 @@ from pydantic import (
 )
 
 from data_service.formats import StrictRecord
-from launcher.runtime.recipe.document import Path
+from launcher.runtime.recipe.document import KeyPath
 
 
-class Choice(StrictRecord):
+class SparseRecord(StrictRecord):
     """A part with optional fields. Fields that are not given are left out of the YAML."""
 
     @model_serializer(mode="wrap")
@@ -35,7 +35,7 @@ class Choice(StrictRecord):
 class RecipeIssue:
     """A mistake in a recipe: `what` is wrong at `path`, and the `remedy`."""
 
-    path: Path
+    path: KeyPath
     what: str
     remedy: str
 
@@ -80,7 +80,7 @@ class SimilaritySettings(StrictRecord):
     poolings: Poolings = Field(default=["cls", "mean"])
 
 
-class EvaluationTask(Choice):
+class EvaluationTask(SparseRecord):
     """One measure; exactly one field is given."""
 
     heldout: HeldOutSettings | None = None
@@ -152,9 +152,7 @@ class Mlflow(StrictRecord):
     @classmethod
     def _holds_no_secret(cls, uri: str | None) -> str | None:
         if uri is not None and holds_login(uri):
-            raise ValueError(
-                "a URI with a user name would put a secret on record: set MLFLOW_TRACKING_USERNAME"
-            )
+            raise ValueError("a URI with a user name would put a secret on record: set MLFLOW_TRACKING_USERNAME")
         return uri
 
 
@@ -197,7 +195,7 @@ class WeightCheck(StrictRecord):
         return self.every
 
 
-_NAMED_SOURCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
+_NAMED_CORPUS = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)=(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -210,17 +208,17 @@ class CorpusOption:
 
     @classmethod
     def parse(cls, text: str) -> "CorpusOption":
-        named = _NAMED_SOURCE.fullmatch(text)
+        named = _NAMED_CORPUS.fullmatch(text)
         rest = named[2] if named else text
         uri, weight = rest, None
         before, at, after = rest.rpartition("@")
-        if at and (number := _number(after)) is not None:
+        if at and (number := _float_or_none(after)) is not None:
             uri, weight = before, number
         last = re.sub(r"[^A-Za-z0-9_-]+", "_", uri.rstrip("/").rpartition("/")[2]).strip("_")
         return cls(named[1] if named else last or "text", uri, weight)
 
 
-def _number(text: str) -> float | None:
+def _float_or_none(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

@@ -6,12 +6,12 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 
 from data_service.samples.masking import MaskingUnit
 from data_service.samples.replacement import Replacement
-from launcher.runtime.recipe.parts import Choice
+from launcher.runtime.recipe.parts import SparseRecord
 
 MaskRate = Annotated[float, Field(gt=0, le=0.8)]
 
 
-class FallingRate(Choice):
+class ChangingRate(SparseRecord):
     """A share of masked tokens that goes evenly from `start` to `end` over the rows that are planned for a phase
     (Ankner et al. 2023, arXiv 2305.15096)."""
 
@@ -19,7 +19,7 @@ class FallingRate(Choice):
     end: MaskRate
 
 
-class PhaseMlm(Choice):
+class PhaseMlm(SparseRecord):
     """Masks of a phase that differ from those of the objective.
 
     Attributes:
@@ -28,17 +28,17 @@ class PhaseMlm(Choice):
         replace: what replaces masked tokens.
     """
 
-    rate: MaskRate | FallingRate | None = None
+    rate: MaskRate | ChangingRate | None = None
     unit: MaskingUnit | None = None
     replace: Replacement | None = None
 
     @property
-    def highest(self) -> float | None:
+    def highest_rate(self) -> float | None:
         """The highest share of masked tokens in the phase; None: the objective's."""
-        return max(self.rate.start, self.rate.end) if isinstance(self.rate, FallingRate) else self.rate
+        return max(self.rate.start, self.rate.end) if isinstance(self.rate, ChangingRate) else self.rate
 
 
-def _no_exponent(temperature: float) -> float:
+def _refuse_exponent(temperature: float) -> float:
     if temperature < 1:
         raise ValueError(
             f"size ** (1 / T) has a T of 1 or more; a published exponent of {temperature:g} is T = "
@@ -47,11 +47,11 @@ def _no_exponent(temperature: float) -> float:
     return temperature
 
 
-Temperature = Annotated[float, Field(gt=0), AfterValidator(_no_exponent)]
+Temperature = Annotated[float, Field(gt=0), AfterValidator(_refuse_exponent)]
 """T; sources without weights are drawn in proportion to size ** (1 / T)."""
 
 
-class PhaseMixture(Choice):
+class PhaseMixture(SparseRecord):
     """The sources that a phase reads, and their shares.
 
     If any phase of a recipe has a mixture, a phase continues each source where the phase before it stopped, and no text

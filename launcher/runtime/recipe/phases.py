@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data_service.printable import visible
+from data_service.printable import escape_controls
 from data_service.samples.lanes import Lanes
 from encoder_core.families.catalogue import family_names_where
-from launcher.runtime.recipe.phase_parts import FallingRate, PhaseMlm
+from launcher.runtime.recipe.phase_parts import ChangingRate, PhaseMlm
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
-Curves = Iterator[tuple[str, list[float]]]
+TitledCurves = Iterator[tuple[str, list[float]]]
 _LISTED_SOURCES = 3  # largest number of sources by size that the timeline names
 
 
@@ -48,7 +48,7 @@ class PhaseKey:
     put: Callable[[Recipe, Any], Recipe] = lambda recipe, own: recipe
     refusal: Callable[[Recipe], tuple[str, str] | None] = lambda recipe: None
     in_layers: bool = False
-    curves: Callable[[Recipe, Sequence[RecipePhase]], Curves] = lambda recipe, phases: iter(())
+    curves: Callable[[Recipe, Sequence[RecipePhase]], TitledCurves] = lambda recipe, phases: iter(())
 
     def is_set(self, phase: RecipePhase) -> bool:
         return getattr(phase, self.name) is not None
@@ -57,7 +57,7 @@ class PhaseKey:
         return any(map(self.is_set, recipe.phases))
 
 
-def in_phase(recipe: Recipe, phase: RecipePhase) -> Recipe:
+def recipe_in_phase(recipe: Recipe, phase: RecipePhase) -> Recipe:
     """Return `recipe` with the values of a phase in place of its own."""
     for key in PHASE_KEYS:
         if key.is_set(phase):
@@ -71,7 +71,7 @@ def layer_settings(recipe: Recipe, phase: RecipePhase) -> dict[str, float]:
     return {key.name: key.value(recipe, phase) for key in used}
 
 
-def layer_key(
+def layer_phase_key(
     name: str,
     title: str,
     value: Callable[[Recipe], float | None],
@@ -79,18 +79,18 @@ def layer_key(
     refusal: Callable[[Recipe], tuple[str, str] | None],
 ) -> PhaseKey:
     """Return a key whose value is a number that layers are set to. `value`: function that reads the number from a
-    recipe in which the phase's value has been put (`in_phase`)."""
+    recipe in which the phase's value has been put (`recipe_in_phase`)."""
 
-    def curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> Curves:
-        values = [value(in_phase(recipe, phase)) or 0.0 for phase in phases]
+    def curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> TitledCurves:
+        values = [value(recipe_in_phase(recipe, phase)) or 0.0 for phase in phases]
         yield f"{title}, up to {max(values):g}", values
 
     return PhaseKey(
         name=name,
         title=title,
         record=name,
-        value=lambda recipe, phase: value(in_phase(recipe, phase)),
-        text=lambda recipe, phase: f"{value(in_phase(recipe, phase)):g}",
+        value=lambda recipe, phase: value(recipe_in_phase(recipe, phase)),
+        text=lambda recipe, phase: f"{value(recipe_in_phase(recipe, phase)):g}",
         put=put,
         refusal=refusal,
         in_layers=True,
@@ -126,7 +126,7 @@ def source_temperature(recipe: Recipe, phase: RecipePhase) -> float:
     return (phase.mixture and phase.mixture.temperature) or recipe.mixing.temperature
 
 
-def _no_mixture(recipe: Recipe) -> tuple[str, str] | None:
+def _mixture_refusal(recipe: Recipe) -> tuple[str, str] | None:
     apart = "rows that continue from step to step" if isinstance(recipe.input, Lanes) else ""
     apart = "batches of one source" if recipe.mixing.batches == "one_source" else apart
     if not apart:
@@ -137,15 +137,15 @@ def _no_mixture(recipe: Recipe) -> tuple[str, str] | None:
     )
 
 
-def _with_corpora(recipe: Recipe, own: Mapping[str, str]) -> Recipe:
+def _with_corpora(recipe: Recipe, phase_corpora: Mapping[str, str]) -> Recipe:
     sources = {
-        name: source.model_copy(update={"uri": own.get(name, source.uri)})
+        name: source.model_copy(update={"uri": phase_corpora.get(name, source.uri)})
         for name, source in recipe.corpus.sources.items()
     }
     return recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"sources": sources})})
 
 
-def _no_other_corpora(recipe: Recipe) -> tuple[str, str] | None:
+def _corpora_refusal(recipe: Recipe) -> tuple[str, str] | None:
     if not is_staged(recipe):
         return None
     return (
@@ -155,7 +155,7 @@ def _no_other_corpora(recipe: Recipe) -> tuple[str, str] | None:
     )
 
 
-def _sources(recipe: Recipe, phase: RecipePhase) -> str:
+def _sources_text(recipe: Recipe, phase: RecipePhase) -> str:
     """Return as text the shares of the tokens, and how often a source may have been read by the phase's end."""
     shares, temperature = source_shares(recipe, phase), source_temperature(recipe, phase)
     by_size = "by size" if temperature == 1 else f"by size^(1/{temperature:.3g})"
@@ -166,17 +166,17 @@ def _sources(recipe: Recipe, phase: RecipePhase) -> str:
         named = ", ".join(drawn) if len(drawn) <= _LISTED_SOURCES else f"{len(drawn)} others"
         given += [f"{named} {by_size}"] if drawn else []
     most = phase.mixture and phase.mixture.most_readings
-    return visible(", ".join(given)) + (f", read {most:g} times at most" if most else "")
+    return escape_controls(", ".join(given)) + (f", read {most:g} times at most" if most else "")
 
 
-def _share_curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> Curves:
+def _share_curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> TitledCurves:
     found = [source_shares(recipe, phase) for phase in phases]
     for name in recipe.corpus.sources:
         shares = [None if of_phase is None else of_phase[name] for of_phase in found]
         values = [share or 0.0 for share in shares]
         if max(values) > 0:
             unknown = "; none: by size" if None in shares else ""
-            yield f"share of {visible(name)}, up to {max(values):.3g}{unknown}", values
+            yield f"share of {escape_controls(name)}, up to {max(values):.3g}{unknown}", values
 
 
 def _rope_base(recipe: Recipe) -> float | None:
@@ -193,7 +193,7 @@ _ROTARY_FAMILIES = family_names_where(lambda family: family.has_rotary_positions
 _LOCAL_FAMILIES = family_names_where(lambda family: "local_rope_base" in family.model_fields)
 
 
-def _no_rotation(recipe: Recipe) -> tuple[str, str] | None:
+def _rope_base_refusal(recipe: Recipe) -> tuple[str, str] | None:
     if recipe.model.has_rotary_positions:
         return None
     return (
@@ -215,7 +215,7 @@ def _with_local_rope_base(recipe: Recipe, base: float) -> Recipe:
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"local_rope_base": base})})
 
 
-def _no_local_rotation(recipe: Recipe) -> tuple[str, str] | None:
+def _local_rope_base_refusal(recipe: Recipe) -> tuple[str, str] | None:
     if _local_rope_base(recipe) is not None:
         return None
     return (
@@ -224,11 +224,11 @@ def _no_local_rotation(recipe: Recipe) -> tuple[str, str] | None:
     )
 
 
-def _with_objective(recipe: Recipe, own: str) -> Recipe:
-    return recipe.model_copy(update={"objective": recipe.objective.on(causal=own == "clm")})
+def _with_objective(recipe: Recipe, term: str) -> Recipe:
+    return recipe.model_copy(update={"objective": recipe.objective.for_rows(causal=term == "clm")})
 
 
-def _no_choice(recipe: Recipe) -> tuple[str, str] | None:
+def _objective_refusal(recipe: Recipe) -> tuple[str, str] | None:
     if recipe.objective.clm is not None and recipe.objective.mlm is not None:
         return None
     return (
@@ -245,13 +245,13 @@ def _with_masks(recipe: Recipe, own: PhaseMlm) -> Recipe:
     if recipe.objective.mlm is None:
         return recipe  # the recipe is refused elsewhere
     changes = {name: value for name, value in own if value is not None} | (
-        {"rate": own.highest} if own.rate else {}
+        {"rate": own.highest_rate} if own.rate else {}
     )
     masks = recipe.objective.mlm.model_copy(update=changes)
     return recipe.model_copy(update={"objective": recipe.objective.model_copy(update={"mlm": masks})})
 
 
-def _no_masks(recipe: Recipe) -> tuple[str, str] | None:
+def _masks_refusal(recipe: Recipe) -> tuple[str, str] | None:
     if recipe.objective.mlm is not None:
         return None
     return (
@@ -260,23 +260,23 @@ def _no_masks(recipe: Recipe) -> tuple[str, str] | None:
     )
 
 
-def _masks(recipe: Recipe, phase: RecipePhase) -> Mapping[str, object] | None:
-    mlm, changing = in_phase(recipe, phase).objective.mlm, changing_rate(phase)
+def _mask_values(recipe: Recipe, phase: RecipePhase) -> Mapping[str, object] | None:
+    mlm, changing = recipe_in_phase(recipe, phase).objective.mlm, changing_rate(phase)
     if mlm is None:
         return None
     rate = mlm.rate if changing is None else changing.model_dump()
     return {"rate": rate, **mlm.replace.model_dump()}
 
 
-def changing_rate(phase: RecipePhase) -> FallingRate | None:
+def changing_rate(phase: RecipePhase) -> ChangingRate | None:
     """Return the rate of masks that changes within the phase; None if it does not."""
     rate = None if phase.mlm is None else phase.mlm.rate
-    return rate if isinstance(rate, FallingRate) else None
+    return rate if isinstance(rate, ChangingRate) else None
 
 
 def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
     """Return as text the share of masked tokens, and the shares of what replaces them."""
-    mlm = in_phase(recipe, phase).objective.mlm
+    mlm = recipe_in_phase(recipe, phase).objective.mlm
     if mlm is None:  # a phase of clm
         return "none"
     replace = mlm.replace
@@ -293,8 +293,8 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
         name="microbatch",
         title="microbatch",
         record="microbatch",
-        value=Recipe.microbatch_of,
-        text=lambda recipe, phase: str(recipe.microbatch_of(phase)),
+        value=Recipe.microbatch_rows,
+        text=lambda recipe, phase: str(recipe.microbatch_rows(phase)),
         put=lambda recipe, own: recipe.model_copy(update={"microbatch": own}),
     ),
     PhaseKey(
@@ -302,8 +302,8 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
         title="sources",
         record="sources",
         value=lambda recipe, phase: source_shares(recipe, phase) if is_staged(recipe) else None,
-        text=_sources,
-        refusal=_no_mixture,
+        text=_sources_text,
+        refusal=_mixture_refusal,
         curves=_share_curves,
     ),
     PhaseKey(
@@ -311,11 +311,11 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
         title="corpora",
         record="corpora",
         value=lambda recipe, phase: phase.corpora,
-        text=lambda recipe, phase: visible(
+        text=lambda recipe, phase: escape_controls(
             ", ".join(f"{name}: {uri}" for name, uri in (phase.corpora or {}).items()) or "the sources' own"
         ),
         put=_with_corpora,
-        refusal=_no_other_corpora,
+        refusal=_corpora_refusal,
     ),
     PhaseKey(
         name="objective",
@@ -324,19 +324,23 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
         value=_trained_term,
         text=lambda recipe, phase: str(_trained_term(recipe, phase)),
         put=_with_objective,
-        refusal=_no_choice,
+        refusal=_objective_refusal,
     ),
-    layer_key("rope_base", "rope base", _rope_base, _with_rope_base, _no_rotation),
-    layer_key(
-        "local_rope_base", "local rope base", _local_rope_base, _with_local_rope_base, _no_local_rotation
+    layer_phase_key("rope_base", "rope base", _rope_base, _with_rope_base, _rope_base_refusal),
+    layer_phase_key(
+        "local_rope_base",
+        "local rope base",
+        _local_rope_base,
+        _with_local_rope_base,
+        _local_rope_base_refusal,
     ),
     PhaseKey(
         name="mlm",
         title="masks",
         record="masks",
-        value=_masks,
+        value=_mask_values,
         text=_masks_text,
         put=_with_masks,
-        refusal=_no_masks,
+        refusal=_masks_refusal,
     ),
 )

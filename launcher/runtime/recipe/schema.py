@@ -8,12 +8,7 @@ from operator import not_
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import (
-    Field,
-    PlainSerializer,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, PlainSerializer, PositiveInt, model_validator
 from pydantic.types import ByteSize
 
 from data_service.formats import StrictRecord
@@ -29,7 +24,7 @@ from launcher.runtime.policies.spikes import Spikes
 from launcher.runtime.policies.stragglers import Stragglers
 from launcher.runtime.policies.watchdog import Watchdog
 from launcher.runtime.recipe.objective import RecipeObjective
-from launcher.runtime.recipe.parts import Choice, Events, Mlflow, Tasks, Wandb, WeightCheck
+from launcher.runtime.recipe.parts import Events, Mlflow, SparseRecord, Tasks, Wandb, WeightCheck
 from launcher.runtime.recipe.phase_parts import PhaseMixture, PhaseMlm, Temperature
 
 PLACEHOLDER = "s3://your-bucket/"  # stands in bundled recipes for the user's own bucket
@@ -38,7 +33,7 @@ SCRATCH, TEACHER = "scratch", "teacher"
 """The values of `start` that are not URIs: fresh weights, or layers of the first teacher (objective.distil)."""
 
 
-def _spell_bytes(size: int) -> str:
+def _exact_size_text(size: int) -> str:
     """Return the exact size in the largest binary unit that divides it: 8589934592 -> "8GiB"."""
     for shift, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if size and size % (1 << shift) == 0:
@@ -46,7 +41,7 @@ def _spell_bytes(size: int) -> str:
     return f"{size}B"
 
 
-Bytes = Annotated[ByteSize, Field(gt=0), PlainSerializer(_spell_bytes, return_type=str, when_used="always")]
+Bytes = Annotated[ByteSize, Field(gt=0), PlainSerializer(_exact_size_text, return_type=str, when_used="always")]
 
 
 class CorpusSource(StrictRecord):
@@ -116,7 +111,7 @@ class BatchWarmup(StrictRecord):
     steps: PositiveInt
 
 
-class BatchSize(Choice):
+class BatchSize(SparseRecord):
     """The batch of one step: a number of rows (`sequences`), or of tokens (the number of rows then varies). It is the
     same in each step, except during a `warmup`."""
 
@@ -131,7 +126,7 @@ class BatchSize(Choice):
         return self
 
 
-class RecipePhase(Choice):
+class RecipePhase(SparseRecord):
     """A phase of training. Its settings replace those of the recipe for its steps.
 
     Attributes:
@@ -170,14 +165,14 @@ class RecipePhase(Choice):
     local_rope_base: Annotated[float, Field(gt=0)] | None = None
 
     @property
-    def rows(self) -> int:  # number of rows in a step; for a batch of tokens, as if all were full
+    def rows_per_step(self) -> int:  # number of rows in a step; for a batch of tokens, as if all were full
         return self.batch.sequences or max(1, (self.batch.tokens or 0) // self.length)
 
 
 OptimizerConfig = AdamWConfig | StableAdamWConfig | LambConfig | MuonConfig
 
 
-class Optimizer(Choice):
+class Optimizer(SparseRecord):
     """Exactly one of the optimizers."""
 
     adamw: AdamWConfig | None = None
@@ -213,14 +208,14 @@ class DataService(StrictRecord):
     memory: Bytes
 
 
-class Every(Choice):
+class Interval(SparseRecord):
     """An interval, in steps or in minutes."""
 
     steps: PositiveInt | None = None
     minutes: Annotated[float, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
-    def _at_least_one(self) -> "Every":
+    def _at_least_one(self) -> "Interval":
         if self.steps is None and self.minutes is None:
             raise ValueError("give the interval in steps, in minutes, or both (whichever comes first)")
         return self
@@ -232,7 +227,7 @@ class Every(Choice):
         return " or ".join(parts) + (", whichever comes first" if len(parts) > 1 else "")
 
 
-class EverySteps(StrictRecord):
+class StepInterval(StrictRecord):
     steps: PositiveInt
 
 
@@ -240,9 +235,9 @@ class Checkpointing(StrictRecord):
     """When a run saves checkpoints (`every`), and which are kept: the newest `keep_last`, and those whose step is a
     multiple of `keep_every`."""
 
-    every: Every
+    every: Interval
     keep_last: PositiveInt = 3
-    keep_every: EverySteps | None = None
+    keep_every: StepInterval | None = None
 
 
 class EvaluationText(StrictRecord):
@@ -263,7 +258,7 @@ class RecipeEvaluation(StrictRecord):
             the YAML.
     """
 
-    every: EverySteps
+    every: StepInterval
     samples: PositiveInt
     before: EvaluationText | None = Field(default=None, exclude_if=not_)
     tasks: Tasks = Field(default=(), exclude_if=not_)
@@ -328,27 +323,27 @@ class Recipe(StrictRecord):
         return sum(phase.steps for phase in self.phases)
 
     @property
-    def microbatches(self) -> int:
+    def max_microbatches_per_step(self) -> int:
         """The number of logical microbatches in the largest batch. Further ranks would have nothing to do.
 
         A batch of tokens counts with the fewest microbatches that it can have. If memory decides, each row counts as a
         microbatch.
         """
-        own = (1 if self.is_automatic(phase) else self.microbatch_of(phase) for phase in self.phases)
-        return max(-(-phase.rows // size) for phase, size in zip(self.phases, own, strict=True))
+        own = (1 if self.is_microbatch_automatic(phase) else self.microbatch_rows(phase) for phase in self.phases)
+        return max(-(-phase.rows_per_step // size) for phase, size in zip(self.phases, own, strict=True))
 
     @property
-    def phase_microbatches(self) -> tuple[int, ...]:
+    def microbatch_rows_by_phase(self) -> tuple[int, ...]:
         """The number of rows of a microbatch in each phase."""
-        return tuple(map(self.microbatch_of, self.phases))
+        return tuple(map(self.microbatch_rows, self.phases))
 
-    def microbatch_of(self, phase: RecipePhase) -> int:
+    def microbatch_rows(self, phase: RecipePhase) -> int:
         """Return the number of rows of a microbatch in a phase. If memory decides, return the largest possible number,
         the rows of a step."""
         own = phase.microbatch or self.microbatch
-        return phase.rows if own == "auto" else own
+        return phase.rows_per_step if own == "auto" else own
 
-    def is_automatic(self, phase: RecipePhase) -> bool:
+    def is_microbatch_automatic(self, phase: RecipePhase) -> bool:
         # The device's free memory decides the number of rows.
         return (phase.microbatch or self.microbatch) == "auto"
 

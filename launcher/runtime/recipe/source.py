@@ -8,20 +8,17 @@ from importlib import resources
 from pathlib import Path
 
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.document import RecipeDocument, parse
+from launcher.runtime.recipe.document import RecipeDocument, parse_document
 
 
 def bundled() -> dict[str, str]:
     """Return the YAML text of the recipes that come with Maskfleet, by name."""
     folder = resources.files("launcher.runtime.recipe") / "library"
     files = (entry for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-    return {
-        entry.name.removesuffix(".yaml"): entry.read_text("utf-8")
-        for entry in sorted(files, key=lambda e: e.name)
-    }
+    return {entry.name.removesuffix(".yaml"): entry.read_text("utf-8") for entry in sorted(files, key=lambda e: e.name)}
 
 
-def source_text(name_or_path: str) -> str:
+def recipe_text(name_or_path: str) -> str:
     """Return a recipe's YAML as written, comments included. Raises RecipeError if there is none of that name."""
     path = Path(name_or_path)
     try:
@@ -42,7 +39,7 @@ def source_text(name_or_path: str) -> str:
     )
 
 
-def read(name_or_path: str) -> RecipeDocument:
-    """Return the document of a recipe. Raises RecipeError as `source_text` and `parse`."""
-    text = source_text(name_or_path)
-    return parse(text, name_or_path if Path(name_or_path).is_file() else f"{name_or_path}.yaml")
+def read_recipe(name_or_path: str) -> RecipeDocument:
+    """Return the document of a recipe. Raises RecipeError as `recipe_text` and `parse`."""
+    text = recipe_text(name_or_path)
+    return parse_document(text, name_or_path if Path(name_or_path).is_file() else f"{name_or_path}.yaml")

@@ -10,21 +10,21 @@ from math import prod
 
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.compose import weight_count
-from encoder_core.objectives.weights import detector_weights, masked_weights
+from encoder_core.objectives.weights import detector_weight_count, masked_lm_weight_count
 from launcher.output import human_count
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import tokens_before
 
-_ASSUMED_VOCABULARY = 50_265  # counts parameters if the recipe leaves the size to the tokenizer
+_ASSUMED_VOCABULARY = 50_265  # vocabulary size, if the recipe leaves it to the tokenizer, which is not read
 
 
-def title(recipe: Recipe) -> str:
+def model_title(recipe: Recipe) -> str:
     """Return the model's usual name: that of its family. If two models share a family, the objective decides."""
     return recipe.model.title(recipe.objective.terms)
 
 
-def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
+def parameter_count(recipe: Recipe, vocabulary: int | None = None) -> int:
     """Return the number of trainable parameters of all networks. Tied parameters count once.
 
     `vocabulary`: number of the tokenizer's ids, if it is known. It is used if the recipe leaves the size to the
@@ -33,18 +33,19 @@ def parameters(recipe: Recipe, vocabulary: int | None = None) -> int:
     return weight_count(with_vocab(recipe.model, vocabulary), recipe.objective.terms)
 
 
-def momentum_matrices(recipe: Recipe) -> list[tuple[int, int]]:
+def momentum_matrix_shapes(recipe: Recipe) -> list[tuple[int, int]]:
     """Return the shapes of the matrices for which the optimizer has one momentum instead of two moments.
 
     With Muon these are all trained hidden matrices; matrices that share a parameter are returned one by one. With other
     optimizers there are none.
     """
-    return [] if recipe.optimizer.muon is None else _matrices(with_vocab(recipe.model), recipe.objective)
+    return [] if recipe.optimizer.muon is None else _cached_matrix_shapes(with_vocab(recipe.model), recipe.objective)
 
 
 @lru_cache(maxsize=8)
-def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, int]]:
-    """Return the shapes for `momentum_matrices`. They are cached: an estimate asks for every stage and microbatch."""
+def _cached_matrix_shapes(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, int]]:
+    """Return the shapes for `momentum_matrix_shapes`. They are cached: an estimate asks for every stage and
+    microbatch."""
     from encoder_core.optim.groups import hidden_matrices
     from launcher.runtime.recipe.network import meta_module  # imports torch, which no other figures need
 
@@ -53,42 +54,40 @@ def _matrices(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int,
 
 
 @lru_cache(maxsize=8)
-def _trained(model: ModelConfig, objective: RecipeObjective) -> tuple[int, ...]:
+def _trained_tensor_sizes(model: ModelConfig, objective: RecipeObjective) -> tuple[int, ...]:
     from launcher.runtime.recipe.network import meta_module
 
     return tuple(p.numel() for p in meta_module(model, objective).parameters() if p.requires_grad)
 
 
-def trained_tensors(recipe: Recipe) -> tuple[int, ...]:
+def trained_tensor_sizes(recipe: Recipe) -> tuple[int, ...]:
     """Return the number of elements of each trained tensor of all networks."""
-    return _trained(with_vocab(recipe.model), recipe.objective)
+    return _trained_tensor_sizes(with_vocab(recipe.model), recipe.objective)
 
 
-def largest_parameter(recipe: Recipe) -> int:
+def largest_tensor_size(recipe: Recipe) -> int:
     """Return the number of elements of the largest trained tensor."""
-    return max(trained_tensors(recipe))
+    return max(trained_tensor_sizes(recipe))
 
 
 def state_bytes(recipe: Recipe, count: int) -> int:
     """Return the bytes of a checkpoint of `count` parameters: fp32 weight, moments and, if one is kept, average."""
-    return (16 if recipe.average else 12) * count - 4 * sum(
-        prod(shape) for shape in momentum_matrices(recipe)
-    )
+    return (16 if recipe.average else 12) * count - 4 * sum(prod(shape) for shape in momentum_matrix_shapes(recipe))
 
 
-def discriminator_parameters(recipe: Recipe) -> int | None:
+def discriminator_parameter_count(recipe: Recipe) -> int | None:
     """Return the number of parameters of the discriminator as it is used after training; None if there is none."""
     model = with_vocab(recipe.model)
-    return detector_weights(model) if recipe.objective.rtd else None
+    return detector_weight_count(model) if recipe.objective.rtd else None
 
 
-def teacher_parameters(recipe: Recipe) -> int:
+def teacher_parameter_count(recipe: Recipe) -> int:
     """Return the number of parameters of all teachers together; 0 if there are none."""
     if recipe.objective.distil is None:
         return 0
     vocabulary = {"vocab": with_vocab(recipe.model).vocab}
     return sum(
-        masked_weights(its.model.model_copy(update=vocabulary)) for its in recipe.objective.distil.teachers
+        masked_lm_weight_count(its.model.model_copy(update=vocabulary)) for its in recipe.objective.distil.teachers
     )
 
 
@@ -97,11 +96,11 @@ def total_tokens(recipe: Recipe) -> int:
     return tokens_before(recipe, recipe.total_steps)
 
 
-def summary(recipe: Recipe) -> list[str]:
+def summary_lines(recipe: Recipe) -> list[str]:
     """Return lines that describe the recipe to a person."""
     return [
-        f"{recipe.name}: {title(recipe)}, {_size(recipe)}",
-        *(f"phase {index}: {_phase(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
+        f"{recipe.name}: {model_title(recipe)}, {_size_text(recipe)}",
+        *(f"phase {index}: {_phase_text(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
         f"in all {recipe.total_steps:,} steps, {human_count(total_tokens(recipe))} tokens",
         f"{recipe.precision}, ZeRO {recipe.zero}, {len(recipe.corpus.sources)} source(s), "
         f"warmup {recipe.schedule.warmup:,} steps, a checkpoint every {recipe.checkpoint.every.to_text()}",
@@ -114,17 +113,17 @@ def tokens_per_step(phase: RecipePhase, texts: int = 1) -> int:
     return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
 
 
-def with_vocab(model: ModelConfig, vocabulary: int | None = None) -> ModelConfig:
+def with_vocab(model: ModelConfig, vocabulary_size: int | None = None) -> ModelConfig:
     """Return `model` with this size of the vocabulary, or an assumed one, if the size is left to the tokenizer."""
-    return model if model.vocab else model.model_copy(update={"vocab": vocabulary or _ASSUMED_VOCABULARY})
+    return model if model.vocab else model.model_copy(update={"vocab": vocabulary_size or _ASSUMED_VOCABULARY})
 
 
-def _size(recipe: Recipe) -> str:
-    size = f"{human_count(parameters(recipe))} parameters"
-    alone = discriminator_parameters(recipe)
+def _size_text(recipe: Recipe) -> str:
+    size = f"{human_count(parameter_count(recipe))} parameters"
+    alone = discriminator_parameter_count(recipe)
     if alone is not None:
         size = f"{human_count(alone)} parameters, {size.removesuffix(' parameters')} with the generator"
-    taught = teacher_parameters(recipe)
+    taught = teacher_parameter_count(recipe)
     if taught:
         size += f", taught by {human_count(taught)}"
     assumed = "" if recipe.model.vocab else f" (with {_ASSUMED_VOCABULARY:,} ids; the tokenizer decides)"
@@ -132,11 +131,11 @@ def _size(recipe: Recipe) -> str:
     return size + assumed + scaled
 
 
-def _phase(phase: RecipePhase, recipe: Recipe) -> str:
+def _phase_text(phase: RecipePhase, recipe: Recipe) -> str:
     rows = phase.batch.sequences
-    cut = f"{rows // recipe.microbatch_of(phase):,}" if rows else ""
+    cut = f"{rows // recipe.microbatch_rows(phase):,}" if rows else ""
     batch = f"{rows:,} rows in {cut} microbatches" if rows else "by tokens"
-    if recipe.is_automatic(phase):
+    if recipe.is_microbatch_automatic(phase):
         batch = f"{rows:,} rows" if rows else batch
         batch += ", in microbatches as large as memory permits"
     texts = recipe.input.texts_per_row
@@ -147,33 +146,33 @@ def _phase(phase: RecipePhase, recipe: Recipe) -> str:
     return f"{phase.steps:,} steps of {tokens} tokens, {length}, {batch}{rising}"
 
 
-def has_automatic(recipe: Recipe) -> bool:
+def has_automatic_microbatch(recipe: Recipe) -> bool:
     """Return whether memory decides the microbatches of at least one phase."""
-    return any(map(recipe.is_automatic, recipe.phases))
+    return any(map(recipe.is_microbatch_automatic, recipe.phases))
 
 
-def with_rows(recipe: Recipe, ranks: int, most: Sequence[int] | None = None) -> Recipe:
+def with_microbatch_rows(recipe: Recipe, ranks: int, max_rows: Sequence[int] | None = None) -> Recipe:
     """Return `recipe` with the number of rows of a microbatch in every phase in which memory decides it.
 
     Args:
         ranks: number of ranks that share a step.
-        most: largest number of rows in a microbatch of each phase. None: no bound; each rank takes its part of a step
-            at once.
+        max_rows: largest number of rows in a microbatch of each phase. None: no bound; each rank takes its part of a
+            step at once.
     """
-    bounds = most or [phase.rows for phase in recipe.phases]
+    bounds = max_rows or [phase.rows_per_step for phase in recipe.phases]
     phases = (
         phase.model_copy(update={"microbatch": _even_rows(recipe, phase, ranks, bound)})
-        if recipe.is_automatic(phase)
+        if recipe.is_microbatch_automatic(phase)
         else phase
         for phase, bound in zip(recipe.phases, bounds, strict=True)
     )
     return recipe.model_copy(update={"phases": tuple(phases)})
 
 
-def _even_rows(recipe: Recipe, phase: RecipePhase, ranks: int, most: int) -> int:
-    rounds = -(-phase.rows // (ranks * most))
-    rows = -(-phase.rows // (ranks * rounds))
+def _even_rows(recipe: Recipe, phase: RecipePhase, ranks: int, max_rows: int) -> int:
+    rounds = -(-phase.rows_per_step // (ranks * max_rows))
+    rows = -(-phase.rows_per_step // (ranks * rounds))
     # XLNet's memory is carried from microbatch to microbatch, so all have the same number of rows.
     if recipe.memory_refresh is not None:
-        rows = max(size for size in range(1, rows + 1) if phase.rows % size == 0)
+        rows = max(size for size in range(1, rows + 1) if phase.rows_per_step % size == 0)
     return rows

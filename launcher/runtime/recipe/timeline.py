@@ -8,12 +8,12 @@ from itertools import accumulate, pairwise
 from data_service.stream.positions import BatchRamp, BatchSchedule
 from encoder_core.objectives.term import WeightSchedule, weight_at
 from encoder_core.optim import schedules
-from launcher.runtime.recipe.phases import in_phase
+from launcher.runtime.recipe.phases import recipe_in_phase
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
 
 @dataclass(frozen=True)
-class Stretch:
+class TimelineSegment:
     """Steps `first` to `last`, both included, of one phase, in which the learning rate follows one curve.
 
     Attributes:
@@ -45,7 +45,7 @@ def phase_at(recipe: Recipe, step: int) -> tuple[int, int]:
 def recipe_at(recipe: Recipe, step: int) -> Recipe:
     """Return the recipe with the values of the phase of a step in place of its own."""
     number, _ = phase_at(recipe, step)
-    return in_phase(recipe, recipe.phases[number])
+    return recipe_in_phase(recipe, recipe.phases[number])
 
 
 def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
@@ -62,7 +62,7 @@ def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
     return schedules.learning_rate(phase.schedule, peak=highest, total=phase.steps, step=step - start)
 
 
-def step_batches(recipe: Recipe, phase: RecipePhase) -> BatchSchedule:
+def batch_schedule(recipe: Recipe, phase: RecipePhase) -> BatchSchedule:
     """Return the batch of each step of a phase, in rows or in tokens, as the recipe gives it."""
     rows, tokens, warmup = phase.batch.sequences, phase.batch.tokens, phase.batch.warmup
     full = rows or tokens
@@ -77,7 +77,7 @@ def tokens_before(recipe: Recipe, step: int) -> int:
     """Return the number of tokens of the first `step` steps, as if all rows were full."""
     total = 0
     for phase in recipe.phases:
-        units = step_batches(recipe, phase).units_before(min(phase.steps, step))
+        units = batch_schedule(recipe, phase).units_before(min(phase.steps, step))
         each = 1 if phase.batch.tokens else recipe.input.texts_per_row * phase.length
         total, step = total + units * each, max(0, step - phase.steps)
     return total
@@ -115,42 +115,42 @@ def changing_weights(recipe: Recipe) -> list[str]:
     ]
 
 
-def curve_at(recipe: Recipe, step: int) -> str:
+def curve_name_at(recipe: Recipe, step: int) -> str:
     """Return the part of the schedule at a step: warmup, stable, or the name of a decay."""
     number, start = phase_at(recipe, step)
-    return [name for first, name in _curves(recipe, recipe.phases[number], start) if first <= step][-1]
+    return [name for first, name in _schedule_parts(recipe, recipe.phases[number], start) if first <= step][-1]
 
 
-def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[Stretch]:
+def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[TimelineSegment]:
     """Return the stretches of the run from its first step to its last. A stretch ends wherever a phase, a part of a
     schedule, or a rise of the batch begins or ends. `rate`: function from a step to its learning rate."""
-    found: list[Stretch] = []
+    found: list[TimelineSegment] = []
     start = 0
     for number, phase in enumerate(recipe.phases):
-        batches, stop = step_batches(recipe, phase), start + phase.steps
-        curves = _curves(recipe, phase, start)
+        batches, stop = batch_schedule(recipe, phase), start + phase.steps
+        curves = _schedule_parts(recipe, phase, start)
         edges = {step for step, _ in curves if start < step < stop} | {start, stop}
         if batches.rise is not None:
             edges |= {min(start + batches.rise.steps, stop)}
-        edges |= {step for step in _weight_edges(recipe, phase, start) if start < step < stop}
+        edges |= {step for step in _weight_schedule_ends(recipe, phase, start) if start < step < stop}
         for first, end in pairwise(sorted(edges)):
             found.append(
-                Stretch(
+                TimelineSegment(
                     phase=number,
                     first=first,
                     last=end - 1,
                     curve=[name for step, name in curves if step <= first][-1],
                     rates=(rate(first), rate(end - 1)),
-                    batches=(batches.at(first - start), batches.at(end - 1 - start)),
+                    batches=(batches.batch_at_step(first - start), batches.batch_at_step(end - 1 - start)),
                     tokens=tokens_before(recipe, end),
-                    weights=_weights_between(recipe, first, end - 1),
+                    weights=_weights_at_ends(recipe, first, end - 1),
                 )
             )
         start = stop
     return found
 
 
-def _weight_edges(recipe: Recipe, phase: RecipePhase, start: int) -> list[int]:
+def _weight_schedule_ends(recipe: Recipe, phase: RecipePhase, start: int) -> list[int]:
     """Return the steps of the run at which the schedules of weights that a phase follows end."""
     own = phase.weights or {}
     ends = [start + weight.steps for weight in own.values() if isinstance(weight, WeightSchedule)]
@@ -158,13 +158,13 @@ def _weight_edges(recipe: Recipe, phase: RecipePhase, start: int) -> list[int]:
     return ends + [weight.steps for weight in of_run if isinstance(weight, WeightSchedule)]
 
 
-def _weights_between(recipe: Recipe, first: int, last: int) -> dict[str, tuple[float, float]]:
+def _weights_at_ends(recipe: Recipe, first: int, last: int) -> dict[str, tuple[float, float]]:
     end = term_weights(recipe, last)
     return {name: (weight, end[name]) for name, weight in term_weights(recipe, first).items()}
 
 
-def _curves(recipe: Recipe, phase: RecipePhase, start: int) -> list[tuple[int, str]]:
+def _schedule_parts(recipe: Recipe, phase: RecipePhase, start: int) -> list[tuple[int, str]]:
     """Return first step (of the run) and name of each part of the schedule that a phase follows."""
     if phase.schedule is None:
-        return schedules.stretches(recipe.schedule, recipe.total_steps)
-    return [(start + step, name) for step, name in schedules.stretches(phase.schedule, phase.steps)]
+        return schedules.schedule_parts(recipe.schedule, recipe.total_steps)
+    return [(start + step, name) for step, name in schedules.schedule_parts(phase.schedule, phase.steps)]

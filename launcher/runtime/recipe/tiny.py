@@ -3,7 +3,7 @@
 from pydantic import ByteSize
 
 from data_service.samples.lanes import Lanes
-from data_service.samples.packing import Packed
+from data_service.samples.packing import PackedInput
 from data_service.samples.pairs import Translations
 from data_service.samples.spec import Input
 from data_service.samples.texts import RepeatedSentences, TextPairs
@@ -20,16 +20,16 @@ from launcher.runtime.recipe.schema import (
     BatchWarmup,
     Checkpointing,
     DataService,
-    Every,
-    EverySteps,
+    Interval,
     Optimizer,
     Recipe,
     RecipeEvaluation,
     RecipePhase,
+    StepInterval,
 )
 
 STEPS = 2000
-# They take more steps: the order of sentences, and replaced tokens, are learned after the words.
+# More steps: the order of sentences, and replaced tokens, are learned after the words.
 ORDER_STEPS, DETECTION_STEPS = (
     4500,
     6000,
@@ -48,7 +48,7 @@ DETECTION_LR = 1e-3  # ELECTRA; at 2.5e-3 it detects nothing yet after 560 steps
 UNCORRECTED_LR = 1e-3
 WARMUP_DIVISOR = 10  # steps divided by warmup steps
 TEXT_COPIES = 4  # a small text is read several times, and should be cut in another way each time
-BUCKETS = 16
+POSITION_BUCKETS = 16
 WINDOW = 16  # tokens of local attention: half of a row
 MEMORY_REFRESH = 50  # steps after which XLNet's memory is recomputed
 
@@ -61,26 +61,28 @@ def tiny(recipe: Recipe) -> Recipe:
     shares of the steps. Dropout is turned off, because such a run reads its text only once or twice; it stays if it
     makes the texts of an example differ. A `start` that is a placeholder becomes "scratch".
     """
-    optimizer = _optimizer(recipe.optimizer, detects=recipe.objective.rtd is not None)
-    phases = _phases(recipe, lr_scale=optimizer.settings.lr / recipe.optimizer.settings.lr)
+    optimizer = _small_model_optimizer(recipe.optimizer, is_detector=recipe.objective.rtd is not None)
+    phases = _shrink_phases(recipe, lr_scale=optimizer.settings.lr / recipe.optimizer.settings.lr)
     steps = sum(phase.steps for phase in phases)
     longest = max(phase.length for phase in phases)
-    quarter = EverySteps(steps=max(1, steps // 4))
+    quarter = StepInterval(steps=max(1, steps // 4))
     small = recipe.model_copy(
         update={
             "start": "scratch" if recipe.start.startswith(PLACEHOLDER) else recipe.start,
-            "model": _student_model(recipe, longest),
-            "input": _input(recipe.input, longest),
-            "objective": _weights(_objective(recipe.objective, longest), recipe.total_steps, steps),
+            "model": _small_model(recipe, longest),
+            "input": _shrink_input(recipe.input, longest),
+            "objective": _rescale_weights(_shrink_objective(recipe.objective, longest), recipe.total_steps, steps),
             "phases": phases,
             "optimizer": optimizer,
-            "schedule": _schedule(recipe.schedule, was=recipe.total_steps, steps=steps, warms=True),
+            "schedule": _rescale_schedule(
+                recipe.schedule, former_steps=recipe.total_steps, steps=steps, has_warmup=True
+            ),
             "precision": "fp32",
             "reduce_dtype": "fp32",
             "microbatch": MICROBATCH,
             "activation_checkpointing": False,
             "data_service": DataService(workers=1, memory=ByteSize(256 << 20)),
-            "checkpoint": Checkpointing(every=Every(steps=quarter.steps), keep_last=2),
+            "checkpoint": Checkpointing(every=Interval(steps=quarter.steps), keep_last=2),
             "evaluation": RecipeEvaluation(every=quarter, samples=16 * ROWS, before=recipe.evaluation.before),
         }
     )
@@ -88,22 +90,22 @@ def tiny(recipe: Recipe) -> Recipe:
     return small
 
 
-def _student_model(recipe: Recipe, longest: int) -> ModelConfig:
+def _small_model(recipe: Recipe, longest: int) -> ModelConfig:
     """Return the small model. If it has a teacher, its layers are the same share of the small teacher's layers."""
-    small = _model(recipe.model, longest, drops=isinstance(recipe.input, RepeatedSentences))
+    small = _shrink_model(recipe.model, longest, keeps_dropout=isinstance(recipe.input, RepeatedSentences))
     if recipe.objective.distil is None:
         return small
     layers = LAYERS * recipe.model.layers // recipe.objective.distil.teachers[0].model.layers
     return small.model_copy(update={"layers": max(1, layers)})
 
 
-def _phases(recipe: Recipe, lr_scale: float) -> tuple[RecipePhase, ...]:
+def _shrink_phases(recipe: Recipe, lr_scale: float) -> tuple[RecipePhase, ...]:
     """Return the small phases, with the same shares of the steps. Rows are short if they have one segment, or are
     shorter than the model's longest."""
-    one_segment = isinstance(recipe.input, Packed | Lanes | TextPairs | RepeatedSentences)
-    steps = _steps(recipe.objective)
+    one_segment = isinstance(recipe.input, PackedInput | Lanes | TextPairs | RepeatedSentences)
+    steps = _step_count(recipe.objective)
     return tuple(
-        _phase(
+        _shrink_phase(
             phase,
             max(1, steps * phase.steps // recipe.total_steps),
             LENGTH if one_segment or phase.length < recipe.model.max_length else LONGEST,
@@ -113,14 +115,14 @@ def _phases(recipe: Recipe, lr_scale: float) -> tuple[RecipePhase, ...]:
     )
 
 
-def _steps(objective: RecipeObjective) -> int:
+def _step_count(objective: RecipeObjective) -> int:
     if objective.rtd is not None:
         return DETECTION_STEPS
     return STEPS if objective.sop is None else ORDER_STEPS
 
 
-def _phase(phase: RecipePhase, steps: int, most: int, lr_scale: float) -> RecipePhase:
-    length = min(phase.length, most)
+def _shrink_phase(phase: RecipePhase, steps: int, max_length: int, lr_scale: float) -> RecipePhase:
+    length = min(phase.length, max_length)
     in_rows = phase.batch.sequences is not None
     batch = BatchSize(sequences=ROWS) if in_rows else BatchSize(tokens=ROWS * length)
     if phase.batch.warmup is not None:
@@ -132,43 +134,43 @@ def _phase(phase: RecipePhase, steps: int, most: int, lr_scale: float) -> Recipe
         changes["mixture"] = phase.mixture.model_copy(update={"steps": None, "most_readings": None})
     if phase.weights is not None:
         changes["weights"] = {
-            name: _weight(weight, phase.steps, steps) for name, weight in phase.weights.items()
+            name: _rescale_weight(weight, phase.steps, steps) for name, weight in phase.weights.items()
         }
     if phase.lr is not None:
         changes["lr"] = phase.lr * lr_scale
     if phase.schedule is not None:
         warms = phase.schedule.warmup > 0
-        changes["schedule"] = _schedule(phase.schedule, was=phase.steps, steps=steps, warms=warms)
+        changes["schedule"] = _rescale_schedule(phase.schedule, former_steps=phase.steps, steps=steps, has_warmup=warms)
     return phase.model_copy(update=changes)
 
 
-def _schedule(schedule: ScheduleConfig, *, was: int, steps: int, warms: bool) -> ScheduleConfig:
-    """Return the schedule with the same shape over `steps` steps instead of `was`."""
-    decay = schedule.decay_steps and max(1, schedule.decay_steps * steps // was)
-    warmup = min(steps // WARMUP_DIVISOR if warms else 0, steps - (decay or 0))
+def _rescale_schedule(schedule: ScheduleConfig, *, former_steps: int, steps: int, has_warmup: bool) -> ScheduleConfig:
+    """Return the schedule with the same shape over `steps` steps instead of `former_steps`."""
+    decay = schedule.decay_steps and max(1, schedule.decay_steps * steps // former_steps)
+    warmup = min(steps // WARMUP_DIVISOR if has_warmup else 0, steps - (decay or 0))
     restarts = min(schedule.restarts, max(0, (decay or steps - warmup) - 1))
     return schedule.model_copy(update={"warmup": warmup, "decay_steps": decay, "restarts": restarts})
 
 
-def _weight(weight: Weight, was: int, steps: int) -> Weight:
-    """Return the weight; if it is a schedule, with the same share of `steps` steps as it had of `was`."""
+def _rescale_weight(weight: Weight, former_steps: int, steps: int) -> Weight:
+    """Return the weight; if it is a schedule, with the same share of `steps` steps as it had of `former_steps`."""
     if not isinstance(weight, WeightSchedule):
         return weight
-    return weight.model_copy(update={"steps": max(1, weight.steps * steps // was)})
+    return weight.model_copy(update={"steps": max(1, weight.steps * steps // former_steps)})
 
 
-def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
+def _shrink_model(model: ModelConfig, length: int, *, keeps_dropout: bool) -> ModelConfig:
     """Return the small model, with the vocabulary of the tokenizer. Activation, epsilon, tying and sharing stay as they
     are."""
     form = SmallForm(
         length=length,
-        drops=drops,
+        drops=keeps_dropout,
         layers=LAYERS,
         hidden=HIDDEN,
         heads=HEADS,
         embedding=EMBEDDING,
         window=WINDOW,
-        buckets=BUCKETS,
+        buckets=POSITION_BUCKETS,
         memory_refresh=MEMORY_REFRESH,
     )
     return model.model_copy(
@@ -179,18 +181,18 @@ def _model(model: ModelConfig, length: int, *, drops: bool) -> ModelConfig:
             "feed_forward": FEED_FORWARD,
             "max_length": length,
             "vocab": None,
-            "dropout": model.dropout if drops else 0.0,
-            "attention_dropout": model.attention_dropout if drops else 0.0,
+            "dropout": model.dropout if keeps_dropout else 0.0,
+            "attention_dropout": model.attention_dropout if keeps_dropout else 0.0,
             "initializer_range": INITIALIZER_RANGE,
             "mup": model.mup and Mup(hidden=HIDDEN),
         }
-        | model.shrink(form)
+        | model.small_form_fields(form)
     )
 
 
-def _input(rows: Input, length: int) -> Input:
+def _shrink_input(rows: Input, length: int) -> Input:
     match rows:
-        case Packed() | TextPairs() | RepeatedSentences() | Translations():
+        case PackedInput() | TextPairs() | RepeatedSentences() | Translations():
             return rows
         case Lanes():
             return rows.model_copy(update={"reuse": length // 2})
@@ -198,30 +200,30 @@ def _input(rows: Input, length: int) -> Input:
             return rows.model_copy(update={"copies": min(rows.copies, TEXT_COPIES)})
 
 
-def _weights(objective: RecipeObjective, was: int, steps: int) -> RecipeObjective:
+def _rescale_weights(objective: RecipeObjective, former_steps: int, steps: int) -> RecipeObjective:
     return objective.model_copy(
         update={
-            name: term.model_copy(update={"weight": _weight(term.weight, was, steps)})
+            name: term.model_copy(update={"weight": _rescale_weight(term.weight, former_steps, steps)})
             for name, term in objective.terms.items()
         }
     )
 
 
-def _objective(objective: RecipeObjective, length: int) -> RecipeObjective:
+def _shrink_objective(objective: RecipeObjective, length: int) -> RecipeObjective:
     """Return the objective with the small form of each term. Masks stay as they are."""
-    form = SmallObjective(length, HIDDEN, lambda model: _model(model, LONGEST, drops=False))
+    form = SmallObjective(length, HIDDEN, lambda model: _shrink_model(model, LONGEST, keeps_dropout=False))
     return objective.model_copy(update={name: term.shrink(form) for name, term in objective.terms.items()})
 
 
-def _optimizer(optimizer: Optimizer, *, detects: bool) -> Optimizer:
+def _small_model_optimizer(optimizer: Optimizer, *, is_detector: bool) -> Optimizer:
     """Return the optimizer with a learning rate for small models. StableAdamW and Muon use AdamW's rate, for which they
     are made."""
     match optimizer.settings:
         case LambConfig():
             lr = LAMB_LR
-        case AdamWConfig(bias_correction=False) if not detects:
+        case AdamWConfig(bias_correction=False) if not is_detector:
             lr = UNCORRECTED_LR
         case _:
-            lr = DETECTION_LR if detects else ADAMW_LR
+            lr = DETECTION_LR if is_detector else ADAMW_LR
     given = optimizer.model_dump()
     return Optimizer.model_validate({name: settings | {"lr": lr} for name, settings in given.items()})

@@ -11,27 +11,27 @@ import yaml
 from data_service.printable import mask_secrets
 from data_service.store import errors as store_errors
 
-NO_SECRETS = f"write s3://bucket/prefix; {store_errors.AWS_KEYS}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
-_NESTED_LEVELS = 40  # greatest depth of collections; a recipe has 6
-_EXPANDED_VALUES = 100_000  # largest number of values with aliases expanded; a recipe has a few hundred
+SECRETS_REMEDY = (
+    f"write s3://bucket/prefix; {store_errors.AWS_KEYS_REMEDY}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
+)
+_MAX_NESTED_LEVELS = 40  # greatest depth of collections; a recipe has 6
+_MAX_EXPANDED_VALUES = 100_000  # largest number of values with aliases expanded; a recipe has a few hundred
 
 
-def bounded_events(text: str, *, ours: bool = False) -> list[yaml.Event]:
+def bounded_events(text: str, *, is_bundled: bool = False) -> list[yaml.Event]:
     """Return the events of a YAML text.
 
-    `ours`: whether the text comes with Maskfleet. Then libyaml scans it, ten times as fast as PyYAML's own scanner. It
-    reads some other texts in another way: tabs behind a value, for example, which PyYAML refuses.
+    `is_bundled`: whether the text comes with Maskfleet. Then libyaml scans it, ten times as fast as PyYAML's own
+    scanner. It reads some other texts in another way: tabs behind a value, for example, which PyYAML refuses.
 
     Raises yaml.MarkedYAMLError if it is nested too deep, has too many values, or uses an alias inside the value that
     the alias stands for.
     """
     found: list[yaml.Event] = []
     anchors: dict[str, int] = {}  # number of values below each anchor
-    opened: list[
-        tuple[str | None, int]
-    ] = []  # the anchor of each open collection, and the count at its start
+    opened: list[tuple[str | None, int]] = []  # the anchor of each open collection, and the count at its start
     count = 0
-    scanner = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if ours else yaml.SafeLoader
+    scanner = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_bundled else yaml.SafeLoader
     for event in yaml.parse(text, Loader=scanner):
         found.append(event)
         if isinstance(event, yaml.CollectionEndEvent):
@@ -41,7 +41,7 @@ def bounded_events(text: str, *, ours: bool = False) -> list[yaml.Event]:
             continue
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in opened):
-                raise _refusal(event, f"*{event.anchor} is used inside what it stands for")
+                raise _bounds_error(event, f"*{event.anchor} is used inside what it stands for")
             count += anchors.get(event.anchor or "", 1)
         elif isinstance(event, yaml.NodeEvent):
             count += 1
@@ -49,18 +49,18 @@ def bounded_events(text: str, *, ours: bool = False) -> list[yaml.Event]:
             opened.append((event.anchor, count - 1))
         elif isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
             anchors[event.anchor] = 1
-        if len(opened) > _NESTED_LEVELS:
-            raise _refusal(event, f"nested deeper than {_NESTED_LEVELS} levels")
-        if count > _EXPANDED_VALUES:
-            raise _refusal(event, f"more than {_EXPANDED_VALUES:,} values, aliases expanded")
+        if len(opened) > _MAX_NESTED_LEVELS:
+            raise _bounds_error(event, f"nested deeper than {_MAX_NESTED_LEVELS} levels")
+        if count > _MAX_EXPANDED_VALUES:
+            raise _bounds_error(event, f"more than {_MAX_EXPANDED_VALUES:,} values, aliases expanded")
     return found
 
 
-def _refusal(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
+def _bounds_error(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
 
 
-def secrets_in(data: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def find_secrets(data: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield the path of each URI in a document that contains a key or a signature, and the URI without it.
 
     Such a secret would be recorded with the run, sent to trackers and printed.
@@ -69,7 +69,7 @@ def secrets_in(data: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple
         yield path, shown
     elif isinstance(data, dict):
         for name, value in data.items():
-            yield from secrets_in(value, (*path, name))
+            yield from find_secrets(value, (*path, name))
     elif isinstance(data, list):
         for number, value in enumerate(data):
-            yield from secrets_in(value, (*path, number))
+            yield from find_secrets(value, (*path, number))

@@ -23,21 +23,21 @@ from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key, corpus_
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
 from launcher.runtime.run.inputs import Inputs, read_inputs, refuse_placeholders
 from launcher.runtime.run.kept_tokenizer import keep_tokenizer
-from launcher.runtime.run.log import operator_event
-from launcher.runtime.run.outline import FORMAT, ForkOrigin, open_unused_store
+from launcher.runtime.run.log import record_operator_event
+from launcher.runtime.run.outline import RUN_FORMAT, ForkOrigin, open_unused_store
 from launcher.runtime.run.readiness import (
     ReportBlocks,
     check_mixture,
     check_rows,
-    check_text,
-    record_compared,
-    refuse_leaks,
+    check_token_variety,
+    record_compared_sources,
+    refuse_heldout_leaks,
 )
-from launcher.runtime.run.record import RECIPE, RECORD, Run, RunRecord, dump_record
+from launcher.runtime.run.record import RECIPE_FILE, RECORD_FILE, Run, RunRecord, dump_record
 from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.text_vectors import keep_modules
 
-_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
+_RECORDED_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "tokenizers")
 
 
 def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = None) -> Inputs:
@@ -84,32 +84,32 @@ def create_run(
     refuse_placeholders(resolved)
     tokenizer = load_tokenizer(resolved.tokenizer.uri)
     run = Run(uri, store, resolved, build_run_record(resolved, read_all_inputs(resolved, tokenizer), now))
-    check_text(run, tokenizer)
+    check_token_variety(run, tokenizer)
     check_rows(run, tokenizer)
     check_mixture(run, tokenizer)
-    compared = refuse_leaks(resolved, report)
-    reserve(store, resolved)
+    compared = refuse_heldout_leaks(resolved, report)
+    reserve_run(store, resolved)
     keep_tokenizer(store, tokenizer)
     keep_modules(resolved, store)
-    record_compared(store, compared, now)
-    write_record(store, run.record)
+    record_compared_sources(store, compared, now)
+    write_run_record(store, run.record)
     return run
 
 
-def reserve(store: Store, recipe: Recipe) -> None:
+def reserve_run(store: Store, recipe: Recipe) -> None:
     """Write the resolved `recipe`, the first object of a new run. Raises RunError if another recipe is there."""
     text = recipe.to_yaml().encode()
-    if not store.put_if_absent(RECIPE, text) and store.get(RECIPE) != text:
+    if not store.put_if_absent(RECIPE_FILE, text) and store.get(RECIPE_FILE) != text:
         raise RunError(
-            f"{store.uri} holds another recipe.yaml and no {RECORD}: an init was interrupted there, or is running",
-            remedy=f"choose another URI, or delete {store.uri.rstrip('/')}/{RECIPE}",
+            f"{store.uri} holds another recipe.yaml and no {RECORD_FILE}: an init was interrupted there, or is running",
+            remedy=f"choose another URI, or delete {store.uri.rstrip('/')}/{RECIPE_FILE}",
         )
 
 
-def write_record(store: Store, record: RunRecord) -> None:
+def write_run_record(store: Store, record: RunRecord) -> None:
     """Write the record, the last object of a new run: from then on the run exists. Raises RunError if another command
     has created the run first."""
-    if not store.put_if_absent(RECORD, dump_record(record)):
+    if not store.put_if_absent(RECORD_FILE, dump_record(record)):
         raise RunError(
             f"another init created the run at {store.uri} first",
             remedy=f"maskfleet train {shell_word(store.uri)}",
@@ -138,41 +138,41 @@ def reconcile(
         CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
     """
     wanted = run.recipe if recipe is None else absolute_uris(recipe)
-    tokenizer = run.tokenizer_under(wanted)
+    tokenizer = run.tokenizer_for(wanted)
     inputs = read_all_inputs(wanted, tokenizer, run)
     heads, inputs = inputs.removals, with_removals_at_creation(inputs, run.record.inputs)
     record = build_run_record(wanted, inputs, now, run.record.origins, run.record.data_begins)
-    changes = changes_of_identity(run.record, record)
+    changes = identity_change_lines(run.record, record)
     if changes and not accept_changes:
         raise RunChanged(
             f"{run.uri} was started with other settings:\n" + "\n".join(f"  {line}" for line in changes),
             remedy=f"restore the old settings (or Maskfleet), or fork the run with the new ones: maskfleet runs fork "
             f"{shell_word(run.uri)} NEW --set KEY=VALUE; --accept-changes continues anyway and records the changes",
         )
-    _refuse_changes(run, wanted, inputs)
-    _refuse_removed(replace(run, recipe=wanted), inputs, heads, without_removed)
+    _refuse_corpus_changes(run, wanted, inputs)
+    _refuse_removed_documents(replace(run, recipe=wanted), inputs, heads, without_removed)
     keep_tokenizer(run.store, tokenizer)
     if changes:
-        operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
+        record_operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
         record = record.model_copy(update={"created": run.record.created})
-        run.store.put(RECORD, dump_record(record))
+        run.store.put(RECORD_FILE, dump_record(record))
         run = replace(run, record=record)
     if wanted != run.recipe:
-        lines = identity.diff(identity.flatten(run.recipe.to_data()), identity.flatten(wanted.to_data()))
-        operator_event(run.store, "recipe_changed", now.timestamp(), changes=lines)
-        run.store.put(RECIPE, wanted.to_yaml().encode())
+        lines = identity.diff_lines(identity.flatten(run.recipe.to_data()), identity.flatten(wanted.to_data()))
+        record_operator_event(run.store, "recipe_changed", now.timestamp(), changes=lines)
+        run.store.put(RECIPE_FILE, wanted.to_yaml().encode())
     return replace(run, recipe=wanted, wanted=heads)
 
 
-def with_removals_at_creation(inputs: Inputs, made: Inputs) -> Inputs:
+def with_removals_at_creation(inputs: Inputs, inputs_at_creation: Inputs) -> Inputs:
     """Return `inputs` with the removals that a run knew when it was made, of each corpus that is still the same."""
-    same = [name for name, content in inputs.corpora.items() if made.corpora.get(name) == content]
+    same = [name for name, content in inputs.corpora.items() if inputs_at_creation.corpora.get(name) == content]
     kept = {name: digest for name, digest in inputs.removals.items() if name not in same}
-    kept |= {name: made.removals[name] for name in same if name in made.removals}
+    kept |= {name: inputs_at_creation.removals[name] for name in same if name in inputs_at_creation.removals}
     return inputs.model_copy(update={"removals": kept})
 
 
-def _refuse_changes(run: Run, wanted: Recipe, inputs: Inputs) -> None:
+def _refuse_corpus_changes(run: Run, wanted: Recipe, inputs: Inputs) -> None:
     """Raise RunChanged if a phase that has begun would read another corpus in place of a source's: what its steps read
     would no longer be known."""
     old, new = run.record.inputs.corpora, inputs.corpora
@@ -190,11 +190,9 @@ def _refuse_changes(run: Run, wanted: Recipe, inputs: Inputs) -> None:
             )
 
 
-def _refuse_removed(run: Run, inputs: Inputs, heads: CorpusStates, without_removed: bool) -> None:
+def _refuse_removed_documents(run: Run, inputs: Inputs, heads: CorpusStates, without_removed: bool) -> None:
     """Raise RunChanged if documents that the run reads were removed, unless it is to go on without them."""
-    same = {
-        name for name, content in inputs.corpora.items() if run.record.inputs.corpora.get(name) == content
-    }
+    same = {name for name, content in inputs.corpora.items() if run.record.inputs.corpora.get(name) == content}
     lines = _new_removal_lines(run, heads, same)
     if lines and not without_removed:
         raise RunChanged(
@@ -227,40 +225,43 @@ def _new_removal_lines(run: Run, heads: CorpusStates, sources: Container[str]) -
     return lines
 
 
-def changes_of_identity(old: RunRecord, new: RunRecord) -> list[str]:
+def identity_change_lines(old: RunRecord, new: RunRecord) -> list[str]:
     """Return readable lines, one for every identity field or input that differs."""
-    lines = identity.diff(old.identity, new.identity)
-    lines += identity.diff(old.inputs.fields(), new.inputs.fields())
-    before, after = old.inputs.manifest_fields(new.inputs), new.inputs.manifest_fields(old.inputs)
-    return [*lines, *identity.diff(before, after)]
+    lines = identity.diff_lines(old.identity, new.identity)
+    lines += identity.diff_lines(old.inputs.named_fingerprints(), new.inputs.named_fingerprints())
+    before, after = (
+        old.inputs.named_manifest_digests(new.inputs),
+        new.inputs.named_manifest_digests(old.inputs),
+    )
+    return [*lines, *identity.diff_lines(before, after)]
 
 
 def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
     """Return the identity fields and inputs that differ, by dotted path."""
-    before, after = (record.identity | record.inputs.fields() for record in (old, new))
-    return identity.changed(before, after)
+    before, after = (record.identity | record.inputs.named_fingerprints() for record in (old, new))
+    return identity.changed_paths(before, after)
 
 
 def build_run_record(
     recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[ForkOrigin, ...] = (), data_begins: int = 0
 ) -> RunRecord:
     """Return the record of a run with this resolved recipe and these inputs."""
-    fields = identity.identity(recipe)
+    fields = identity.identity_fields(recipe)
     further: dict[str, object] = {"data_begins": data_begins} if data_begins else {}
     return RunRecord(
-        format=FORMAT,
+        format=RUN_FORMAT,
         name=recipe.name,
         created=now.astimezone(UTC).isoformat(timespec="seconds"),
         identity=fields,
-        fingerprint=identity.fingerprint({**fields, **inputs.fields(), **further}),
+        fingerprint=identity.fingerprint({**fields, **inputs.named_fingerprints(), **further}),
         inputs=inputs,
-        versions={"python": python_version()} | {name: metadata.version(name) for name in _LIBRARIES},
+        versions={"python": python_version()} | {name: metadata.version(name) for name in _RECORDED_LIBRARIES},
         origins=origins,
         data_begins=data_begins,
     )
 
 
-_URIS = (
+_URI_PATHS = (
     "start",
     "corpus.sources.*.uri",
     "tokenizer.uri",
@@ -284,11 +285,11 @@ def _with_absolute_uris(value: object, path: str) -> object:
         return {key: _with_absolute_uris(each, f"{path}.{key}".lstrip(".")) for key, each in value.items()}
     if isinstance(value, list):
         return [_with_absolute_uris(each, f"{path}.{index}") for index, each in enumerate(value)]
-    if not isinstance(value, str) or not any(fnmatchcase(path, pattern) for pattern in _URIS):
+    if not isinstance(value, str) or not any(fnmatchcase(path, pattern) for pattern in _URI_PATHS):
         return value
     bundled_task = path.endswith(".task") and Path(value).suffix not in (".yaml", ".yml")
-    return value if value in (SCRATCH, TEACHER) or bundled_task else _full_uri(value)
+    return value if value in (SCRATCH, TEACHER) or bundled_task else _absolute_uri(value)
 
 
-def _full_uri(uri: str) -> str:
+def _absolute_uri(uri: str) -> str:
     return uri if "://" in uri else str(Path(uri).absolute())

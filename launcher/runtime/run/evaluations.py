@@ -17,12 +17,12 @@ from checkpoints.layout import CheckpointName
 from data_service.formats import StrictRecord
 from data_service.store.base import Store
 from launcher.runtime.recipe.parts import EvaluationTask
-from launcher.runtime.run.sealed import Sealed, hash_of, keep_sealed, read_each, read_sealed
+from launcher.runtime.run.sealed import Sealed, hash_json, read_all_sealed, read_sealed, store_sealed
 
-ROOT = "evaluations/"
-VERSION = 3
+EVALUATIONS_PREFIX = "evaluations/"
+MEASURES_VERSION = 3
 """Version of the measures. It is raised when the same inputs would give other figures."""
-_COMMITS = f"{ROOT}commits/"
+_COMMITS_PREFIX = f"{EVALUATIONS_PREFIX}commits/"
 _HASH_DIGITS = 32  # hexadecimal digits of a hash in a name
 
 
@@ -81,14 +81,14 @@ class DiagnosticCell(StrictRecord):
         task: what is measured, and how.
         data: digest of the examples, or of the held-out text.
         seed: seed of all random draws.
-        version: `VERSION` of the code that measures.
+        version: `MEASURES_VERSION` of the code that measures.
     """
 
     weights: str
     task: EvaluationTask
     data: str
     seed: int
-    version: int = VERSION
+    version: int = MEASURES_VERSION
 
     @property
     def path(self) -> str:
@@ -96,7 +96,7 @@ class DiagnosticCell(StrictRecord):
         content = self.model_dump(mode="json")
         for measure in content["task"].values():
             measure.pop("data", None)
-        return f"{_weights_prefix(self.weights)}{hash_of(content)}.json"
+        return f"{_weights_prefix(self.weights)}{hash_json(content)}.json"
 
 
 class DiagnosticResult(Sealed):
@@ -112,21 +112,21 @@ class DiagnosticResult(Sealed):
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedCommit:
     """A commit and what was measured of its weights."""
 
     commit: CommitWeights
     results: tuple[DiagnosticResult, ...]
 
 
-def read_commit(store: Store, mark: CheckpointName) -> CommitWeights | None:
+def read_commit_weights(store: Store, mark: CheckpointName) -> CommitWeights | None:
     """Return the digest of a commit's weights; None if none was stored. Raises StoreError."""
     return read_sealed(store, _commit_path(mark), CommitWeights)
 
 
-def write_commit(store: Store, mark: CheckpointName, weights: str) -> None:
+def write_commit_weights(store: Store, mark: CheckpointName, weights: str) -> None:
     """Store the digest of a commit's weights. Raises StoreError."""
-    keep_sealed(store, CommitWeights(step=mark.step, attempt=mark.attempt, weights=weights))
+    store_sealed(store, CommitWeights(step=mark.step, attempt=mark.attempt, weights=weights))
 
 
 def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
@@ -137,45 +137,45 @@ def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
 def write_result(store: Store, result: DiagnosticResult) -> bool:
     """Store `result` unless its cell has one, and return whether it was stored. A damaged object is replaced. Raises
     StoreError."""
-    return keep_sealed(store, result) is result
+    return store_sealed(store, result) is result
 
 
 def read_diagnostics(store: Store, weights: str) -> list[DiagnosticResult]:
     """Return all results of these weights, sorted by name. Raises StoreError."""
-    return read_each(store, (entry.key for entry in store.list(_weights_prefix(weights))), DiagnosticResult)
+    return read_all_sealed(store, (entry.key for entry in store.list(_weights_prefix(weights))), DiagnosticResult)
 
 
-def unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
+def is_unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
     """Return whether one of `tasks` has no result of this commit's weights yet. Raises StoreError."""
-    commit = read_commit(store, mark)
+    commit = read_commit_weights(store, mark)
     if commit is None:
         return True
     done = [result.cell for result in read_diagnostics(store, commit.weights)]
-    return any(task not in [cell.task for cell in done if cell.version == VERSION] for task in tasks)
+    return any(task not in [cell.task for cell in done if cell.version == MEASURES_VERSION] for task in tasks)
 
 
-def evaluated(store: Store) -> list[Evaluated]:
+def evaluated_commits(store: Store) -> list[EvaluatedCommit]:
     """Return every commit that was evaluated, by step and attempt, including commits that are deleted now.
 
     It costs one listing, and a request for each object. Raises StoreError.
     """
-    keys = [entry.key for entry in store.list(ROOT)]
-    commits = read_each(store, (key for key in keys if key.startswith(_COMMITS)), CommitWeights)
+    keys = [entry.key for entry in store.list(EVALUATIONS_PREFIX)]
+    commits = read_all_sealed(store, (key for key in keys if key.startswith(_COMMITS_PREFIX)), CommitWeights)
     folders = {_weights_prefix(commit.weights) for commit in commits}
     results: dict[str, list[DiagnosticResult]] = {folder: [] for folder in folders}
-    for result in read_each(store, (key for key in keys if _folder(key) in folders), DiagnosticResult):
+    for result in read_all_sealed(store, (key for key in keys if _parent_folder(key) in folders), DiagnosticResult):
         results[_weights_prefix(result.cell.weights)].append(result)
     commits.sort(key=lambda commit: (commit.step, commit.attempt))
-    return [Evaluated(commit, tuple(results[_weights_prefix(commit.weights)])) for commit in commits]
+    return [EvaluatedCommit(commit, tuple(results[_weights_prefix(commit.weights)])) for commit in commits]
 
 
-def _folder(key: str) -> str:
+def _parent_folder(key: str) -> str:
     return key[: key.rfind("/") + 1]
 
 
 def _commit_path(mark: CheckpointName) -> str:
-    return f"{_COMMITS}step-{mark.step:08d}-a{mark.attempt:06d}.json"
+    return f"{_COMMITS_PREFIX}step-{mark.step:08d}-a{mark.attempt:06d}.json"
 
 
 def _weights_prefix(weights: str) -> str:
-    return f"{ROOT}{weights[:_HASH_DIGITS]}/"
+    return f"{EVALUATIONS_PREFIX}{weights[:_HASH_DIGITS]}/"

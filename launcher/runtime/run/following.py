@@ -1,13 +1,13 @@
 """Follows a run's records as they are written, so that a page, a tracker or a web server receives each of them once.
 
-`unread` reads in order the segments after a given one, also those in packs. `read_events` and `EventFollower` follow
-all events; `LineageFollower` follows steps and evaluations of the committed lineage only.
+`unread_segments` reads in order the segments after a given one, also those in packs. `read_events` and
+`EventFollower` follow all events; `LineageFollower` follows steps and evaluations of the committed lineage only.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from checkpoints.attempt import Attempt, newest_attempt
+from checkpoints.attempt import Attempt, newest_attempt_number
 from checkpoints.errors import DamagedCheckpoint, NewerFormat
 from checkpoints.layout import CheckpointName, LineageSegment
 from checkpoints.listing import list_committed, read_manifest
@@ -15,22 +15,22 @@ from data_service.formats import StrictRecord
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from launcher.errors import RunError
-from launcher.runtime.run.log import OPERATOR
+from launcher.runtime.run.log import OPERATOR_ATTEMPT
 from launcher.runtime.run.segments import (
     EVENTS,
     METRICS,
     DamagedPack,
     Pack,
     SegmentRange,
-    read,
+    list_segments,
+    read_segments,
     segment_key,
     segment_prefix,
-    stored,
 )
-from launcher.runtime.run.step_table import NotARecord, Record, parse, parse_line
+from launcher.runtime.run.step_table import NotARecord, Record, parse_line, parse_records
 
 
-def unread(
+def unread_segments(
     store: Store,
     folder: str,
     attempt: int,
@@ -46,9 +46,9 @@ def unread(
     Args:
         listed: the attempt's objects, if the caller has listed them.
     """
-    for stretch, data in read(store, folder, attempt, listed, after):
+    for stretch, data in read_segments(store, folder, attempt, listed, after):
         try:
-            found = [(stretch.first, data)] if data is not None else Pack(store, stretch).contents()
+            found = [(stretch.first, data)] if data is not None else Pack(store, stretch).segment_contents()
             for number, content in found:
                 if number > after:
                     yield number, f"{store.uri}/{segment_key(folder, attempt, number)}", content
@@ -70,9 +70,9 @@ def read_events(
         RunError: a newer version wrote one of the events.
     """
     for attempt, stretches in listed.items():
-        for number, name, data in unread(store, EVENTS, attempt, after.get(attempt, -1), damage, stretches):
+        for number, name, data in unread_segments(store, EVENTS, attempt, after.get(attempt, -1), damage, stretches):
             after[attempt] = number
-            events = [_event(line, name) for line in data.splitlines()]
+            events = [_parse_event(line, name) for line in data.splitlines()]
             for line, event in enumerate(events, start=1):
                 if event is None:
                     damage.append(f"{name}, line {line}: no event")
@@ -80,7 +80,7 @@ def read_events(
                     yield event
 
 
-def _event(line: bytes, name: str) -> Record | None:
+def _parse_event(line: bytes, name: str) -> Record | None:
     """Return the event in a line of the segment `name`; None if the line is not an event. Raises RunError if a newer
     version wrote it."""
     try:
@@ -100,13 +100,15 @@ class EventFollower:
 
     def __init__(self, store: Store, *, past: bool = False) -> None:
         self._store = store
-        self._attempt = 1 if past else newest_attempt(store) + 1  # the attempt that will be claimed next
+        self._attempt = 1 if past else newest_attempt_number(store) + 1  # the attempt that will be claimed next
         self._after: dict[int, int] = {}
         self._refused: RunError | None = None
         if not past:
-            self._after[OPERATOR] = max((stretch.last for stretch in self._stretches(OPERATOR)), default=-1)
+            self._after[OPERATOR_ATTEMPT] = max(
+                (stretch.last for stretch in self._segment_ranges(OPERATOR_ATTEMPT)), default=-1
+            )
 
-    def new(self) -> list[Record]:
+    def read_new(self) -> list[Record]:
         """Return the events since the last call, in order of time. Lines that are not events are left out.
 
         A call that fails after reading some events returns these. The next call raises what a newer version's event
@@ -121,7 +123,7 @@ class EventFollower:
             raise refused
         found: list[Record] = []
         try:
-            for event in self._unread():
+            for event in self._unread_events():
                 found.append(event)  # returned even if reading the next one fails
         except (StoreError, RunError) as error:
             if not found:
@@ -130,24 +132,24 @@ class EventFollower:
                 self._refused = error
         return sorted(found, key=lambda event: float(event["time"]))
 
-    def _unread(self) -> Iterator[Record]:
-        yield from self._read(OPERATOR)
+    def _unread_events(self) -> Iterator[Record]:
+        yield from self._read_attempt(OPERATOR_ATTEMPT)
         left = True
         while left:  # an attempt is complete if the next one was claimed before it was read
             left = Attempt(self._store, self._attempt + 1).is_claimed()
-            yield from self._read(self._attempt)
+            yield from self._read_attempt(self._attempt)
             self._attempt += left
 
-    def _read(self, attempt: int) -> Iterator[Record]:
+    def _read_attempt(self, attempt: int) -> Iterator[Record]:
         following = self._after.get(attempt, -1) + 1
         if self._store.size(segment_key(EVENTS, attempt, following)) is not None:
-            yield from read_events(self._store, {attempt: self._stretches(attempt)}, self._after, [])
+            yield from read_events(self._store, {attempt: self._segment_ranges(attempt)}, self._after, [])
 
-    def _stretches(self, attempt: int) -> list[SegmentRange]:
-        return stored(self._store, segment_prefix(EVENTS, attempt)).get(attempt, [])
+    def _segment_ranges(self, attempt: int) -> list[SegmentRange]:
+        return list_segments(self._store, segment_prefix(EVENTS, attempt)).get(attempt, [])
 
 
-class Cursor(StrictRecord):
+class LineageCursor(StrictRecord):
     """How far a `LineageFollower` has read. It is small, and another follower can continue from it.
 
     Attributes:
@@ -162,7 +164,7 @@ class Cursor(StrictRecord):
 
 
 @dataclass(frozen=True)
-class News:
+class LineageNews:
     """New records of a lineage.
 
     Attributes:
@@ -190,24 +192,24 @@ class LineageFollower:
             of the next process.
     """
 
-    def __init__(self, store: Store, cursor: Cursor | None = None) -> None:
-        self._store, self.cursor = store, cursor or Cursor()
+    def __init__(self, store: Store, cursor: LineageCursor | None = None) -> None:
+        self._store, self.cursor = store, cursor or LineageCursor()
         self._newest: tuple[CheckpointName, tuple[LineageSegment, ...]] | None = None
 
-    def new(self, most: int = 4096) -> News:
-        """Return the next records, at most `most`. Raises StoreError; then the next call tries the same records
+    def read_new(self, max_records: int = 4096) -> LineageNews:
+        """Return the next records, at most `max_records`. Raises StoreError; then the next call tries the same records
         again."""
         lineage = self._lineage()
         if lineage is None:
-            return News(None, (), False, ())
+            return LineageNews(None, (), False, ())
         cursor, superseded = _rewound_cursor(self.cursor, lineage)
-        taking = _NewRecords(self._store, most)
+        taking = _NewRecords(self._store, max_records)
         for part in lineage[max(0, len(cursor.taken) - 1) :]:
-            cursor = taking.take(part, _cursor_in(cursor, part))
-            if taking.full:
+            cursor = taking.add_from(part, _cursor_in(cursor, part))
+            if taking.is_full:
                 break
         self.cursor = cursor
-        return News(superseded, tuple(taking.records), taking.full, tuple(taking.damage))
+        return LineageNews(superseded, tuple(taking.records), taking.is_full, tuple(taking.damage))
 
     def _lineage(self) -> tuple[LineageSegment, ...] | None:
         """Return the lineage of the newest checkpoint. None if there is none, or it cannot be read; a later checkpoint
@@ -233,19 +235,19 @@ class _NewRecords:
     damage: list[str] = field(default_factory=list)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return len(self.records) >= self.most
 
-    def take(self, part: LineageSegment, cursor: Cursor) -> Cursor:
+    def add_from(self, part: LineageSegment, cursor: LineageCursor) -> LineageCursor:
         """Add the remaining records of `part`, and return the cursor after them. `cursor` must be in `part`."""
         after, reached, evaluated = cursor.after, cursor.taken[-1].stop, cursor.evaluated
-        for number, name, data in unread(self.store, METRICS, part.attempt, after, self.damage):
-            for line, record in parse(name, data):
+        for number, name, data in unread_segments(self.store, METRICS, part.attempt, after, self.damage):
+            for line, record in parse_records(name, data):
                 if isinstance(record, NotARecord):
                     self.damage.append(f"{name}, line {line}: {record}")
                     continue
                 step, is_step = int(record["step"]), record["kind"] == "step"
-                if self.full or (step >= part.stop if is_step else step > part.stop):
+                if self.is_full or (step >= part.stop if is_step else step > part.stop):
                     break
                 if is_step and step >= reached:
                     reached = step + 1
@@ -258,10 +260,10 @@ class _NewRecords:
                 continue
             break
         here = part.model_copy(update={"stop": reached})
-        return Cursor(taken=(*cursor.taken[:-1], here), after=after, evaluated=evaluated)
+        return LineageCursor(taken=(*cursor.taken[:-1], here), after=after, evaluated=evaluated)
 
 
-def _rewound_cursor(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tuple[Cursor, int | None]:
+def _rewound_cursor(cursor: LineageCursor, lineage: tuple[LineageSegment, ...]) -> tuple[LineageCursor, int | None]:
     """Return the cursor at the end of what `lineage` and the returned records have in common, and the step where that
     ends; None if no record beyond it was returned."""
     taken = cursor.taken
@@ -278,16 +280,14 @@ def _rewound_cursor(cursor: Cursor, lineage: tuple[LineageSegment, ...]) -> tupl
     step = min(rest[0].stop, now.stop) if now is not None and same else rest[0].start
     kept = (*taken[:common], rest[0].model_copy(update={"stop": step})) if same else taken[:common]
     # The last attempt in `kept` is read again from its beginning, and records that were returned are skipped.
-    return Cursor(taken=kept, evaluated=min(cursor.evaluated, step)), (
-        step if taken[-1].stop > step else None
-    )
+    return LineageCursor(taken=kept, evaluated=min(cursor.evaluated, step)), (step if taken[-1].stop > step else None)
 
 
-def _cursor_in(cursor: Cursor, part: LineageSegment) -> Cursor:
+def _cursor_in(cursor: LineageCursor, part: LineageSegment) -> LineageCursor:
     """Return `cursor` if it is in `part`, else a cursor at the beginning of `part`. Earlier parts end there."""
     last = cursor.taken[-1] if cursor.taken else None
     if last is not None and (last.attempt, last.start) == (part.attempt, part.start):
         return cursor
     before = (*cursor.taken[:-1], last.model_copy(update={"stop": part.start})) if last is not None else ()
     begun = LineageSegment(attempt=part.attempt, start=part.start, stop=part.start)
-    return Cursor(taken=(*before, begun), evaluated=cursor.evaluated)
+    return LineageCursor(taken=(*before, begun), evaluated=cursor.evaluated)

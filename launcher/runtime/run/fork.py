@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import SKIPS_KEY, list_committed, read_rewinds, skipped_ranges
-from checkpoints.load import ensure_kinds
+from checkpoints.load import ensure_same_optimizer
 from checkpoints.verify import COPIED_ATTEMPT, copy_checkpoint
 from data_service.printable import shell_word
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -23,39 +23,48 @@ from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.train.zero_state import own_kinds
 from launcher.errors import RunChanged, RunError
 from launcher.runtime.recipe.corpora import corpus_phase
-from launcher.runtime.recipe.load import reload
+from launcher.runtime.recipe.load import with_assignments
 from launcher.runtime.recipe.network import meta_module
 from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import is_staged, planned_steps, source_shares, source_temperature
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.timeline import curve_at, phase_at, step_batches
+from launcher.runtime.recipe.timeline import batch_schedule, curve_name_at, phase_at
 from launcher.runtime.run.create import (
     absolute_uris,
     build_run_record,
     changed_fields,
-    changes_of_identity,
+    identity_change_lines,
     read_all_inputs,
-    reserve,
+    reserve_run,
     with_removals_at_creation,
-    write_record,
+    write_run_record,
 )
 from launcher.runtime.run.inputs import Inputs
 from launcher.runtime.run.kept_tokenizer import keep_tokenizer
-from launcher.runtime.run.log import operator_event
+from launcher.runtime.run.log import record_operator_event
 from launcher.runtime.run.outline import ForkOrigin, open_unused_store
-from launcher.runtime.run.readiness import refuse_leaks
-from launcher.runtime.run.record import COMMITTED, Run, RunRecord, select_checkpoint
+from launcher.runtime.run.readiness import refuse_heldout_leaks
+from launcher.runtime.run.record import COMMITTED_KEY, Run, RunRecord, select_checkpoint
 from launcher.runtime.run.removals import CorpusStates, RemovalHistory, RemovalRecord, write_removals
 from launcher.runtime.run.streams import SPIKES_KEY
-from launcher.runtime.run.text_vectors import kept_modules, store_modules
+from launcher.runtime.run.text_vectors import read_kept_modules, store_modules
 
-_DATA_KEYS = ("seed", "corpus.*", "input.*", "shuffle", "mixing.*")  # decide which text a step reads
-_FIXED = ("model.*", "tokenizer (content)", "start")
-_FREE = ("model.dropout", "model.attention_dropout")  # fields of the model on which no weight's shape depends
+_DATA_KEYS = (
+    "seed",
+    "corpus.*",
+    "input.*",
+    "shuffle",
+    "mixing.*",
+)  # fields that decide which text a step reads
+_FIXED_PATHS = ("model.*", "tokenizer (content)", "start")
+_FREE_PATHS = (
+    "model.dropout",
+    "model.attention_dropout",
+)  # fields of the model on which no weight's shape depends
 
 
 @dataclass(frozen=True)
-class Forked:
+class ForkResult:
     """A new fork.
 
     Attributes:
@@ -80,7 +89,7 @@ def fork(
     keep_position: bool,
     now: datetime,
     decay: int | None = None,
-) -> Forked:
+) -> ForkResult:
     """Create at `uri` a run that continues from the checkpoint of `step` of `source` (None: its newest good one).
 
     Args:
@@ -98,53 +107,51 @@ def fork(
     store = open_unused_store(uri)
     manifest = select_checkpoint(source, step)
     base = source.recipe if decay is None else with_decay(source.recipe, manifest.step, decay)
-    recipe = _with_planned_data(source.recipe, absolute_uris(reload(base, tuple(assignments))), manifest.step)
-    tokenizer = source.tokenizer_under(recipe)
+    recipe = _with_planned_data(source.recipe, absolute_uris(with_assignments(base, tuple(assignments))), manifest.step)
+    tokenizer = source.tokenizer_for(recipe)
     inputs, past = read_all_inputs(recipe, tokenizer, source), source.record
     if inputs.corpora != past.inputs.corpora:
-        refuse_leaks(recipe)
+        refuse_heldout_leaks(recipe)
     heads, inputs = inputs.removals, with_removals_at_creation(inputs, past.inputs)
     wanted = build_run_record(recipe, inputs, now, data_begins=past.data_begins)
     _check_model(source, recipe, wanted, manifest, tokenizer)
-    _check_place(store.uri, list_committed(store), recipe, manifest.step)
+    _check_target(store.uri, list_committed(store), recipe, manifest.step)
     restarted = () if keep_position else tuple(_data_changes(source, recipe, wanted, manifest.step))
     origin = ForkOrigin(
         run=source.store.uri,
         fingerprint=past.fingerprint,
         step=manifest.step,
         attempt=manifest.attempt,
-        changes=tuple(changes_of_identity(past, wanted)),
+        changes=tuple(identity_change_lines(past, wanted)),
     )
     begins = manifest.step if restarted else past.data_begins
     record = build_run_record(recipe, inputs, now, (*past.origins, origin), begins)
-    reserve(store, recipe)
+    reserve_run(store, recipe)
     keep_tokenizer(store, tokenizer)
-    store_modules(store, kept_modules(source.store))
-    copy_checkpoint(source.store, _standalone(source, manifest, bool(restarted)), store, now.timestamp())
+    store_modules(store, read_kept_modules(source.store))
+    copy_checkpoint(source.store, _standalone_manifest(source, manifest, bool(restarted)), store, now.timestamp())
     left_out = _removal_records(source, manifest.step, heads, inputs)
     for number, known in enumerate(left_out, 1):
         write_removals(store, number, known)
-    store.put_if_absent(COMMITTED, b"{}\n")  # if its checkpoint is lost, the fork must not start from scratch
-    write_record(store, record)
+    store.put_if_absent(COMMITTED_KEY, b"{}\n")  # if its checkpoint is lost, the fork must not start from scratch
+    write_run_record(store, record)
     fields = origin.model_dump(exclude={"attempt"}) | {"attempt_of": origin.attempt, "data_begins": begins}
-    operator_event(store, "fork", now.timestamp(), **fields)
-    return Forked(Run(uri, store, recipe, record, left_out), manifest.step, origin.changes, restarted)
+    record_operator_event(store, "fork", now.timestamp(), **fields)
+    return ForkResult(Run(uri, store, recipe, record, left_out), manifest.step, origin.changes, restarted)
 
 
-def _removal_records(
-    source: Run, step: int, heads: CorpusStates, inputs: Inputs
-) -> tuple[RemovalRecord, ...]:
+def _removal_records(source: Run, step: int, heads: CorpusStates, inputs: Inputs) -> tuple[RemovalRecord, ...]:
     """Return the records of removals of a fork at `step`: what `source` left out before, and all that is removed now.
 
     `heads`: present states of the corpora. `inputs`: inputs of the fork.
     """
     known = tuple(one.model_copy(update={"attempt": 0}) for one in source.left_out if one.step < step)
-    if dict(RemovalHistory(inputs.removals, known).at(step)) == dict(heads):
+    if dict(RemovalHistory(inputs.removals, known).states_at(step)) == dict(heads):
         return known
     return (*known, RemovalRecord(step=step, attempt=0, states=dict(heads)))
 
 
-def _standalone(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
+def _standalone_manifest(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
     """Return the checkpoint's manifest, with the ranges of data that `source` leaves out added to its state.
 
     If the data begins anew (`restarted`), it has no such ranges, and no recent losses of the spike policy.
@@ -157,7 +164,7 @@ def _standalone(source: Run, manifest: CheckpointManifest, restarted: bool) -> C
     return manifest.model_copy(update={"state": state})
 
 
-def _start(source: Run) -> str:
+def _start_option(source: Run) -> str:
     return f"--set {shell_word(f'start={source.uri}')}"
 
 
@@ -166,13 +173,15 @@ def _check_model(
 ) -> None:
     past = source.record
     fixed = [
-        path for path in changed_fields(past, wanted) if _matches(path, _FIXED) and not _matches(path, _FREE)
+        path
+        for path in changed_fields(past, wanted)
+        if _matches_any(path, _FIXED_PATHS) and not _matches_any(path, _FREE_PATHS)
     ]
     if fixed:
-        lines = [line for line in changes_of_identity(past, wanted) if line[2:].startswith(tuple(fixed))]
+        lines = [line for line in identity_change_lines(past, wanted) if line[2:].startswith(tuple(fixed))]
         raise RunChanged(
             f"a fork of {source.uri} must keep its model:\n" + "\n".join(f"  {line}" for line in lines),
-            remedy=f"to change the model, create a new run that starts from its weights: {_start(source)}",
+            remedy=f"to change the model, create a new run that starts from its weights: {_start_option(source)}",
         )
     config = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     module = meta_module(config, recipe.objective)
@@ -181,13 +190,13 @@ def _check_model(
     if differing:
         raise RunChanged(
             f"the objective needs other parameters than {source.uri} has: {', '.join(differing)}",
-            remedy=f"for that, create a new run that starts from its weights: {_start(source)}",
+            remedy=f"for that, create a new run that starts from its weights: {_start_option(source)}",
         )
-    ensure_kinds(manifest, own_kinds(module, muon=recipe.optimizer.muon is not None), source.uri)
+    ensure_same_optimizer(manifest, own_kinds(module, muon=recipe.optimizer.muon is not None), source.uri)
 
 
-def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:
-    if any(mark != CheckpointName(COPIED_ATTEMPT, step) for mark in there):
+def _check_target(uri: str, checkpoints: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:
+    if any(mark != CheckpointName(COPIED_ATTEMPT, step) for mark in checkpoints):
         raise RunError(
             f"{uri} holds another checkpoint already: a fork was interrupted there, or is running",
             remedy="choose another URI, or delete that folder",
@@ -202,7 +211,7 @@ def _check_place(uri: str, there: Sequence[CheckpointName], recipe: Recipe, step
 def _data_changes(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
     """Yield the names of the settings that change the data up to `step`."""
     changed = changed_fields(source.record, wanted)
-    yield from (path for path in changed if _matches(path, _DATA_KEYS))
+    yield from (path for path in changed if _matches_any(path, _DATA_KEYS))
     for path in changed:
         phase = corpus_phase(path)
         if phase is not None and sum(each.steps for each in recipe.phases[:phase]) < step:
@@ -240,7 +249,7 @@ def _data_of_steps(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, 
         steps = min(first + phase.steps, stop) - max(first, begin)
         if steps > 0:
             in_tokens = phase.batch.tokens is not None
-            rows = (steps, phase.length, in_tokens, step_batches(recipe, phase))
+            rows = (steps, phase.length, in_tokens, batch_schedule(recipe, phase))
             shares = source_shares(recipe, phase), source_temperature(recipe, phase)
             sources = (planned_steps(phase), *shares) if is_staged(recipe) else ()
             taken.append((*rows, *sources))
@@ -248,19 +257,20 @@ def _data_of_steps(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, 
     return taken
 
 
-def _matches(path: str, patterns: tuple[str, ...]) -> bool:
+def _matches_any(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def with_decay(recipe: Recipe, step: int, steps: int) -> Recipe:
-    """Return `recipe` up to `step` with `steps` more of the same phase, in which the rate decays to the schedule's
+def with_decay(recipe: Recipe, step: int, decay_steps: int) -> Recipe:
+    """Return `recipe` up to `step` with `decay_steps` more of the same phase, in which the rate decays to the
+    schedule's
     floor: along the schedule's decay, or by 1 - sqrt if it has none. Later phases are left out.
 
     Raises RunError: the rate is not stable before `step`.
     """
     last = max(0, step - 1)  # the last step that was trained; the first step if there is none
     number, start = phase_at(recipe, last)
-    curve = curve_at(recipe, last)
+    curve = curve_name_at(recipe, last)
     if curve != "stable":
         how = "still rises" if curve == "warmup" else "decays already"
         raise RunError(
@@ -269,13 +279,13 @@ def with_decay(recipe: Recipe, step: int, steps: int) -> Recipe:
             "where the recipe has one, and schedule.decay_steps makes one",
         )
     phase = recipe.phases[number]
-    changes: dict[str, object] = {"steps": step - start + steps}
+    changes: dict[str, object] = {"steps": step - start + decay_steps}
     if phase.schedule is not None:
-        changes["schedule"] = _decay_schedule(phase.schedule, steps)
+        changes["schedule"] = _decay_schedule(phase.schedule, decay_steps)
     ended = recipe.model_copy(update={"phases": (*recipe.phases[:number], phase.model_copy(update=changes))})
     if phase.schedule is not None:
         return ended
-    return ended.model_copy(update={"schedule": _decay_schedule(recipe.schedule, steps)})
+    return ended.model_copy(update={"schedule": _decay_schedule(recipe.schedule, decay_steps)})
 
 
 def _decay_schedule(schedule: ScheduleConfig, steps: int) -> ScheduleConfig:

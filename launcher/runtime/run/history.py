@@ -16,22 +16,22 @@ import numpy as np
 
 from data_service.store.base import Store
 from launcher.runtime.run.following import read_events
-from launcher.runtime.run.log import OPERATOR
+from launcher.runtime.run.log import OPERATOR_ATTEMPT
 from launcher.runtime.run.segments import (
     EVENTS,
     METRICS,
     DamagedPack,
     Pack,
     SegmentRange,
-    read,
+    list_segments,
+    read_segments,
     segment_prefix,
-    stored,
     without_overlaps,
 )
 from launcher.runtime.run.step_table import Floats, Record, StepTable, TableBuilder
 
 _TABLE_ROWS = 1 << 16  # number of step records in one table
-_READERS = 4  # number of packs read at a time: on S3, latency limits a single reader
+_PACK_READERS = 4  # number of packs read at a time: on S3, latency limits a single reader
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _RowRange:
     def fields(self) -> Iterable[str]:
         return self.columns.fields if isinstance(self.columns, Pack) else self.columns
 
-    def below(self, step: float) -> "_RowRange":
+    def before_step(self, step: float) -> "_RowRange":
         return _RowRange(self.columns, self.start, self.steps[: int(np.searchsorted(self.steps, step))])
 
     def column(self, name: str) -> Floats | None:
@@ -120,20 +120,20 @@ class StepHistory:
         """
         values = np.full(len(self), np.nan)
 
-        def fill(part: _RowRange, place: int) -> None:
+        def fill_part(part: _RowRange, offset: int) -> None:
             try:
                 found = part.column(name)
             except DamagedPack as error:
                 self._damage.append(error.problem)
                 return
             if found is not None:
-                values[place : place + len(part.steps)] = found
+                values[offset : offset + len(part.steps)] = found
 
         if len(self._parts) == 1:
-            fill(self._parts[0], 0)
+            fill_part(self._parts[0], 0)
             return values
-        with ThreadPoolExecutor(_READERS) as pool:
-            for _ in pool.map(fill, self._parts, self._places):
+        with ThreadPoolExecutor(_PACK_READERS) as pool:
+            for _ in pool.map(fill_part, self._parts, self._places):
                 pass
         return values
 
@@ -172,11 +172,11 @@ def read_history(store: Store, latest: int | None = None) -> History:
         StoreError: the store cannot be read.
         RunError: a newer version wrote some of the records.
     """
-    lineage = _Lineage()
-    for attempt, stretches in _selected(stored(store, f"{METRICS}/"), latest).items():
+    lineage = _LineageRecords()
+    for attempt, stretches in _select_objects(list_segments(store, f"{METRICS}/"), latest).items():
         _read_attempt(store, attempt, stretches, lineage)
-    prefix = f"{EVENTS}/" if latest is None else segment_prefix(EVENTS, OPERATOR)
-    listed = _selected(stored(store, prefix), latest)
+    prefix = f"{EVENTS}/" if latest is None else segment_prefix(EVENTS, OPERATOR_ATTEMPT)
+    listed = _select_objects(list_segments(store, prefix), latest)
     after = {attempt: stretches[0].first - 1 for attempt, stretches in listed.items()}
     events = list(read_events(store, listed, after, lineage.damage))
     return History(
@@ -191,7 +191,7 @@ def read_history(store: Store, latest: int | None = None) -> History:
 
 
 @dataclass
-class _Lineage:
+class _LineageRecords:
     """The records read so far, without superseded ones."""
 
     parts: list[_RowRange] = field(default_factory=list)
@@ -205,13 +205,13 @@ class _Lineage:
         """Add the next records: those of `table` in segments after number `after`. Raises DamagedPack."""
         self.damage += table.damage
         start = int(np.searchsorted(table.segments, after, side="right"))
-        steps = (
-            pack.column("step") if pack and len(table.segments) else table.columns.get("step", np.empty(0))
-        )[start:]
-        breaks = np.flatnonzero(np.diff(steps) <= 0) + 1  # empty unless somebody has moved objects
+        steps = (pack.column("step") if pack and len(table.segments) else table.columns.get("step", np.empty(0)))[
+            start:
+        ]
+        breaks = np.flatnonzero(np.diff(steps) <= 0) + 1  # empty, unless objects were moved by hand
         for run in np.split(np.arange(len(steps)), breaks):
             if len(run):
-                self._supersede(float(steps[run[0]]))
+                self._drop_from_step(float(steps[run[0]]))
                 rows = steps[run[0] : run[-1] + 1]
                 self.parts.append(_RowRange(pack or table.columns, start + int(run[0]), rows))
         for segment, record in table.others:
@@ -219,13 +219,13 @@ class _Lineage:
                 self._drop_evaluations(record["step"])
                 self.evaluations.append(record)
 
-    def _supersede(self, step: float) -> None:
+    def _drop_from_step(self, step: float) -> None:
         """Drop records of `step` and of later steps. An evaluation after `step` steps stays: it comes before that
         step."""
         self._drop_evaluations(step + 1)
         while self.parts and self.parts[-1].steps[-1] >= step:
             part = self.parts.pop()
-            kept = part.below(step)
+            kept = part.before_step(step)
             self.repeated += len(part.steps) - len(kept.steps)
             seconds = part.column("seconds")
             if seconds is not None:
@@ -239,7 +239,7 @@ class _Lineage:
             self.evaluations.pop()
 
 
-def _selected(found: dict[int, list[SegmentRange]], latest: int | None) -> dict[int, list[SegmentRange]]:
+def _select_objects(found: dict[int, list[SegmentRange]], latest: int | None) -> dict[int, list[SegmentRange]]:
     """Return the objects that hold each segment once. With `latest`, return only the newest `latest` objects, up to
     and including the first pack."""
     whole = {attempt: without_overlaps(stretches) for attempt, stretches in found.items()}
@@ -256,9 +256,9 @@ def _selected(found: dict[int, list[SegmentRange]], latest: int | None) -> dict[
     return {attempt: newest[attempt] for attempt in sorted(newest)}
 
 
-def _read_attempt(store: Store, attempt: int, stretches: list[SegmentRange], lineage: _Lineage) -> None:
-    builder, reached = TableBuilder(), stretches[0].first - 1
-    for stretch, data in read(store, METRICS, attempt, stretches, reached):
+def _read_attempt(store: Store, attempt: int, segment_ranges: list[SegmentRange], lineage: _LineageRecords) -> None:
+    builder, reached = TableBuilder(), segment_ranges[0].first - 1
+    for stretch, data in read_segments(store, METRICS, attempt, segment_ranges, reached):
         if data is not None:
             builder.add(stretch.first, f"{store.uri}/{stretch.key}", data)
         if data is None or len(builder) >= _TABLE_ROWS:
@@ -271,9 +271,9 @@ def _read_attempt(store: Store, attempt: int, stretches: list[SegmentRange], lin
     lineage.reached[attempt] = reached
 
 
-def _read_pack(store: Store, stretch: SegmentRange, after: int, lineage: _Lineage) -> None:
+def _read_pack(store: Store, segment_range: SegmentRange, after: int, lineage: _LineageRecords) -> None:
     try:
-        pack = Pack(store, stretch)
+        pack = Pack(store, segment_range)
         lineage.add(pack.table(), pack, after)
     except DamagedPack as error:
         lineage.damage.append(error.problem)

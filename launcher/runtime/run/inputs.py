@@ -18,17 +18,17 @@ from data_service.printable import shell_word
 from data_service.samples.similar_words import describe_similar_words_table
 from data_service.store.open import open_store
 from data_service.stream.mixture import min_weight, unread_sources
-from data_service.stream.sources import check_kind, check_languages, check_unit_levels
+from data_service.stream.sources import check_corpus_kind, check_languages, check_unit_levels
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.checks import tokenizer_issues
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key, corpus_source
 from launcher.runtime.recipe.identity import flatten
 from launcher.runtime.recipe.parts import CorpusOption
-from launcher.runtime.recipe.phases import in_phase
+from launcher.runtime.recipe.phases import recipe_in_phase
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 
-FILES = ("tokenizer", "similar_words")
+FILE_SECTIONS = ("tokenizer", "similar_words")
 """Sections of a recipe that name one file or folder by its `uri`."""
 
 
@@ -66,21 +66,21 @@ class Inputs(StrictRecord):
     manifests: dict[str, str]
     removals: dict[str, str] = Field(default_factory=dict, exclude_if=not_)
 
-    def fields(self) -> dict[str, object]:
+    def named_fingerprints(self) -> dict[str, object]:
         """Return the fingerprints under the names that a run's fingerprint and diffs between runs use."""
         corpora = {f"{corpus_key(name)} (content)": value for name, value in self.corpora.items()}
         corpora |= {f"{corpus_key(name)} (removals)": value for name, value in self.removals.items()}
-        files = {f"{name} (content)": value for name in FILES if (value := getattr(self, name)) is not None}
+        files = {f"{name} (content)": value for name in FILE_SECTIONS if (value := getattr(self, name)) is not None}
         teachers = {
             f"objective.distil.teachers.{number} (weights)": teacher.weights
             for number, teacher in enumerate(self.teachers)
         }
         return {**corpora, **files, **teachers}
 
-    def manifest_fields(self, other: "Inputs") -> dict[str, object]:
+    def named_manifest_digests(self, other: "Inputs") -> dict[str, object]:
         """Return the digests of the manifests, under the names that diffs use.
 
-        Left out are sources of which `other` has other content, which `fields` shows.
+        Left out are sources of which `other` has other content, which `named_fingerprints` shows.
         """
         return {
             f"{corpus_key(name)} (manifest)": value
@@ -89,7 +89,7 @@ class Inputs(StrictRecord):
         }
 
 
-def sections_for(corpora: Sequence[str], tokenizer: str | None) -> dict[str, object]:
+def recipe_sections(corpora: Sequence[str], tokenizer: str | None) -> dict[str, object]:
     """Return the sections `corpus` and `tokenizer` of a recipe that trains on these corpora, from what their
     manifests say.
 
@@ -168,13 +168,13 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
             _refuse_unmerged_removals(source.uri)
         manifests[name] = manifest
     _check_phase_corpora(recipe, manifests)
-    _check_weights(recipe, [manifests[name] for name in recipe.corpus.sources])
-    _check_units(recipe, manifests)
-    _check_earlier_text(recipe, tokenizer)
+    _check_source_weights(recipe, [manifests[name] for name in recipe.corpus.sources])
+    _check_masking_units(recipe, manifests)
+    _check_before_text(recipe, tokenizer)
     return Inputs(
         corpora=corpora,
         tokenizer=tokenizer.hash,
-        similar_words=_similar_words(recipe, tokenizer.hash),
+        similar_words=_similar_words_hash(recipe, tokenizer.hash),
         manifests=digests,
         removals={name: digest for name, digest in removals.items() if digest},
     )
@@ -192,7 +192,7 @@ def _refuse_unmerged_removals(uri: str) -> None:
         )
 
 
-def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
+def _similar_words_hash(recipe: Recipe, tokenizer_hash: str) -> str | None:
     """Check the table of similar words and return its hash; None if the recipe has no table."""
     if recipe.similar_words is None:
         return None
@@ -202,8 +202,7 @@ def _similar_words(recipe: Recipe, tokenizer_hash: str) -> str | None:
 def _check_phase_corpora(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
     """Refuse a corpus that has not grown from the one in whose place a phase reads it: `news:12` is one document."""
     parts = {
-        name: [part.digest for part in manifest.parts] or [manifest.digest]
-        for name, manifest in manifests.items()
+        name: [part.digest for part in manifest.parts] or [manifest.digest] for name, manifest in manifests.items()
     }
     corpora, before = corpora_by_name(recipe), {name: name for name in recipe.corpus.sources}
     for name, source in corpora.items():
@@ -217,12 +216,12 @@ def _check_phase_corpora(recipe: Recipe, manifests: Mapping[str, CorpusManifest]
         before[corpus_source(name)] = name
 
 
-def _check_units(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
+def _check_masking_units(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
     """Refuse to mask phrases or entities in corpora that were built without a lexicon."""
     levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests.values()]
     uris = {name: source.uri for name, source in corpora_by_name(recipe).items()}
     for phase in recipe.phases:
-        mlm = in_phase(recipe, phase).objective.mlm
+        mlm = recipe_in_phase(recipe, phase).objective.mlm
         if mlm is not None:
             check_unit_levels(mlm.unit, uris, levels)
 
@@ -235,14 +234,14 @@ def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
     return np.asarray(counts / counts.sum(), dtype=np.float64)
 
 
-def _check_text(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
+def _check_corpus_text(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
     if manifest.tokenizer_hash != tokenizer_hash:
         raise TokenizerError(
             f"{uri} was built with another tokenizer ({manifest.tokenizer_hash[:12]}) than "
             f"{recipe.tokenizer.uri} ({tokenizer_hash[:12]})",
             remedy=f"set tokenizer.uri to {uri.rstrip('/')}/tokenizer, or build the corpus again",
         )
-    check_kind(manifest, uri, recipe.input)
+    check_corpus_kind(manifest, uri, recipe.input)
     if not manifest.heldout.tokens.sum():
         raise CorpusError(
             f"{uri} has no held-out text, which evaluation needs",
@@ -251,7 +250,7 @@ def _check_text(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_ha
 
 
 def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
-    _check_text(manifest, uri, recipe, tokenizer_hash)
+    _check_corpus_text(manifest, uri, recipe, tokenizer_hash)
     configured_fraction = recipe.corpus.heldout.fraction
     if manifest.heldout_fraction != configured_fraction:
         raise CorpusError(
@@ -261,12 +260,12 @@ def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_
         )
 
 
-def _check_earlier_text(recipe: Recipe, tokenizer: Tokenizer) -> None:
+def _check_before_text(recipe: Recipe, tokenizer: Tokenizer) -> None:
     """Refuse an `evaluation.before` that rows like those of the run cannot be made of. It is no input of the run."""
     if recipe.evaluation.before is not None:
         uri = recipe.evaluation.before.uri
         manifest = load_manifest(open_store(uri))
-        _check_text(manifest, uri, recipe, tokenizer.hash)
+        _check_corpus_text(manifest, uri, recipe, tokenizer.hash)
         check_languages(manifest, uri, recipe.input, "before", 0)
 
 
@@ -282,7 +281,7 @@ def _check_sentences(manifest: CorpusManifest, uri: str, recipe: Recipe) -> None
     )
 
 
-def _check_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
+def _check_source_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
     """Refuse a source with so small a weight that none of its rows would be read.
 
     Rows are not counted yet, so the largest possible number is assumed: a row for each sentence, and more for sentences

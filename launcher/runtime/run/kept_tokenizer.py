@@ -12,12 +12,12 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.runtime.recipe.schema import Recipe
 
-TOKENIZERS = "tokenizers"  # folder in the run's store, with a folder for each tokenizer's fingerprint
+TOKENIZERS_FOLDER = "tokenizers"  # folder in the run's store, with a folder for each tokenizer's fingerprint
 
 
 def keep_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
     """Make sure that the run's `store` has a complete copy of `tokenizer`. Raises StoreError."""
-    place = _own_copy(store, tokenizer.hash).uri
+    place = _own_copy_store(store, tokenizer.hash).uri
     try:
         if load_tokenizer(place).hash == tokenizer.hash:
             return
@@ -37,7 +37,7 @@ def find_tokenizer(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
         StoreError: the run's store cannot be read; or no place has it, and one of the others cannot be read.
     """
     tried, unread = list[str](), list[StoreError]()
-    for place in _places(store, fingerprint, recipe):
+    for place in _candidate_stores(store, fingerprint, recipe):
         try:
             found = load_tokenizer(place.uri)
         except TokenizerError as error:
@@ -56,30 +56,31 @@ def find_tokenizer(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
     raise TokenizerError(
         f"the tokenizer with which the run at {store.uri} was created ({fingerprint[:12]}) cannot be found:\n"
         + "\n".join(f"  {line}" for line in tried),
-        remedy=f"put its files back into one of these folders; the run's own is {_own_copy(store, fingerprint).uri}",
+        remedy=f"put its files back into one of these folders; the run's own is "
+        f"{_own_copy_store(store, fingerprint).uri}",
     )
 
 
-_newest: dict[tuple[str, str], Tokenizer] = {}
+_cached_tokenizers: dict[tuple[str, str], Tokenizer] = {}
 
 
 def cached_tokenizer(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
-    """Return and raise as `find_tokenizer`, but read the tokenizer only once in this process, a rank's, which would
-    read a large one again at every restart. The newest one is held."""
+    """Return and raise as `find_tokenizer`, but read the tokenizer only once per process: a rank would read a large
+    one again at every restart. The newest one is held."""
     key = (store.uri, fingerprint)
-    if key not in _newest:
+    if key not in _cached_tokenizers:
         found = find_tokenizer(store, fingerprint, recipe)
-        _newest.clear()
-        _newest[key] = found
-    return _newest[key]
+        _cached_tokenizers.clear()
+        _cached_tokenizers[key] = found
+    return _cached_tokenizers[key]
 
 
-def _places(store: Store, fingerprint: str, recipe: Recipe) -> Iterator[Store]:
-    yield _own_copy(store, fingerprint)
+def _candidate_stores(store: Store, fingerprint: str, recipe: Recipe) -> Iterator[Store]:
+    yield _own_copy_store(store, fingerprint)
     yield open_store(recipe.tokenizer.uri)
     for source in recipe.corpus.sources.values():
-        yield open_store(source.uri).at(TOKENIZER_FOLDER)
+        yield open_store(source.uri).with_prefix(TOKENIZER_FOLDER)
 
 
-def _own_copy(store: Store, fingerprint: str) -> Store:
-    return store.at(f"{TOKENIZERS}/{fingerprint}")
+def _own_copy_store(store: Store, fingerprint: str) -> Store:
+    return store.with_prefix(f"{TOKENIZERS_FOLDER}/{fingerprint}")

@@ -26,10 +26,10 @@ from launcher.runtime.run.metrics import token_term
 from launcher.runtime.run.packing import Packer
 from launcher.runtime.run.segments import EVENTS, METRICS, segment_key, segment_prefix
 
-OPERATOR = 0  # the number, in place of an attempt's, of events between attempts, which the operator causes
+OPERATOR_ATTEMPT = 0  # attempt number of events between attempts, which an operator causes
 
-_DRAIN_S = 2.0  # longest wait of a commit for the records of its steps
-_CLOSE_S = 20.0  # longest wait for all records at the end of training
+_FLUSH_TIMEOUT_S = 2.0  # longest wait of a commit for the records of its steps
+_CLOSE_TIMEOUT_S = 20.0  # longest wait for all records at the end of training
 _MAX_WAITING_BYTES = 32 << 20  # bytes of unwritten metrics, and as many of events: 70,000 steps
 _MAX_SEGMENT_BYTES = 4 << 20  # bytes of one segment
 
@@ -53,7 +53,7 @@ def token_loss(figures: Mapping[str, Any]) -> float:
 class RunLog:
     """Keeps records in memory until the training loop flushes them. An error of the store never raises here.
 
-    Call `flush_due` once a step, and `flush` before every commit. Segments of older attempts, and eventually this
+    Call `flush_if_due` once a step, and `flush` before every commit. Segments of older attempts, and eventually this
     one's, are packed by a thread (`launcher.runtime.run.packing`).
 
     Args:
@@ -72,22 +72,22 @@ class RunLog:
         most_waiting: int = _MAX_WAITING_BYTES,
         again_s: float = 1.0,
     ) -> None:
-        self._metrics = _Segments(store, METRICS, attempt, most_waiting, note)
-        self._events = _Segments(store, EVENTS, attempt, most_waiting, note)
+        self._metrics = _SegmentWriter(store, METRICS, attempt, most_waiting, note)
+        self._events = _SegmentWriter(store, EVENTS, attempt, most_waiting, note)
         self._attempt = attempt
         self._flush_seconds = flush_seconds
         self._flushed_at: float | None = None
         self._submitted = threading.Event()  # set while a submitted write has not begun yet
-        self._recorder = Recorder(note, again_s=again_s)
+        self._recorder = BackgroundWriter(note, again_s=again_s)
         self._packer = Packer(store, attempt)
 
-    def metric(self, record: Mapping[str, object]) -> None:
+    def add_metrics(self, record: Mapping[str, object]) -> None:
         """Add the record of a step or an evaluation; infra/docs/records.md has the schema."""
         self._metrics.append(record)
 
-    def pending(self) -> tuple[int, tuple[str, ...]]:
+    def pending_lines(self) -> tuple[int, tuple[str, ...]]:
         """Return the number of segments of metrics that are written, and the lines that are not."""
-        return self._metrics.pending()
+        return self._metrics.pending_lines()
 
     def restore(self, lines: Sequence[str]) -> None:
         """Add records that an earlier attempt could not write."""
@@ -97,49 +97,49 @@ class RunLog:
     def event(self, kind: str, time: float, **fields: object) -> None:
         """Add an event. `time`: seconds since 1970. Events are rare, so each is written at once."""
         self._events.append({"time": time, "kind": kind, "attempt": self._attempt, **fields})
-        self._submit()
+        self._submit_write()
 
-    def flush_due(self, now: float) -> None:
+    def flush_if_due(self, now: float) -> None:
         """Begin to write if `flush_seconds` have passed since the last time; `now` on a monotonic clock, in seconds."""
         if self._flushed_at is None:
             self._flushed_at = now
         elif now - self._flushed_at >= self._flush_seconds:
-            self._submit()
+            self._submit_write()
             self._flushed_at = now
 
-    def flush(self, patience_s: float = _DRAIN_S) -> bool:
+    def flush(self, patience_s: float = _FLUSH_TIMEOUT_S) -> bool:
         """Write the pending records and wait for that, at most `patience_s` seconds. Return whether they are written;
         if not, they are written later."""
-        self._submit()
+        self._submit_write()
         deadline = time.monotonic() + patience_s
-        done = [segments.wait(deadline - time.monotonic()) for segments in (self._metrics, self._events)]
+        done = [segments.wait_until_written(deadline - time.monotonic()) for segments in (self._metrics, self._events)]
         return all(done)
 
-    def close(self, patience_s: float = _CLOSE_S) -> bool:
+    def close(self, patience_s: float = _CLOSE_TIMEOUT_S) -> bool:
         """Flush, then stop. Records that are not written by then are lost. Return whether all were written."""
         done = self.flush(patience_s)
         self._recorder.close()
         self._packer.close()
         return done
 
-    def _submit(self) -> None:
+    def _submit_write(self) -> None:
         if not self._submitted.is_set():
             self._submitted.set()
-            self._recorder.submit(self._write)
+            self._recorder.submit(self._write_pending)
 
-    def _write(self) -> None:
+    def _write_pending(self) -> None:
         """Write all pending records, on the recorder's thread. Raises StoreError; then the recorder calls again."""
         self._submitted.clear()
         self._metrics.write()
         for segments in (self._metrics, self._events):
-            if lost := segments.take_lost():
+            if lost := segments.take_lost_count():
                 about = {"time": time.time(), "kind": "records_lost", "attempt": self._attempt}
                 self._events.append({**about, "what": segments.folder, "records": lost})
         self._events.write()
-        self._packer.written(self._metrics.count)
+        self._packer.report_written(self._metrics.count)
 
 
-class _Segments:
+class _SegmentWriter:
     """Numbered objects of JSON lines below one prefix. One thread appends lines, another writes the objects.
 
     The bytes of a segment are fixed before it is first written. So writing it again, after the store has taken it and
@@ -149,9 +149,7 @@ class _Segments:
         count: number of segments written.
     """
 
-    def __init__(
-        self, store: Store, folder: str, attempt: int, most_waiting: int, note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, store: Store, folder: str, attempt: int, most_waiting: int, note: Callable[[str], None]) -> None:
         self._store, self._attempt, self._most, self._note = store, attempt, most_waiting, note
         self.folder, self.count = folder, 0
         self._changed = threading.Condition()
@@ -160,7 +158,7 @@ class _Segments:
         self._sealed: bytes | None = None
 
     def append(self, record: Mapping[str, object]) -> None:
-        line = encode(record).encode()
+        line = encode_line(record).encode()
         with self._changed:
             before = self._lost
             self._pending.append(line)
@@ -170,39 +168,35 @@ class _Segments:
                 self._lost += 1
             first = self._lost > 0 and before == 0
         if first:
-            self._note(
-                f"more than {self._most:,} bytes of {self.folder} wait for the store: the oldest are lost"
-            )
+            self._note(f"more than {self._most:,} bytes of {self.folder} wait for the store: the oldest are lost")
 
     def write(self) -> None:
         """Write all segments. Raises StoreError; records that are not written stay pending."""
-        while (data := self._seal()) is not None:
+        while (data := self._seal_segment()) is not None:
             self._store.put(segment_key(self.folder, self._attempt, self.count), data)
             with self._changed:
                 self.count += 1
                 self._sealed = None
                 self._changed.notify_all()
 
-    def wait(self, patience_s: float) -> bool:
+    def wait_until_written(self, patience_s: float) -> bool:
         """Wait until nothing is pending, at most `patience_s` seconds. Return whether nothing is pending."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not self._pending and self._sealed is None, max(0.0, patience_s)
-            )
+            return self._changed.wait_for(lambda: not self._pending and self._sealed is None, max(0.0, patience_s))
 
-    def pending(self) -> tuple[int, tuple[str, ...]]:
+    def pending_lines(self) -> tuple[int, tuple[str, ...]]:
         """Return the number of segments written, and the lines that are not written, in order."""
         with self._changed:
             sealed = self._sealed.splitlines() if self._sealed is not None else []
             return self.count, tuple(line.decode() for line in (*sealed, *self._pending))
 
-    def take_lost(self) -> int:
+    def take_lost_count(self) -> int:
         """Return the number of records dropped since the last call."""
         with self._changed:
             lost, self._lost = self._lost, 0
             return lost
 
-    def _seal(self) -> bytes | None:
+    def _seal_segment(self) -> bytes | None:
         with self._changed:
             if self._sealed is None and self._pending:
                 lines, size = [], 0
@@ -214,26 +208,26 @@ class _Segments:
             return self._sealed
 
 
-def operator_event(store: Store, kind: str, time: float, **fields: object) -> None:
+def record_operator_event(store: Store, kind: str, time: float, **fields: object) -> None:
     """Record an event between attempts (for example an accepted change of the recipe). It is durable on return."""
-    line = encode({"time": time, "kind": kind, "attempt": OPERATOR, **fields}).encode()
-    number = sum(1 for _ in store.list(segment_prefix("events", OPERATOR)))
-    while not store.put_if_absent(segment_key("events", OPERATOR, number), line):
+    line = encode_line({"time": time, "kind": kind, "attempt": OPERATOR_ATTEMPT, **fields}).encode()
+    number = sum(1 for _ in store.list(segment_prefix("events", OPERATOR_ATTEMPT)))
+    while not store.put_if_absent(segment_key("events", OPERATOR_ATTEMPT, number), line):
         number += 1
 
 
-def encode(record: Mapping[str, object]) -> str:
+def encode_line(record: Mapping[str, object]) -> str:
     """Return one line of strict JSON; a number that is not finite (a skipped step's loss) becomes null."""
-    return json.dumps(_finite(record), separators=(",", ":"), allow_nan=False) + "\n"
+    return json.dumps(_replace_non_finite(record), separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def _finite(value: object) -> object:
+def _replace_non_finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value
 
 
@@ -241,10 +235,10 @@ _log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # wait after a failed write, which the store has retried for minutes
 
-Write = Callable[[], object]
+WriteFunction = Callable[[], object]
 
 
-class Recorder:
+class BackgroundWriter:
     """Runs writes one after another in a background thread, each until it succeeds.
 
     While the store does not answer, at most `capacity` writes wait; then each new one drops the oldest. In each outage
@@ -263,7 +257,7 @@ class Recorder:
         again_s: float = _RETRY_S,
     ) -> None:
         self._note, self._capacity, self._again_s = note, capacity, again_s
-        self._waiting: deque[Write] = deque()
+        self._waiting: deque[WriteFunction] = deque()
         self._changed = threading.Condition()
         self._busy = self._closed = False
         self._told: set[str] = set()
@@ -271,13 +265,13 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
-    def submit(self, write: Write) -> None:
+    def submit(self, write: WriteFunction) -> None:
         """Have `write` done soon. Returns at once and never raises."""
         with self._changed:
             self._waiting.append(write)
             if len(self._waiting) > self._capacity:
                 self._waiting.popleft()
-                self._tell("lost", "that wait to be written no longer fit in memory: the oldest are lost")
+                self._note_once("lost", "that wait to be written no longer fit in memory: the oldest are lost")
             self._changed.notify_all()
 
     def drain(self, patience_s: float) -> bool:
@@ -301,7 +295,7 @@ class Recorder:
                 self._busy = False
                 self._changed.notify_all()
 
-    def _next_write(self) -> Write | None:
+    def _next_write(self) -> WriteFunction | None:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
@@ -309,7 +303,7 @@ class Recorder:
             self._busy = True
             return self._waiting.popleft()
 
-    def _retry_write(self, write: Write) -> None:
+    def _retry_write(self, write: WriteFunction) -> None:
         while not self._closing.is_set():
             try:
                 write()
@@ -317,14 +311,14 @@ class Recorder:
                 return
             except StoreError as error:
                 _log.warning("a record waits: %s", error.problem)
-                self._tell("waiting", f"cannot be written yet: {error.problem}; training continues")
+                self._note_once("waiting", f"cannot be written yet: {error.problem}; training continues")
             except Exception as error:
                 _log.exception("a record could not be made")
                 self._note(f"a record could not be made: {type(error).__name__}: {error}")
                 return
             self._closing.wait(self._again_s)
 
-    def _tell(self, subject: str, text: str) -> None:
+    def _note_once(self, subject: str, text: str) -> None:
         if subject not in self._told:
             self._told.add(subject)
             self._note(f"records {text}")

@@ -15,19 +15,19 @@ from typing import Any, Literal
 from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS, TermFigure
 from launcher.output import human_count, human_duration
 
-Display = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]
+DisplayName = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]
 """The displays, in this order: the progress line; `runs status`; the tiles and the curves of the
 report; Prometheus; TensorBoard, W&B and MLflow."""
-EVERYWHERE: tuple[Display, ...] = ("progress", "status", "tile", "curve", "gauge", "tracker")
+ALL_DISPLAYS: tuple[DisplayName, ...] = ("progress", "status", "tile", "curve", "gauge", "tracker")
 
 _SMOOTHING = 0.9  # weight of the earlier mean in a running mean, at each step
 
 
-def _number(value: float) -> str:
+def _three_digits(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _short(value: float) -> str:
+def _two_digits(value: float) -> str:
     return f"{value:.2g}"
 
 
@@ -56,11 +56,11 @@ class Metric:
     name: str
     title: str
     unit: str = ""
-    spell: Callable[[float], str] = _number
+    spell: Callable[[float], str] = _three_digits
     within: str = ""
     gauge: str = ""
     ratio: tuple[str, str] | None = None
-    on: tuple[Display, ...] = EVERYWHERE
+    on: tuple[DisplayName, ...] = ALL_DISPLAYS
     tone: int = 1
 
     @property
@@ -96,8 +96,8 @@ THROUGHPUT = Metric(
     on=("progress", "status", "curve", "gauge", "tracker"),  # the report's tile is the median
     tone=3,
 )
-STEP = (
-    Metric("lr", "Learning rate", "", _short, gauge="learning_rate", on=("curve", "gauge", "tracker")),
+STEP_METRICS = (
+    Metric("lr", "Learning rate", "", _two_digits, gauge="learning_rate", on=("curve", "gauge", "tracker")),
     Metric(
         "grad_norm",
         "Gradient norm",
@@ -136,9 +136,7 @@ STEP = (
         tone=3,
     ),
     Metric("mfu", "Utilisation", "model FLOPs, of the devices' peak", _percent, "MFU {}", gauge="mfu"),
-    Metric(
-        "generator_grad_norm", "Gradient norm, generator", "before clipping", on=("curve", "gauge"), tone=4
-    ),
+    Metric("generator_grad_norm", "Gradient norm, generator", "before clipping", on=("curve", "gauge"), tone=4),
     Metric(
         "discriminator_grad_norm",
         "Gradient norm, discriminator",
@@ -149,55 +147,53 @@ STEP = (
 )
 """The figures of a step, besides those of its terms."""
 
-HELD_OUT = (
-    Metric(
-        "perplexity", "Perplexity", "of hidden tokens", gauge="heldout_perplexity", on=("gauge", "tracker")
-    ),
+HELD_OUT_METRICS = (
+    Metric("perplexity", "Perplexity", "of hidden tokens", gauge="heldout_perplexity", on=("gauge", "tracker")),
 )
 """The figures of an evaluation, besides those of its terms."""
 
 LOSS = "loss"
-BEFORE = "before_"
+BEFORE_PREFIX = "before_"
 """The prefix of an evaluation's figures on the text of `evaluation.before`."""
 
 
-_SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM_FIGURES))
+_FIGURE_SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM_FIGURES))
 
 
-def spell_figure(figure: TermFigure, value: float) -> str:
+def format_figure(figure: TermFigure, value: float) -> str:
     """Return a term's figure as text."""
-    return _percent(value) if figure.share else _number(value)
+    return _percent(value) if figure.share else _three_digits(value)
 
 
-def shown_on(display: Display, metrics: tuple[Metric, ...] = STEP) -> Iterator[Metric]:
+def metrics_shown_on(display: DisplayName, metrics: tuple[Metric, ...] = STEP_METRICS) -> Iterator[Metric]:
     """Return the rows that a display shows, in order."""
     return (metric for metric in metrics if display in metric.on)
 
 
-def figures(record: Mapping[str, Any]) -> dict[str, float]:
+def tracker_figures(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a step's record (`train/...`) or an evaluation's (`heldout/...`) for TensorBoard and
     trackers. Figures that were not finite are left out."""
-    group, metrics = ("heldout", HELD_OUT) if record["kind"] == "evaluation" else ("train", STEP)
-    found = {name: value for name, value in record.items() if name == LOSS or name.endswith(_SUFFIXES)}
-    found |= {metric.name: metric.value_in(record) for metric in shown_on("tracker", metrics)}
+    group, metrics = ("heldout", HELD_OUT_METRICS) if record["kind"] == "evaluation" else ("train", STEP_METRICS)
+    found = {name: value for name, value in record.items() if name == LOSS or name.endswith(_FIGURE_SUFFIXES)}
+    found |= {metric.name: metric.value_in(record) for metric in metrics_shown_on("tracker", metrics)}
     return {f"{group}/{name}": float(value) for name, value in found.items() if value is not None}
 
 
-def running_mean(before: float | None, value: float) -> float:
+def running_mean(mean_so_far: float | None, value: float) -> float:
     """Return the running mean after one more step. It covers about the ten newest steps, since single steps are noisy.
 
     Args:
-        before: the mean so far; None before the first step.
+        mean_so_far: the mean so far; None before the first step.
         value: value of the new step.
     """
-    return value if before is None else _SMOOTHING * before + (1 - _SMOOTHING) * value
+    return value if mean_so_far is None else _SMOOTHING * mean_so_far + (1 - _SMOOTHING) * value
 
 
 def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the losses of a record in nats, by term (`mlm`, `rtd`, ...), or the whole `loss` of a record without
     terms. Losses that are not finite are left out."""
     suffix = TERM_LOSS.suffix
-    terms = {name for name in record if name.endswith(suffix)} - {BEFORE + LOSS}
+    terms = {name for name in record if name.endswith(suffix)} - {BEFORE_PREFIX + LOSS}
     named = {name.removesuffix(suffix): value for name, value in record.items() if name in terms}
     named = named or {LOSS: record.get(LOSS)}
     return {name: float(value) for name, value in named.items() if value is not None and math.isfinite(value)}
@@ -217,7 +213,5 @@ def token_term(figures: Mapping[str, Any]) -> str | None:
 def losses_text(losses: Mapping[str, float], perplexity: float | None = None) -> str:
     """Return losses as text, such as `mlm 4.467 (perplexity 87.13)  rtd 0.340`."""
     token = token_term({name + TERM_LOSS.suffix: loss for name, loss in losses.items()})
-    perplexity_by_name = (
-        {token: f" (perplexity {perplexity:.2f})"} if token and perplexity is not None else {}
-    )
+    perplexity_by_name = {token: f" (perplexity {perplexity:.2f})"} if token and perplexity is not None else {}
     return "  ".join(f"{name} {loss:.3f}{perplexity_by_name.get(name, '')}" for name, loss in losses.items())

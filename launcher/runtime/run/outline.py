@@ -9,16 +9,16 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from data_service.formats import NEWER_REMEDY, StrictRecord, is_newer, newer_version_message, parse_json
-from data_service.printable import control_characters, shell_word, visible
+from data_service.formats import NEWER_REMEDY, StrictRecord, is_from_newer_version, newer_version_message, parse_json
+from data_service.printable import control_characters, escape_controls, shell_word
 from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from launcher.errors import RunError
-from launcher.runtime.recipe.document import parse
+from launcher.runtime.recipe.document import parse_document
 
-RECIPE, RECORD = "recipe.yaml", "run.json"
-FORMAT: Final = 2
+RECIPE_FILE, RECORD_FILE = "recipe.yaml", "run.json"
+RUN_FORMAT: Final = 2
 """The format of a run's objects, which run.json names for all of them. Maskfleet 0.1 and 0.2 wrote runs of format 1."""
 
 
@@ -38,18 +38,18 @@ class ForkOrigin(StrictRecord):
     changes: tuple[str, ...]
 
 
-class _Part(BaseModel):
+class _PartialModel(BaseModel):
     """Some keys of a document; other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class _Inputs(_Part):
+class _Inputs(_PartialModel):
     corpora: dict[str, str]
     tokenizer: str
 
 
-class Record(_Part):
+class OutlineRecord(_PartialModel):
     """The fields of run.json that an outline needs."""
 
     format: Literal[2]
@@ -61,27 +61,27 @@ class Record(_Part):
     origins: tuple[ForkOrigin, ...] = ()
 
 
-class _Place(_Part):
+class _UriField(_PartialModel):
     uri: str
 
 
-class _Corpus(_Part):
-    sources: dict[str, _Place]
+class _Corpus(_PartialModel):
+    sources: dict[str, _UriField]
 
 
-class _Phase(_Part):
+class _Phase(_PartialModel):
     steps: int
     corpora: dict[str, str] = {}
 
 
-class _Logging(_Part):
+class _Logging(_PartialModel):
     flush_seconds: float = 30.0
 
 
-class _Recipe(_Part):
+class _Recipe(_PartialModel):
     name: str
     corpus: _Corpus
-    tokenizer: _Place
+    tokenizer: _UriField
     phases: tuple[_Phase, ...]
     logging: _Logging = _Logging()
 
@@ -102,7 +102,7 @@ class Outline:
     name: str
     total_steps: int
     flush_seconds: float
-    record: Record
+    record: OutlineRecord
     recipe: str
     corpora: dict[str, str]
     tokenizer: str
@@ -111,7 +111,7 @@ class Outline:
     def origins(self) -> tuple[ForkOrigin, ...]:
         return self.record.origins
 
-    def facts(self) -> dict[str, str]:
+    def page_facts(self) -> dict[str, str]:
         """Return further facts for a page, by name: fingerprints, origins, URIs of the data, versions."""
         inputs = self.record.inputs
         origins = {
@@ -140,31 +140,31 @@ def open_outline(uri: str, store: Store | None = None) -> Outline:
         StoreError: the store cannot be read.
     """
     store = store or open_store(uri)
-    record, text = read_files(uri, store)
-    return outline(uri, store, record, text)
+    record, text = read_run_files(uri, store)
+    return parse_outline(uri, store, record, text)
 
 
-def read_files(uri: str, store: Store) -> tuple[bytes, bytes]:
+def read_run_files(uri: str, store: Store) -> tuple[bytes, bytes]:
     """Return the bytes of run.json and recipe.yaml. Raises RunError, StoreError."""
     try:
-        record = store.get(RECORD)
+        record = store.get(RECORD_FILE)
     except KeyMissing as error:
-        raise no_run(uri) from error
+        raise no_run_error(uri) from error
     try:
-        return record, store.get(RECIPE)
+        return record, store.get(RECIPE_FILE)
     except KeyMissing as error:
-        raise no_recipe(uri) from error
+        raise no_recipe_error(uri) from error
 
 
-def outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
+def parse_outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
     """Return the outline from the contents of the two files. Raises RunError if they are damaged."""
     try:
-        made = Record.model_validate_json(record)
+        made = OutlineRecord.model_validate_json(record)
     except ValidationError as error:
-        raise unreadable_record(uri, record, error) from error
-    text, name = recipe.decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}"
+        raise unreadable_record_error(uri, record, error) from error
+    text, name = recipe.decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE_FILE}"
     try:
-        asked = _Recipe.model_validate(parse(text, name).data)
+        asked = _Recipe.model_validate(parse_document(text, name).data)
     except ValidationError as error:
         raise RunError(
             f"{name} is damaged: {error.errors()[0]['msg']}", remedy="restore recipe.yaml from a copy"
@@ -193,10 +193,10 @@ def open_unused_store(uri: str) -> Store:
     store = open_store(uri)
     if found := control_characters(uri):
         raise RunError(
-            f"{visible(uri)}: a run's URI has no control characters, but this one has {', '.join(found)}",
+            f"{escape_controls(uri)}: a run's URI has no control characters, but this one has {', '.join(found)}",
             remedy="choose a name of letters, digits, spaces and signs",
         )
-    if store.size(RECORD) is not None:
+    if store.size(RECORD_FILE) is not None:
         raise RunError(
             f"there is a run at {uri} already",
             remedy=f"maskfleet train {shell_word(uri)} continues it; choose another URI for a new one",
@@ -204,19 +204,17 @@ def open_unused_store(uri: str) -> Store:
     return store
 
 
-def no_run(uri: str) -> RunError:
-    return RunError(
-        f"there is no run at {uri}", remedy="check the URI; maskfleet init RECIPE RUN creates a run"
-    )
+def no_run_error(uri: str) -> RunError:
+    return RunError(f"there is no run at {uri}", remedy="check the URI; maskfleet init RECIPE RUN creates a run")
 
 
-def no_recipe(uri: str) -> RunError:
-    return RunError(f"{uri} has a {RECORD} and no {RECIPE}", remedy="restore recipe.yaml from a copy")
+def no_recipe_error(uri: str) -> RunError:
+    return RunError(f"{uri} has a {RECORD_FILE} and no {RECIPE_FILE}", remedy="restore recipe.yaml from a copy")
 
 
-def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunError:
+def unreadable_record_error(uri: str, record: bytes, error: ValidationError) -> RunError:
     """Return the error that says why the bytes of run.json cannot be read."""
-    where = f"{uri.rstrip('/')}/{RECORD}"
+    where = f"{uri.rstrip('/')}/{RECORD_FILE}"
     if version := _former_version(record):
         return RunError(
             f"{where} was written by maskfleet {version}, and runs of that version are not read any more",
@@ -224,7 +222,7 @@ def unreadable_record(uri: str, record: bytes, error: ValidationError) -> RunErr
             f"{shell_word(uri)} --out FOLDER), and give a new run start: FOLDER. Corpora and tokenizers stay as they "
             "are",
         )
-    if is_newer(record, known=FORMAT, error=error):
+    if is_from_newer_version(record, known=RUN_FORMAT, error=error):
         return RunError(newer_version_message(where), remedy=NEWER_REMEDY)
     return RunError(f"{where} is damaged: {error.errors()[0]['msg']}", remedy="restore it from a copy")
 
@@ -248,10 +246,10 @@ def runs_at(uri: str, store: Store | None = None) -> list[str]:
         RunError: if there is none. StoreError: the store cannot be read.
     """
     store = store or open_store(uri)
-    if store.size(RECORD) is not None:
+    if store.size(RECORD_FILE) is not None:
         return [uri]
     root = uri.rstrip("/")
-    names = [name for name in store.folders() if store.size(f"{name}/{RECORD}") is not None]
+    names = [name for name in store.folders() if store.size(f"{name}/{RECORD_FILE}") is not None]
     if not names:
         raise RunError(
             f"there is no run at {uri}, nor directly below it",

@@ -19,15 +19,15 @@ from launcher.runtime.run.segments import (
     METRICS,
     Pack,
     SegmentRange,
-    pack,
+    list_segments,
+    make_pack,
     pack_key,
     segment_prefix,
-    stored,
 )
 
 _log = logging.getLogger(__name__)
 
-MAX_SEGMENTS = 512  # most segments of a pack: four hours, at one segment every 30 seconds
+MAX_PACK_SEGMENTS = 512  # most segments of a pack: four hours, at one segment every 30 seconds
 _CHECK_SEGMENTS = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
 
 
@@ -45,7 +45,7 @@ class Packer:
         self._thread = threading.Thread(target=self._run, name="packer", daemon=True)
         self._thread.start()
 
-    def written(self, count: int) -> None:
+    def report_written(self, count: int) -> None:
         """Report that `count` segments of the attempt are in the store. Returns at once."""
         with self._changed:
             self._written = count
@@ -65,7 +65,7 @@ class Packer:
         self._pack_older()
         while self._wait_for_segments():
             self._looked = self._written
-            self._pack_all(self._attempt, over=False)
+            self._pack_all(self._attempt, ended=False)
 
     def _wait_for_segments(self) -> bool:
         """Wait for enough new segments. Return False if the packer was closed."""
@@ -75,27 +75,27 @@ class Packer:
 
     def _pack_older(self) -> None:
         try:
-            found = stored(self._store, f"{METRICS}/")
+            found = list_segments(self._store, f"{METRICS}/")
         except StoreError as error:
             _log.warning("nothing was packed: %s", error.problem)
             return
         for attempt, stretches in found.items():
             if attempt < self._attempt and sum(not stretch.packed for stretch in stretches) > 1:
-                self._pack_all(attempt, over=True)
+                self._pack_all(attempt, ended=True)
 
-    def _pack_all(self, attempt: int, *, over: bool) -> None:
+    def _pack_all(self, attempt: int, *, ended: bool) -> None:
         try:
-            while not self._closed and pack_once(self._store, attempt, over=over):
+            while not self._closed and pack_once(self._store, attempt, ended=ended):
                 pass
         except (StoreError, RunError) as error:
             _log.warning("segments of attempt %d are not packed yet: %s", attempt, error.problem)
 
 
-def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MAX_SEGMENTS) -> bool:
+def pack_once(store: Store, attempt: int, *, ended: bool, most_segments: int = MAX_PACK_SEGMENTS) -> bool:
     """Make one pack of an attempt's metrics, and return whether there was anything to pack.
 
     Args:
-        over: whether the attempt has ended. If not, only full packs are made.
+        ended: whether the attempt has ended. If not, only full packs are made.
         most_segments: number of segments in a full pack.
 
     Raises:
@@ -103,14 +103,14 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MA
         DamagedPack: an earlier pack of the attempt cannot be read.
         RunError: a newer version wrote some of the attempt's records. Nothing is changed then.
     """
-    found = stored(store, segment_prefix(METRICS, attempt)).get(attempt, [])
+    found = list_segments(store, segment_prefix(METRICS, attempt)).get(attempt, [])
     packs = [stretch for stretch in found if stretch.packed]
     single = [stretch for stretch in found if not stretch.packed]
     for stretch in packs:
-        _delete_held(store, stretch, [one for one in single if stretch.first <= one.first <= stretch.last])
+        _delete_packed_segments(store, stretch, [one for one in single if stretch.first <= one.first <= stretch.last])
     free = [one for one in single if not any(pack.first <= one.first <= pack.last for pack in packs)]
     chosen, full = _choose_segments(free, most_segments)
-    if len(chosen) < 2 or not (over or full):
+    if len(chosen) < 2 or not (ended or full):
         return False
     try:
         contents = list(parallel_map(lambda stretch: store.get(stretch.key), chosen))
@@ -118,20 +118,20 @@ def pack_once(store: Store, attempt: int, *, over: bool, most_segments: int = MA
         return False  # another process has packed them meanwhile
     first, last = chosen[0].first, chosen[-1].last
     key = pack_key(METRICS, attempt, first, last)
-    made = pack(first, contents, [stretch.key for stretch in chosen])
+    made = make_pack(first, contents, [stretch.key for stretch in chosen])
     if store.put_if_absent(key, made):
         for stretch in chosen:
             store.delete(stretch.key)
     else:
-        _delete_held(store, SegmentRange(first, last, key, store.size(key) or 0), chosen)
+        _delete_packed_segments(store, SegmentRange(first, last, key, store.size(key) or 0), chosen)
     return True
 
 
-def _choose_segments(free: list[SegmentRange], most_segments: int) -> tuple[list[SegmentRange], bool]:
+def _choose_segments(unpacked: list[SegmentRange], most_segments: int) -> tuple[list[SegmentRange], bool]:
     """Return the first two or more consecutive segments, and whether they fill a pack."""
     chosen: list[SegmentRange] = []
     size = 0
-    for stretch in free:
+    for stretch in unpacked:
         if chosen and stretch.first != chosen[-1].last + 1:
             if len(chosen) > 1:
                 return chosen, False
@@ -143,12 +143,12 @@ def _choose_segments(free: list[SegmentRange], most_segments: int) -> tuple[list
     return chosen, False
 
 
-def _delete_held(store: Store, held_by: SegmentRange, singles: list[SegmentRange]) -> None:
-    """Delete segments that the pack `held_by` holds too, if their bytes are the same there."""
-    if not singles:
+def _delete_packed_segments(store: Store, pack_range: SegmentRange, segments: list[SegmentRange]) -> None:
+    """Delete segments that the pack `pack_range` holds too, if their bytes are the same there."""
+    if not segments:
         return
-    inside = dict(Pack(store, held_by).contents())
-    for stretch in singles:
+    inside = dict(Pack(store, pack_range).segment_contents())
+    for stretch in segments:
         try:
             same = store.get(stretch.key) == inside[stretch.first]
         except KeyMissing:
@@ -156,4 +156,4 @@ def _delete_held(store: Store, held_by: SegmentRange, singles: list[SegmentRange
         if same:
             store.delete(stretch.key)
         else:
-            _log.warning("%s/%s differs from its copy in %s", store.uri, stretch.key, held_by.key)
+            _log.warning("%s/%s differs from its copy in %s", store.uri, stretch.key, pack_range.key)

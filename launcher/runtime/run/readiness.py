@@ -18,21 +18,21 @@ from data_service.errors import CorpusError, PlanError
 from data_service.ingest.heldout_overlap import Overlap, find_overlap, rules_exclude_overlap
 from data_service.printable import one_line
 from data_service.samples.lanes import Lanes
-from data_service.samples.packing import Packed
+from data_service.samples.packing import PackedInput
 from data_service.samples.spec import StreamSpec
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.stream.stages import stage_weights
 from data_service.stream.stream import Stream
-from data_service.tokenizers.loss import WARNED_SHARE, TextLoss, describe_loss
+from data_service.tokenizers.loss import WARNED_LOSS_SHARE, TextLoss, describe_loss
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key
 from launcher.runtime.recipe.phases import is_staged
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
-from launcher.runtime.recipe.timeline import step_batches, tokens_before
-from launcher.runtime.run.log import operator_event
+from launcher.runtime.recipe.timeline import batch_schedule, tokens_before
+from launcher.runtime.run.log import record_operator_event
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 
@@ -60,23 +60,26 @@ def check_mixture(run: Run, tokenizer: Tokenizer) -> None:
     }
     if sum(sizes.values()) <= MAX_COUNTED:
         Stream(stream_spec(run, tokenizer, len(recipe.phases) - 1))
-    elif isinstance(recipe.input, Packed) and recipe.input.packing != "doc_sentences":
+    elif isinstance(recipe.input, PackedInput) and recipe.input.packing != "doc_sentences":
         _check_readings(run, tokenizer, sizes)
 
 
-def _check_readings(run: Run, tokenizer: Tokenizer, sizes: dict[str, int]) -> None:
-    recipe, read, step = run.recipe, dict.fromkeys(sizes, 0.0), 0
+def _check_readings(run: Run, tokenizer: Tokenizer, source_tokens: dict[str, int]) -> None:
+    recipe, read, step = run.recipe, dict.fromkeys(source_tokens, 0.0), 0
     for number, phase in enumerate(recipe.phases):
         tokens = MIN_ROW_FILL * (tokens_before(recipe, step + phase.steps) - tokens_before(recipe, step))
         step += phase.steps
         spec = stream_spec(run, tokenizer, number)
-        shares = dict(zip(sizes, stage_weights(spec, spec.stages[-1], list(sizes.values())), strict=True))
+        shares = dict(
+            zip(source_tokens, stage_weights(spec, spec.stages[-1], list(source_tokens.values())), strict=True)
+        )
         most = None if phase.mixture is None else phase.mixture.most_readings
         for name, share in shares.items():
-            read[name] += share * tokens / sizes[name]
+            read[name] += share * tokens / source_tokens[name]
             if share and most is not None and read[name] > most:
                 raise RecipeError(
-                    f"corpus.sources.{name} has {sizes[name]:,} tokens, and would be read about {read[name]:.1f} times "
+                    f"corpus.sources.{name} has {source_tokens[name]:,} tokens, and would be read about "
+                    f"{read[name]:.1f} times "
                     f"by the end of phase {number}, more than phases.{number}.mixture.most_readings, {most:g}",
                     remedy="give it less weight in the phases, give more text, shorten the phases, or set "
                     f"most_readings to {1.2 * read[name]:.1f}",
@@ -86,13 +89,13 @@ def _check_readings(run: Run, tokenizer: Tokenizer, sizes: dict[str, int]) -> No
 # A corpus with tokens for so many batches is not counted row by row: its epoch is surely longer than one batch.
 PLENTY_BATCHES = 16
 MAX_EPOCHS = 200  # above this `init` warns; the published recipes read their text 40 to 100 times
-SPARE_VOCABULARY = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
+MAX_ROWS_PER_ID = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
 
 
-ONE_TOKEN_SHARE = 0.99  # share of one token above which a corpus has nothing to learn
+MAX_ONE_TOKEN_SHARE = 0.99  # share of one token above which a corpus has nothing to learn
 
 
-def check_text(run: Run, tokenizer: Tokenizer) -> None:
+def check_token_variety(run: Run, tokenizer: Tokenizer) -> None:
     """Refuse a corpus that is one token again and again, which a model predicts without learning. `run` need not exist.
 
     Raises:
@@ -102,7 +105,7 @@ def check_text(run: Run, tokenizer: Tokenizer) -> None:
     for name, source in run.recipe.corpus.sources.items():
         counts = load_manifest(open_store(source.uri)).unigram
         most = int(counts.argmax())
-        if counts[most] < ONE_TOKEN_SHARE * counts.sum():
+        if counts[most] < MAX_ONE_TOKEN_SHARE * counts.sum():
             continue
         raise CorpusError(
             f"corpus.sources.{name}: {counts[most] / counts.sum():.2%} of the tokens of {source.uri} are "
@@ -121,7 +124,7 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
         PlanError: batches are of one source, and a source is too small for a batch.
         CorpusError, StoreError: blocks cannot be read.
     """
-    _check_lengths(run, tokenizer)
+    _check_lane_lengths(run, tokenizer)
     text = _training_tokens(run)
     problems: list[str] = []
     fitting: dict[int, int] = {}
@@ -129,7 +132,7 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
         counted_by_rows = isinstance(run.recipe.input, TextPairs)  # manifests have the number of pairs
         if text >= PLENTY_BATCHES * _batch_tokens(phase) and not counted_by_rows:
             continue
-        batch, epoch = _batch_and_epoch(run, tokenizer, number)
+        batch, epoch = _batch_and_epoch_sizes(run, tokenizer, number)
         if batch > epoch:
             key, unit = ("sequences", "rows") if phase.batch.sequences else ("tokens", "tokens")
             problems.append(
@@ -144,12 +147,12 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
         )
 
 
-def warnings(run: Run) -> list[str]:
+def run_warnings(run: Run) -> list[str]:
     """Return warnings of settings that work but are probably mistakes: very many epochs, a vocabulary much larger than
     the tokenizer's, or text of which the tokenizer loses much."""
     found: list[str] = []
     text = _training_tokens(run)
-    epochs = _times_read(run)
+    epochs = _epoch_count(run)
     if epochs > MAX_EPOCHS:
         found.append(
             f"the run reads its text about {epochs:,.0f} times ({text:,} tokens): give more text, or "
@@ -157,7 +160,7 @@ def warnings(run: Run) -> list[str]:
         )
     ids = run.tokenizer().vocab_size
     rows = run.recipe.model.vocab
-    if rows is not None and rows > SPARE_VOCABULARY * ids:
+    if rows is not None and rows > MAX_ROWS_PER_ID * ids:
         found.append(
             f"model.vocab is {rows:,} and the tokenizer has {ids:,} ids: {rows - ids:,} rows are never used; "
             "--set model.vocab=null takes the tokenizer's size"
@@ -166,12 +169,12 @@ def warnings(run: Run) -> list[str]:
         loss = load_manifest(open_store(source.uri)).loss or TextLoss()
         found += [
             f"corpus.sources.{name}: {one_line(describe_loss(loss, kind))}"
-            for kind in loss.kinds_above(WARNED_SHARE)
+            for kind in loss.kinds_above(WARNED_LOSS_SHARE)
         ]
     return found
 
 
-def _check_lengths(run: Run, tokenizer: Tokenizer) -> None:
+def _check_lane_lengths(run: Run, tokenizer: Tokenizer) -> None:
     """Refuse lanes that are longer than a block of text. Rows of other inputs may be shorter, so any text will do."""
     if not isinstance(run.recipe.input, Lanes):
         return
@@ -190,7 +193,7 @@ def _without_batch_options(spec: StreamSpec) -> StreamSpec:
     return spec.model_copy(update={"lanes": None, "one_source": None, "stages": ()})
 
 
-def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, int]:
+def _batch_and_epoch_sizes(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, int]:
     phase = run.recipe.phases[number]
     spec = stream_spec(run, tokenizer, number)
     stream = Stream(_without_batch_options(spec))
@@ -207,7 +210,7 @@ def _batch_and_epoch(run: Run, tokenizer: Tokenizer, number: int) -> tuple[int, 
 
 
 def _batch_options(run: Run, epochs: Mapping[int, int]) -> str:
-    microbatch = min(run.recipe.microbatch_of(run.recipe.phases[number]) for number in epochs)
+    microbatch = min(run.recipe.microbatch_rows(run.recipe.phases[number]) for number in epochs)
     rows = [epoch for number, epoch in epochs.items() if run.recipe.phases[number].batch.sequences]
     assignments = list[str]()
     if rows and min(rows) < microbatch:
@@ -221,16 +224,14 @@ def _batch_options(run: Run, epochs: Mapping[int, int]) -> str:
     return " ".join(assignments)
 
 
-def _times_read(run: Run) -> float:
+def _epoch_count(run: Run) -> float:
     recipe = run.recipe
     manifests = [load_manifest(open_store(source.uri)) for source in recipe.corpus.sources.values()]
     if isinstance(recipe.input, TextPairs | RepeatedSentences):
         pairs = isinstance(recipe.input, TextPairs)
         tables = [manifest.train for manifest in manifests]
         examples = sum(int((table.documents if pairs else table.sentences).sum()) for table in tables)
-        return (
-            sum(step_batches(recipe, phase).units_before(phase.steps) for phase in recipe.phases) / examples
-        )
+        return sum(batch_schedule(recipe, phase).units_before(phase.steps) for phase in recipe.phases) / examples
     return tokens_before(recipe, recipe.total_steps) / _training_tokens(run)
 
 
@@ -248,7 +249,7 @@ MAX_OVERLAP_SHARE = 0.01
 ReportBlocks = Callable[[int, int], None]
 
 
-def differing_rules(recipe: Recipe) -> list[tuple[str, str]]:
+def pairs_with_differing_rules(recipe: Recipe) -> list[tuple[str, str]]:
     """Return pairs of sources (held out, trained on) whose rules do not say that held-out text of the first is not
     training text of the second.
 
@@ -266,7 +267,7 @@ def differing_rules(recipe: Recipe) -> list[tuple[str, str]]:
     ]
 
 
-def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None) -> list[str]:
+def refuse_heldout_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None) -> list[str]:
     """Compare the sources whose held-out rules differ; return a line on each pair that was compared.
 
     `report` is called with the number of blocks just read, and of all of the pair.
@@ -276,23 +277,21 @@ def refuse_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None
         CorruptBlock, StoreError: a corpus cannot be read.
     """
     lines, corpora = list[str](), corpora_by_name(recipe)
-    for one, other in differing_rules(recipe):
+    for one, other in pairs_with_differing_rules(recipe):
         held, trained = (open_corpus(corpora[name].uri) for name in (one, other))
         found = find_overlap(held, trained, report)
-        if found.share > MAX_OVERLAP_SHARE:
+        if found.token_share > MAX_OVERLAP_SHARE:
             raise _leak_error(recipe, one, other, found)
-        lines.append(
-            f"held out of {one}, trained on in {other}: {found.found:,} of {found.documents:,} documents"
-        )
+        lines.append(f"held out of {one}, trained on in {other}: {found.found:,} of {found.documents:,} documents")
     return lines
 
 
 def _leak_error(recipe: Recipe, one: str, other: str, found: Overlap) -> CorpusError:
     uris = [corpora_by_name(recipe)[name].uri for name in (one, other)]
-    rules = [load_manifest(open_store(uri)).rule for uri in uris]
+    rules = [load_manifest(open_store(uri)).effective_heldout_rule for uri in uris]
     return CorpusError(
         f"{corpus_key(other)} ({uris[1]}) trains on {found.found:,} of {found.documents:,} documents that "
-        f"{corpus_key(one)} ({uris[0]}) holds out, {found.share:.1%} of its held-out tokens; the first is "
+        f"{corpus_key(one)} ({uris[0]}) holds out, {found.token_share:.1%} of its held-out tokens; the first is "
         f"heldout:{found.first}. Their rules differ: {_rule_text(rules[0])} and {_rule_text(rules[1])}",
         remedy=f"build one of them again with --heldout-like the other ({uris[0]} holds out more), or leave out of "
         f"{uris[1]} what both have: `corpus prepare` finds it if it gets the text of both",
@@ -305,7 +304,7 @@ def _rule_text(rule: HeldoutRule) -> str:
     return f"{what}{of} with hashes below {rule.below / 2**64:.4%}"
 
 
-def record_compared(store: Store, lines: list[str], now: datetime) -> None:
+def record_compared_sources(store: Store, lines: list[str], now: datetime) -> None:
     """Record among the events of a new run what was compared, if anything was."""
     if lines:
-        operator_event(store, "heldout_rules", now.timestamp(), compared=True, what="; ".join(lines))
+        record_operator_event(store, "heldout_rules", now.timestamp(), compared=True, what="; ".join(lines))

@@ -18,10 +18,10 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import list_committed, read_manifest
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from data_service.formats import StrictRecord
 from data_service.printable import shell_word
 from data_service.store.base import Store
@@ -30,7 +30,7 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.errors import RunError
-from launcher.runtime.recipe.load import loads
+from launcher.runtime.recipe.load import parse_recipe
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run import outline
 from launcher.runtime.run.inputs import Inputs
@@ -38,8 +38,8 @@ from launcher.runtime.run.kept_tokenizer import find_tokenizer
 from launcher.runtime.run.outline import ForkOrigin
 from launcher.runtime.run.removals import CorpusStates, RemovalHistory, RemovalRecord, read_removals
 
-RECIPE, RECORD = outline.RECIPE, outline.RECORD
-COMMITTED = "checkpoints/began.json"  # written once there is a commit: finding none later is an error
+RECIPE_FILE, RECORD_FILE = outline.RECIPE_FILE, outline.RECORD_FILE
+COMMITTED_KEY = "checkpoints/began.json"  # written once there is a commit: finding none later is an error
 
 
 class RunRecord(StrictRecord):
@@ -78,21 +78,21 @@ class Run:
     wanted: CorpusStates | None = None
 
     @property
-    def history(self) -> RemovalHistory:
+    def removal_history(self) -> RemovalHistory:
         """The states of the corpora that each step reads."""
         return RemovalHistory(self.record.inputs.removals, self.left_out)
 
     @property
     def removals(self) -> CorpusStates:
         """The states of the corpora that streams of this run read."""
-        return self.history.newest if self.wanted is None else self.wanted
+        return self.removal_history.newest_states if self.wanted is None else self.wanted
 
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer of the run's record, from the run's own copy. Raises as
         `launcher.runtime.run.kept_tokenizer.find_tokenizer`."""
         return find_tokenizer(self.store, self.record.inputs.tokenizer, self.recipe)
 
-    def tokenizer_under(self, recipe: Recipe) -> Tokenizer:
+    def tokenizer_for(self, recipe: Recipe) -> Tokenizer:
         """Return the run's tokenizer, or that of `recipe` if `recipe` names another place. Raises as `tokenizer`."""
         if recipe.tokenizer == self.recipe.tokenizer:
             return self.tokenizer()
@@ -109,24 +109,24 @@ def open_run(uri: str) -> Run:
     """
     store = open_store(uri)
     try:
-        data = store.get(RECORD)
+        data = store.get(RECORD_FILE)
         record = RunRecord.model_validate_json(data)
     except KeyMissing as error:
-        raise outline.no_run(uri) from error
+        raise outline.no_run_error(uri) from error
     except ValidationError as error:
-        raise outline.unreadable_record(uri, data, error) from error
+        raise outline.unreadable_record_error(uri, data, error) from error
     return Run(uri, store, _stored_recipe(store), record, read_removals(store))
 
 
 def _stored_recipe(store: Store) -> Recipe:
     try:
-        return _parsed(store.get(RECIPE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE}")
+        return _parse_cached(store.get(RECIPE_FILE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE_FILE}")
     except KeyMissing as error:
-        raise outline.no_recipe(store.uri) from error
+        raise outline.no_recipe_error(store.uri) from error
 
 
-_parsed = lru_cache(maxsize=2)(loads)
-"""A rank opens its run again at every restart."""
+_parse_cached = lru_cache(maxsize=2)(parse_recipe)
+"""Cached, because a rank opens its run again at every restart."""
 
 
 def dump_record(record: RunRecord) -> bytes:
@@ -148,11 +148,9 @@ def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
         StoreError: the store cannot be read.
     """
     if step is None:
-        good = newest_good(run.store, Alone())
+        good = find_newest_good(run.store, SingleRank())
         if good is None:
-            raise RunError(
-                f"{run.uri} has no checkpoint yet", remedy=f"maskfleet train {shell_word(run.uri)}"
-            )
+            raise RunError(f"{run.uri} has no checkpoint yet", remedy=f"maskfleet train {shell_word(run.uri)}")
         for damaged in good.passed_over:
             _log.warning("a newer checkpoint of %s is damaged: %s", run.uri, damaged)
         if good.passed_over:

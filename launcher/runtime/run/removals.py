@@ -21,13 +21,13 @@ from checkpoints.layout import add_digest, decode_record
 from data_service.formats import StrictRecord
 from data_service.store.base import Store
 
-REMOVALS = "removals/"
-_SEALED = "removals"
+REMOVALS_PREFIX = "removals/"
+_DIGEST_LABEL = "removals"
 _REMEDY = "restore it from a copy of the run; without it the run could read removed documents again"
 
 CorpusStates = Mapping[str, str]
-"""The digest up to which removals are left out (`RemovalChain.digest`), by name of the source; without those of which
-nothing was removed."""
+"""The digest up to which removals are left out (`RemovalChain.digest`), by name of the source. Sources from which
+nothing was removed are absent."""
 
 
 class RemovalRecord(StrictRecord):
@@ -58,15 +58,13 @@ class RemovalHistory:
     records: tuple[RemovalRecord, ...] = ()
 
     @property
-    def newest(self) -> CorpusStates:
+    def newest_states(self) -> CorpusStates:
         """The states from now on."""
         return self.records[-1].states if self.records else self.first
 
-    def at(self, step: int, attempt: int | None = None) -> CorpusStates:
+    def states_at(self, step: int, attempt: int | None = None) -> CorpusStates:
         """Return the states that a step reads; with `attempt`, those that it read in that attempt or an earlier one."""
-        known = [
-            one for one in self.records if one.step <= step and (attempt is None or one.attempt <= attempt)
-        ]
+        known = [one for one in self.records if one.step <= step and (attempt is None or one.attempt <= attempt)]
         return known[-1].states if known else self.first
 
 
@@ -77,25 +75,25 @@ def read_removals(store: Store) -> tuple[RemovalRecord, ...]:
         DamagedCheckpoint: a record is missing or cannot be read. Without it removed documents could be read again.
         StoreError: the store cannot be read.
     """
-    keys = [entry.key for entry in store.list(REMOVALS)]
+    keys = [entry.key for entry in store.list(REMOVALS_PREFIX)]
     for number, key in enumerate(keys, 1):
-        if key != _key(number):
-            raise _damaged(store, _key(number), f"it is missing, but {key} is there")
+        if key != _record_key(number):
+            raise _damaged_error(store, _record_key(number), f"it is missing, but {key} is there")
     return tuple(
-        decode_record(RemovalRecord, _SEALED, store.get(key), f"{store.uri}/{key}", remedy=_REMEDY)
+        decode_record(RemovalRecord, _DIGEST_LABEL, store.get(key), f"{store.uri}/{key}", remedy=_REMEDY)
         for key in keys
     )
 
 
 def write_removals(store: Store, number: int, record: RemovalRecord) -> None:
     """Write record `number`, counted from 1. Raises DamagedCheckpoint: another process has just written that one."""
-    if not store.put_if_absent(_key(number), add_digest(_SEALED, record.model_dump_json().encode())):
-        raise _damaged(store, _key(number), "another start of the run has just written it")
+    if not store.put_if_absent(_record_key(number), add_digest(_DIGEST_LABEL, record.model_dump_json().encode())):
+        raise _damaged_error(store, _record_key(number), "another start of the run has just written it")
 
 
-def _key(number: int) -> str:
-    return f"{REMOVALS}{number:06d}.json"
+def _record_key(number: int) -> str:
+    return f"{REMOVALS_PREFIX}{number:06d}.json"
 
 
-def _damaged(store: Store, key: str, reason: str) -> DamagedCheckpoint:
+def _damaged_error(store: Store, key: str, reason: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(f"{store.uri}/{key} cannot be used: {reason}", remedy=_REMEDY)

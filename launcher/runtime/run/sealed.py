@@ -37,24 +37,24 @@ class _Stored(StrictRecord):
     content: dict[str, object]
 
 
-def hash_of(parts: object) -> str:
+def hash_json(parts: object) -> str:
     """Return a hash of plain JSON values, as 32 hexadecimal digits."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return digest(text.encode())
 
 
-def seal(content: Sealed) -> bytes:
+def sealed_bytes(content: Sealed) -> bytes:
     """Return the object's bytes: the same for the same content."""
     data = content.model_dump_json()
     return f'{{"digest": "{digest(data.encode())}", "content": {data}}}\n'.encode()
 
 
-def keep_sealed(store: Store, content: M) -> M:
+def store_sealed(store: Store, content: M) -> M:
     """Store an object and return it. If another process has stored one at its path, keep and return that one.
 
     Damaged objects are replaced. Raises StoreError and its subclasses; RunError as `read_sealed`.
     """
-    while not store.put_if_absent(content.path, seal(content)):
+    while not store.put_if_absent(content.path, sealed_bytes(content)):
         theirs = read_sealed(store, content.path, type(content))
         if theirs is not None:
             return theirs
@@ -74,28 +74,28 @@ def read_sealed(store: Store, path: str, kind: type[M]) -> M | None:
             data = store.get(path)
         except KeyMissing:
             return None
-        found = _parse(data, kind)
+        found = _parse_sealed(data, kind)
         if found is not None:
             return found if found.path == path else None
-    if _is_whole(data):
+    if _digest_matches(data):
         raise RunError(newer_version_message(f"{store.uri.rstrip('/')}/{path}"), remedy=NEWER_REMEDY)
     return None
 
 
-def read_each(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
+def read_all_sealed(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
     """Return those of `paths` that can be read, in their order. Raises as `read_sealed`."""
     objects = parallel_map(lambda path: read_sealed(store, path, kind), paths)
     return [found for found in objects if found is not None]
 
 
-def _is_whole(data: bytes) -> bool:
+def _digest_matches(data: bytes) -> bool:
     """Return whether the digest is that of the content, without parsing the content."""
     head, separator, rest = data.partition(b'", "content": ')
     content = rest.removesuffix(b"}\n")
     return bool(separator) and head == b'{"digest": "' + digest(content).encode() and content != rest
 
 
-def _parse(data: bytes, kind: type[M]) -> M | None:
+def _parse_sealed(data: bytes, kind: type[M]) -> M | None:
     try:
         stored = _Stored.model_validate_json(data)
         found = kind.model_validate(stored.content)

@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
 METRICS = "metrics"
 EVENTS = "events"
-PACKED = ".parquet"
+PACK_SUFFIX = ".parquet"
 """The end of a pack's key."""
-_SEGMENT_END = ".jsonl"
+_SEGMENT_SUFFIX = ".jsonl"
 
-_RELISTINGS = 20  # most listings of an attempt whose segments are packed while they are read
-_KEY = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
+_MAX_LISTINGS = 20  # most listings of an attempt whose segments are packed while they are read
+_KEY_PATTERN = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SegmentRange:
 
     @property
     def packed(self) -> bool:
-        return self.key.endswith(PACKED)
+        return self.key.endswith(PACK_SUFFIX)
 
 
 def segment_prefix(folder: str, attempt: int) -> str:
@@ -70,14 +70,14 @@ def segment_prefix(folder: str, attempt: int) -> str:
 
 def segment_key(folder: str, attempt: int, number: int) -> str:
     """Return the key of a segment. An attempt's segments are numbered from 0, without a gap."""
-    return f"{segment_prefix(folder, attempt)}{number:08d}{_SEGMENT_END}"
+    return f"{segment_prefix(folder, attempt)}{number:08d}{_SEGMENT_SUFFIX}"
 
 
 def pack_key(folder: str, attempt: int, first: int, last: int) -> str:
-    return f"{segment_prefix(folder, attempt)}{first:08d}-{last:08d}{PACKED}"
+    return f"{segment_prefix(folder, attempt)}{first:08d}-{last:08d}{PACK_SUFFIX}"
 
 
-def stored(store: Store, prefix: str) -> dict[int, list[SegmentRange]]:
+def list_segments(store: Store, prefix: str) -> dict[int, list[SegmentRange]]:
     """Return the segments and packs below a prefix, by attempt, in order; also segments that are in a pack too.
 
     It lists twice. If a segment is packed during the first listing, that listing can miss both: the segment because it
@@ -86,28 +86,28 @@ def stored(store: Store, prefix: str) -> dict[int, list[SegmentRange]]:
     entries = {entry.key: entry for _ in range(2) for entry in store.list(prefix)}
     found: dict[int, list[SegmentRange]] = {}
     for entry in entries.values():
-        if match := _KEY.fullmatch(entry.key):
+        if match := _KEY_PATTERN.fullmatch(entry.key):
             first = int(match[2])
             stretch = SegmentRange(first, int(match[3] or first), entry.key, entry.size)
             found.setdefault(int(match[1]), []).append(stretch)
-    return {attempt: sorted(found[attempt], key=_order) for attempt in sorted(found)}
+    return {attempt: sorted(found[attempt], key=_sort_key) for attempt in sorted(found)}
 
 
-def without_overlaps(stretches: list[SegmentRange], after: int = -1) -> list[SegmentRange]:
+def without_overlaps(segment_ranges: list[SegmentRange], after: int = -1) -> list[SegmentRange]:
     """Return those of an attempt's objects that are needed to read each segment after number `after`.
 
     Packs may overlap if two starts of the run packed at the same time; a reader must skip segments that it has read.
     """
     chosen = []
-    for stretch in sorted(stretches, key=_order):
+    for stretch in sorted(segment_ranges, key=_sort_key):
         if stretch.last > after:
             chosen.append(stretch)
             after = stretch.last
     return chosen
 
 
-def read(
-    store: Store, folder: str, attempt: int, stretches: list[SegmentRange] | None = None, after: int = -1
+def read_segments(
+    store: Store, folder: str, attempt: int, segment_ranges: list[SegmentRange] | None = None, after: int = -1
 ) -> Iterator[tuple[SegmentRange, bytes | None]]:
     """Yield the objects of an attempt that hold the segments after number `after`, in order: segments with their bytes,
     packs with None.
@@ -115,28 +115,28 @@ def read(
     A segment that is packed meanwhile is found in its pack. Raises StoreError.
 
     Args:
-        stretches: the attempt's objects, if the caller has listed them.
+        segment_ranges: the attempt's objects, if the caller has listed them.
     """
-    for _ in range(_RELISTINGS):
-        if stretches is None:
-            stretches = stored(store, segment_prefix(folder, attempt)).get(attempt, [])
+    for _ in range(_MAX_LISTINGS):
+        if segment_ranges is None:
+            segment_ranges = list_segments(store, segment_prefix(folder, attempt)).get(attempt, [])
         try:
-            for stretch, data in _contents(store, without_overlaps(stretches, after)):
+            for stretch, data in _read_contents(store, without_overlaps(segment_ranges, after)):
                 yield stretch, data
                 after = stretch.last
             return
         except KeyMissing as error:
-            stretches, missing = None, error
+            segment_ranges, missing = None, error
     raise missing
 
 
-def _order(stretch: SegmentRange) -> tuple[int, int]:
-    return stretch.first, -stretch.last
+def _sort_key(segment_range: SegmentRange) -> tuple[int, int]:
+    return segment_range.first, -segment_range.last
 
 
-def _contents(store: Store, stretches: list[SegmentRange]) -> Iterator[tuple[SegmentRange, bytes | None]]:
-    data = parallel_map(lambda stretch: None if stretch.packed else store.get(stretch.key), stretches)
-    yield from zip(stretches, data, strict=True)
+def _read_contents(store: Store, segment_ranges: list[SegmentRange]) -> Iterator[tuple[SegmentRange, bytes | None]]:
+    data = parallel_map(lambda stretch: None if stretch.packed else store.get(stretch.key), segment_ranges)
+    yield from zip(segment_ranges, data, strict=True)
 
 
 MAX_PACK_BYTES = 8 << 20  # number of bytes of segments that fill a pack
@@ -148,8 +148,8 @@ class DamagedPack(RunError):
     """A pack that cannot be read."""
 
 
-def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
-    """Return a pack of segments numbered from `first`. `names`: their names in messages.
+def make_pack(first_number: int, segments: list[bytes], names: list[str]) -> bytes:
+    """Return a pack of segments numbered from `first_number`. `names`: their names in messages.
 
     Raises RunError: a newer version wrote one of the records.
     """
@@ -157,7 +157,7 @@ def pack(first: int, segments: list[bytes], names: list[str]) -> bytes:
     import pyarrow.parquet as pq
 
     builder, numbers, lines, steps = TableBuilder(), list[int](), list[bytes](), list[bool]()
-    for number, (data, name) in enumerate(zip(segments, names, strict=True), start=first):
+    for number, (data, name) in enumerate(zip(segments, names, strict=True), start=first_number):
         lines += data.splitlines(keepends=True)
         steps += builder.add(number, name, data)
         numbers += [number] * (len(lines) - len(numbers))
@@ -194,12 +194,12 @@ class Pack:
         fields: names of the fields of its step records.
     """
 
-    def __init__(self, store: Store, stretch: SegmentRange) -> None:
-        self._store, self.stretch = store, stretch
-        self._name = f"{store.uri}/{stretch.key}"
+    def __init__(self, store: Store, segment_range: SegmentRange) -> None:
+        self._store, self.stretch = store, segment_range
+        self._name = f"{store.uri}/{segment_range.key}"
         self._metadata: pa.FileMetaData | None = None
-        with self._damage_named():
-            file = self._open()
+        with self._naming_damage():
+            file = self._open_file()
             body = strip_digest(_METADATA_KEY, (file.metadata.metadata or {})[_METADATA_KEY.encode()])
             if body is None:
                 raise ValueError("its metadata do not match their digest")
@@ -212,89 +212,87 @@ class Pack:
                 raise ValueError("its columns are not those that it names")
             self._metadata = file.metadata
 
-    def segments(self) -> Ints:
+    def segment_numbers(self) -> Ints:
         """Return [steps], the number of the segment that holds each step record."""
-        return self._segment_of_lines()[self._step_rows]
+        return self._line_segments()[self._step_rows]
 
     def column(self, field: str) -> Floats:
         """Return [steps], a field of the step records; NaN where it is not a number."""
-        values = self._read([field]).column(0).to_numpy()
+        values = self._read_columns([field]).column(0).to_numpy()
         return np.asarray(values, dtype=np.float64)[self._step_rows]
 
     def table(self) -> StepTable:
         """Return the pack's table without its columns, which stay in the store."""
-        builder, segments = TableBuilder(), self._segment_of_lines()
+        builder, segments = TableBuilder(), self._line_segments()
         begins = np.searchsorted(segments, segments)
         folder = self._name.rpartition("/")[0]
-        for row, line in enumerate(self._read([_OTHER_LINE]).column(0).to_pylist()):
+        for row, line in enumerate(self._read_columns([_OTHER_LINE]).column(0).to_pylist()):
             if line is not None:
                 number = int(segments[row])
-                name = f"{folder}/{number:08d}{_SEGMENT_END}"
+                name = f"{folder}/{number:08d}{_SEGMENT_SUFFIX}"
                 builder.add(number, name, line, first_line=row - int(begins[row]) + 1)
         others = builder.build()
-        return StepTable(self.segments(), {}, others.others, others.damage)
+        return StepTable(self.segment_numbers(), {}, others.others, others.damage)
 
-    def contents(self) -> Iterator[tuple[int, bytes]]:
+    def segment_contents(self) -> Iterator[tuple[int, bytes]]:
         """Yield number and bytes of each segment."""
-        found = self._read([_STEP_LINE, _OTHER_LINE]).to_pydict()
+        found = self._read_columns([_STEP_LINE, _OTHER_LINE]).to_pydict()
         lines = [other if step is None else step for step, other in zip(*found.values(), strict=True)]
         numbers = range(self.stretch.first, self.stretch.last + 2)
-        bounds = np.searchsorted(self._segment_of_lines(), numbers).tolist()
+        bounds = np.searchsorted(self._line_segments(), numbers).tolist()
         for number, (start, stop) in zip(numbers, pairwise(bounds), strict=False):
             yield number, b"".join(lines[start:stop])
 
     @cached_property
     def _step_rows(self) -> NDArray[np.bool_]:
         """[lines], whether a line is that of a step record."""
-        return np.asarray(self._read([_OTHER_LINE]).column(0).is_null().to_numpy(), dtype=bool)
+        return np.asarray(self._read_columns([_OTHER_LINE]).column(0).is_null().to_numpy(), dtype=bool)
 
-    def _segment_of_lines(self) -> Ints:
-        numbers = np.asarray(self._read([_SEGMENT]).column(0).to_numpy(), dtype=np.int64)
+    def _line_segments(self) -> Ints:
+        numbers = np.asarray(self._read_columns([_SEGMENT]).column(0).to_numpy(), dtype=np.int64)
         named = range(self.stretch.first, self.stretch.last + 1)
-        if np.any(np.diff(numbers) < 0) or not all(
-            int(end) in named for end in numbers[[0, -1][: len(numbers)]]
-        ):
-            raise self._damaged("it does not hold the segments that it is named after")
+        if np.any(np.diff(numbers) < 0) or not all(int(end) in named for end in numbers[[0, -1][: len(numbers)]]):
+            raise self._damaged_error("it does not hold the segments that it is named after")
         return numbers
 
-    def _read(self, columns: list[str]) -> "pa.Table":
-        with self._damage_named():
-            table = self._open().read(columns, use_threads=False)
+    def _read_columns(self, columns: list[str]) -> "pa.Table":
+        with self._naming_damage():
+            table = self._open_file().read(columns, use_threads=False)
             if len(table) != self._lines or table.column_names != columns:
                 raise ValueError("a column is not as long as it says")
             return table
 
-    def _open(self) -> "pq.ParquetFile":
+    def _open_file(self) -> "pq.ParquetFile":
         import pyarrow.parquet as pq
 
         return pq.ParquetFile(
-            _Ranges(self._store, self.stretch),
+            _RangeFile(self._store, self.stretch),
             metadata=self._metadata,
             pre_buffer=False,
             page_checksum_verification=True,
         )
 
     @contextmanager
-    def _damage_named(self) -> Iterator[None]:
-        """Raise DamagedPack for what pyarrow says of damaged bytes."""
+    def _naming_damage(self) -> Iterator[None]:
+        """Turn the errors of pyarrow about damaged bytes into DamagedPack."""
         import pyarrow as pa
 
         try:
             yield
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-            raise self._damaged(error) from error
+            raise self._damaged_error(error) from error
 
-    def _damaged(self, reason: object) -> DamagedPack:
+    def _damaged_error(self, reason: object) -> DamagedPack:
         return DamagedPack(
             f"{self._name} is damaged: {reason}", remedy="restore it from a copy; the rest is read without it"
         )
 
 
-class _Ranges(io.RawIOBase):
+class _RangeFile(io.RawIOBase):
     """A stored object as a file. Each read requests a range of bytes."""
 
-    def __init__(self, store: Store, stretch: SegmentRange) -> None:
-        self._store, self._stretch, self._at = store, stretch, 0
+    def __init__(self, store: Store, segment_range: SegmentRange) -> None:
+        self._store, self._stretch, self._at = store, segment_range, 0
 
     def readable(self) -> bool:
         return True

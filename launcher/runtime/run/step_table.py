@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Record = dict[str, Any]
 
-_FIELD = re.compile(r"\w{1,100}", re.ASCII)
+_FIELD_PATTERN = re.compile(r"\w{1,100}", re.ASCII)
 _MAX_FIELDS = 256  # largest number of columns: a damaged line must not make a million
 
 
@@ -60,7 +60,7 @@ class TableBuilder:
         `name`: name of the segment in messages. `first_line`: number of its first line in the segment.
         """
         steps = []
-        for line, record in parse(name, data, first_line):
+        for line, record in parse_records(name, data, first_line):
             steps.append(not isinstance(record, NotARecord) and record["kind"] == "step")
             if isinstance(record, NotARecord):
                 self._damage.append(f"{name}, line {line}: {record}")
@@ -73,11 +73,9 @@ class TableBuilder:
     def build(self) -> StepTable:
         rows = len(self._segments)
         for values in self._columns.values():
-            _pad(values, rows)
+            _pad_with_nan(values, rows)
         columns = {name: np.array(values, dtype=np.float64) for name, values in self._columns.items()}
-        return StepTable(
-            np.array(self._segments, dtype=np.int64), columns, tuple(self._others), tuple(self._damage)
-        )
+        return StepTable(np.array(self._segments, dtype=np.int64), columns, tuple(self._others), tuple(self._damage))
 
     def _add_step(self, number: int, record: Record) -> None:
         row = len(self._segments)
@@ -86,14 +84,14 @@ class TableBuilder:
             if isinstance(value, int | float):
                 values = self._columns.get(name)
                 if values is None:
-                    if len(self._columns) == _MAX_FIELDS or not _FIELD.fullmatch(name):
+                    if len(self._columns) == _MAX_FIELDS or not _FIELD_PATTERN.fullmatch(name):
                         continue
                     values = self._columns[name] = array("d")
-                _pad(values, row)
+                _pad_with_nan(values, row)
                 values.append(_as_float(value))
 
 
-def parse(name: str, data: bytes, first_line: int = 1) -> Iterator[tuple[int, Record | NotARecord]]:
+def parse_records(name: str, data: bytes, first_line: int = 1) -> Iterator[tuple[int, Record | NotARecord]]:
     """Yield the number (from `first_line`) of each line of a segment, with the line's record or the reason why it is
     not one.
 
@@ -101,7 +99,7 @@ def parse(name: str, data: bytes, first_line: int = 1) -> Iterator[tuple[int, Re
     """
     for number, line in enumerate(data.splitlines(), start=first_line):
         try:
-            yield number, _record(line, name)
+            yield number, _parse_record(line, name)
         except NotARecord as problem:
             yield number, problem
 
@@ -119,7 +117,7 @@ def parse_line(line: bytes, name: str) -> Any:
     return found
 
 
-def _record(line: bytes, name: str) -> Record:
+def _parse_record(line: bytes, name: str) -> Record:
     try:
         record = parse_line(line, name)
     except (ValueError, RecursionError) as error:
@@ -138,6 +136,6 @@ def _as_float(value: float) -> float:
         return float("nan")
 
 
-def _pad(values: "array[float]", rows: int) -> None:
+def _pad_with_nan(values: "array[float]", rows: int) -> None:
     if len(values) < rows:
         values.extend([float("nan")] * (rows - len(values)))

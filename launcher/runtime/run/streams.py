@@ -7,10 +7,10 @@ from typing import Literal, Protocol
 
 from pydantic import TypeAdapter
 
-from checkpoints.gather import Alone, Peers, broadcast_or_raise
+from checkpoints.gather import Peers, SingleRank, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import Rewind, SampleSpan, read_rewinds, skipped_ranges
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.removals import load_removals
 from data_service.samples.lanes import Lanes
@@ -18,25 +18,19 @@ from data_service.samples.similar_words import SimilarSource
 from data_service.samples.spec import Annealing, SourceSpec, Stage, StreamSpec, WindowSize
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
-from data_service.stream.positions import PhaseBatches, Positions, SampleAxis, SampleRange, StreamAxis
+from data_service.stream.positions import PhaseBatches, SampleAxis, SampleRange, StepSampleRanges, StreamAxis
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import embedded_languages
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_name
 from launcher.runtime.recipe.phase_parts import PhaseMixture
-from launcher.runtime.recipe.phases import (
-    changing_rate,
-    in_phase,
-    is_staged,
-    planned_steps,
-    source_shares,
-)
+from launcher.runtime.recipe.phases import changing_rate, is_staged, planned_steps, recipe_in_phase, source_shares
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
-from launcher.runtime.recipe.timeline import step_batches
+from launcher.runtime.recipe.timeline import batch_schedule
 from launcher.runtime.run.record import Run
 
 SPIKES_KEY = "spikes"
 """The key of the recent losses (`SpikeHistory`) in a manifest's state."""
-_REWINDS = TypeAdapter(tuple[Rewind, ...])
+_REWINDS_ADAPTER = TypeAdapter(tuple[Rewind, ...])
 
 
 @dataclass(frozen=True)
@@ -56,17 +50,17 @@ class SkippedData:
         return tuple(SampleRange(*span) for span in self.spans)
 
 
-def read_skipped(run: Run, good: CheckpointManifest | None, peers: Peers) -> SkippedData:
+def read_skipped_data(run: Run, good: CheckpointManifest | None, peers: Peers) -> SkippedData:
     """Read the left-out data and the rewinds on rank 0, and return them on all ranks. Raises StoreError on all
     ranks."""
-    gone_back = broadcast_or_raise(peers, lambda: tuple(read_rewinds(run.store)), _REWINDS)
+    gone_back = broadcast_or_raise(peers, lambda: tuple(read_rewinds(run.store)), _REWINDS_ADAPTER)
     return SkippedData(skipped_ranges(good, gone_back), gone_back)
 
 
-def current_skips(run: Run) -> tuple[SampleRange, ...]:
+def current_skipped_ranges(run: Run) -> tuple[SampleRange, ...]:
     """Return the ranges that the run leaves out now. Raises NoGoodCheckpoint, StoreError."""
-    good = newest_good(run.store, Alone(), full=False)
-    return read_skipped(run, good.manifest if good else None, Alone()).ranges
+    good = find_newest_good(run.store, SingleRank(), full=False)
+    return read_skipped_data(run, good.manifest if good else None, SingleRank()).ranges
 
 
 LANES_WINDOW_BATCHES = 64  # number of batches in a window; at its end every lane is cut off
@@ -84,7 +78,7 @@ class StreamLength(Protocol):
 def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     """Return the spec of the training samples of one phase."""
     batch, length = run.recipe.phases[phase].batch, run.recipe.phases[phase].length
-    masking = in_phase(run.recipe, run.recipe.phases[phase]).objective.masking
+    masking = recipe_in_phase(run.recipe, run.recipe.phases[phase]).objective.masking
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
     lanes = rows if isinstance(run.recipe.input, Lanes) else None
     if lanes is None:
@@ -103,31 +97,31 @@ def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
     )
 
 
-def _annealing(run: Run, number: int) -> Annealing | None:
-    phase = run.recipe.phases[number]
-    changing, before = changing_rate(phase), step_batches(run.recipe, phase).units_before
+def _annealing(run: Run, phase_number: int) -> Annealing | None:
+    phase = run.recipe.phases[phase_number]
+    changing, before = changing_rate(phase), batch_schedule(run.recipe, phase).units_before
     if changing is None:
         return None
-    start = sum(each.steps for each in run.recipe.phases[:number])
+    start = sum(each.steps for each in run.recipe.phases[:phase_number])
     passed = before(min(max(0, run.record.data_begins - start), phase.steps))
     return Annealing(end=changing.end, samples=before(planned_steps(phase)), before=passed)
 
 
-def _stages(run: Run, last: int) -> tuple[Stage, ...]:
-    """Return the stages of the phases up to `last`, without phases that ended before the run's data begin."""
+def _stages(run: Run, last_phase: int) -> tuple[Stage, ...]:
+    """Return the stages of the phases up to `last_phase`, without phases that ended before the run's data begin."""
     found, start = [], 0
-    for number, phase in enumerate(run.recipe.phases[: last + 1]):
+    for number, phase in enumerate(run.recipe.phases[: last_phase + 1]):
         begin = max(0, run.record.data_begins - start)
         start += phase.steps
-        if begin < phase.steps or number == last:
+        if begin < phase.steps or number == last_phase:
             begin = begin if begin < phase.steps else 0
-            found.append(_stage(run.recipe, number, begin, last=number == last))
+            found.append(_stage(run.recipe, number, begin, last=number == last_phase))
     return tuple(found)
 
 
 def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
     """Return the stage of a phase that reads data from its step `begin` on. The length of the last one is not used."""
-    phase, before = recipe.phases[number], step_batches(recipe, recipe.phases[number]).units_before
+    phase, before = recipe.phases[number], batch_schedule(recipe, recipe.phases[number]).units_before
     planned = planned_steps(phase) if planned_steps(phase) > begin else phase.steps
     units, mixture = before(planned) - before(begin), phase.mixture or PhaseMixture()
     shares = source_shares(recipe, phase)
@@ -150,7 +144,7 @@ def heldout_spec(run: Run, tokenizer: Tokenizer, phase: int = -1) -> StreamSpec:
     `phase`: whose steps they follow; the last if it is not given. In a phase of clm, the rows are for clm."""
     last, objective = run.recipe.phases[-1], run.recipe.objective
     spec = _split_spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
-    own = objective.on(causal=in_phase(run.recipe, run.recipe.phases[phase]).objective.causal)
+    own = objective.for_rows(causal=recipe_in_phase(run.recipe, run.recipe.phases[phase]).objective.causal)
     return spec.model_copy(update={"input": run.recipe.input.with_single_cut(), "masking": own.masking})
 
 
@@ -159,8 +153,8 @@ def heldout_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
     return [heldout_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
 
 
-def before_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
-    """Return the same of the text that `evaluation.before` names; empty without it. The corpus is taken as it is now.
+def before_text_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
+    """Return the held-out specs of `evaluation.before`; empty without it. The corpus is taken as it is now.
 
     Raises:
         CorpusError: there is no corpus, or it is damaged.
@@ -180,24 +174,24 @@ def before_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
     return [spec.model_copy(update={"sources": (source,)}) for spec in heldout_specs(run, tokenizer)]
 
 
-def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[SampleRange]) -> Positions:
+def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[SampleRange]) -> StepSampleRanges:
     """Return the map from steps to samples.
 
     Args:
         streams: the stream of each phase.
         skips: ranges of data that the run leaves out.
     """
-    phases = [_phase(run, phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
-    return Positions(phases, skips, begin=run.record.data_begins)
+    phases = [_phase_batches(run, phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
+    return StepSampleRanges(phases, skips, begin=run.record.data_begins)
 
 
-def _similar_words(run: Run) -> SimilarSource | None:
+def _similar_word_source(run: Run) -> SimilarSource | None:
     table, content = run.recipe.similar_words, run.record.inputs.similar_words
     return None if table is None or content is None else SimilarSource(uri=table.uri, hash=content)
 
 
-def _phase(run: Run, phase: RecipePhase, stream: StreamLength) -> PhaseBatches:
-    batches, samples = step_batches(run.recipe, phase), stream.samples_per_epoch
+def _phase_batches(run: Run, phase: RecipePhase, stream: StreamLength) -> PhaseBatches:
+    batches, samples = batch_schedule(run.recipe, phase), stream.samples_per_epoch
     in_rows = phase.batch.sequences is not None
     axis = SampleAxis(samples) if in_rows else stream.token_axis()
     staged = is_staged(run.recipe)
@@ -237,7 +231,7 @@ def _split_spec(
         translations=recipe.mixing.translations,
         languages=embedded_languages(recipe.model),
         layout="cls_last" if texts and recipe.model.class_token_last else "cls_first",
-        similar=_similar_words(run),
+        similar=_similar_word_source(run),
         special=tokenizer.special,
         never_masked=tuple(int(i) for i in tokenizer.special_mask.nonzero()[0]),
         vocab_size=tokenizer.vocab_size,

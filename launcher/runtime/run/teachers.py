@@ -14,7 +14,7 @@ from torch import Tensor
 
 from checkpoints.hf.folder import CONFIG, local_folder
 from checkpoints.hf.load import check_same_model, load_pretrained
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import find_tokenizer
@@ -28,7 +28,7 @@ from launcher.errors import RunError
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import causal_after, recipe_after
 from launcher.runtime.run.inputs import TeacherIdentity
-from launcher.runtime.run.record import RECORD, Run, open_run, select_checkpoint
+from launcher.runtime.run.record import RECORD_FILE, Run, open_run, select_checkpoint
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
         teacher = read_teacher(run.recipe, number, tokenizer, known.step)
         if teacher.identity().weights != known.weights:
             raise RunError(
-                f"{_path(number)}.uri: {run.recipe.objective.teachers[number].uri} holds other weights than when "
+                f"{_recipe_path(number)}.uri: {run.recipe.objective.teachers[number].uri} holds other weights than "
+                "when "
                 f"{run.uri} was created",
                 remedy="put the former model back, or create a new run with this one",
             )
@@ -83,10 +84,10 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
         ModelError: its configuration is not the one in the recipe, or it cannot be read.
         CheckpointError, TokenizerError, StoreError: it cannot be read.
     """
-    source, path = recipe.objective.teachers[number], _path(number)
+    source, path = recipe.objective.teachers[number], _recipe_path(number)
     store = open_store(source.uri)
     wanted_step = source.step if step is None else step
-    if store.size(RECORD) is not None:
+    if store.size(RECORD_FILE) is not None:
         found = _teacher_of_run(open_run(source.uri), wanted_step, tokenizer, path)
     elif store.size(CONFIG) is None:
         raise RunError(
@@ -95,13 +96,13 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
         )
     else:
         found = _teacher_of_folder(store, source, tokenizer, path)
-    _check_fit(recipe, source, found.config, tokenizer, path)
+    _check_teacher_fits(recipe, source, found.config, tokenizer, path)
     return found
 
 
 def _teacher_of_run(run: Run, step: int | None, tokenizer: Tokenizer, path: str) -> FoundTeacher:
     if run.record.inputs.tokenizer != tokenizer.hash:
-        raise _other_tokenizer(path, run.uri)
+        raise _other_tokenizer_error(path, run.uri)
     if run.recipe.objective.mlm is None or run.recipe.objective.rtd is not None:
         raise RunError(
             f"{path}.uri: {run.uri} does not train one network to predict masked tokens",
@@ -115,25 +116,25 @@ def _teacher_of_run(run: Run, step: int | None, tokenizer: Tokenizer, path: str)
         )
     model = recipe_after(run.recipe, manifest.step).model
     config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    with Reader(run.store, manifest) as reader:
-        return FoundTeacher(config, {name: reader.read_full(name) for name in _names(config)}, manifest.step)
+    with CheckpointReader(run.store, manifest) as reader:
+        return FoundTeacher(config, {name: reader.read_full(name) for name in _parameter_names(config)}, manifest.step)
 
 
 def _teacher_of_folder(store: Store, source: TeacherSource, tokenizer: Tokenizer, path: str) -> FoundTeacher:
     found = find_tokenizer((store,))
     if found is not None and found.hash != tokenizer.hash:
-        raise _other_tokenizer(path, source.uri)
+        raise _other_tokenizer_error(path, source.uri)
     with local_folder(store) as folder:
         pretrained = load_pretrained(folder)
         return FoundTeacher(pretrained.config, pretrained.tensors, None)
 
 
-def _names(config: ModelConfig) -> list[str]:
+def _parameter_names(config: ModelConfig) -> list[str]:
     with on_meta():
         return [name for name, _ in Teacher(config).named_parameters()]
 
 
-def _check_fit(
+def _check_teacher_fits(
     recipe: Recipe, source: TeacherSource, found: ModelConfig, tokenizer: Tokenizer, path: str
 ) -> None:
     resized_model = source.model.model_copy(
@@ -142,9 +143,7 @@ def _check_fit(
     try:
         check_same_model(resized_model, found, source.uri)
     except ModelError as error:
-        raise ModelError(
-            f"{path}.model: {error.problem}", remedy=f"set {path}.model to the values there"
-        ) from error
+        raise ModelError(f"{path}.model: {error.problem}", remedy=f"set {path}.model to the values there") from error
     student = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if found.vocab != student.vocab:
         raise RunError(
@@ -160,12 +159,12 @@ def _check_fit(
         )
 
 
-def _other_tokenizer(path: str, uri: str) -> RunError:
+def _other_tokenizer_error(path: str, uri: str) -> RunError:
     return RunError(
         f"{path}.uri: {uri} has another tokenizer than this run, so its predictions are of other tokens",
         remedy="take the teacher's tokenizer, and a corpus that was built with it",
     )
 
 
-def _path(number: int) -> str:
+def _recipe_path(number: int) -> str:
     return f"objective.distil.teachers.{number}"

@@ -12,15 +12,15 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
-from launcher.runtime.run.record import RECORD
+from launcher.runtime.run.record import RECORD_FILE
 
-MODULES = "modules.json"
-SETTINGS = "config_sentence_transformers.json"
-_RECORD_NAME = "sentence_transformer"
-_ENCODER = "sentence_bert_config.json"
-_TOKENIZER = "tokenizer_config.json"
-_NO_LENGTH = 1 << 30  # lengths above this mean "no limit", for which transformers writes a huge number
-_COPIED_FILES = (SETTINGS, _ENCODER, "sentence_roberta_config.json", "sentence_xlnet_config.json")
+MODULES_FILE = "modules.json"
+SETTINGS_FILE = "config_sentence_transformers.json"
+_RUN_FOLDER = "sentence_transformer"
+_ENCODER_FILE = "sentence_bert_config.json"
+_TOKENIZER_FILE = "tokenizer_config.json"
+_MAX_REAL_LENGTH = 1 << 30  # lengths above this mean "no limit", for which transformers writes a huge number
+_COPIED_FILES = (SETTINGS_FILE, _ENCODER_FILE, "sentence_roberta_config.json", "sentence_xlnet_config.json")
 
 
 def keep_modules(recipe: Recipe, store: Store) -> None:
@@ -33,20 +33,20 @@ def keep_modules(recipe: Recipe, store: Store) -> None:
     if recipe.start in (SCRATCH, TEACHER):
         return
     start = open_store(recipe.start)
-    store_modules(store, kept_modules(start) if start.size(RECORD) is not None else _modules_in(start))
+    store_modules(store, read_kept_modules(start) if start.size(RECORD_FILE) is not None else _read_modules(start))
 
 
 def store_modules(store: Store, files: dict[str, bytes]) -> None:
-    """Store the files of modules in a run, where `kept_modules` reads them."""
+    """Store the files of modules in a run, where `read_kept_modules` reads them."""
     for key, content in files.items():
-        store.put(f"{_RECORD_NAME}/{key}", content)
+        store.put(f"{_RUN_FOLDER}/{key}", content)
 
 
-def kept_modules(store: Store) -> dict[str, bytes]:
+def read_kept_modules(store: Store) -> dict[str, bytes]:
     """Return the files of the modules that a run keeps, by path in the folder. Empty if the run did not start from a
     SentenceTransformer folder."""
-    keys = [entry.key for entry in store.list(f"{_RECORD_NAME}/")]
-    return {key.removeprefix(f"{_RECORD_NAME}/"): store.get(key) for key in keys}
+    keys = [entry.key for entry in store.list(f"{_RUN_FOLDER}/")]
+    return {key.removeprefix(f"{_RUN_FOLDER}/"): store.get(key) for key in keys}
 
 
 def write_modules(folder: Path, files: dict[str, bytes]) -> None:
@@ -56,33 +56,33 @@ def write_modules(folder: Path, files: dict[str, bytes]) -> None:
         (folder / key).write_bytes(content)
 
 
-def prompts_in(files: dict[str, bytes]) -> dict[str, str]:
-    """Return the prompts, texts that are put before the text to encode, by name."""
-    prompts = _fields(files.get(SETTINGS, b"{}"), SETTINGS).get("prompts")
+def find_prompts(files: dict[str, bytes]) -> dict[str, str]:
+    """Return the prompts by name: texts that are put before the text to encode."""
+    prompts = _json_fields(files.get(SETTINGS_FILE, b"{}"), SETTINGS_FILE).get("prompts")
     return {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
 
 
-def _modules_in(folder: Store) -> dict[str, bytes]:
-    if folder.size(MODULES) is None:
+def _read_modules(folder: Store) -> dict[str, bytes]:
+    if folder.size(MODULES_FILE) is None:
         return {}
-    found = {name: folder.get(name) for name in (MODULES, *_COPIED_FILES) if folder.size(name) is not None}
+    found = {name: folder.get(name) for name in (MODULES_FILE, *_COPIED_FILES) if folder.size(name) is not None}
     try:
-        paths = [str(module["path"]) for module in parse_json(found[MODULES])]
+        paths = [str(module["path"]) for module in parse_json(found[MODULES_FILE])]
     except (ValueError, TypeError, KeyError) as error:
         raise ModelError(
-            f"{folder.uri.rstrip('/')}/{MODULES} is damaged: {error}", remedy="fetch the folder again"
+            f"{folder.uri.rstrip('/')}/{MODULES_FILE} is damaged: {error}", remedy="fetch the folder again"
         ) from error
     for path in paths:
         # Not the encoder, whose path is "": an export writes its own files.
         if path and Path(path).name == path:
             found |= {entry.key: folder.get(entry.key) for entry in folder.list(f"{path}/")}
-    return found | _with_length(
+    return found | _settings_with_length(
         folder,
-        _fields(found.get(_ENCODER, b"{}"), f"{folder.uri.rstrip('/')}/{_ENCODER}"),
+        _json_fields(found.get(_ENCODER_FILE, b"{}"), f"{folder.uri.rstrip('/')}/{_ENCODER_FILE}"),
     )
 
 
-def _fields(data: bytes, where: str) -> dict[str, object]:
+def _json_fields(data: bytes, where: str) -> dict[str, object]:
     try:
         found = parse_json(data)
     except ValueError as error:
@@ -92,11 +92,13 @@ def _fields(data: bytes, where: str) -> dict[str, object]:
     return found
 
 
-def _with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
+def _settings_with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
     """Return the encoder's settings file with the longest length of texts, if the file lacks it: version 6 of
     SentenceTransformers keeps the length with the tokenizer."""
-    if "max_seq_length" in fields or folder.size(_TOKENIZER) is None:
+    if "max_seq_length" in fields or folder.size(_TOKENIZER_FILE) is None:
         return {}
-    length = _fields(folder.get(_TOKENIZER), f"{folder.uri.rstrip('/')}/{_TOKENIZER}").get("model_max_length")
-    known = isinstance(length, int) and length < _NO_LENGTH
-    return {_ENCODER: json.dumps(fields | {"max_seq_length": length}).encode()} if known else {}
+    length = _json_fields(folder.get(_TOKENIZER_FILE), f"{folder.uri.rstrip('/')}/{_TOKENIZER_FILE}").get(
+        "model_max_length"
+    )
+    known = isinstance(length, int) and length < _MAX_REAL_LENGTH
+    return {_ENCODER_FILE: json.dumps(fields | {"max_seq_length": length}).encode()} if known else {}

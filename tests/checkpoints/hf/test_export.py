@@ -134,8 +134,6 @@ def ensure_transformers_loads_both(
 
 def test_separate_embeddings_can_be_disentangled_but_not_shared(tmp_path: Path) -> None:
     model = joint(ELECTRA, "gradient_disentangled")
-    export_pair(
-        parameters_of(model).__getitem__, ELECTRA, {}, open_store(str(tmp_path)), "gradient_disentangled"
-    )
+    export_pair(parameters_of(model).__getitem__, ELECTRA, {}, open_store(str(tmp_path)), "gradient_disentangled")
     with pytest.raises(ModelError, match=rf"{tmp_path} .*embeddings.*\bword"):
         pair_weights_for(ELECTRA, tmp_path)

@@ -16,7 +16,7 @@ from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import FAMILIES, ModelConfig, interchange
+from encoder_core.families.catalogue import FAMILIES, ModelConfig, hf_format_of
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.interchange import Heads
@@ -24,7 +24,7 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.modules.network import build_network
 from tests.support.models.parity import assert_close, make_batch, pad, parameters_of, random_weights
 from tests.support.models.written import export_model
 
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[ModelConfig, Heads]] = {
 
 @pytest.mark.parametrize(("config", "heads"), CASES.values(), ids=CASES)
 def test_out_and_back(tmp_path: Path, config: ModelConfig, heads: Heads) -> None:
-    parameters = parameters_of(random_weights(network(config, heads)))
+    parameters = parameters_of(random_weights(build_network(config, heads)))
     export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path / "out")), heads)
     found = load_pretrained(tmp_path / "out", heads)
     assert found.config == config
@@ -72,9 +72,7 @@ def test_out_and_back(tmp_path: Path, config: ModelConfig, heads: Heads) -> None
     factories = {"mlm": AutoModelForMaskedLM, "none": AutoModel}
     factory = factories.get(heads, AutoModelForPreTraining)  # XLNet's is among the latter
     theirs, report = factory.from_pretrained(tmp_path / "out", output_loading_info=True)
-    fresh = {
-        name for name in report["missing_keys"] if name.startswith("pooler.")
-    }  # which no vector comes from
+    fresh = {name for name in report["missing_keys"] if name.startswith("pooler.")}  # which no vector comes from
     assert not any(set(value) - fresh for value in report.values()), report
     theirs.save_pretrained(tmp_path / "theirs")
     again = load_pretrained(tmp_path / "theirs", heads)
@@ -101,22 +99,20 @@ def small(family: type[ModelConfig]) -> ModelConfig:
     [*map(small, FAMILIES), BertConfig(**SHAPE, token_types=0)],
     ids=lambda config: f"{config.family}-{getattr(config, 'token_types', '')}",
 )
-def test_an_export_names_a_class_that_loads_it_or_none(
-    tmp_path: Path, config: ModelConfig, heads: Heads
-) -> None:
+def test_an_export_names_a_class_that_loads_it_or_none(tmp_path: Path, config: ModelConfig, heads: Heads) -> None:
     """By AutoModel, too, with our hidden states; logits are held to those of each class in tests/parity."""
     try:
-        named = interchange(config, heads).architecture
+        named = hf_format_of(config, heads).architecture
     except ModelError:
         return  # refused: see test_what_transformers_has_no_class_for_is_refused
-    model = random_weights(network(config, heads)).eval()
+    model = random_weights(build_network(config, heads)).eval()
     export_model(parameters_of(model).__getitem__, config, {}, open_store(str(tmp_path)), heads)
     assert json.loads((tmp_path / "config.json").read_bytes()).get("architectures") == (named and [named])
     if named is None:
         with pytest.raises(ValueError, match=config.family):
             AutoModel.from_pretrained(tmp_path)
         return
-    batch = make_batch([12, 40, 3], config.vocabulary)
+    batch = make_batch([12, 40, 3], config.vocabulary_size)
     padded = pad(batch, config.pad_id)
     inputs = {"input_ids": padded.input_ids, "attention_mask": padded.attention_mask}
     for theirs in (
@@ -130,7 +126,7 @@ def test_an_export_names_a_class_that_loads_it_or_none(
 
 def test_a_missing_head_is_named(tmp_path: Path) -> None:
     config = BertConfig(**SHAPE)
-    parameters = parameters_of(random_weights(network(config, "mlm")))
+    parameters = parameters_of(random_weights(build_network(config, "mlm")))
     export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path)))
     with pytest.raises(ModelError, match=r"missing bert\.pooler\.dense\.bias.*cls\.seq_relationship"):
         load_pretrained(tmp_path, "mlm_pair")
@@ -159,7 +155,7 @@ def test_strangers_are_not_a_pair(tmp_path: Path) -> None:
         (2, "discriminator", ELECTRA, "rtd"),
     )
     for seed, part, config, heads in strangers:
-        parameters = parameters_of(random_weights(network(config, heads), seed))
+        parameters = parameters_of(random_weights(build_network(config, heads), seed))
         export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path / part)), heads)
     with pytest.raises(ModelError, match=rf"{tmp_path} .*embeddings"):
         pair_weights_for(ELECTRA, tmp_path)

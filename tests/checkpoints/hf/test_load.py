@@ -11,7 +11,7 @@ from transformers import RobertaForMaskedLM
 
 from checkpoints.hf.load import load_pretrained, weights_for
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import interchange
+from encoder_core.families.catalogue import hf_format_of
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models.parity import make_batch, pad, random_weights
@@ -21,7 +21,7 @@ CONFIG = RobertaConfig(layers=2, hidden=32, heads=4, feed_forward=48, max_length
 
 @pytest.fixture
 def theirs() -> RobertaForMaskedLM:
-    return random_weights(RobertaForMaskedLM(TheirConfig(**interchange(CONFIG).fields))).eval()
+    return random_weights(RobertaForMaskedLM(TheirConfig(**hf_format_of(CONFIG).fields))).eval()
 
 
 @pytest.fixture

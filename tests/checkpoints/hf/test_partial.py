@@ -89,9 +89,7 @@ def test_an_encoder_must_be_whole(tmp_path: Path) -> None:
     save_file({name: value for name, value in state.items() if name != gone}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=rf"missing bert\.{gone}"):
         weights_for(read_folder_config(tmp_path), tmp_path)
-    save_file(
-        state | {"encoder.layer.2.output.dense.bias": state[gone].clone()}, tmp_path / "model.safetensors"
-    )
+    save_file(state | {"encoder.layer.2.output.dense.bias": state[gone].clone()}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"unknown bert\.encoder\.layer\.2"):
         weights_for(read_folder_config(tmp_path), tmp_path)
 

@@ -33,12 +33,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int
 def drawn(seed: int) -> dict[str, Tensor]:
     """Tensors of all types, among them transposed, empty and tied ones and scalars."""
     draw = torch.Generator().manual_seed(seed)
-    found = {
-        f"layer.{n}": (torch.randn(n, 3, generator=draw) * 9).to(dtype) for n, dtype in enumerate(DTYPES)
-    }
-    return OrderedDict(
-        found | {"turned": found["layer.2"].t(), "scalar": torch.tensor(2.5), "tied": found["layer.2"]}
-    )
+    found = {f"layer.{n}": (torch.randn(n, 3, generator=draw) * 9).to(dtype) for n, dtype in enumerate(DTYPES)}
+    return OrderedDict(found | {"turned": found["layer.2"].t(), "scalar": torch.tensor(2.5), "tied": found["layer.2"]})
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -61,11 +57,7 @@ def converted(folder: Path) -> dict[str, Tensor]:
         convert_network(LocalStore(folder / "model"), folder / "out")
     finally:
         assert not list((folder / "temporary").iterdir())
-    return {
-        name: value
-        for path in (folder / "out").glob("*.safetensors")
-        for name, value in load_file(path).items()
-    }
+    return {name: value for path in (folder / "out").glob("*.safetensors") for name, value in load_file(path).items()}
 
 
 @pytest.mark.parametrize("zipped", [True, pytest.param(False, marks=pytest.mark.long)])
@@ -171,9 +163,7 @@ def test_damage_is_refused_or_changes_values_only(folder: Path, seed: int, zippe
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "content", [b"", b"\x80\x02.", b"\x80\x02cos\nsystem\n(S'true'\ntR.", b"(" * 10_000_000]
-)
+@pytest.mark.parametrize("content", [b"", b"\x80\x02.", b"\x80\x02cos\nsystem\n(S'true'\ntR.", b"(" * 10_000_000])
 def test_what_torch_did_not_write_is_refused(folder: Path, content: bytes) -> None:
     (folder / "model/pytorch_model.bin").write_bytes(content)
     with pytest.raises(ModelError, match="refused"):
@@ -204,7 +194,7 @@ import ctypes, os, socket, subprocess, sys
 from checkpoints.hf import pickled_process as confined
 confined._preload_torch_loader()
 libc = ctypes.CDLL(None, use_errno=True)
-confined._confine(1000)
+confined._confine_process(1000)
 def attempts():
     yield lambda: open("/etc/passwd")
     yield lambda: socket.socket()
@@ -231,8 +221,6 @@ os._exit(0)
 def test_the_process_can_do_nothing_even_if_something_ran(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.touch()
-    done = subprocess.run(
-        [sys.executable, "-c", CONFINED, victim], capture_output=True, check=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", CONFINED, victim], capture_output=True, check=True, timeout=300)
     assert done.stdout == b"[]"
     assert victim.exists()

@@ -16,11 +16,11 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from checkpoints.hf.load import load_pretrained
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import ModelConfig, build_encoder, interchange
+from encoder_core.families.catalogue import ModelConfig, build_encoder, hf_format_of
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
-from encoder_core.families.interchange import ENCODER, Heads
+from encoder_core.families.interchange import ENCODER_PREFIX, Heads
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
@@ -71,9 +71,7 @@ def configs(draw: st.DrawFn, family: type[ModelConfig]) -> ModelConfig:
     if family in (DebertaConfig, DebertaV2Config):
         fields["mask_decoder"] = "plain"  # the enhanced one's positions have no place in their model
     if family in (ModernBertConfig, EuroBertConfig):
-        fields["attention_output_dropout"] = (
-            fields["attention_dropout"] if family is ModernBertConfig else 0.0
-        )
+        fields["attention_output_dropout"] = fields["attention_dropout"] if family is ModernBertConfig else 0.0
     if family is ModernBertConfig:  # a period is seen where it begins again
         fields["layers"] = max(fields["layers"], fields["global_every"] + 1)
     if family is EuroBertConfig:
@@ -87,7 +85,7 @@ def configs(draw: st.DrawFn, family: type[ModelConfig]) -> ModelConfig:
 
 
 def their_model(config: ModelConfig, heads: Heads, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    their = interchange(config, heads)
+    their = hf_format_of(config, heads)
     described = {name: value for name, value in their.fields.items() if name != "model_type"}
     settings_ = AutoConfig.for_model(their.fields["model_type"], **described)
     return random_weights(getattr(transformers, str(their.architecture))(settings_)).to(dtype)
@@ -138,7 +136,7 @@ def assert_same_states(
     theirs = AutoModel.from_pretrained(folder, dtype=dtype).eval()
     encoder = build_encoder(config).to(dtype).eval()
     for name, parameter in encoder.named_parameters():
-        parameter.copy_(tensors[ENCODER + name])
+        parameter.copy_(tensors[ENCODER_PREFIX + name])
     segments = config.family in TYPES and getattr(config, "token_types", 0) > 1
     batch = make_batch([17, 3, 1, 20], VOCAB, segments=segments)
     padded = pad(batch, config.pad_id)

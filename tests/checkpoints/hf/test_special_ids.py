@@ -16,7 +16,7 @@ from data_service.tokenizers.tokenizer import Kind
 from encoder_core.errors import ModelError
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import ModelConfig, interchange
+from encoder_core.families.catalogue import ModelConfig, hf_format_of
 from encoder_core.families.interchange import Heads
 from encoder_core.families.roberta import RobertaConfig
 from launcher.errors import RunError
@@ -51,7 +51,7 @@ def test_a_config_has_the_ids_of_its_tokenizer(tmp_path: Path, name: str) -> Non
 
 
 def described(folder: Path, config: ModelConfig, heads: Heads, **changes: Any) -> dict[str, Any]:
-    fields = interchange(config, heads).fields | changes
+    fields = hf_format_of(config, heads).fields | changes
     (folder / CONFIG).write_text(json.dumps(fields))
     return fields
 

@@ -16,11 +16,11 @@ from data_service.store.open import open_store
 from encoder_core.errors import ModelError
 from encoder_core.families.bart import BartConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import FAMILIES, ModelConfig, interchange
+from encoder_core.families.catalogue import FAMILIES, ModelConfig, hf_format_of
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.modules.network import build_network
 from tests.checkpoints.hf.test_families import CASES as OTHERS
 from tests.checkpoints.hf.test_families import SHAPE
 from tests.support.models.parity import parameters_of, random_weights
@@ -39,15 +39,15 @@ CASES: dict[str, tuple[ModelConfig, Heads]] = {
 
 def copies(config: ModelConfig, heads: Heads) -> Iterator[tuple[str, str, str]]:
     """Each tied name, the name of what it is a copy of, and our name for both."""
-    its = interchange(config, heads)
+    its = hf_format_of(config, heads)
     for name in its.table.tied:
         ours = BIAS if name.endswith("bias") else WORDS
-        yield name, its.table.names(its.layers)[ours], ours
+        yield name, its.table.their_names(its.layers)[ours], ours
 
 
 def exported(config: ModelConfig, heads: Heads, folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Our parameters, and the file's."""
-    parameters = parameters_of(random_weights(network(config, heads)))
+    parameters = parameters_of(random_weights(build_network(config, heads)))
     export_model(parameters.__getitem__, config, {}, open_store(str(folder)), heads)
     return parameters, load_file(folder / WEIGHTS)
 
@@ -57,9 +57,9 @@ def write(folder: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def test_no_family_is_missing() -> None:
-    families = {config.family for config, heads in CASES.values() if interchange(config, heads).table.tied}
+    families = {config.family for config, heads in CASES.values() if hf_format_of(config, heads).table.tied}
     shape = SHAPE | {"feed_forward": 128}
-    assert families >= {config.family for config in (its(**shape) for its in FAMILIES) if config.tied}
+    assert families >= {config.family for config in (its(**shape) for its in FAMILIES) if config.has_tied_decoder}
 
 
 @pytest.mark.parametrize(("config", "heads"), CASES.values(), ids=CASES)
@@ -83,9 +83,7 @@ def test_one_number_of_a_copy_decides(tmp_path: Path, config: ModelConfig, heads
             assert original in str(error.value)
             assert str(tmp_path) in str(error.value)
 
-        write(
-            tmp_path, {name: tensor for name, tensor in tensors.items() if name != original} | {copy: changed}
-        )
+        write(tmp_path, {name: tensor for name, tensor in tensors.items() if name != original} | {copy: changed})
         assert torch.equal(load_pretrained(tmp_path, heads).tensors[ours], changed)
 
 
@@ -96,9 +94,7 @@ def test_who_reads_the_encoder_alone_is_not_asked_about_its_head(tmp_path: Path)
     assert WORDS in weights_for(config, tmp_path, "none")
 
 
-@pytest.mark.parametrize(
-    "name", ["bert", "albert-pair", "xlnet", "modernbert", "xlm", "electra-generator", "bart"]
-)
+@pytest.mark.parametrize("name", ["bert", "albert-pair", "xlnet", "modernbert", "xlm", "electra-generator", "bart"])
 def test_transformers_reads_the_same(tmp_path: Path, name: str) -> None:
     """With a lone copy the same model as with the original, with another copy another model."""
     config, heads = CASES[name]

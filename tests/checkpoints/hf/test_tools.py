@@ -63,17 +63,14 @@ def test_pipelines_take_long_text(exports: Path, name: str, folder: str) -> None
 
 
 @pytest.mark.parametrize(("name", "folder"), NETWORKS)
-def test_a_classifier_does_not_mind_its_batch_and_takes_a_training_step(
-    exports: Path, name: str, folder: str
-) -> None:
+def test_a_classifier_does_not_mind_its_batch_and_takes_a_training_step(exports: Path, name: str, folder: str) -> None:
     """XLNet's class token is its last, and must not become padding."""
     where = exports / name / folder
     tokenizer = transformers.AutoTokenizer.from_pretrained(where)
     torch.manual_seed(0)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(where, num_labels=2).eval()
     alone, batch = (
-        tokenizer(texts, truncation=True, padding=True, return_tensors="pt")
-        for texts in (["a rank"], ["a rank", LONG])
+        tokenizer(texts, truncation=True, padding=True, return_tensors="pt") for texts in (["a rank"], ["a rank", LONG])
     )
     with torch.no_grad():
         logits = [model(**given).logits[0] for given in (alone, batch)]

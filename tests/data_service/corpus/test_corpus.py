@@ -38,7 +38,7 @@ def test_a_flipped_byte_in_any_part_of_any_file_is_named(corpus: Path) -> None:
     manifest = load_manifest(open_store(corpus))
     blocks = {
         (
-            table.key(i),
+            table.block_shard_key(i),
             int(table.offset[i]),
         ): f"bytes {table.offset[i]} to {table.offset[i] + table.length[i]}"
         for table in (manifest.train, manifest.heldout)

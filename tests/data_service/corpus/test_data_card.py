@@ -19,7 +19,7 @@ from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.remove import documents_by_id, remove_documents
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.file_kinds import PREPARED_DOCUMENTS, STATISTICS
+from data_service.ingest.file_kinds import PREPARED_DOCUMENTS_PREFIX, STATISTICS_KEY
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.contamination import EvaluationText, build_index, dump_index
 from data_service.prepare.prepare import prepare
@@ -98,9 +98,9 @@ def test_counts_are_those_of_the_documents(folder: Path) -> None:
         expected = {value: (documents[value], tokens[value]) for value in documents}
         assert built.origin.values[field] == expected
     (found,) = built.origin.prepared
-    statistics = json.loads((folder / "one" / STATISTICS).read_bytes())
+    statistics = json.loads((folder / "one" / STATISTICS_KEY).read_bytes())
     assert [stage.model_dump() for stage in found.stages] == statistics["stages"]
-    assert found.digest == hashlib.sha256((folder / "one" / STATISTICS).read_bytes()).hexdigest()
+    assert found.digest == hashlib.sha256((folder / "one" / STATISTICS_KEY).read_bytes()).hexdigest()
     assert {name: one.documents for name, one in found.sources.items()} == {
         name: one["documents_kept"] for name, one in statistics["sources"].items()
     }
@@ -110,7 +110,7 @@ def test_counts_are_those_of_the_documents(folder: Path) -> None:
 
 
 def splits(uri: str) -> list[str]:
-    return [split.split for split in make_card(open_corpus(uri)).searched]
+    return [split.split for split in make_card(open_corpus(uri)).searched_splits]
 
 
 @pytest.mark.long
@@ -122,9 +122,7 @@ def test_a_split_counts_as_searched_for_if_all_text_was(folder: Path, tmp_path: 
     assert splits(build(tmp_path, "joined", folder / "one", tmp_path / "third")) == []
     raw = write_jsonl(tmp_path / "raw.jsonl", DOCUMENTS[90:100])
     lacks = ProvenanceOptions(id="id", source="source", licence="licence", may_lack=("source", "licence"))
-    mixed = build(
-        tmp_path, "mixed", folder / "one", raw, options=OPTIONS.model_copy(update={"provenance": lacks})
-    )
+    mixed = build(tmp_path, "mixed", folder / "one", raw, options=OPTIONS.model_copy(update={"provenance": lacks}))
     assert splits(mixed) == []
     (part,) = make_card(open_corpus(mixed)).built
     assert part.origin is not None
@@ -149,16 +147,16 @@ def test_a_merged_corpus_claims_what_all_parts_do(folder: Path, tmp_path: Path) 
 
 def test_a_file_that_was_not_prepared_is_refused(tmp_path: Path) -> None:
     place = prepared(tmp_path, "third", DOCUMENTS[:30], [])
-    stored = sorted((place / PREPARED_DOCUMENTS).iterdir())
-    pq.write_table(pq.read_table(stored[0]), place / PREPARED_DOCUMENTS / "999999.parquet")
+    stored = sorted((place / PREPARED_DOCUMENTS_PREFIX).iterdir())
+    pq.write_table(pq.read_table(stored[0]), place / PREPARED_DOCUMENTS_PREFIX / "999999.parquet")
     with pytest.raises(InputError, match=r"999999\.parquet"):
         build(tmp_path, "refused", place)
-    (place / PREPARED_DOCUMENTS / "999999.parquet").unlink()
+    (place / PREPARED_DOCUMENTS_PREFIX / "999999.parquet").unlink()
     pq.write_table(pq.read_table(stored[0]).slice(1), stored[0])
     with pytest.raises(InputError, match=stored[0].name):
         build(tmp_path, "refused", place)
-    (place / STATISTICS).write_text("{}")
-    with pytest.raises(InputError, match=STATISTICS):
+    (place / STATISTICS_KEY).write_text("{}")
+    with pytest.raises(InputError, match=STATISTICS_KEY):
         build(tmp_path, "refused", place)
 
 
@@ -189,4 +187,4 @@ def test_a_corpus_of_plain_files_says_nothing(tmp_path: Path) -> None:
     manifest = open_corpus(build(tmp_path, "plain", raw, options=SMALL)).manifest
     assert manifest.origin is None
     assert b'"version":6,' in (tmp_path / "plain" / MANIFEST_KEY).read_bytes()[:60]
-    assert not make_card(open_corpus(str(tmp_path / "plain"))).has_facts
+    assert not make_card(open_corpus(str(tmp_path / "plain"))).has_facts_beyond_inputs

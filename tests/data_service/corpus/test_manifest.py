@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from data_service.corpus.block_columns import MIN_BLOCKS
-from data_service.corpus.manifest import DTYPES, BlockTable, CorpusManifest, Digests, block_table
+from data_service.corpus.block_columns import MIN_BLOCKS_STORED_APART
+from data_service.corpus.manifest import DTYPES, BlockTable, CorpusManifest, Digests, make_block_table
 from data_service.corpus.manifest_file import dump_manifest, load_manifest, parse_manifest, save_manifest
 from data_service.errors import CorpusError
 from data_service.store.local import LocalStore
@@ -32,7 +32,7 @@ class CountingStore(LocalStore):
 
 
 STORE = open_store("corpus")
-TRAIN = block_table(
+TRAIN = make_block_table(
     [(0, 0, 2048, 100, 9, 2), (1, 0, 1024, 50, 5, 1), (1, 1024, 1024, 7, 1, 1)],
     ["0" * 32, "1" * 32, "a" * 32],
     ["train/000000.tar", "train/000001.tar"],
@@ -48,7 +48,7 @@ MANIFEST = CorpusManifest(
     vocab_size=5,
     heldout_fraction=0.25,
     train=TRAIN,
-    heldout=block_table([], [], []),
+    heldout=make_block_table([], [], []),
     unigram=np.array([100, 50, 0, 7, 0], dtype=np.int64),
     shard_sizes={"train/000000.tar": 10240, "train/000001.tar": 10240},
     shard_digests={"train/000000.tar": "2" * 32, "train/000001.tar": "3" * 32},
@@ -112,7 +112,7 @@ def test_contents_that_contradict_themselves_are_refused(change: dict[str, Any],
 def test_the_fingerprint_is_that_of_the_tokens() -> None:
     same = replace(MANIFEST, options={"inputs": ["elsewhere"]}, counts={})
     assert same.fingerprint == MANIFEST.fingerprint
-    other = replace(MANIFEST, train=changed(digest=Digests.from_texts(["5" * 32, *TRAIN.digest[1:]]).raw))
+    other = replace(MANIFEST, train=changed(digest=Digests.from_hex(["5" * 32, *TRAIN.digest[1:]]).raw))
     assert other.fingerprint != MANIFEST.fingerprint
     assert replace(MANIFEST, tokenizer_hash="cd" * 32).fingerprint != MANIFEST.fingerprint
 
@@ -127,42 +127,42 @@ def many(seed: int, blocks: int) -> CorpusManifest:
     draw = np.random.default_rng(seed)
     places = [(n // 64, n % 64 * 100, 100, *draw.integers(1, 1 << 40, 3).tolist()) for n in range(blocks)]
     shards = [f"train/{n:06d}.tar" for n in range(-(-blocks // 64))]
-    train = block_table(places, [draw.bytes(16).hex() for _ in range(blocks)], shards)
+    train = make_block_table(places, [draw.bytes(16).hex() for _ in range(blocks)], shards)
     sizes, digests = dict.fromkeys(shards, 6400), dict.fromkeys(shards, "3" * 32)
     return replace(MANIFEST, train=train, shard_sizes=sizes, shard_digests=digests)
 
 
 @pytest.mark.long
 def test_tables_of_many_blocks_are_stored_apart_and_read_a_column_at_a_time(tmp_path: Path) -> None:
-    manifest = many(1, MIN_BLOCKS)
+    manifest = many(1, MIN_BLOCKS_STORED_APART)
     store = CountingStore(tmp_path)
     save_manifest(store, manifest)
     loaded = load_manifest(store)
     assert loaded.fingerprint == manifest.fingerprint == loaded.computed_fingerprint
     (size,) = (store.size(key) for key in store.listed() if key.startswith("blocks/train"))
-    assert size == 60 * MIN_BLOCKS
+    assert size == 60 * MIN_BLOCKS_STORED_APART
     fresh = load_manifest(store)
     store.read.clear()
     assert fresh.fingerprint == manifest.fingerprint
-    assert (len(fresh.train), len(fresh.heldout), store.read) == (MIN_BLOCKS, 0, [])
+    assert (len(fresh.train), len(fresh.heldout), store.read) == (MIN_BLOCKS_STORED_APART, 0, [])
     np.testing.assert_array_equal(fresh.train.tokens, manifest.train.tokens)
-    assert sum(store.read) == 8 * MIN_BLOCKS
+    assert sum(store.read) == 8 * MIN_BLOCKS_STORED_APART
     for name, kind in DTYPES.items():
         np.testing.assert_array_equal(fresh.train.columns[name], manifest.train.columns[name])
         assert fresh.train.columns[name].dtype == kind
     assert list(fresh.train.digest[5:9]) == list(manifest.train.digest)[5:9]
-    few = many(2, MIN_BLOCKS - 1)
+    few = many(2, MIN_BLOCKS_STORED_APART - 1)
     save_manifest(LocalStore(tmp_path / "few"), few)
     assert not (tmp_path / "few" / "blocks").exists()
 
 
 @pytest.mark.long
 def test_damage_in_a_column_is_found_when_it_is_read_and_names_the_column(tmp_path: Path) -> None:
-    manifest = many(3, MIN_BLOCKS)
+    manifest = many(3, MIN_BLOCKS_STORED_APART)
     save_manifest(LocalStore(tmp_path), manifest)
     (file,) = (tmp_path / "blocks").glob("train-*.bin")
     data = file.read_bytes()
-    ends = np.cumsum([MIN_BLOCKS * np.dtype(kind).itemsize for kind in DTYPES.values()])
+    ends = np.cumsum([MIN_BLOCKS_STORED_APART * np.dtype(kind).itemsize for kind in DTYPES.values()])
     for position in np.random.default_rng().integers(0, len(data), 12).tolist():
         changed = bytearray(data)
         changed[position] ^= 1 << (position % 8)

@@ -52,7 +52,7 @@ def read(corpus: Corpus, split: str) -> list[Documents]:
 
 
 def removed(corpus: Corpus, split: str) -> set[int]:
-    return set(load_removals(corpus.store, corpus.manifest).for_split(split).documents.tolist())
+    return set(load_removals(corpus.store, corpus.manifest).removed_documents(split).documents.tolist())
 
 
 def merge(uris: list[str], out: Path) -> MergeReport:
@@ -79,9 +79,7 @@ def later_copies(parts: list[Corpus]) -> dict[str, set[int]]:
 
 
 some_documents = st.lists(
-    st.lists(
-        st.tuples(st.integers(5, 7), st.integers(5, 7)) | st.tuples(st.integers(5, 7)), min_size=1, max_size=6
-    ),
+    st.lists(st.tuples(st.integers(5, 7), st.integers(5, 7)) | st.tuples(st.integers(5, 7)), min_size=1, max_size=6),
     min_size=1,
     max_size=3,
 )
@@ -153,7 +151,7 @@ def test_documents_one_after_another_and_later_copies_left_out(
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of blocks in the manifest, or apart as in a large corpus."""
     if request.param:
-        monkeypatch.setattr(manifest_file, "MIN_BLOCKS", 1)
+        monkeypatch.setattr(manifest_file, "MIN_BLOCKS_STORED_APART", 1)
 
 
 @pytest.mark.long
@@ -161,8 +159,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_stream_reads_the_parts_and_no_removed_text(tmp_path: Path) -> None:
     blocks = [random_block(seed, 400) for seed in range(6)]
     uris = [
-        write_corpus(tmp_path / n, blocks[at : at + 2], [random_block(9 + at, 200)])
-        for n, at in (("a", 0), ("b", 2))
+        write_corpus(tmp_path / n, blocks[at : at + 2], [random_block(9 + at, 200)]) for n, at in (("a", 0), ("b", 2))
     ]
     uris.append(write_corpus(tmp_path / "c", [blocks[0], blocks[4]], [random_block(20, 200)]))
     merge(uris, tmp_path / "merged")
@@ -189,9 +186,7 @@ def test_built_corpora_with_provenance(tmp_path: Path) -> None:
     texts = {"a": DOCUMENTS[:40], "b": [*DOCUMENTS[30:], "short"]}
     for name, documents in texts.items():
         file = write_jsonl(tmp_path / f"in-{name}" / "x.jsonl", documents)
-        file.write_text(
-            file.read_text().replace('{"id": ', f'{{"id": "{name}-').replace(', "text"', '", "text"')
-        )
+        file.write_text(file.read_text().replace('{"id": ', f'{{"id": "{name}-').replace(', "text"', '", "text"'))
         build(tmp_path / f"in-{name}", tmp_path / name, options)
     report = merge([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path / "merged")
     assert report.copies == 10
@@ -210,9 +205,7 @@ def test_built_corpora_with_provenance(tmp_path: Path) -> None:
     data = bytearray(shard.read_bytes())
     data[1000] ^= 1
     shard.write_bytes(data)
-    assert "parts/1/train/000000.tar" in {
-        damage.key for damage in verify_corpus(str(tmp_path / "merged")).damage
-    }
+    assert "parts/1/train/000000.tar" in {damage.key for damage in verify_corpus(str(tmp_path / "merged")).damage}
 
 
 @pytest.mark.long
@@ -220,9 +213,7 @@ def test_built_corpora_with_provenance(tmp_path: Path) -> None:
 def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
     """Also from parts of a merged part; held to the text of the removed documents."""
     uris = [
-        write_corpus(
-            tmp_path / str(n), [random_block(n, 300), random_block(10 + n, 200)], [random_block(20 + n, 200)]
-        )
+        write_corpus(tmp_path / str(n), [random_block(n, 300), random_block(10 + n, 200)], [random_block(20 + n, 200)])
         for n in range(3)
     ]
     merge(uris[:2], tmp_path / "two")
@@ -236,9 +227,7 @@ def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
             listed = [document for block in read(part, split) for document in block]
             texts += [listed[number] for number in sorted(removed(part, split))]
     assert len(find_unapplied_removals(merged)) == 5
-    remove_documents(
-        merged, find_removed_in_parts(merged), removed_by="y", removed_at=3, reason="as in the parts"
-    )
+    remove_documents(merged, find_removed_in_parts(merged), removed_by="y", removed_at=3, reason="as in the parts")
     assert len(find_unapplied_removals(merged)) == 0
     found = [
         [document for block in read(merged, split) for document in block][number]
@@ -289,9 +278,7 @@ def test_a_complete_merge_is_known(tmp_path: Path) -> None:
     assert report.copies
     assert report.removed == 1
     merged = open_corpus(str(tmp_path / "out"))
-    remove_documents(
-        merged, documents_by_number(merged, ["2"]), removed_by="y", removed_at=3, reason="later still"
-    )
+    remove_documents(merged, documents_by_number(merged, ["2"]), removed_by="y", removed_at=3, reason="later still")
     merged.store.put(CONFIGURATION_KEY, b"{}")
     assert merge([one, two], tmp_path / "out") == report
     assert merged.store.size(CONFIGURATION_KEY) is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data_service.corpus.corpus import (
     SPLITS,
     Corpus,
-    locate_document,
+    locate_document_tokens,
     open_corpus,
     show_documents,
     verify_corpus,
@@ -58,7 +58,7 @@ def chain_of(corpus: Corpus) -> RemovalChain:
 
 
 def removed_names(chain: RemovalChain) -> set[str]:
-    return {f"{part}:{n}" for part in SPLITS for n in chain.for_split(part).documents.tolist()}
+    return {f"{part}:{n}" for part in SPLITS for n in chain.removed_documents(part).documents.tolist()}
 
 
 @pytest.mark.long
@@ -69,9 +69,7 @@ def test_removals_add_up_and_nothing_else_changes(
 ) -> None:
     corpus = corpus_at(tmp_path_factory.mktemp("corpus"))
     before, gone, states = files_of(Path(corpus.store.uri)), set[str](), [chain_of(corpus)]
-    for wanted in data.draw(
-        st.lists(st.sets(st.sampled_from(names_of(corpus)), min_size=1, max_size=9), max_size=4)
-    ):
+    for wanted in data.draw(st.lists(st.sets(st.sampled_from(names_of(corpus)), min_size=1, max_size=9), max_size=4)):
         written = [name.removeprefix("train:") if data.draw(st.booleans()) else name for name in wanted]
         number = remove(corpus, written)
         assert (number is None) == (wanted <= gone)
@@ -84,16 +82,14 @@ def test_removals_add_up_and_nothing_else_changes(
     for state in states:
         assert load_removals_up_to(corpus.store, corpus.manifest, state.digest).digest == state.digest
     for part in SPLITS:
-        removed, table = states[-1].for_split(part), corpus.table(part)
+        removed, table = states[-1].removed_documents(part), corpus.table(part)
         places = zip(removed.block.tolist(), removed.start.tolist(), removed.stop.tolist(), strict=True)
         for number, place in zip(removed.documents.tolist(), places, strict=True):
-            assert place == locate_document(corpus, part, number)
+            assert place == locate_document_tokens(corpus, part, number)
         for block in range(len(table)):
             of_block = {tuple(pair) for pair in removed.token_ranges(block).tolist()}
             mine = removed.block == block
-            assert of_block == set(
-                zip(removed.start[mine].tolist(), removed.stop[mine].tolist(), strict=True)
-            )
+            assert of_block == set(zip(removed.start[mine].tolist(), removed.stop[mine].tolist(), strict=True))
     after = files_of(Path(corpus.store.uri))
     assert {name: after[name] for name in before} == before
     assert all(name.startswith(REMOVALS_FOLDER) for name in set(after) - set(before))
@@ -213,7 +209,7 @@ def test_by_id(tmp_path: Path) -> None:
             (document,) = show_documents(corpus.store.uri, part, index)
             assert (document.removal is not None) == (document.sentences == ())
             if document.removal:
-                block, start, stop = locate_document(corpus, part, index)
+                block, start, stop = locate_document_tokens(corpus, part, index)
                 tokens = read_block(corpus.store, corpus.table(part), block).tokens[start:stop]
                 texts[f"{part}:{index}"] = "".join(tokenizer.decode(tokens).split())
     assert set(texts) == removed_names(chain_of(corpus))

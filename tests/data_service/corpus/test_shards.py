@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import BlockTable, block_table
+from data_service.corpus.manifest import BlockTable, make_block_table
 from data_service.corpus.reader import parse_block, read_block
 from data_service.corpus.writer import ShardWriter
 from data_service.corpus.written import WrittenBlock, WrittenShard, concatenate_shard_tables
@@ -37,7 +37,7 @@ def write_shard(path: Path, blocks: list[Block]) -> WrittenShard:
 
 def table_of(shard: WrittenShard, key: str) -> BlockTable:
     rows = [(0, b.offset, b.length, b.tokens, b.sentences, b.documents) for b in shard.blocks]
-    return block_table(rows, [b.digest for b in shard.blocks], [key])
+    return make_block_table(rows, [b.digest for b in shard.blocks], [key])
 
 
 def assert_same(found: Block, expected: Block) -> None:
@@ -143,7 +143,7 @@ def test_packed_blocks_are_the_written_ones_and_their_tables_are_joined() -> Non
         assert shard.blocks == tuple(blocks)
         rows += [(number, b.offset, b.length, b.tokens, b.sentences, b.documents) for b in blocks]
         digests += [b.digest for b in blocks]
-    joined, expected = concatenate_shard_tables(shards), block_table(rows, digests, list(shards))  # type: ignore[arg-type]
+    joined, expected = concatenate_shard_tables(shards), make_block_table(rows, digests, list(shards))  # type: ignore[arg-type]
     assert (len(joined), joined.shards) == (len(expected), expected.shards)
     for name, column in expected.columns.items():
         assert joined.columns[name].dtype == column.dtype

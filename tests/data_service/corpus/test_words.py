@@ -62,7 +62,7 @@ def longest_words(words: list[str], text: str) -> list[tuple[int, int]]:
 
 @given(lists, texts)
 def test_the_longest_words_are_found(words: list[str], text: str) -> None:
-    assert WordList(words).find(text) == longest_words(words, text)
+    assert WordList(words).find_entries(text) == longest_words(words, text)
 
 
 def of_lexicon(words: list[str], lexicon: dict[str, str]) -> UnitFinder:
@@ -80,7 +80,7 @@ def of_lexicon(words: list[str], lexicon: dict[str, str]) -> UnitFinder:
     texts,
 )
 def test_units_of_each_level(words: list[str], lexicon: dict[str, str], text: str) -> None:
-    starts = of_lexicon(words, lexicon).find([text], b"")
+    starts = of_lexicon(words, lexicon).find_unit_starts([text], b"")
     in_words = [(a, b) for a, b in longest_words(words, text)]
     inside = {at for a, b in in_words for at in range(a + 1, b)}
     assert starts[0].tolist() == [at not in inside and may_begin(text, at) for at in range(len(text))]
@@ -136,7 +136,7 @@ def test_tokens_begin_the_words_of_their_text(documents: list[str]) -> None:
     for text, encoded in zip(documents, encode_documents(tokenizer, documents, finder), strict=True):
         expected: list[list[bool]] = [[], [], []]
         for sentence in split_sentences(text):
-            starts = finder.find([sentence], b"")
+            starts = finder.find_unit_starts([sentence], b"")
             for level, flags in enumerate(starts.tolist()):
                 expected[level] += token_begins(tokenizer, sentence, flags)
         assert encoded.begins is not None
@@ -149,9 +149,7 @@ def test_tokens_begin_the_words_of_their_text(documents: list[str]) -> None:
 def test_a_piece_of_several_characters_and_parts_of_one(kind: Kind) -> None:
     """Tokenizers of other kinds: whatever a token holds, words joined from their tokens are those of the text."""
     tokenizer = train_tokenizer(kind, ["天 地 人 、 hello worlds 。"] * 9, 700, allow_fewer_ids=True)
-    finder = UnitFinder(
-        Segmentation(segmenter="longest_match", version="1"), {"dictionary": "天地\n人".encode()}
-    )
+    finder = UnitFinder(Segmentation(segmenter="longest_match", version="1"), {"dictionary": "天地\n人".encode()})
     text = "天地人、天 地 hello worlds。天地"
     (encoded,) = encode_documents(tokenizer, [text], finder)
     assert encoded.begins is not None
@@ -169,11 +167,11 @@ def test_jieba_cuts_all_of_a_text_and_knows_its_users_words(tmp_path: Path) -> N
     assert segmentation.user_words == hashlib.sha256("北京大学学习\n".encode()).hexdigest()
     finder = UnitFinder(segmentation, files)
     sentences = [*documents, "他来到了网易杭研大厦 hello  world 3.14%", " 　\t", "我们在北京大学学习"]
-    (found,) = finder.find(sentences, b"")
+    (found,) = finder.find_unit_starts(sentences, b"")
     assert len(found) == sum(map(len, sentences))
     assert found[np.cumsum([0, *map(len, sentences[:-1])])].all()  # no word goes on in the next sentence
     assert np.flatnonzero(found[-9:]).tolist() == [0, 2, 3]
-    (plain,) = UnitFinder(*resolve_segmentation(WordOptions())).find(sentences[-1:], b"")
+    (plain,) = UnitFinder(*resolve_segmentation(WordOptions())).find_unit_starts(sentences[-1:], b"")
     assert np.flatnonzero(plain).tolist() == [0, 2, 3, 7]
 
 
@@ -188,9 +186,7 @@ def test_jieba_cuts_all_of_a_text_and_knows_its_users_words(tmp_path: Path) -> N
         ({"segmenter": "longest_match", "dictionary": "absent"}, "", "no such file of words"),
     ],
 )
-def test_files_that_cannot_be_used(
-    tmp_path: Path, options: dict[str, str], content: str | bytes, message: str
-) -> None:
+def test_files_that_cannot_be_used(tmp_path: Path, options: dict[str, str], content: str | bytes, message: str) -> None:
     file = tmp_path / "words.txt"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     settings = {"segmenter": None} | {

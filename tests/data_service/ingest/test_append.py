@@ -21,9 +21,9 @@ from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.corpus.sidecar import read_origins
 from data_service.errors import CorpusError, UserError
-from data_service.ingest.append import ADDED_FOLDER, AppendReport, append_documents
+from data_service.ingest.append import APPENDED_PART_FOLDER, AppendReport, append_documents
 from data_service.ingest.append_options import options_from_corpus
-from data_service.ingest.heldout import heldout_like
+from data_service.ingest.heldout import heldout_options_from_manifest
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.store.local import LocalStore
@@ -32,9 +32,7 @@ from tests.support.data.raw_text import SMALL, build, files_of, ignore_progress,
 
 BODY = BuildOptions(text_field="body", heldout_fraction=0.2)
 Kept = Counter[tuple[SplitName, tuple[int, ...], str | None]]
-TEXTS = list(dict.fromkeys(text for topic in TOPICS[:40] for text in topic.split("\n\n") if text.strip()))[
-    :300
-]
+TEXTS = list(dict.fromkeys(text for topic in TOPICS[:40] for text in topic.split("\n\n") if text.strip()))[:300]
 
 
 def write(folder: Path, documents: list[tuple[str, str]]) -> Path:
@@ -46,9 +44,7 @@ def write(folder: Path, documents: list[tuple[str, str]]) -> Path:
 
 
 def append(corpus: Path, inputs: Path, out: Path, **others: object) -> AppendReport:
-    options = options_from_corpus(
-        open_corpus(str(corpus)), workers=1, on_bad_records="error", word_files={}, **others
-    )
+    options = options_from_corpus(open_corpus(str(corpus)), workers=1, on_bad_records="error", word_files={}, **others)
     return append_documents(
         str(corpus), [str(inputs)], str(out), options, removed_by="x", removed_at=1, progress=ignore_progress
     )
@@ -102,9 +98,7 @@ def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path,
             remove_documents(old, chosen, removed_by="y", removed_at=2, reason="asked")
             removed += before - kept(old)
         unchanged = files_of(tmp_path / "0")
-        report = append(
-            tmp_path / str(number - 1), write(tmp_path / f"in-{number}", part), tmp_path / str(number)
-        )
+        report = append(tmp_path / str(number - 1), write(tmp_path / f"in-{number}", part), tmp_path / str(number))
         grown = open_corpus(str(tmp_path / str(number)))
         assert verify_corpus(grown.store.uri).damage == ()
         assert files_of(tmp_path / "0") == unchanged
@@ -132,21 +126,18 @@ def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, se
         update={"text_field": "body", "provenance": ProvenanceOptions(id="name", may_lack=("id",))}
     )
     sides = [
-        [(f"n-{name}", TEXTS[name]) for name in draw.sample(range(100 * side, 100 * side + 100), 60)]
-        for side in (0, 1)
+        [(f"n-{name}", TEXTS[name]) for name in draw.sample(range(100 * side, 100 * side + 100), 60)] for side in (0, 1)
     ]
     common = draw.sample(sides[0], 5)
     sides[1] += common  # copies, with the same ids
-    wrong = sorted(
-        name for name, _ in draw.sample(sides[0], draw.choice([0, 1, 3])) if (name, _) not in common
-    )
+    wrong = sorted(name for name, _ in draw.sample(sides[0], draw.choice([0, 1, 3])) if (name, _) not in common)
     sides[1] += [(name, TEXTS[200 + number]) for number, name in enumerate(wrong)]
     sides[1] += [("", TEXTS[210]), ("", TEXTS[211])]  # without an id
     sides[0] += [("", TEXTS[212])]
     draw.shuffle(sides[1])
     for side, documents in enumerate(sides):
         build(write(tmp_path / f"in-{side}", documents), tmp_path / str(side), options)
-        rule = heldout_like(open_corpus(str(tmp_path / "0")).manifest)
+        rule = heldout_options_from_manifest(open_corpus(str(tmp_path / "0")).manifest)
         options = options.model_copy(update=rule)
     uris = [str(tmp_path / str(side)) for side in (0, 1)]
     if not wrong:
@@ -161,10 +152,7 @@ def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, se
             grow()
         assert {line.split("'")[1] for line in refused.value.problem.splitlines()[1:]} == set(wrong)
         assert refused.value.problem.startswith(f"{len(wrong)} ")
-    right = [
-        (f"new-{name}" if name in wrong and (name, text) not in common else name, text)
-        for name, text in sides[1]
-    ]
+    right = [(f"new-{name}" if name in wrong and (name, text) not in common else name, text) for name, text in sides[1]]
     shutil.rmtree(tmp_path / "in-1")
     write(tmp_path / "in-1", right)
     shutil.rmtree(tmp_path / "1")
@@ -182,9 +170,7 @@ class Killed(BaseException):
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_at_any_write_and_given_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_killed_at_any_write_and_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     draw = random.Random(seed)
     build(
         write(tmp_path / "in-0", [("a", text) for text in TEXTS[:60]]),
@@ -244,7 +230,7 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
         append(tmp_path / "0", tmp_path / "in-2", tmp_path / "grown")
     assert verify_corpus(str(tmp_path / "grown")).damage == ()
     (tmp_path / "in-2" / "grown").mkdir()
-    for name in (MANIFEST_KEY, "tokenizer", ADDED_FOLDER):
+    for name in (MANIFEST_KEY, "tokenizer", APPENDED_PART_FOLDER):
         shutil.move(tmp_path / "grown" / name, tmp_path / "in-2" / "grown" / name)
     found = list_inputs([str(tmp_path / "in-2")])  # a corpus among the text is left out
     assert [file.key for file in found.files] == ["x.jsonl"]
@@ -252,28 +238,22 @@ def test_what_cannot_be_appended(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_settings_are_the_corpuss_own_unless_given(tmp_path: Path) -> None:
-    options = BuildOptions(
-        text_field="body", block_tokens=500, sentences="de", split_bytes=5_000, heldout_fraction=0.2
-    )
+    options = BuildOptions(text_field="body", block_tokens=500, sentences="de", split_bytes=5_000, heldout_fraction=0.2)
     documents = [(str(number), text) for number, text in enumerate(TEXTS[:80])]
     build(write(tmp_path / "in-0", documents), tmp_path / "0", options)
     write(tmp_path / "in-1", [("x", text) for text in TEXTS[80:120]])
     append(tmp_path / "0", tmp_path / "in-1", tmp_path / "1")
     (tmp_path / "in-2").mkdir()
     (tmp_path / "in-2" / "y.txt").write_bytes("\n\n".join(TEXTS[120:140]).encode("utf-16-le"))
-    append(
-        tmp_path / "1", tmp_path / "in-2", tmp_path / "2", txt_documents="blank_line", encoding="utf-16-le"
-    )
+    append(tmp_path / "1", tmp_path / "in-2", tmp_path / "2", txt_documents="blank_line", encoding="utf-16-le")
     made = [
         open_corpus(str(tmp_path / place)).manifest
-        for place in ("0", f"1/{ADDED_FOLDER}", f"2/{ADDED_FOLDER}")
+        for place in ("0", f"1/{APPENDED_PART_FOLDER}", f"2/{APPENDED_PART_FOLDER}")
     ]
     for name in ("text_field", "block_tokens", "sentences", "split_bytes", "heldout_fraction"):
         assert {manifest.options[name] for manifest in made} == {options.model_dump()[name]}
     assert [manifest.options["txt_documents"] for manifest in made] == ["file", "file", "blank_line"]
-    assert sum(kept(open_corpus(str(tmp_path / "2"))).values()) > sum(
-        kept(open_corpus(str(tmp_path / "1"))).values()
-    )
+    assert sum(kept(open_corpus(str(tmp_path / "2"))).values()) > sum(kept(open_corpus(str(tmp_path / "1"))).values())
 
 
 @pytest.mark.parametrize(
@@ -290,7 +270,7 @@ def test_text_is_appended_by_the_rule_of_white_space_of_the_corpus(
     manifest = load_manifest(store)
     save_manifest(store, replace(manifest, options=manifest.options | changed, loss=None))
     append(tmp_path / "0", write(tmp_path / "in-1", [("x", text) for text in texts[30:]]), tmp_path / "1")
-    added = open_corpus(str(tmp_path / "1" / ADDED_FOLDER))
+    added = open_corpus(str(tmp_path / "1" / APPENDED_PART_FOLDER))
     assert added.manifest.options["lines"] == lines
     found = {small_tokenizer().decode(tokens) for _, tokens, _ in kept(added)}
     joined = {f"First line {n}. Second  line; third {n}" for n in range(30, 40)}

@@ -108,9 +108,7 @@ def test_the_first_hundred_are_listed(tmp_path: Path) -> None:
     build(tmp_path / "inputs", tmp_path / "corpus", SKIP)
     stats = corpus_stats(str(tmp_path / "corpus"))
     assert stats.counts["skipped"] == 10_000
-    assert [told.split(": ")[0].rpartition(" ")[2] for told in stats.skipped] == [
-        str(n) for n in range(2, 102)
-    ]
+    assert [told.split(": ")[0].rpartition(" ")[2] for told in stats.skipped] == [str(n) for n in range(2, 102)]
 
 
 @pytest.mark.long

@@ -127,9 +127,7 @@ def test_the_heldout_split_is_a_matter_of_the_text_alone(tmp_path: Path, corpus:
     write_jsonl(tmp_path / "inputs/all.jsonl", DOCUMENTS[::-1])
     build(tmp_path / "inputs", tmp_path / "corpus", SMALL.model_copy(update={"block_tokens": 500}))
     one, other = open_corpus(str(corpus)), open_corpus(str(tmp_path / "corpus"))
-    assert set(texts_of(one.store, one.manifest.heldout)) == set(
-        texts_of(other.store, other.manifest.heldout)
-    )
+    assert set(texts_of(one.store, one.manifest.heldout)) == set(texts_of(other.store, other.manifest.heldout))
 
 
 @pytest.mark.long
@@ -167,9 +165,7 @@ def test_a_continued_build_does_only_what_is_missing(tmp_path: Path, inputs: Pat
     assert all(p.bytes_done <= p.bytes_total for p in seen)
 
 
-def test_a_shard_cut_short_behind_our_back_is_written_again(
-    tmp_path: Path, inputs: Path, corpus: Path
-) -> None:
+def test_a_shard_cut_short_behind_our_back_is_written_again(tmp_path: Path, inputs: Path, corpus: Path) -> None:
     tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     with pytest.raises(Killed):
         build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=3))
@@ -190,9 +186,7 @@ def test_a_complete_corpus_is_left_alone(inputs: Path, corpus: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["comparing", "writing"])
-def test_two_builds_of_the_same_corpus_at_once_agree(
-    tmp_path: Path, inputs: Path, corpus: Path, stage: str
-) -> None:
+def test_two_builds_of_the_same_corpus_at_once_agree(tmp_path: Path, inputs: Path, corpus: Path, stage: str) -> None:
     others: list[str] = []
 
     def let_another_overtake(progress: Progress) -> None:
@@ -238,9 +232,7 @@ def test_another_build_over_a_corpus_is_refused_with_the_difference(
         build_corpus([f"{inputs}/a.jsonl"], str(tmp_path / "new"), tokenizer, SMALL, lambda progress: None)
     save_tokenizer(train_tokenizer("byte_bpe", iter(DOCUMENTS[:5]), 400), str(tmp_path / "other"))
     with pytest.raises(CorpusError, match=r"tokenizer\b.*'[0-9a-f]{64}'"):
-        build_corpus(
-            [str(inputs)], str(tmp_path / "new"), str(tmp_path / "other"), SMALL, lambda progress: None
-        )
+        build_corpus([str(inputs)], str(tmp_path / "new"), str(tmp_path / "other"), SMALL, lambda progress: None)
     assert files_of(tmp_path / "new") == before
 
 
@@ -291,7 +283,7 @@ def test_in_and_out_of_a_bucket(any_store: Store, tmp_path: Path) -> None:
     build(inputs, tmp_path / "corpus")
     for name, data in files_of(inputs).items():
         any_store.put(f"inputs/{name}", data)
-    output = any_store.at("corpus")
+    output = any_store.with_prefix("corpus")
     sources = [f"{any_store.uri}/inputs/*.jsonl*", f"{any_store.uri}/inputs/[d-z]*"]
     build_corpus(sources, output.uri, str(tmp_path / "tokenizer"), SMALL, lambda progress: None)
     assert verify_corpus(output.uri).damage == ()

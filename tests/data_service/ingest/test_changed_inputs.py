@@ -83,7 +83,7 @@ def test_a_build_goes_on_with_the_text_as_it_is_now(tmp_path: Path, stage: str, 
 @pytest.mark.long
 def test_an_object_that_was_replaced_is_noticed(any_store: Store, tmp_path: Path) -> None:
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    output, source = any_store.at("corpus"), f"{any_store.uri}/inputs"
+    output, source = any_store.with_prefix("corpus"), f"{any_store.uri}/inputs"
     any_store.put("inputs/a.txt", b"A name: Smith.")
     build_corpus([source], output.uri, tokenizer, OPTIONS, ignore_progress)
     any_store.put("inputs/a.txt", b"A name: XXXXX.")

@@ -16,16 +16,14 @@ from data_service.ingest.documents import read_records
 from data_service.ingest.files import SMALL_FILE_BYTES
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Text
-from data_service.ingest.tasks import FilePiece, Split
+from data_service.ingest.records import BadRecord, TextRecord
+from data_service.ingest.tasks import FilePiece, InputSplit
 from data_service.store.errors import KeyMissing
 from data_service.store.local import LocalStore
 
 MOST = 12  # bytes of a document
 RUNS = st.lists(
-    st.sampled_from(
-        [b"a", b" ", b"\t", b"\n", b"\n\n", b" \n", b"bc" * 9, b" " * 15, b'"d"', b'{"text": "e"}']
-    ),
+    st.sampled_from([b"a", b" ", b"\t", b"\n", b"\n\n", b" \n", b"bc" * 9, b" " * 15, b'"d"', b'{"text": "e"}']),
     max_size=40,
 )
 
@@ -34,9 +32,9 @@ def documents_of(pieces: list[FilePiece], options: BuildOptions) -> list[object]
     """Text and place of each, or the place of a bad one."""
     found: list[object] = []
     for piece in pieces:
-        for record in read_records(Split((piece,)), options):
-            found.append(record.text if isinstance(record, Text) else record.place.number)
-            assert isinstance(record, Text | BadRecord)
+        for record in read_records(InputSplit((piece,)), options):
+            found.append(record.text if isinstance(record, TextRecord) else record.place.number)
+            assert isinstance(record, TextRecord | BadRecord)
     return found
 
 
@@ -89,9 +87,7 @@ def test_what_is_long_is_read_a_few_times(
     assert read[0] < 8 * len(text)
 
 
-def test_small_files_of_a_far_store_are_fetched_many_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_files_of_a_far_store_are_fetched_many_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the same documents, each file once; a file that is gone is the error that it was."""
     draw = random.Random(3)
     for number in range(60):
@@ -100,8 +96,8 @@ def test_small_files_of_a_far_store_are_fetched_many_at_a_time(
     (tmp_path / "030.txt").write_text("x" * (SMALL_FILE_BYTES + 1))  # not a small one
     files = list_inputs([str(tmp_path)]).files
     options = BuildOptions(txt_documents="blank_line", on_bad_records="skip")
-    split = Split(tuple(FilePiece(file, 0, file.size) for file in files))
-    near = [record.text for record in read_records(split, options) if isinstance(record, Text)]
+    split = InputSplit(tuple(FilePiece(file, 0, file.size) for file in files))
+    near = [record.text for record in read_records(split, options) if isinstance(record, TextRecord)]
     monkeypatch.setattr("data_service.ingest.documents._is_remote", lambda file: True)
     asked: list[str] = []
     together, most, lock = 0, 0, threading.Lock()
@@ -119,7 +115,7 @@ def test_small_files_of_a_far_store_are_fetched_many_at_a_time(
         return real(self, key, start, length)
 
     monkeypatch.setattr(LocalStore, "get_range", counting)
-    assert [record.text for record in read_records(split, options) if isinstance(record, Text)] == near
+    assert [record.text for record in read_records(split, options) if isinstance(record, TextRecord)] == near
     assert most > 4
     sizes = {file.key: file.size for file in files}
     assert all(asked.count(key) == bool(size) for key, size in sizes.items() if key != "030.txt")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.tasks import FilePiece, Split
+from data_service.ingest.tasks import FilePiece, InputSplit
 from tests.support.data.raw_text import write_parquet
 
 OPTIONS = BuildOptions()
@@ -24,7 +24,7 @@ BLANK_LINE = BuildOptions(txt_documents="blank_line")
 def read(path: Path, options: BuildOptions, cuts: list[int] | None = None) -> list[str]:
     (file,) = list_inputs([str(path)]).files
     edges = sorted({0, file.size, *(cut for cut in cuts or [] if cut < file.size)})
-    splits = [Split((FilePiece(file, a, b),)) for a, b in pairwise(edges)]
+    splits = [InputSplit((FilePiece(file, a, b),)) for a, b in pairwise(edges)]
     return [document.text for split in splits for document in read_documents(split, options)]
 
 

@@ -23,7 +23,7 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import Split, plan_splits, streamed_files
+from data_service.ingest.tasks import InputSplit, plan_splits, streamed_files
 from data_service.stream.statistics import corpus_stats
 from launcher.app.cli.main import app
 from tests.support.data.raw_text import build
@@ -67,7 +67,7 @@ def documents_of(path: Path, options: BuildOptions) -> list[str]:
     reader, found = PieceReader(), []
     for split in plan_splits(files, options, sizes):
         if split.streamed_piece is not None:
-            split = Split((reader.read(split.streamed_piece, options),))
+            split = InputSplit((reader.read(split.streamed_piece, options),))
         found += [document.text for document in read_documents(split, options)]
     return found
 
@@ -112,9 +112,7 @@ def test_a_mark_says_more_than_what_was_declared(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.booleans(), min_size=1, max_size=8), st.sampled_from(["GB18030", "utf-16-le", "shift_jis"])
-)
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.sampled_from(["GB18030", "utf-16-le", "shift_jis"]))
 def test_bad_bytes_spoil_only_their_records(
     tmp_path_factory: pytest.TempPathFactory, spoilt: list[bool], name: str
 ) -> None:
@@ -127,10 +125,7 @@ def test_bad_bytes_spoil_only_their_records(
     (split,) = plan_splits(list_inputs([str(path)], options.encoding).files, options)
     found = list(read_records(split, options))
     assert [isinstance(record, BadRecord) for record in found] == spoilt
-    replaced = [
-        record.text
-        for record in read_documents(split, options.model_copy(update={"on_bad_bytes": "replace"}))
-    ]
+    replaced = [record.text for record in read_documents(split, options.model_copy(update={"on_bad_bytes": "replace"}))]
     assert all(("\ufffd" in text) == is_bad for text, is_bad in zip(replaced, spoilt, strict=True))
     if any(spoilt):
         with pytest.raises(InputError) as failure:

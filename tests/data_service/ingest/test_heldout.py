@@ -85,9 +85,7 @@ def test_texts_that_differ_in_white_space_are_on_the_same_side(text: str) -> Non
 
 @settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=30), st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]))
-def test_forms_case_and_spaces_do_not_change_sides(
-    text: str, form: Literal["NFC", "NFD", "NFKC", "NFKD"]
-) -> None:
+def test_forms_case_and_spaces_do_not_change_sides(text: str, form: Literal["NFC", "NFD", "NFKC", "NFKD"]) -> None:
     mark = "x"  # a text without letters and digits is its own fold
     other = unicodedata.normalize(form, f" {mark}{text}\n".replace(" ", "  ").lower())
     assert fold_text(mark + text) == fold_text(other)

@@ -19,7 +19,7 @@ from data_service.corpus.removals import load_removals
 from data_service.corpus.sidecar import read_origins
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
-from data_service.ingest.heldout import heldout_like
+from data_service.ingest.heldout import heldout_options_from_manifest
 from data_service.ingest.heldout_overlap import rules_exclude_overlap
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
@@ -72,9 +72,7 @@ def prepared(
 
 def built(folder: Path, name: str, inputs: Sequence[Path], options: BuildOptions = OPTIONS) -> CorpusManifest:
     tokenizer = tokenizer_folder(folder / "tokenizer")
-    return build_corpus(
-        [str(path) for path in inputs], str(folder / name), tokenizer, options, ignore_progress
-    )
+    return build_corpus([str(path) for path in inputs], str(folder / name), tokenizer, options, ignore_progress)
 
 
 def ids_of(folder: Path, names: Sequence[str]) -> tuple[set[str], set[str]]:
@@ -143,9 +141,7 @@ def test_documents_that_lose_their_clusters_between_the_passes_are_noticed(tmp_p
 
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     with pytest.raises(InputError, match="changed"):
-        build_corpus(
-            [str(tmp_path / "prepared")], str(tmp_path / "corpus"), tokenizer, OPTIONS, forget_clusters
-        )
+        build_corpus([str(tmp_path / "prepared")], str(tmp_path / "corpus"), tokenizer, OPTIONS, forget_clusters)
     assert not (tmp_path / "corpus/manifest.json").exists()
 
 
@@ -225,23 +221,21 @@ def test_text_that_was_not_prepared_with_a_corpus_can_be_added_to_it(tmp_path: P
     old = built(tmp_path, "old", [tmp_path / "a/prepared"])
     assert old.heldout_rule is not None
     for name, place in (("b", tmp_path / "b/prepared"), ("plain", tmp_path / "plain.jsonl")):
-        like = heldout_like(old)
+        like = heldout_options_from_manifest(old)
         new = built(tmp_path, f"new-{name}", [place], OPTIONS.model_copy(update=like))
-        assert new.rule.below == old.rule.below
+        assert new.effective_heldout_rule.below == old.effective_heldout_rule.below
         assert not rules_exclude_overlap(old, new)
         assert not rules_exclude_overlap(new, old)
     merged_at = str(tmp_path / "merged")
-    merge_corpora(
-        [str(tmp_path / "old"), str(tmp_path / "new-plain")], merged_at, removed_by="me", removed_at=1
-    )
+    merge_corpora([str(tmp_path / "old"), str(tmp_path / "new-plain")], merged_at, removed_by="me", removed_at=1)
     merged = load_manifest(open_store(merged_at))
-    assert merged.rule.below == old.rule.below
-    assert merged.rule.clusters not in ("", old.rule.clusters)
+    assert merged.effective_heldout_rule.below == old.effective_heldout_rule.below
+    assert merged.effective_heldout_rule.clusters not in ("", old.effective_heldout_rule.clusters)
     _, held = ids_of(tmp_path, ["old"])
     gone = load_removals(open_store(merged_at), merged)
     of_new = int(old.train.documents.sum()), int(merged.train.documents.sum())
     copies = {
-        number for number in gone.for_split("train").documents.tolist() if of_new[0] <= number < of_new[1]
+        number for number in gone.removed_documents("train").documents.tolist() if of_new[0] <= number < of_new[1]
     }
     assert held
     assert len(copies) > len(first) / 2
@@ -269,9 +263,7 @@ def test_all_documents_are_kept_with_the_name_of_their_cluster(tmp_path: Path) -
     assert len(members) > 30
     dropped = pq.read_table(tmp_path / "first/prepared/dropped").to_pylist()
     expected = {row["id"]: row["detail"].removeprefix("near copy of ") for row in dropped}
-    assert {row["id"]: row["cluster"] for row in members} == expected | {
-        name: name for name in expected.values()
-    }
+    assert {row["id"]: row["cluster"] for row in members} == expected | {name: name for name in expected.values()}
 
 
 @pytest.mark.long
@@ -299,7 +291,4 @@ def test_two_stages_that_name_clusters_are_refused(tmp_path: Path) -> None:
 def test_settings_without_keep_are_stored_as_before() -> None:
     stages = [{"stage": "near_duplicates", "keep": "first"}, {"stage": "near_duplicates"}]
     made = Preparation.model_validate({"inputs": [{"source": "a", "files": ["a"]}], "stages": stages})
-    assert (
-        made.model_dump(mode="json")["stages"]
-        == [{"stage": "near_duplicates", "similarity": 0.8, "words": 5}] * 2
-    )
+    assert made.model_dump(mode="json")["stages"] == [{"stage": "near_duplicates", "similarity": 0.8, "words": 5}] * 2

@@ -60,8 +60,7 @@ def test_found_is_what_a_search_of_all_places_finds(seed: int) -> None:
 
     def text(least: int = 1) -> list[int]:
         return [
-            drawn.randint(1, most)
-            for _ in range(drawn.choice((least, RUN_TOKENS - 1, RUN_TOKENS, RUN_TOKENS + 1, 90)))
+            drawn.randint(1, most) for _ in range(drawn.choice((least, RUN_TOKENS - 1, RUN_TOKENS, RUN_TOKENS + 1, 90)))
         ]
 
     held = [text() for _ in range(12)]
@@ -78,14 +77,14 @@ def test_found_is_what_a_search_of_all_places_finds(seed: int) -> None:
     blocks = [trained[:7], trained[7:]]
     index = HeldoutIndex()
     gone = set(drawn.sample(range(6), drawn.randint(0, 2)))
-    index.add(block_of(held[:6], gone))
-    index.add(block_of(held[6:]))
-    index.close()
+    index.add_block(block_of(held[:6], gone))
+    index.add_block(block_of(held[6:]))
+    index.sort_hashes()
     for block in blocks:
         index.match_block(block_of(block))
     kept = [number for number in range(12) if number not in gone]
     expected = [number for number in kept if is_found(held[number], blocks)]
-    found = index.overlap()
+    found = index.compute_overlap()
     assert (found.documents, found.found) == (len(kept), len(expected))
     assert found.tokens == sum(len(held[number]) for number in kept)
     assert found.found_tokens == sum(len(held[number]) for number in expected)

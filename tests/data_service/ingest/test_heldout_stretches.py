@@ -15,13 +15,13 @@ from data_service.corpus.reader import read_block
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import (
-    MAX_CANDIDATES,
+    MAX_HELDOUT_CANDIDATES,
     DocumentFigures,
-    divide_document,
-    document_rule,
+    heldout_rule_by_documents,
     heldout_rule_by_stretches,
     low_word,
     mean_stretch_bytes,
+    split_heldout_parts,
     split_into_stretches,
     target_heldout_bytes,
 )
@@ -29,14 +29,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.scan import hash_texts
 from data_service.store.open import open_store
 from data_service.stream.statistics import corpus_stats
-from tests.support.data.raw_text import (
-    DOCUMENTS,
-    build,
-    files_of,
-    small_tokenizer,
-    tokenizer_folder,
-    write_jsonl,
-)
+from tests.support.data.raw_text import DOCUMENTS, build, files_of, small_tokenizer, tokenizer_folder, write_jsonl
 
 FRACTION = 0.0005  # the default
 
@@ -57,8 +50,7 @@ def prose(seed: int, size: int) -> str:
 def chinese(seed: int, size: int) -> str:
     draw = random.Random(seed)
     lines = (
-        "".join(chr(0x4E00 + draw.randrange(500)) for _ in range(draw.randint(5, 40))) + "。"
-        for _ in range(size // 66)
+        "".join(chr(0x4E00 + draw.randrange(500)) for _ in range(draw.randint(5, 40))) + "。" for _ in range(size // 66)
     )
     return "".join(lines)
 
@@ -67,9 +59,7 @@ def text_of(store_uri: str, table: BlockTable) -> list[str]:
     store, tokenizer = open_store(store_uri), small_tokenizer()
     blocks = (read_block(store, table, index) for index in range(len(table)))
     return [
-        tokenizer.decode(block.tokens[a:b])
-        for block in blocks
-        for a, b in pairwise(block.sentences[block.documents])
+        tokenizer.decode(block.tokens[a:b]) for block in blocks for a, b in pairwise(block.sentences[block.documents])
     ]
 
 
@@ -123,9 +113,7 @@ def test_what_is_held_out_is_a_matter_of_content_alone(tmp_path: Path) -> None:
     held: list[tuple[HeldoutRule | None, list[str]]] = []
     for name, source in (("a", one), ("b", tmp_path / "other")):
         options = BuildOptions(split_bytes=5000, block_tokens=2000 + 1000 * len(held))
-        manifest = build_corpus(
-            [str(source)], str(tmp_path / name), tokenizer, options, lambda progress: None
-        )
+        manifest = build_corpus([str(source)], str(tmp_path / name), tokenizer, options, lambda progress: None)
         held.append((manifest.heldout_rule, sorted(text_of(str(tmp_path / name), manifest.heldout))))
     assert held[0][1]
     assert held[0] == held[1]
@@ -156,14 +144,14 @@ def measured(texts: list[str], fraction: float) -> DocumentFigures:
     found = sorted((low_word(hash_texts([text])), len(text.encode())) for text in set(texts))
     held = [size for low, size in found if low < fraction * 2.0**64]
     return DocumentFigures(
-        len(found), sum(size for _, size in found), len(held), sum(held), found[:MAX_CANDIDATES]
+        len(found), sum(size for _, size in found), len(held), sum(held), found[:MAX_HELDOUT_CANDIDATES]
     )
 
 
 def settled(texts: list[str], fraction: float) -> HeldoutRule:
     """As a build does, over all texts at once."""
     found = measured(texts, fraction)
-    rule = document_rule(found, fraction)
+    rule = heldout_rule_by_documents(found, fraction)
     if rule is not None:
         return rule
     sizes: Counter[int] = Counter()
@@ -181,17 +169,13 @@ TEXTS = st.lists(st.lists(PARAGRAPHS, min_size=1, max_size=25).map("\n\n".join),
 @pytest.mark.long
 @settings(max_examples=80, deadline=None)
 @given(texts=TEXTS, fraction=st.sampled_from([0.0005, 0.02, 0.2]))
-def test_shared_paragraphs_never_put_a_held_out_stretch_into_training(
-    texts: list[str], fraction: float
-) -> None:
+def test_shared_paragraphs_never_put_a_held_out_stretch_into_training(texts: list[str], fraction: float) -> None:
     try:
         rule = settled(texts, fraction)
     except InputError:
         return  # too little for any
     assert rule == settled(texts[::-1], fraction)
-    parts = [
-        part for text in dict.fromkeys(texts) for part in divide_document(rule, text, hash_texts([text]))
-    ]
+    parts = [part for text in dict.fromkeys(texts) for part in split_heldout_parts(rule, text, hash_texts([text]))]
     train = [f"\n\n{text}\n\n" for text, heldout in parts if not heldout]
     kept = [text for text, heldout in parts if heldout]
     assert train
@@ -221,7 +205,7 @@ def test_the_amount_is_about_what_is_wanted(count: int, size: int) -> None:
         return
     texts = [prose(seed, size) for seed in range(count)]
     rule = settled(texts, FRACTION)
-    parts = [part for text in texts for part in divide_document(rule, text, hash_texts([text]))]
+    parts = [part for text in texts for part in split_heldout_parts(rule, text, hash_texts([text]))]
     held = sum(len(text.encode()) for text, heldout in parts if heldout)
     total = sum(len(text.encode()) for text in texts)
     wanted = target_heldout_bytes(total, FRACTION)
@@ -234,7 +218,7 @@ def test_a_separator_of_all_stretches_is_trained_on() -> None:
     texts = [line.join(prose(seed * 100 + part, 700) for part in range(60)) for seed in range(2)]
     for fraction in (FRACTION, 0.01, 0.1):
         rule = settled(texts, fraction)
-        parts = [part for text in texts for part in divide_document(rule, text, hash_texts([text]))]
+        parts = [part for text in texts for part in split_heldout_parts(rule, text, hash_texts([text]))]
         held = sum(len(text) for text, heldout in parts if heldout)
         assert held <= 3 * target_heldout_bytes(sum(map(len, texts)), fraction)
 

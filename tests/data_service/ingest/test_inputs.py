@@ -81,9 +81,7 @@ def test_order_is_that_of_the_patterns_and_each_file_comes_once(folder: Path) ->
     assert len(listing.files) == 6
 
 
-def test_relative_paths_find_the_same_files_and_become_absolute(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_find_the_same_files_and_become_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     for pattern, count in (("b.txt", 1), ("*.txt", 1), (".", 6), ("./x", 4), ("x", 4), ("../in/b.txt", 1)):
         assert len(list_inputs([pattern]).files) == count, pattern
@@ -148,9 +146,7 @@ def test_a_tokenizer_below_the_text_is_not_text(folder: Path) -> None:
     (why,) = set(out.values())
     assert "tokenizer" in why
     assert {"bpe/merges.txt", "bpe/tokenizer.json", "x/wordpiece/vocab.txt"} <= set(out)
-    assert [file.key for file in list_inputs([f"{folder}/**/*.txt"]).files].count(
-        "x/wordpiece/vocab.txt"
-    ) == 0
+    assert [file.key for file in list_inputs([f"{folder}/**/*.txt"]).files].count("x/wordpiece/vocab.txt") == 0
     (named,) = list_inputs([f"{folder}/x/wordpiece/vocab.txt"]).files
     assert named.key == "vocab.txt"
 

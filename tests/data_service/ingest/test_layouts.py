@@ -22,8 +22,8 @@ from data_service.errors import InputError
 from data_service.ingest.documents import read_records
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Text
-from data_service.ingest.tasks import FilePiece, Split
+from data_service.ingest.records import BadRecord, TextRecord
+from data_service.ingest.tasks import FilePiece, InputSplit
 from tests.support.data.raw_text import DOCUMENTS
 
 # What mosaicml-streaming 0.13.0 writes: two folders of MDSWriter, and merge_index above them; a packed tar.
@@ -41,16 +41,16 @@ MERGED = (
 )
 
 
-def records(*patterns: Path | str, **options: Any) -> list[Text | BadRecord]:
+def records(*patterns: Path | str, **options: Any) -> list[TextRecord | BadRecord]:
     files = list_inputs(list(map(str, patterns))).files
-    split = Split(tuple(FilePiece(file, 0, file.size) for file in files))
+    split = InputSplit(tuple(FilePiece(file, 0, file.size) for file in files))
     return list(read_records(split, BuildOptions(**options)))
 
 
 def texts(*patterns: Path | str, **options: Any) -> list[str]:
     found = records(*patterns, **options)
-    assert all(isinstance(record, Text) for record in found)
-    return [record.text for record in found if isinstance(record, Text) and not record.absent]
+    assert all(isinstance(record, TextRecord) for record in found)
+    return [record.text for record in found if isinstance(record, TextRecord) and not record.absent]
 
 
 def left_out(*patterns: Path | str) -> set[str]:
@@ -64,9 +64,7 @@ def merged(tmp_path: Path) -> Path:
     return tmp_path / "in/flat"
 
 
-SAID = [
-    f"Document {i} of part {part}: the boat came back to pier {i}." for part in range(2) for i in range(6)
-]
+SAID = [f"Document {i} of part {part}: the boat came back to pier {i}." for part in range(2) for i in range(6)]
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -147,14 +145,12 @@ def test_hidden_files_are_read_only_if_they_are_named(tmp_path: Path) -> None:
 
 
 def test_a_string_a_line_is_a_text(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps(text) + "\n" for text in [*SAID, 'é\n\ud83d\ude00"\u2028'])
-    )
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(text) + "\n" for text in [*SAID, 'é\n\ud83d\ude00"\u2028']))
     assert texts(tmp_path / "a.jsonl") == [*SAID, 'é\n😀"\u2028']
     assert texts(tmp_path / "a.jsonl", text_field="body") == [*SAID, 'é\n😀"\u2028']
     (tmp_path / "b.json").write_text('"one"\n{"text": "two"}\n3\n')
     *good, bad = records(tmp_path / "b.json", on_bad_records="skip")
-    assert [record.text for record in good if isinstance(record, Text)] == ["one", "two"]
+    assert [record.text for record in good if isinstance(record, TextRecord)] == ["one", "two"]
     assert isinstance(bad, BadRecord)
 
 
@@ -196,7 +192,7 @@ def test_a_field_inside_nothing_is_a_bad_record(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for suffix in ("parquet", "jsonl"):
         found = records(tmp_path / f"a.{suffix}", text_field="meta.text", on_bad_records="skip")
-        assert [record.text if isinstance(record, Text) else None for record in found] == [
+        assert [record.text if isinstance(record, TextRecord) else None for record in found] == [
             "one",
             None,
             None,
@@ -226,7 +222,7 @@ def test_bytes_that_are_no_text_are_a_bad_record(tmp_path: Path) -> None:
         texts(tmp_path / "a.parquet")
     assert "--encoding" not in raised.value.remedy  # which says nothing of Parquet
     found = records(tmp_path / "a.parquet", on_bad_records="skip")
-    assert [type(record) for record in found] == [Text, BadRecord, Text]
+    assert [type(record) for record in found] == [TextRecord, BadRecord, TextRecord]
 
 
 def archive(path: Path, members: dict[str, bytes]) -> Path:
@@ -253,12 +249,10 @@ def test_json_in_archives(tmp_path: Path) -> None:
     }
     path = archive(tmp_path / "a.tar", members)
     assert texts(path) == ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-    absent = [record.absent for record in records(path) if isinstance(record, Text) and record.absent]
+    absent = [record.absent for record in records(path) if isinstance(record, TextRecord) and record.absent]
     assert absent == ["no_text_field", "hidden_file", "hidden_file"]
     deep = {"text": "ten", "meta": {"text": "nested"}}
-    path = archive(
-        tmp_path / "b.tar", {"z.json": json.dumps(deep, indent=1).encode(), "y.json": b'{"text": "x"}'}
-    )
+    path = archive(tmp_path / "b.tar", {"z.json": json.dumps(deep, indent=1).encode(), "y.json": b'{"text": "x"}'})
     nested = archive(tmp_path / "c.tar", {"in.tar": path.read_bytes()})
     assert texts(nested) == ["ten", "x"]
     assert texts(nested, text_field="meta.text") == ["nested"]
@@ -289,15 +283,13 @@ def test_broken_json_in_archives_is_a_bad_record(tmp_path: Path, name: str, data
     *_, bad, good = records(path, on_bad_records="skip", max_document_bytes=4096)
     assert isinstance(bad, BadRecord)
     assert said in bad.reason
-    assert isinstance(good, Text)
+    assert isinstance(good, TextRecord)
 
 
 def test_fields_of_json_in_archives(tmp_path: Path) -> None:
     pair = b'{"query": "q", "positive": "p"}\n'
     path = archive(tmp_path / "a.tar", {"a.jsonl": pair, "b.jsonl": pair})
-    assert [record.texts for record in records(path, pairs={}) if isinstance(record, Text)] == [
-        ("q", "p")
-    ] * 2
+    assert [record.texts for record in records(path, pairs={}) if isinstance(record, TextRecord)] == [("q", "p")] * 2
     with pytest.raises(InputError, match=r"a\.tar/c\.txt.*fields"):
         records(archive(tmp_path / "a.tar", {"c.txt": b"text"}), pairs={})
 
@@ -326,9 +318,7 @@ def test_long_windows_of_zstd_are_read(tmp_path: Path, log: int) -> None:
         texts(tmp_path / "a.jsonl.zst")
 
 
-def test_a_long_window_beyond_the_free_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_window_beyond_the_free_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt.zst").write_bytes(long_window(b"text"))
     free = psutil.virtual_memory()._replace(available=3 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
@@ -343,12 +333,12 @@ def test_a_long_window_of_a_bomb_takes_bounded_memory(tmp_path: Path) -> None:
     (tmp_path / "a.txt.zst").write_bytes(long_window(bytes(1 << 27)))
     script = (
         "import sys, resource\n"
-        "from data_service.ingest.files import open_bytes\n"
+        "from data_service.ingest.files import open_decompressed\n"
         "from data_service.ingest.inputs import list_inputs\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
         "(file,) = list_inputs([sys.argv[1]]).files\n"
         "before = peak()\n"
-        "with open_bytes(file) as stream: print(sum(len(c) for c in iter(lambda: stream.read(1 << 20), b'')))\n"
+        "with open_decompressed(file) as stream: print(sum(len(c) for c in iter(lambda: stream.read(1 << 20), b'')))\n"
         "print(peak() - before)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "a.txt.zst")]

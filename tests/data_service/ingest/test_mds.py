@@ -33,11 +33,7 @@ def encoded(value: Any, encoding: str) -> bytes:
     if encoding in FIXED:
         return np.array(value, FIXED[encoding]).tobytes()
     return (
-        value
-        if isinstance(value, bytes)
-        else json.dumps(value).encode()
-        if encoding == "json"
-        else str(value).encode()
+        value if isinstance(value, bytes) else json.dumps(value).encode() if encoding == "json" else str(value).encode()
     )
 
 
@@ -83,9 +79,7 @@ COLUMNS = {"text": "str", "id": "int", "src": "bytes", "score": "float32", "toke
 SAMPLES = st.lists(
     st.fixed_dictionaries(
         {
-            "text": st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(
-                lambda text: f"x{text}"
-            ),
+            "text": st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(lambda text: f"x{text}"),
             "src": st.sampled_from([b"wiki", "b\u00fccher".encode()]),
             "score": st.floats(width=32, allow_nan=False),
             "tokens": st.binary(max_size=9),
@@ -103,9 +97,7 @@ def test_every_sample_is_a_document(
     tmp_path_factory: pytest.TempPathFactory, shards: list[list[dict[str, Any]]], suffix: str
 ) -> None:
     folder = tmp_path_factory.mktemp("mds")
-    numbered = [
-        dict(sample, id=i * 100 + j) for i, each in enumerate(shards) for j, sample in enumerate(each)
-    ]
+    numbered = [dict(sample, id=i * 100 + j) for i, each in enumerate(shards) for j, sample in enumerate(each)]
     cut = iter(numbered)
     write(folder / "in", [shard(COLUMNS, [next(cut) for _ in each]) for each in shards], suffix)
     rows = table(folder / "in", folder / "out", fields={"id": "id", "url": "src", "date": "score"})
@@ -148,9 +140,7 @@ def test_pickles_are_never_read(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 0.9999), suffix=st.sampled_from(sorted(PACKED)))
-def test_a_shard_cut_short_is_refused(
-    tmp_path_factory: pytest.TempPathFactory, share: float, suffix: str
-) -> None:
+def test_a_shard_cut_short_is_refused(tmp_path_factory: pytest.TempPathFactory, share: float, suffix: str) -> None:
     folder = tmp_path_factory.mktemp("cut")
     data = PACKED[suffix](shard({"text": "str"}, [{"text": text[:500]} for text in DOCUMENTS[:9]]))
     (folder / f"a.mds{suffix}").write_bytes(data[: int(len(data) * share)])

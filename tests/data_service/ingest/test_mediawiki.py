@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import InputError
-from data_service.ingest.files import open_bytes
+from data_service.ingest.files import open_decompressed
 from data_service.ingest.inputs import InputFile, list_inputs
-from data_service.ingest.wikitext import plain_text
+from data_service.ingest.wikitext import wikitext_to_plain_text
 from data_service.prepare.statistics import Statistics
 from tests.support.data import preparations
 from tests.support.data.preparations import rows_of
@@ -75,9 +75,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 def write(path: Path, pages: list[Page], *, multistream: bool = False) -> Path:
     parts = streams(pages) if multistream else ["".join(streams(pages))]
-    path.write_bytes(
-        b"".join(PACKED[path.suffix if path.suffix in PACKED else ""](p.encode()) for p in parts)
-    )
+    path.write_bytes(b"".join(PACKED[path.suffix if path.suffix in PACKED else ""](p.encode()) for p in parts))
     return path
 
 
@@ -190,18 +188,16 @@ MARKS = [
 
 @given(st.lists(st.sampled_from([*MARKS, "a", " ", "Datei:"]), max_size=40))
 def test_no_wikitext_fails(parts: list[str]) -> None:
-    text = plain_text("".join(parts), frozenset({"datei"}))
+    text = wikitext_to_plain_text("".join(parts), frozenset({"datei"}))
     assert text == text.strip()
     assert not any(mark in text for mark in ("{{", "{|", "<b>", "''"))
 
 
-@pytest.mark.parametrize(
-    "marks", [*([mark] for mark in MARKS), ["{{a|", "[[b|"], ["{|\n", "{{a|\n"]], ids=str
-)
+@pytest.mark.parametrize("marks", [*([mark] for mark in MARKS), ["{{a|", "[[b|"], ["{|\n", "{{a|\n"]], ids=str)
 def test_broken_markup_takes_no_longer(marks: list[str]) -> None:
     """The parser alone takes minutes for most of them."""
     began = time.process_time()
-    plain_text("".join(marks) * 4_000, frozenset())
+    wikitext_to_plain_text("".join(marks) * 4_000, frozenset())
     assert time.process_time() - began < 10
 
 
@@ -210,9 +206,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("whole")
     drawn = random.Random(3)
     pages: list[Page] = [(f"T{i}", 0, False, drawn.choice(DOCUMENTS)[:2_000]) for i in range(12)]
-    return {
-        suffix: write(folder / f"a.xml{suffix}", pages, multistream=True).read_bytes() for suffix in PACKED
-    }
+    return {suffix: write(folder / f"a.xml{suffix}", pages, multistream=True).read_bytes() for suffix in PACKED}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -300,5 +294,5 @@ def test_streams_one_after_another_give_their_bytes(
     between = b"\0" * 4 * padding if kind == "xz" else b""
     data = b"".join(PACKED[f".{kind}"](part) + between for part in parts)
     (folder / "a").write_bytes(data)
-    with open_bytes(InputFile(str(folder), "a", len(data), "txt", kind)) as stream:  # type: ignore[arg-type]
+    with open_decompressed(InputFile(str(folder), "a", len(data), "txt", kind)) as stream:  # type: ignore[arg-type]
         assert stream.read() == b"".join(parts)

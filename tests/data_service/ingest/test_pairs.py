@@ -22,19 +22,17 @@ from data_service.errors import CorpusError, InputError
 from data_service.ingest.documents import read_records
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions, PairFields
-from data_service.ingest.records import BadRecord, Text
+from data_service.ingest.records import BadRecord, TextRecord
 from data_service.ingest.scan import hash_texts
 from data_service.ingest.tasks import plan_splits
-from data_service.samples.packing import Packed
+from data_service.samples.packing import PackedInput
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
-from data_service.stream.sources import check_kind
+from data_service.stream.sources import check_corpus_kind
 from data_service.stream.statistics import corpus_stats
 from tests.support.data.raw_text import DOCUMENTS, build, small_tokenizer
 
-SENTENCES = [
-    " ".join(part.split()) for text in DOCUMENTS for part in text.split(". ") if 20 < len(part) < 200
-]
+SENTENCES = [" ".join(part.split()) for text in DOCUMENTS for part in text.split(". ") if 20 < len(part) < 200]
 Record = dict[str, object]
 
 
@@ -73,7 +71,7 @@ def write_flat(path: Path, records: list[Record]) -> Path:
     return path
 
 
-def read(path: Path, chosen: BuildOptions) -> list[Text | BadRecord]:
+def read(path: Path, chosen: BuildOptions) -> list[TextRecord | BadRecord]:
     splits = plan_splits(list_inputs([str(path)]).files, chosen)
     return [record for split in splits for record in read_records(split, chosen)]
 
@@ -83,9 +81,7 @@ def test_every_format_gives_the_same_examples(tmp_path: Path) -> None:
     table = pa.table({name: [record[name] for record in records] for name in records[0]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
     large = table.cast(
-        pa.schema(
-            [("query", "string"), ("positive", "large_string"), ("negatives", pa.large_list(pa.string()))]
-        )
+        pa.schema([("query", "string"), ("positive", "large_string"), ("negatives", pa.large_list(pa.string()))])
     )
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, large.schema) as writer:
         writer.write_table(large, max_chunksize=9)
@@ -94,11 +90,11 @@ def test_every_format_gives_the_same_examples(tmp_path: Path) -> None:
     expected = [(r["query"], r["positive"], *r["negatives"][:2]) for r in records]  # type: ignore[index]
     for name in ("a.parquet", "a.arrow", "a.jsonl", "b.jsonl.gz"):
         found = read(tmp_path / name, options())
-        assert [record.texts for record in found if isinstance(record, Text)] == expected
+        assert [record.texts for record in found if isinstance(record, TextRecord)] == expected
     columns = PairFields(count=2, negatives=("one", "two", "three"))
     for name in ("c.csv", "c.tsv"):
         found = read(write_flat(tmp_path / name, records), BuildOptions(pairs=columns))
-        assert [record.texts for record in found if isinstance(record, Text)] == expected
+        assert [record.texts for record in found if isinstance(record, TextRecord)] == expected
 
 
 @pytest.fixture(scope="module")
@@ -207,18 +203,18 @@ def test_few_examples_are_held_out_whole(tmp_path: Path) -> None:
 
 def test_a_corpus_is_read_as_what_it_is(corpus: Path, tmp_path: Path) -> None:
     pairs = open_corpus(str(corpus)).manifest
-    check_kind(pairs, "c", TextPairs(packing="pairs", negatives=1))
-    for packed in (Packed(packing="full_sentences"), RepeatedSentences(packing="sentences")):
+    check_corpus_kind(pairs, "c", TextPairs(packing="pairs", negatives=1))
+    for packed in (PackedInput(packing="full_sentences"), RepeatedSentences(packing="sentences")):
         with pytest.raises(CorpusError, match=r"c\b.*\bpairs\b.*input\.packing"):
-            check_kind(pairs, "c", packed)
+            check_corpus_kind(pairs, "c", packed)
     with pytest.raises(CorpusError, match=r"\b2 negatives\b.*input\.negatives.*\b3\b"):
-        check_kind(pairs, "c", TextPairs(packing="pairs", negatives=3))
+        check_corpus_kind(pairs, "c", TextPairs(packing="pairs", negatives=3))
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("\n\n".join(DOCUMENTS[:4]))
     text = build(tmp_path / "in", tmp_path / "text", BuildOptions(txt_documents="blank_line"))
-    check_kind(text, "c", RepeatedSentences(packing="sentences"))
+    check_corpus_kind(text, "c", RepeatedSentences(packing="sentences"))
     with pytest.raises(CorpusError, match=r"c\b.*\btext\b.*input\.packing pairs"):
-        check_kind(text, "c", TextPairs(packing="pairs"))
+        check_corpus_kind(text, "c", TextPairs(packing="pairs"))
     assert b'"pairs"' not in dump_manifest(text)
 
 
@@ -227,10 +223,7 @@ def test_the_manifest_says_pairs_and_its_fingerprint_too(corpus: Path) -> None:
     again = parse_manifest(dump_manifest(manifest), open_store("here"))
     assert again.pairs == PairTexts(2)
     assert again.fingerprint == manifest.fingerprint
-    assert (
-        len({manifest.fingerprint, *(replace(manifest, pairs=p).fingerprint for p in (None, PairTexts(1)))})
-        == 3
-    )
+    assert len({manifest.fingerprint, *(replace(manifest, pairs=p).fingerprint for p in (None, PairTexts(1)))}) == 3
 
 
 @given(st.lists(st.text(), min_size=2, max_size=4), st.lists(st.text(), min_size=2, max_size=4))

@@ -17,7 +17,7 @@ from data_service.corpus.provenance import Provenance, ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.sidecar import (
     DocumentOrigin,
-    count_by,
+    count_text_by_field,
     find_documents,
     origins_in_ranges,
     read_origins,
@@ -30,15 +30,7 @@ from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.tasks import plan_splits
 from data_service.store.open import open_store
 from tests.support.data import raw_text
-from tests.support.data.raw_text import (
-    SMALL,
-    Killed,
-    build,
-    files_of,
-    ignore_progress,
-    killed_at,
-    tokenizer_folder,
-)
+from tests.support.data.raw_text import SMALL, Killed, build, files_of, ignore_progress, killed_at, tokenizer_folder
 
 DOCUMENTS = raw_text.DOCUMENTS[:40]
 Record = dict[str, object]
@@ -96,7 +88,11 @@ def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
         for row in rows:
             block = blocks[row.block]
             first, last = block.sentences[block.documents[row.document : row.document + 2]]
-            assert (row.start, row.tokens, row.shard) == (first, last - first, table.key(row.block))
+            assert (row.start, row.tokens, row.shard) == (
+                first,
+                last - first,
+                table.block_shard_key(row.block),
+            )
             record = by_id[row.provenance.id]
             assert row.provenance == Provenance(
                 str(record["docid"]),
@@ -127,7 +123,7 @@ def test_documents_are_found_counted_and_told_of_a_row(tmp_path: Path) -> None:
         inside = range(found.origin.start + 1, found.origin.start + 2)
         assert origins_in_ranges(corpus, found.split, found.origin.block, [inside]) == [found.origin]
     assert not list(find_documents(corpus, id="doc"))
-    counted = count_by(corpus, "licence")
+    counted = count_text_by_field(corpus, "licence")
     assert set(counted) == {"CC0-1.0", "MIT", "CC-BY-4.0"}
     for split in SPLITS:
         table = corpus.table(split)
@@ -135,10 +131,10 @@ def test_documents_are_found_counted_and_told_of_a_row(tmp_path: Path) -> None:
         assert sum(parts[split].tokens for parts in counted.values()) == table.tokens.sum()
     (tmp_path / "corpus" / next(iter(manifest.provenance))).write_bytes(b"")
     with pytest.raises(CorpusError, match="provenance/"):
-        count_by(corpus, "licence")
+        count_text_by_field(corpus, "licence")
     build(tmp_path / "in", tmp_path / "plain", SMALL)
     with pytest.raises(CorpusError, match="--provenance"):
-        count_by(open_corpus(str(tmp_path / "plain")), "licence")
+        count_text_by_field(open_corpus(str(tmp_path / "plain")), "licence")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.csv", "a.parquet", "a.arrow"])
@@ -186,9 +182,7 @@ def test_numbers_are_ids(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.jsonl.gz", records())
-    others: list[Record] = [
-        {"docid": f"b{number}", "text": f"{number} b", **CONSTANT} for number in range(50)
-    ]
+    others: list[Record] = [{"docid": f"b{number}", "text": f"{number} b", **CONSTANT} for number in range(50)]
     write(tmp_path / "in" / "b.jsonl", others)
     build(tmp_path / "in", tmp_path / "one", options())
     build(tmp_path / "in", tmp_path / "two", options(workers=2))
@@ -210,9 +204,7 @@ def test_shards_are_those_of_a_corpus_without(tmp_path: Path) -> None:
     raised = without["manifest.json"].replace(b'"version":6', b'"version":5', 1)
     with pytest.raises(CorpusError, match="damaged"):
         parse_manifest(raised, HERE)
-    assert (
-        dump_manifest(parse_manifest(with_sidecars["manifest.json"], HERE)) == with_sidecars["manifest.json"]
-    )
+    assert dump_manifest(parse_manifest(with_sidecars["manifest.json"], HERE)) == with_sidecars["manifest.json"]
 
 
 def _without(name: str) -> Callable[[Record], Record]:
@@ -318,9 +310,7 @@ def test_provenance_that_changes_makes_another_corpus(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_stretches_and_pairs_have_provenance(tmp_path: Path) -> None:
     long = "\n\n".join(DOCUMENTS)
-    write(
-        tmp_path / "long" / "a.jsonl", [{"docid": "one", "text": long}, {"docid": "two", "text": long[::-1]}]
-    )
+    write(tmp_path / "long" / "a.jsonl", [{"docid": "one", "text": long}, {"docid": "two", "text": long[::-1]}])
     chosen = options(ProvenanceOptions(id="docid"))
     manifest = build(tmp_path / "long", tmp_path / "stretches", chosen)
     assert manifest.heldout_rule is not None

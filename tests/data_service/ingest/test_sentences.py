@@ -67,9 +67,7 @@ def test_marks_of_other_scripts_need_no_space(mark: str) -> None:
 
 @settings(deadline=None)
 @given(
-    st.text(
-        st.sampled_from("ab.A!? \n\t…。\"')(é।؟ก ๆ፡།．1天，”’」）！？\u3000") | st.characters(codec="utf-8")
-    ),
+    st.text(st.sampled_from("ab.A!? \n\t…。\"')(é।؟ก ๆ፡།．1天，”’」）！？\u3000") | st.characters(codec="utf-8")),
     st.sampled_from(get_args(Language)),
 )
 @example("x " * 9000, "any")

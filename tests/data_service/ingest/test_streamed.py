@@ -18,7 +18,7 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import FilePiece, Split
+from data_service.ingest.tasks import FilePiece, InputSplit
 from tests.support.data.raw_text import (
     DOCUMENTS,
     SMALL,
@@ -47,7 +47,7 @@ def pieces_of(path: Path, size: int, cuts: list[int]) -> list[FilePiece]:
 
 
 def documents_of(piece: FilePiece, options: BuildOptions) -> list[str]:
-    return [document.text for document in read_documents(Split((piece,)), options)]
+    return [document.text for document in read_documents(InputSplit((piece,)), options)]
 
 
 def check_any_pieces(path: Path, data: bytes, cuts: list[int], options: BuildOptions, draw: int) -> None:
@@ -163,9 +163,7 @@ def test_damage_is_found_before_any_text_is_used(tmp_path: Path, big: Path) -> N
     assert build(inputs, tmp_path / "corpus", FINE).counts["documents_read"] == len(TEXTS)
 
 
-def test_a_ray_that_does_not_start_is_an_error_of_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_that_does_not_start_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def too_slow(**_: object) -> None:
         raise Exception("The current node timed out during startup.")
 

@@ -53,9 +53,7 @@ def table(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in preparations.rows_of(folder)}
 
 
-NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(
-    lambda name: f"{name}.txt"
-)
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12).map(lambda name: f"{name}.txt")
 ODD = [
     "../../etc/x.txt",
     "/abs.txt",
@@ -96,13 +94,9 @@ def test_every_member_is_a_document_or_is_counted(
     data = archive(members, kind) + (archive([("last.txt", "the last one")], kind) if twice else b"")
     (folder / f"a.tar{suffix}").write_bytes(PACKED[suffix](data))
     hidden = {
-        name
-        for name, _ in members
-        if any(re.fullmatch(r"\.(?!\.?$).*", part, re.DOTALL) for part in name.split("/"))
+        name for name, _ in members if any(re.fullmatch(r"\.(?!\.?$).*", part, re.DOTALL) for part in name.split("/"))
     }
-    texts = [
-        text for name, text in members if text is not None and name.endswith(".txt") and name not in hidden
-    ]
+    texts = [text for name, text in members if text is not None and name.endswith(".txt") and name not in hidden]
     texts += ["the last one"] if twice else []
     if not texts:
         return

@@ -35,9 +35,7 @@ def write_archive(path: Path, *, packed: bool) -> bytes:
     ):
         headers = StatusAndHeaders(status, [("Content-Type", kind)], protocol="HTTP/1.0")
         url = f"https://rivers.example/{number}"
-        record = writer.create_warc_record(
-            url, "response", payload=io.BytesIO(body.encode()), http_headers=headers
-        )
+        record = writer.create_warc_record(url, "response", payload=io.BytesIO(body.encode()), http_headers=headers)
         writer.write_record(record)
     text = io.BytesIO(b"The Rhine, as a line of plain text.")
     writer.write_record(writer.create_warc_record("https://rivers.example/wet", "conversion", payload=text))
@@ -50,9 +48,7 @@ def run(path: Path, out: Path) -> Statistics:
     return preparations.run([source], [], out)
 
 
-@pytest.mark.parametrize(
-    ("name", "packed"), [("a.warc", False), ("a.warc.gz", True), ("a.warc.wet.gz", True)]
-)
+@pytest.mark.parametrize(("name", "packed"), [("a.warc", False), ("a.warc.gz", True), ("a.warc.wet.gz", True)])
 def test_pages_and_texts_with_their_headers(tmp_path: Path, name: str, packed: bool) -> None:
     write_archive(tmp_path / name, packed=packed)
     assert run(tmp_path / name, tmp_path / "out").documents_kept == 3

@@ -17,8 +17,8 @@ from data_service.errors import InputError
 from data_service.ingest.documents import read_records
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, Text
-from data_service.ingest.tasks import FilePiece, Split
+from data_service.ingest.records import BadRecord, TextRecord
+from data_service.ingest.tasks import FilePiece, InputSplit
 
 pytest.importorskip("warcio", reason="needs maskfleet[prepare]")
 pytest.importorskip("trafilatura", reason="needs maskfleet[prepare]")
@@ -75,8 +75,7 @@ LABELS = {
     "iso2022_jp": "csiso2022jp iso-2022-jp",
     "cp932": "csshiftjis ms932 ms_kanji shift-jis shift_jis sjis windows-31j x-sjis",
     "cp949": (
-        "cseuckr csksc56011987 euc-kr iso-ir-149 korean ks_c_5601-1987 ks_c_5601-1989 ksc5601 ksc_5601 "
-        "windows-949"
+        "cseuckr csksc56011987 euc-kr iso-ir-149 korean ks_c_5601-1987 ks_c_5601-1989 ksc5601 ksc_5601 windows-949"
     ),
     "utf-16-be": "unicodefffe utf-16be",
     "utf-16-le": "csunicode iso-10646-ucs-2 ucs-2 unicode unicodefeff utf-16 utf-16le",
@@ -123,14 +122,12 @@ def archive(path: Path, pages: Iterable[tuple[list[tuple[str, str]], bytes]]) ->
         for headers, body in pages:
             http = StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1")
             url, payload = "https://pages.example/", io.BytesIO(body)
-            writer.write_record(
-                writer.create_warc_record(url, "response", payload=payload, http_headers=http)
-            )
+            writer.write_record(writer.create_warc_record(url, "response", payload=payload, http_headers=http))
 
 
-def texts(path: Path, **options: Any) -> list[Text | BadRecord]:
+def texts(path: Path, **options: Any) -> list[TextRecord | BadRecord]:
     (file,) = list_inputs([str(path)]).files
-    return list(read_records(Split((FilePiece(file, 0, file.size),)), BuildOptions(**options)))
+    return list(read_records(InputSplit((FilePiece(file, 0, file.size),)), BuildOptions(**options)))
 
 
 def html(text: str, head: str = "") -> str:
@@ -156,14 +153,11 @@ def test_every_label_of_the_standard_in_the_header(tmp_path: Path) -> None:
     said = [(label, codec, made_up(codec, draw)) for label, codec in labels]
     archive(
         tmp_path / "a.warc.gz",
-        (
-            ([("Content-Type", f"text/html;charset={label}")], html(text).encode(codec))
-            for label, codec, text in said
-        ),
+        (([("Content-Type", f"text/html;charset={label}")], html(text).encode(codec)) for label, codec, text in said),
     )
     found = texts(tmp_path / "a.warc.gz")
     for (label, _, text), page in zip(said, found, strict=True):
-        assert isinstance(page, Text)
+        assert isinstance(page, TextRecord)
         assert page.text == text, label
         assert not page.replaced
 
@@ -206,7 +200,7 @@ def test_random_pages_in_any_charset_and_coding(tmp_path: Path, number: int) -> 
     pages = [draw_page(draw) for _ in range(number)]
     archive(tmp_path / "a.warc.gz", ((headers, data) for _, headers, data in pages))
     for (text, headers, _), page in zip(pages, texts(tmp_path / "a.warc.gz"), strict=True):
-        assert isinstance(page, Text)
+        assert isinstance(page, TextRecord)
         assert page.text == text, headers
 
 
@@ -219,9 +213,7 @@ def test_signs_that_only_browsers_read(tmp_path: Path) -> None:
         "iso-8859-1": (b"\x80 \x93q\x94", "€ \u201cq\u201d"),
         "us-ascii": ("é ü".encode(), "é ü"),  # UTF-8, whatever a server says that nobody told
     }
-    before, after = html("A line of plain text, which is long enough to be one.\nbehind it: @ stands.").split(
-        "@"
-    )
+    before, after = html("A line of plain text, which is long enough to be one.\nbehind it: @ stands.").split("@")
     archive(
         tmp_path / "a.warc.gz",
         (
@@ -230,7 +222,7 @@ def test_signs_that_only_browsers_read(tmp_path: Path) -> None:
         ),
     )
     for (_, sign), page in zip(said.values(), texts(tmp_path / "a.warc.gz"), strict=True):
-        assert isinstance(page, Text)
+        assert isinstance(page, TextRecord)
         assert page.text.rpartition(": ")[2].partition(" stands")[0] == sign
 
 
@@ -241,8 +233,8 @@ def test_a_charset_that_is_not_the_pages_is_passed_over_and_bad_bytes_are_counte
     cut = html("é" * 400 + "@").encode().replace(b"@", b"\xe9")
     archive(tmp_path / "a.warc.gz", [(kind, page), (kind, cut)])
     of_meta, replaced = texts(tmp_path / "a.warc.gz")
-    assert isinstance(of_meta, Text)
-    assert isinstance(replaced, Text)
+    assert isinstance(of_meta, TextRecord)
+    assert isinstance(replaced, TextRecord)
     assert (of_meta.text, of_meta.replaced) == (text, False)
     assert (replaced.text, replaced.replaced) == ("é" * 400 + "\ufffd", True)
 
@@ -268,7 +260,7 @@ def test_a_page_that_cannot_be_decoded_is_a_bad_record_and_not_empty(
         texts(tmp_path / "a.warc.gz")
     bad, good = texts(tmp_path / "a.warc.gz", on_bad_records="skip")
     assert isinstance(bad, BadRecord)
-    assert isinstance(good, Text)
+    assert isinstance(good, TextRecord)
     assert good.text
 
 

@@ -37,9 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tokeniz
     @cache
     def of(kind: str) -> Tokenizer:
         if kind in ("albert", "xlnet", "deberta-v3"):
-            return load_tokenizer(
-                str(published_folder(kind, texts, tmp_path_factory.mktemp("run") / kind, 900))
-            )
+            return load_tokenizer(str(published_folder(kind, texts, tmp_path_factory.mktemp("run") / kind, 900)))
         if kind in CHANGED:
             return {"unprefixed": _unprefixed, "spaced": _spaced, "added": _added}[kind](of)
         options = TokenizerOptions(coverage=0.99, min_frequency=1, alphabet=500)
@@ -134,9 +132,7 @@ def test_random_text_of_many_scripts(trained: Callable[[str], Tokenizer], text: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_encoded_in_windows_has_the_tokens_of_the_whole(
-    trained: Callable[[str], Tokenizer], kind: str
-) -> None:
+def test_text_encoded_in_windows_has_the_tokens_of_the_whole(trained: Callable[[str], Tokenizer], kind: str) -> None:
     tokenizer = trained(kind)
     for seed in range(12):
         random = Random(f"{kind} {seed}")

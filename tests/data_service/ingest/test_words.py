@@ -81,9 +81,7 @@ def test_words_of_the_input_are_stored(tmp_path: Path, form: str) -> None:
     if form == "parquet":
         pq.write_table(pa.table({"text": texts, "words": DOCUMENTS}), text)
     elif form == "csv":
-        text.write_text(
-            "text,words\n" + "".join(f"{t},{' '.join(w)}\n" for t, w in zip(texts, DOCUMENTS, strict=True))
-        )
+        text.write_text("text,words\n" + "".join(f"{t},{' '.join(w)}\n" for t, w in zip(texts, DOCUMENTS, strict=True)))
     else:
         forms: dict[str, Callable[[list[str]], object]] = {
             "nested": lambda words: [words[:9], words[9:]],
@@ -128,9 +126,7 @@ def test_words_follow_the_stretches_that_are_held_out(tmp_path: Path) -> None:
         ({"words": [1]}, r"line 3: field 'words' holds int, not text"),
     ],
 )
-def test_words_that_are_not_the_text_are_named(
-    tmp_path: Path, record: dict[str, object], message: str
-) -> None:
+def test_words_that_are_not_the_text_are_named(tmp_path: Path, record: dict[str, object], message: str) -> None:
     good = [{"text": "".join(words), "words": words} for words in DOCUMENTS[:40]]
     lines = [*good[:2], {"text": "天地"} | record, *good[2:]]
     text = tmp_path / "text.jsonl"
@@ -161,9 +157,7 @@ def test_corrected_words_of_the_input_are_written_again(tmp_path: Path) -> None:
     joined = [["".join(words[:2]), *words[2:]] for words in cut]
     tokenizer = chinese_tokenizer_folder(tmp_path / "tokenizer")
     with pytest.raises(Killed):
-        build_corpus(
-            [str(text)], str(tmp_path / "corpus"), tokenizer, options(FIELD), killed_at("writing", 1)
-        )
+        build_corpus([str(text)], str(tmp_path / "corpus"), tokenizer, options(FIELD), killed_at("writing", 1))
     write_words(text, joined)
     padding = size - text.stat().st_size  # the same size, so that it is the same build
     text.write_text(text.read_text("utf-8") + " " * (padding - 1) + "\n", "utf-8")
@@ -240,9 +234,7 @@ def chosen_units(folder: Path, spec: StreamSpec, level: Level) -> tuple[int, int
 def with_lexicon(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CorpusManifest]:
     """A corpus with words of its input, and every second of the frequent words an entity, the others phrases."""
     folder = tmp_path_factory.mktemp("lexicon")
-    entries = [
-        f"{word}\t{('phrase', 'entity')[number % 2]}\n" for number, word in enumerate(made_up_words()[:80])
-    ]
+    entries = [f"{word}\t{('phrase', 'entity')[number % 2]}\n" for number, word in enumerate(made_up_words()[:80])]
     (folder / "lexicon.txt").write_text("".join(entries), "utf-8")
     words = FIELD.model_copy(update={"lexicon": str(folder / "lexicon.txt")})
     return folder, build(folder, write_words(folder / "text.jsonl", DOCUMENTS[:60]), options(words))
@@ -250,9 +242,7 @@ def with_lexicon(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Corpus
 
 @pytest.mark.parametrize("unit", ["whole_word", "ngram", "span", "phrase", "entity"])
 @pytest.mark.parametrize("packing", ["full_sentences", "ordered_pair"])
-def test_stored_words_are_masked_whole(
-    with_lexicon: tuple[Path, CorpusManifest], unit: str, packing: str
-) -> None:
+def test_stored_words_are_masked_whole(with_lexicon: tuple[Path, CorpusManifest], unit: str, packing: str) -> None:
     folder, manifest = with_lexicon
     masking = MlmMasking.model_validate({"unit": unit, "replace": Replacement(mask=1, random=0, keep=0)})
     rows = OrderedPairs(packing="ordered_pair") if packing == "ordered_pair" else {"packing": packing}
@@ -266,9 +256,7 @@ def test_permuted_prediction_takes_stored_words_whole(tmp_path: Path) -> None:
     text = write_words(tmp_path / "text.jsonl", DOCUMENTS[:60])
     manifest = build(tmp_path, text, options(FIELD))
     block = read_block(open_corpus(str(tmp_path / "corpus")).store, manifest.train, 0)
-    spec = stream_of(
-        tmp_path, manifest, input=Lanes(packing="lanes", reuse=16), masking=PermutedPrediction(predict=12)
-    )
+    spec = stream_of(tmp_path, manifest, input=Lanes(packing="lanes", reuse=16), masking=PermutedPrediction(predict=12))
     reading = DirectedBlockText.from_block(
         block, spec.special, spec.never_masked, Corpora(spec).word_start_table, backward=True
     )

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from data_service.errors import PrepareError
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.contamination import (
-    MAX_RUN_TEXTS,
-    MIN_WORDS,
+    MAX_TEXTS_PER_RUN,
+    MIN_TEXT_WORDS,
     RUN_WORDS,
     Decontaminate,
     EvaluationText,
@@ -40,9 +40,7 @@ def runs_of(text: str) -> set[Run]:
     words = text.split()
     span = min(RUN_WORDS, len(words))
     return (
-        {tuple(words[at : at + span]) for at in range(len(words) - span + 1)}
-        if len(words) >= MIN_WORDS
-        else set()
+        {tuple(words[at : at + span]) for at in range(len(words) - span + 1)} if len(words) >= MIN_TEXT_WORDS else set()
     )
 
 
@@ -58,7 +56,7 @@ def owners_of(texts: list[EvaluationText]) -> dict[Run, tuple[int, int]]:
         counts = Counter(run for one in different for run in runs_of(one))
         for one, number in different.items():
             for run in runs_of(one):
-                if counts[run] <= MAX_RUN_TEXTS:
+                if counts[run] <= MAX_TEXTS_PER_RUN:
                     owners[run] = min(owners.get(run, (place, number)), (place, number))
     return owners
 
@@ -80,7 +78,7 @@ evaluation_texts = st.lists(
         EvaluationText,
         st.sampled_from(["x/dev", "y/test"]),
         st.integers(0, 30),
-        st.lists(words, min_size=MIN_WORDS - 2, max_size=RUN_WORDS + 5).map(" ".join),
+        st.lists(words, min_size=MIN_TEXT_WORDS - 2, max_size=RUN_WORDS + 5).map(" ".join),
     ),
     min_size=1,
     max_size=40,
@@ -97,9 +95,9 @@ def test_as_a_search_by_words(drawn: list[EvaluationText], document: str) -> Non
         index = build_index(texts)
     except PrepareError:
         counted = [runs_of(text.text) for text in texts]
-        assert not any(counted) or sum(map(bool, counted)) > MAX_RUN_TEXTS
+        assert not any(counted) or sum(map(bool, counted)) > MAX_TEXTS_PER_RUN
         return
-    assert index.find(document) == search(texts, document)
+    assert index.find_matching_texts(document) == search(texts, document)
     assert (np.diff(index.keys.astype(object)) > 0).all()
 
 
@@ -164,21 +162,21 @@ def test_case_marks_and_spaces_make_no_difference(alphabet: str) -> None:
     index = build_index([EvaluationText("t/dev", 7, text)])
     broken = text.upper().replace(" ", ",\n  ")
     other = f"{sentence(draw, 9, alphabet)}: «{broken}!» {sentence(draw, 5, alphabet)}"
-    assert index.find(other) == [("t/dev", 7)]
-    assert index.find(sentence(draw, 200, alphabet)) == []
+    assert index.find_matching_texts(other) == [("t/dev", 7)]
+    assert index.find_matching_texts(sentence(draw, 200, alphabet)) == []
 
 
 def test_scripts_without_spaces_are_compared_by_characters() -> None:
     text = "今日は天気がとても良いので公園へ散歩に行きました"
     index = build_index([EvaluationText("t/test", 0, text)])
-    assert index.find(f"昨日の話です。{text[3:19]}。終わり") == [("t/test", 0)]
-    assert index.find(f"昨日の話です。{text[3:12]}。終わり") == []
+    assert index.find_matching_texts(f"昨日の話です。{text[3:19]}。終わり") == [("t/test", 0)]
+    assert index.find_matching_texts(f"昨日の話です。{text[3:12]}。終わり") == []
 
 
 def test_what_cannot_be_looked_up_is_counted() -> None:
     draw = random.Random(3)
     template = sentence(draw, 14, "abcdef")
-    texts = [EvaluationText("t/dev", n, f"{template} {n}") for n in range(MAX_RUN_TEXTS + 1)]
+    texts = [EvaluationText("t/dev", n, f"{template} {n}") for n in range(MAX_TEXTS_PER_RUN + 1)]
     texts += [EvaluationText("t/dev", 20, "too short"), EvaluationText("t/dev", 21, sentence(draw, 9, "ab"))]
     (split,) = build_index(texts).splits
     assert (split.texts, split.looked_up) == (13, 12)  # the last run of each is its own

@@ -165,9 +165,7 @@ def test_any_text_is_decided(stage: str, text: str) -> None:
 def test_text_in_no_language_and_long_text(stage: str) -> None:
     assert decided("... --- !!!\n\n***", stage=stage) == DropDecision("no_words")
     drawn = random.Random(2)
-    long = " ".join(
-        "".join(drawn.choices("abcdefg", k=5)) for _ in range(220_000)
-    )  # beyond spaCy's usual limit
+    long = " ".join("".join(drawn.choices("abcdefg", k=5)) for _ in range(220_000))  # beyond spaCy's usual limit
     assert isinstance(decided(long, stage=stage), Document | DropDecision)
 
 
@@ -181,9 +179,7 @@ def test_a_url_is_dropped_by_domain_word_or_list() -> None:
 
 
 @pytest.mark.parametrize("place", range(4))
-@pytest.mark.parametrize(
-    ("text", "reason"), [("  if (x) {", "curly_bracket"), ("Lorem ipsum", "lorem_ipsum")]
-)
+@pytest.mark.parametrize(("text", "reason"), [("  if (x) {", "curly_bracket"), ("Lorem ipsum", "lorem_ipsum")])
 def test_c4_looks_at_the_whole_page(place: int, text: str, reason: str) -> None:
     """Also at lines that end in no punctuation, which datatrove leaves out before it looks."""
     lines = ["Here is a whole sentence. And here is another one."] * 3

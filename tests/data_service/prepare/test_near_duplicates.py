@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.prepare.clusters import flatten_trees, unite_components
-from data_service.prepare.minhash import HASH_COUNT, SKETCH_BYTES, choose_bands, sign_text
+from data_service.prepare.minhash import HASH_COUNT, SKETCH_BYTES, choose_bands, compute_signature
 from data_service.prepare.near_duplicates import find_pairs
 from data_service.prepare.shingles import MAX_UNIT_LETTERS, hash_shingles
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
@@ -89,9 +89,7 @@ def test_planted_near_copies_are_found_and_little_else_is_dropped(tmp_path: Path
         ),
         "half": lambda text: text[: len(text) // 2],
     }
-    sources = {"origin": texts} | {
-        kind: [copy(text) for text in texts[:100]] for kind, copy in copies.items()
-    }
+    sources = {"origin": texts} | {kind: [copy(text) for text in texts[:100]] for kind, copy in copies.items()}
     run([write(tmp_path / f"{name}.jsonl", its) for name, its in sources.items()], [NEAR], tmp_path / "out")
     shingles = {
         f"{name}{i}": set(hash_shingles(text, 5).tolist())
@@ -102,12 +100,8 @@ def test_planted_near_copies_are_found_and_little_else_is_dropped(tmp_path: Path
     def similarity(one: str, other: str) -> float:
         return len(shingles[one] & shingles[other]) / len(shingles[one] | shingles[other])
 
-    dropped = {
-        row["id"]: row["detail"].removeprefix("near copy of ") for row in rows_of(tmp_path / "out/dropped")
-    }
-    similar = [
-        f"{kind}{i}" for kind in copies for i in range(100) if similarity(f"{kind}{i}", f"origin{i}") >= 0.8
-    ]
+    dropped = {row["id"]: row["detail"].removeprefix("near copy of ") for row in rows_of(tmp_path / "out/dropped")}
+    similar = [f"{kind}{i}" for kind in copies for i in range(100) if similarity(f"{kind}{i}", f"origin{i}") >= 0.8]
     assert len(similar) > 300
     assert sum(name in dropped for name in similar) > 0.95 * len(similar)
     for kind in ("word", "line", "sentence"):
@@ -179,9 +173,7 @@ def test_long_chains_are_joined_at_once(shape: str) -> None:
     seed=st.integers(0, 2**32 - 1),
     flips=st.integers(0, 30),
 )
-def test_pairs_are_the_first_of_each_group_and_what_is_similar_to_it(
-    keys: list[int], seed: int, flips: int
-) -> None:
+def test_pairs_are_the_first_of_each_group_and_what_is_similar_to_it(keys: list[int], seed: int, flips: int) -> None:
     drawn = np.random.default_rng(seed)
     centres = drawn.integers(0, 2, (3, HASH_COUNT), dtype=np.uint8)
     bits = centres[drawn.integers(0, 3, len(keys))]
@@ -253,7 +245,7 @@ def test_texts_of_any_alphabet_are_near_copies_though_one_character_differs(alph
         text = "".join(drawn.choices(letters, k=600))
         place = drawn.randrange(600)
         one, other, strange = (
-            sign_text(each, 5)
+            compute_signature(each, 5)
             for each in (
                 text,
                 text[:place] + "x" + text[place + 1 :],
@@ -273,7 +265,7 @@ def test_texts_of_any_alphabet_are_near_copies_though_one_character_differs(alph
 def test_texts_without_letters_are_compared_by_their_characters() -> None:
     assert len(hash_shingles("!?! ...", 2)) == 5
     assert len(hash_shingles(" \n\t", 5)) == 0
-    assert sign_text("", 5).digest() == sign_text(" \n", 5).digest()
+    assert compute_signature("", 5).digest() == compute_signature(" \n", 5).digest()
 
 
 @pytest.mark.parametrize("repeated", [61_681, 185_043])

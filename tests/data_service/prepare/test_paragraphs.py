@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.ingest import pool
-from data_service.ingest.tasks import perform
+from data_service.ingest.tasks import run_task
 from data_service.prepare import frequent_paragraphs
 from data_service.prepare.paragraphs import DuplicateParagraphs
 from data_service.prepare.statistics import Statistics
@@ -91,9 +91,7 @@ def made_up(drawn: random.Random, count: int, unit: str) -> list[str]:
     return [found if (found := text()).strip() else "nothing" for _ in range(count)]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 80))]
-)
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 80))])
 def test_what_is_cut_is_what_more_documents_have(tmp_path: Path, seed: int) -> None:
     drawn = random.Random(seed)
     stage = DuplicateParagraphs(
@@ -132,9 +130,7 @@ def boilerplate(seed: int, count: int = 60) -> list[list[str]]:
     drawn = random.Random(seed)
     own = [" ".join("".join(drawn.choices("abcdefgh", k=6)) for _ in range(8)) for _ in range(3 * count)]
     fixed = [f"The {number}th {RETURNING}" for number in range(12)]
-    texts = [
-        "\n".join([drawn.choice(fixed), *own[3 * i : 3 * i + 3], drawn.choice(fixed)]) for i in range(count)
-    ]
+    texts = ["\n".join([drawn.choice(fixed), *own[3 * i : 3 * i + 3], drawn.choice(fixed)]) for i in range(count)]
     return [[*texts[: count // 2], fixed[0], "\n".join(fixed)], texts[count // 2 :]]
 
 
@@ -184,9 +180,9 @@ def test_neither_the_order_of_tasks_nor_the_size_of_partitions_changes_anything(
     def run_shuffled(_: object, function: Callable[..., Any], tasks: Sequence[Any]) -> Iterator[Any]:
         numbers = list(range(len(tasks)))
         drawn.shuffle(numbers)
-        return ((number, perform(function, tasks[number])) for number in numbers)
+        return ((number, run_task(function, tasks[number])) for number in numbers)
 
-    monkeypatch.setattr(pool.Pool, "run", run_shuffled)
+    monkeypatch.setattr(pool.WorkerPool, "run", run_shuffled)
     monkeypatch.setattr(frequent_paragraphs, "_PARTITION_RECORDS", partition)
     cut(tmp_path / "out", boilerplate(1), STAGES)
     assert same(tmp_path / "out", whole)

@@ -160,18 +160,14 @@ def test_datatroves_blocks_and_ours_in_one_preparation(tmp_path: Path, sources: 
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "out")
 
 
-def test_a_missing_model_is_refused_before_anything_is_written(
-    tmp_path: Path, sources: list[dict[str, Any]]
-) -> None:
+def test_a_missing_model_is_refused_before_anything_is_written(tmp_path: Path, sources: list[dict[str, Any]]) -> None:
     stage = {"stage": "language", "model": str(tmp_path / "lid.bin"), "sha256": "0" * 64}
     with pytest.raises(PrepareError, match=r"lid\.bin"):
         run(sources, [LENGTH, stage], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_complete_output_is_known_and_another_preparation_refused(
-    whole: Path, sources: list[dict[str, Any]]
-) -> None:
+def test_a_complete_output_is_known_and_another_preparation_refused(whole: Path, sources: list[dict[str, Any]]) -> None:
     before = files_of(whole)
     assert run(sources, [LENGTH, EXACT], whole).documents_kept == len(rows_of(whole / "documents"))
     with pytest.raises(PrepareError, match="stages"):
@@ -196,9 +192,7 @@ def test_a_half_prepared_output_is_no_input(tmp_path: Path, sources: list[dict[s
 
 
 @pytest.mark.long
-def test_a_filter_that_drops_everything_names_what_dropped(
-    tmp_path: Path, sources: list[dict[str, Any]]
-) -> None:
+def test_a_filter_that_drops_everything_names_what_dropped(tmp_path: Path, sources: list[dict[str, Any]]) -> None:
     stage = {"stage": "length", "least_characters": 10_000}
     with pytest.raises(PrepareError, match=r"length .* too_few_characters"):
         run(sources, [stage], tmp_path / "out")
@@ -216,9 +210,7 @@ def test_ids_twice_name_the_id_and_both_places(tmp_path: Path) -> None:
 
 
 def test_bad_records_are_refused_by_place_or_dropped_with_their_reason(tmp_path: Path) -> None:
-    source = write_lines(
-        tmp_path / "a.jsonl", [{"text": "good"}, {"text": "bad", "lang": ["x"]}, {"body": 1}]
-    )
+    source = write_lines(tmp_path / "a.jsonl", [{"text": "good"}, {"text": "bad", "lang": ["x"]}, {"body": 1}])
     named = source | {"fields": {"language": "lang"}}
     with pytest.raises(InputError, match="line 2"):
         run([named], [], tmp_path / "out")
@@ -256,9 +248,7 @@ def test_a_file_of_two_sources_and_an_output_of_inputs_are_refused(tmp_path: Pat
 def test_big_packed_files_are_read_in_chunks(tmp_path: Path) -> None:
     drawn = random.Random(1)
     texts = ["".join(drawn.choices("abcdefgh ", k=300)) for _ in range(600)]
-    lines = "".join(
-        json.dumps({"text": text, "id": f"d{i}"}) + "\n" for i, text in enumerate([*texts, texts[0]])
-    )
+    lines = "".join(json.dumps({"text": text, "id": f"d{i}"}) + "\n" for i, text in enumerate([*texts, texts[0]]))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     source = {"source": "a", "files": [str(tmp_path / "a.jsonl.gz")], "fields": {"id": "id"}}
     statistics = run([source], [EXACT], tmp_path / "out")

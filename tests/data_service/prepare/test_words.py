@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from data_service.prepare import words
-from data_service.prepare.words import Splitter
+from data_service.prepare.words import WordSplitter
 from tests.support.data.hostile_texts import hostile_text
 
 pytest.importorskip("datatrove", reason="needs maskfleet[prepare]")
@@ -55,7 +55,7 @@ def parts_of(language: str) -> list[str]:
 
 
 def check(language: str, texts: int, seed: int) -> None:
-    ours, drawn = Splitter(language), random.Random(seed)
+    ours, drawn = WordSplitter(language), random.Random(seed)
     for _ in range(texts):
         text = hostile_text(drawn, parts_of(language))
         assert ours.split(text).texts() == theirs(language).word_tokenize(text), repr(text)
@@ -75,7 +75,7 @@ def test_words_of_many_texts(language: str) -> None:
 
 
 def test_a_special_case_over_a_space_undoes_one_within_a_chunk() -> None:
-    ours = Splitter("eng")
+    ours = WordSplitter("eng")
     assert ours.split("=\n):=").texts() == ["=", "):", "="]
     assert ours.split("= ):=").texts() == ["=", ")", ":", "="] == theirs("eng").word_tokenize("= ):=")
 
@@ -84,10 +84,10 @@ def test_what_was_split_before_makes_no_difference(monkeypatch: pytest.MonkeyPat
     """Also if chunks are forgotten again and again. spaCy's tokenizer alone fails at the second IS_ALPHA."""
     drawn = random.Random(3)
     texts = [hostile_text(drawn, ["IS_ALPHA", "x", ":", "("]) for _ in range(100)]
-    before = Splitter("eng")
+    before = WordSplitter("eng")
     found = [before.split(text).texts() for text in texts]
     monkeypatch.setattr(words, "_CACHE_CHARACTERS", 3_000)
-    after = Splitter("eng")
+    after = WordSplitter("eng")
     assert [after.split(text).texts() for text in reversed(texts)] == found[::-1]
     assert sum("IS_ALPHA" in each for each in found) > 2
 
@@ -96,7 +96,7 @@ def test_whole_texts_of_a_tokenizer_that_is_not_spacys(monkeypatch: pytest.Monke
     from datatrove.utils import text as datatrove_text
 
     monkeypatch.setattr(words._SpaCy, "load", lambda language: None)
-    splitter = Splitter("eng")
+    splitter = WordSplitter("eng")
     drawn = random.Random(4)
     for _ in range(20):
         text = hostile_text(drawn)
@@ -105,7 +105,5 @@ def test_whole_texts_of_a_tokenizer_that_is_not_spacys(monkeypatch: pytest.Monke
 
 
 def test_a_tokenizer_that_differs_on_the_trial_gets_whole_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        words._SpaCy, "chunks", lambda self, text: text.split()
-    )  # no special case over a space
-    assert Splitter("eng").split("= ):=").texts() == theirs("eng").word_tokenize("= ):=")
+    monkeypatch.setattr(words._SpaCy, "chunks", lambda self, text: text.split())  # no special case over a space
+    assert WordSplitter("eng").split("= ):=").texts() == theirs("eng").word_tokenize("= ):=")

@@ -33,9 +33,7 @@ def spec_with(noise: Denoising, packing: str = "full_sentences", length: int = 6
     return spec_of(SOURCE, length=length, masking=noise, input={"packing": packing})
 
 
-def make(
-    block: Block, spec: StreamSpec, key: Key, start: int = 0, stop: int | None = None
-) -> tuple[RowCuts, Samples]:
+def make(block: Block, spec: StreamSpec, key: Key, start: int = 0, stop: int | None = None) -> tuple[RowCuts, Samples]:
     rows = pack_block(block, spec.input.packing, spec.length)  # type: ignore[arg-type]
     words = spec.masking.unit == "whole_word"
     tables = MaskingTables(STARTS_WORD if words else None)
@@ -81,7 +79,7 @@ def plainly(block: Block, rows: RowCuts, row: int, noise: Denoising, key: Key) -
     (uniform,) = draw_uint32(purpose_key(key, "budgets"), row, row + 1) / 2**32
     budget = math.floor(noise.rate * len(beads) + uniform)
     spans: list[int] = []
-    lengths = poisson_lengths(noise.span_mean).from_draws(np.array(drawn["lengths"], dtype=np.uint32)) - 1
+    lengths = poisson_lengths(noise.span_mean).lengths_from_draws(np.array(drawn["lengths"], dtype=np.uint32)) - 1
     for length in lengths.tolist():
         if sum(spans) < budget:
             spans.append(min(length, budget - sum(spans)))
@@ -142,7 +140,7 @@ def test_the_row_is_whole_and_every_token_of_it_is_a_target(
 
 def test_spans_have_poisson_lengths() -> None:
     """Of mean 3 as published, each share within five standard deviations."""
-    lengths = poisson_lengths(3.0).from_draws(draw_uint32(stream_key("lengths"), 0, 1_000_000)) - 1
+    lengths = poisson_lengths(3.0).lengths_from_draws(draw_uint32(stream_key("lengths"), 0, 1_000_000)) - 1
     counts = np.bincount(lengths, minlength=12)
     for length in range(12):
         share = math.exp(-3) * 3**length / math.factorial(length)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.rng import Key, stream_key
-from data_service.samples.diffusion import MIN_RATE, DiffusionMasking
+from data_service.samples.diffusion import MIN_MASK_RATE, DiffusionMasking
 from data_service.samples.make import make_rows
-from data_service.samples.packing import Packed, pack_block
+from data_service.samples.packing import PackedInput, pack_block
 from data_service.samples.samples import Samples, join_rows
 from data_service.samples.spec import SourceSpec
 from data_service.types import Block
@@ -19,7 +19,7 @@ SPEC = spec_of(SOURCE, length=64, masking=DiffusionMasking(), input={"packing": 
 
 
 def make(block: Block, key: Key, start: int = 0, stop: int | None = None) -> Samples:
-    assert isinstance(SPEC.input, Packed)
+    assert isinstance(SPEC.input, PackedInput)
     rows = pack_block(block, SPEC.input.packing, SPEC.length)
     return make_rows(block, rows, start, len(rows) if stop is None else stop, SPEC, key)
 
@@ -45,15 +45,13 @@ def test_the_text_is_all_there_and_hidden_tokens_are_masks(seed: int, tokens: in
     assert not special[samples.target_positions].any()
     assert (samples.tokens[samples.target_positions] == SPECIAL.mask).all()
     np.testing.assert_array_equal(np.add.reduceat(~special, samples.offsets[:-1]), maskable(samples))
-    assert ((rates(samples) >= MIN_RATE) & (rates(samples) <= 1)).all()
+    assert ((rates(samples) >= MIN_MASK_RATE) & (rates(samples) <= 1)).all()
 
 
 @pytest.fixture(scope="module")
 def many() -> Samples:
     """Some 20,000 rows."""
-    return join_rows(
-        [make(random_block(seed=seed, tokens=60_000), stream_key("many", seed)) for seed in range(20)]
-    )
+    return join_rows([make(random_block(seed=seed, tokens=60_000), stream_key("many", seed)) for seed in range(20)])
 
 
 def test_rates_are_uniform(many: Samples) -> None:
@@ -61,7 +59,7 @@ def test_rates_are_uniform(many: Samples) -> None:
     drawn = np.sort(rates(many).astype(np.float64))
     count = len(drawn)
     assert count > 15_000
-    expected = (drawn - MIN_RATE) / (1 - MIN_RATE)
+    expected = (drawn - MIN_MASK_RATE) / (1 - MIN_MASK_RATE)
     steps = np.arange(count + 1) / count
     distance = max(np.abs(steps[1:] - expected).max(), np.abs(steps[:-1] - expected).max())
     assert distance < 1.95 / np.sqrt(count)  # Kolmogorov's, at 0.001
@@ -88,9 +86,9 @@ def test_other_readings_have_other_rates_and_masks() -> None:
     one, other = (make(block, stream_key("epoch", epoch)) for epoch in (0, 1))
     assert (rates(one) != rates(other)).all()
     assert one.target_positions.tolist() != other.target_positions.tolist()
-    assert [SPEC.masking.draw_epoch(epoch) for epoch in range(3)] == [0, 1, 2]
+    assert [SPEC.masking.epoch_of_draws(epoch) for epoch in range(3)] == [0, 1, 2]
 
 
 def test_about_half_of_the_tokens_are_expected(many: Samples) -> None:
-    expected = sum(SPEC.masking.expected_targets(0, count) for count in maskable(many).tolist())
+    expected = sum(SPEC.masking.expected_target_count(0, count) for count in maskable(many).tolist())
     assert len(many.target_ids) == pytest.approx(expected, rel=0.02)

@@ -104,9 +104,7 @@ def test_the_first_segment_ends_with_a_sentence_if_one_ends_in_the_window(
 
 
 @given(block_shapes, st.integers(1, 20), st.integers(2, 20))
-def test_a_random_second_segment_is_text_from_a_sentence_on(
-    documents: list[list[int]], reuse: int, room: int
-) -> None:
+def test_a_random_second_segment_is_text_from_a_sentence_on(documents: list[list[int]], reuse: int, room: int) -> None:
     block = block_of(documents)
     rows, text = laid_out(block, lanes_of(reuse, random=1), reuse + room + SPECIAL_TOKENS_PER_ROW)
     whole = text_of(block)
@@ -120,9 +118,7 @@ def test_a_random_second_segment_is_text_from_a_sentence_on(
 
 
 @given(block_shapes, st.integers(1, 20), st.integers(2, 40), st.booleans())
-def test_rows_are_counted_from_the_manifest(
-    documents: list[list[int]], reuse: int, room: int, both: bool
-) -> None:
+def test_rows_are_counted_from_the_manifest(documents: list[list[int]], reuse: int, room: int, both: bool) -> None:
     block, lanes, length = (
         block_of(documents),
         lanes_of(reuse, both=both),
@@ -131,7 +127,7 @@ def test_rows_are_counted_from_the_manifest(
     counted = count_lane_rows(np.array([len(block.tokens)]), np.array([len(documents)]), lanes, length)
     rows = lane_rows(block, lanes, length)
     assert counted.tolist() == [len(rows)]
-    assert rows.lengths.tolist() == [length] * len(rows)
+    assert rows.row_lengths.tolist() == [length] * len(rows)
     whole = len(text_of(block))
     fitting = sum(start + reuse + room <= whole for start in range(0, whole, reuse))
     assert len(rows) == fitting * (2 if both else 1)
@@ -177,9 +173,7 @@ def test_words_are_the_same_read_either_way() -> None:
 
 def test_without_an_end_of_document_token_the_separator_ends_documents() -> None:
     block = block_of([[10], [10]])
-    reading = DirectedBlockText.from_block(
-        block, SpecialIds(0, 2, 1, 4, 3), (0, 1, 2, 3, 4), None, backward=False
-    )
+    reading = DirectedBlockText.from_block(block, SpecialIds(0, 2, 1, 4, 3), (0, 1, 2, 3, 4), None, backward=False)
     assert reading.tokens.tolist() == [*range(7, 17), 2, *range(17, 27), 2]
     assert np.flatnonzero(reading.flags & 2).tolist() == [10, 21]
 

@@ -9,18 +9,11 @@ from pydantic import ValidationError
 from data_service.rng import Key, stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.packing import Packed, RowCuts, pack_block
+from data_service.samples.packing import PackedInput, RowCuts, pack_block
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
-from tests.support.data.corpora import (
-    NEVER_MASKED,
-    SPECIAL,
-    VOCABULARY,
-    random_block,
-    spec_of,
-    targets_per_row,
-)
+from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, spec_of, targets_per_row
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(VOCABULARY) % 3 != 0  # about two thirds of the pieces start a word
@@ -31,7 +24,7 @@ def spec_with(masking: MlmMasking, length: int = 64, packing: str = "full_senten
 
 
 def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[RowCuts, Samples]:
-    assert isinstance(spec.input, Packed)
+    assert isinstance(spec.input, PackedInput)
     rows = pack_block(block, spec.input.packing, spec.length)
     words = None if spec.masking.unit == "token" else WORD_STARTS
     return rows, make_rows(block, rows, 0, len(rows), spec, key or stream_key("test"), MaskingTables(words))
@@ -62,9 +55,7 @@ def some_blocks(draw: st.DrawFn) -> Block:
 
 
 @given(some_blocks(), maskings, st.sampled_from(["full_sentences", "doc_sentences"]))
-def test_the_text_is_all_there_and_nothing_special_is_masked(
-    block: Block, masking: MlmMasking, packing: str
-) -> None:
+def test_the_text_is_all_there_and_nothing_special_is_masked(block: Block, masking: MlmMasking, packing: str) -> None:
     _, samples = make(block, spec_with(masking, packing=packing))
     restored = originals(samples)
     special = np.isin(restored, NEVER_MASKED)
@@ -183,8 +174,8 @@ def test_other_keys_give_other_masks() -> None:
 
 
 def test_copies_are_used_in_turn() -> None:
-    assert [MlmMasking(copies=4).draw_epoch(epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
-    assert [MlmMasking().draw_epoch(epoch) for epoch in range(3)] == [0, 1, 2]
+    assert [MlmMasking(copies=4).epoch_of_draws(epoch) for epoch in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [MlmMasking().epoch_of_draws(epoch) for epoch in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,7 @@ def test_eighty_ten_ten_span_by_span_and_random_tokens_by_frequency(turns: int) 
         spans += len(sizes)
         masked += (is_mask > 0).sum()
         kept += (is_kept > 0).sum()
-        random_ids += np.bincount(
-            now[(now != SPECIAL.mask) & (now != samples.target_ids)], minlength=VOCABULARY
-        )
+        random_ids += np.bincount(now[(now != SPECIAL.mask) & (now != samples.target_ids)], minlength=VOCABULARY)
     assert_share(masked, spans, 0.8)
     assert_share(kept, spans, 0.1)
     assert_share(spans - masked - kept, spans, 0.1)

@@ -60,7 +60,7 @@ def test_the_rows_are_those_of_masked_language_modelling(block: Block, packing: 
 def test_the_expected_number_of_targets_is_near(packing: str) -> None:
     _, samples = make(random_block(seed=3, tokens=4000), packing, NextToken())
     lengths = np.diff(samples.offsets)
-    expected = sum(NextToken().expected_targets(int(length), int(length) - 2) for length in lengths)
+    expected = sum(NextToken().expected_target_count(int(length), int(length) - 2) for length in lengths)
     found = targets_per_row(samples).sum()
     assert found <= expected
     assert found >= 0.8 * expected

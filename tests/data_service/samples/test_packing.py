@@ -44,9 +44,7 @@ def literal_rows(block: Block, packing: Packing, length: int) -> list[list[tuple
 @given(blocks, st.sampled_from(["full_sentences", "doc_sentences"]), st.integers(8, 70))
 def test_rows_follow_the_rule(block: Block, packing: Packing, length: int) -> None:
     literal = literal_rows(block, packing, length)
-    assert pack_block(block, packing, length).edges.tolist() == [row[0][0] for row in literal] + [
-        len(block.tokens)
-    ]
+    assert pack_block(block, packing, length).edges.tolist() == [row[0][0] for row in literal] + [len(block.tokens)]
 
 
 @given(blocks, st.sampled_from(PACKINGS), st.integers(8, 70))
@@ -55,7 +53,7 @@ def test_rows_share_and_lose_nothing_and_fit(block: Block, packing: Packing, len
     assert rows.edges[0] == 0
     assert rows.edges[-1] == len(block.tokens)
     assert (np.diff(rows.edges) > 0).all()
-    assert rows.lengths.max() <= length
+    assert rows.row_lengths.max() <= length
 
 
 @given(blocks, st.sampled_from(PACKINGS), st.integers(8, 70))
@@ -72,8 +70,6 @@ def test_a_separator_stands_before_each_document_that_begins_inside_a_row(
 @given(blocks, st.integers(8, 70))
 def test_contiguous_rows_are_counted_from_the_manifest_and_full(block: Block, length: int) -> None:
     rows = pack_block(block, "contiguous", length)
-    counted = count_contiguous_rows(
-        np.array([len(block.tokens)]), np.array([len(block.documents) - 1]), length
-    )
+    counted = count_contiguous_rows(np.array([len(block.tokens)]), np.array([len(block.documents) - 1]), length)
     assert len(rows) == counted[0]
-    assert (rows.lengths[:-1] >= length - 2).all()  # a separator left out at either end
+    assert (rows.row_lengths[:-1] >= length - 2).all()  # a separator left out at either end

@@ -54,7 +54,7 @@ class Draws:
         self.key = key
 
     def below(self, purpose: str, number: int, bound: int) -> int:
-        return int(chunks.draw_below(self.key, purpose, np.array([number]), bound)[0])
+        return int(chunks.draw_integers_below(self.key, purpose, np.array([number]), bound)[0])
 
     def happens(self, purpose: str, number: int, share: float) -> bool:
         return bool(chunks.draw_bernoulli(self.key, purpose, np.array([number]), share)[0])
@@ -133,9 +133,7 @@ def literal_sentence_pairs(block: Block, config: SentencePairs, length: int, key
         number += len(document)
 
 
-def chunks_of(
-    document: list[Tokens], target: Callable[[int], int], room: Callable[[int], int]
-) -> Iterator[range]:
+def chunks_of(document: list[Tokens], target: Callable[[int], int], room: Callable[[int], int]) -> Iterator[range]:
     """Sentences while they are fewer than the target and the next one fits; both may depend on the first."""
     first = 0
     while first < len(document):
@@ -218,9 +216,7 @@ def assert_rows(segments: Segments, literal: Iterator[Pair], length: int) -> Non
     for row, pair in enumerate(expected):
         room = length - (3 if pair.b else 2)
         assert tuple(segments.sizes[row]) == cut_sizes(pair, room)
-        for text, start, size in zip(
-            (pair.a, pair.b), segments.starts[row], segments.sizes[row], strict=True
-        ):
+        for text, start, size in zip((pair.a, pair.b), segments.starts[row], segments.sizes[row], strict=True):
             if text:
                 assert text[0] <= start
                 assert start + size <= text[-1] + 1
@@ -236,20 +232,14 @@ def test_segment_pairs_are_those_of_the_literal_procedure(
     block: Block, length: int, short: float, random: float, key: Key
 ) -> None:
     config = SegmentPairs(packing="segment_pair", short=short, random=random)
-    assert_rows(
-        segment_pairs(block, config, length, key), literal_segment_pairs(block, config, length, key), length
-    )
+    assert_rows(segment_pairs(block, config, length, key), literal_segment_pairs(block, config, length, key), length)
 
 
 @settings(deadline=None)
 @given(blocks, lengths, shares, keys)
-def test_sentence_pairs_are_those_of_the_literal_procedure(
-    block: Block, length: int, random: float, key: Key
-) -> None:
+def test_sentence_pairs_are_those_of_the_literal_procedure(block: Block, length: int, random: float, key: Key) -> None:
     config = SentencePairs(packing="sentence_pair", random=random)
-    assert_rows(
-        sentence_pairs(block, config, length, key), literal_sentence_pairs(block, config, length, key), length
-    )
+    assert_rows(sentence_pairs(block, config, length, key), literal_sentence_pairs(block, config, length, key), length)
 
 
 @settings(deadline=None)
@@ -260,9 +250,7 @@ def test_ordered_pairs_are_those_of_the_literal_procedure(
     config = OrderedPairs.model_validate(
         {"packing": "ordered_pair", "short": short, "swapped": swapped, "lone_sentence": lone_sentence}
     )
-    assert_rows(
-        ordered_pairs(block, config, length, key), literal_ordered_pairs(block, config, length, key), length
-    )
+    assert_rows(ordered_pairs(block, config, length, key), literal_ordered_pairs(block, config, length, key), length)
 
 
 @settings(deadline=None)
@@ -271,18 +259,14 @@ def test_two_segments_are_those_of_the_literal_procedure(
     block: Block, length: int, single: float, short: float, key: Key
 ) -> None:
     config = TwoSegments(packing="two_segments", single=single, short=short)
-    assert_rows(
-        two_segments(block, config, length, key), literal_two_segments(block, config, length, key), length
-    )
+    assert_rows(two_segments(block, config, length, key), literal_two_segments(block, config, length, key), length)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), min_size=1), st.integers(5, 100), keys)
 def test_pairs_are_cut_to_size_inside_their_text(sizes: list[tuple[int, int]], room: int, key: Key) -> None:
     a, b = np.array(sizes).T
-    (a_start, a_stop), (b_start, b_stop) = chunks.truncate_pairs(
-        (0 * a, a), (1000 + 0 * b, 1000 + b), room, key
-    )
+    (a_start, a_stop), (b_start, b_stop) = chunks.truncate_pairs((0 * a, a), (1000 + 0 * b, 1000 + b), room, key)
     expected = [cut_sizes(Pair([0] * x, [0] * y, None), room) for x, y in sizes]
     assert list(zip(a_stop - a_start, b_stop - b_start, strict=True)) == expected
     assert (a_start >= 0).all()
@@ -295,9 +279,7 @@ def test_tokens_are_cut_from_either_end_alike() -> None:
     """The number cut from the front is binomial: mean n / 2, variance n / 4."""
     n, losses = 200_000, 130  # more than a word of bits
     begin = np.zeros(n, dtype=np.int64)
-    (fronts, _), _ = chunks.truncate_pairs(
-        (begin, begin + 100 + losses), (begin, begin), 100, stream_key("test")
-    )
+    (fronts, _), _ = chunks.truncate_pairs((begin, begin + 100 + losses), (begin, begin), 100, stream_key("test"))
     assert abs(fronts.mean() - losses / 2) < 5 * np.sqrt(losses / 4 / n)
     assert abs(fronts.var() / (losses / 4) - 1) < 5 * np.sqrt(2 / n)
 
@@ -305,7 +287,7 @@ def test_tokens_are_cut_from_either_end_alike() -> None:
 def test_draws_are_uniform_and_apart() -> None:
     """What the constructions above are made of, so that their shares are those of the settings."""
     key, numbers = stream_key("draws"), np.arange(700_000)
-    counts = np.bincount(chunks.draw_below(key, "one", numbers, 7), minlength=7)
+    counts = np.bincount(chunks.draw_integers_below(key, "one", numbers, 7), minlength=7)
     assert ((counts - 1e5) ** 2 / 1e5).sum() < 27.9  # chi-square, 6 degrees, p = 1e-4
     for share in (0.0, 0.05, 0.1, 0.5, 1.0):
         found = chunks.draw_bernoulli(key, "two", numbers, share)

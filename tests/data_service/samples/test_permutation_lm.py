@@ -8,12 +8,7 @@ import pytest
 from data_service.rng import stream_key
 from data_service.samples.lane_rows import permuted_rows
 from data_service.samples.lanes import Lanes, lane_rows
-from data_service.samples.permutation_lm import (
-    PermutedPrediction,
-    choose_ngrams,
-    choose_targets,
-    factorisation_order,
-)
+from data_service.samples.permutation_lm import PermutedPrediction, choose_ngrams, choose_targets, factorisation_order
 from data_service.samples.samples import Samples, join_rows
 from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, random_block
@@ -78,9 +73,7 @@ def literal_ngrams(
 @pytest.mark.parametrize("unit", ["whole_word", "piece"])
 @pytest.mark.parametrize(("context", "chosen", "longest"), [(6, 1, 5), (3, 2, 3), (1, 4, 2), (2, 1, 1)])
 def test_targets_are_those_of_the_rule(unit: str, context: int, chosen: int, longest: int) -> None:
-    config = PermutedPrediction.model_validate(
-        {"unit": unit, "context": context, "chosen": chosen, "longest": longest}
-    )
+    config = PermutedPrediction.model_validate({"unit": unit, "context": context, "chosen": chosen, "longest": longest})
     rng = np.random.default_rng(longest)
     rows, width, goal = 400, 60, 14
     fixed = rng.random((rows, width)) < 0.03
@@ -161,9 +154,7 @@ def test_a_prediction_rests_on_nothing_at_or_after_its_place() -> None:
         order = samples.order[start:stop]
         content = (order[None, :] <= order[:, None]).astype(np.int64)
         reached = np.linalg.matrix_power(content, 8) > 0
-        targets = samples.target_positions[
-            (samples.target_positions >= start) & (samples.target_positions < stop)
-        ]
+        targets = samples.target_positions[(samples.target_positions >= start) & (samples.target_positions < stop)]
         for target in targets - start:
             sees = order < order[target]
             assert not (reached[sees] & ~sees).any()
@@ -198,10 +189,7 @@ def test_a_row_alone_is_the_row_among_others() -> None:
     whole = rows_of(block, config, reuse=128, length=512)
     assert whole.rows > 1500
     cuts = [0, 1, 2, 511, 700, 701, 1025, whole.rows]
-    parts = [
-        rows_of(block, config, reuse=128, length=512, start=start, stop=stop)
-        for start, stop in pairwise(cuts)
-    ]
+    parts = [rows_of(block, config, reuse=128, length=512, start=start, stop=stop) for start, stop in pairwise(cuts)]
     joined = join_rows(parts)
     for column in vars(whole):
         np.testing.assert_array_equal(getattr(joined, column), getattr(whole, column), err_msg=column)

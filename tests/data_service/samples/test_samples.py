@@ -52,9 +52,7 @@ def _rows(samples: Samples) -> list[Row]:
             "targets": (samples.target_positions[targets] - first).tolist(),
             "ids": samples.target_ids[targets].tolist(),
         }
-        one |= {
-            name: column[row].tolist() for name in BY_ROW if (column := getattr(samples, name)) is not None
-        }
+        one |= {name: column[row].tolist() for name in BY_ROW if (column := getattr(samples, name)) is not None}
         if samples.order is not None:
             one["order"] = samples.order[first:stop].tolist()
         if samples.holes is not None:

@@ -151,8 +151,7 @@ def test_a_stream_reads_the_table_that_its_identity_names(tmp_path: Path) -> Non
     moved = spec.model_copy(update={"similar": named.model_copy(update={"uri": "elsewhere"})})
     assert moved.fingerprint == spec.fingerprint
     assert (
-        spec_of(source, masking=masking, similar=SimilarSource(uri=str(path), hash="1")).fingerprint
-        != spec.fingerprint
+        spec_of(source, masking=masking, similar=SimilarSource(uri=str(path), hash="1")).fingerprint != spec.fingerprint
     )
     table = Corpora(spec).similar_words
     assert table is not None

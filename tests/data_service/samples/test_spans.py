@@ -11,7 +11,7 @@ from data_service.rng import draw_uint32, stream_key
 from data_service.samples.make import make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import pack_block
-from data_service.samples.spans import LengthDraws, ngram_lengths, span_lengths
+from data_service.samples.spans import LengthDistribution, ngram_lengths, span_lengths
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import SPECIAL, random_block, spec_of
@@ -19,9 +19,9 @@ from tests.support.data.corpora import SPECIAL, random_block, spec_of
 DRAWS = 1_000_000
 
 
-def assert_shares(lengths: LengthDraws, shares: list[float]) -> np.ndarray:
+def assert_shares(lengths: LengthDistribution, shares: list[float]) -> np.ndarray:
     """Every length within five standard deviations of its share."""
-    drawn = lengths.from_draws(draw_uint32(stream_key("lengths"), 0, DRAWS))
+    drawn = lengths.lengths_from_draws(draw_uint32(stream_key("lengths"), 0, DRAWS))
     counts = np.bincount(drawn, minlength=len(shares) + 1)
     assert counts[0] == 0
     assert len(counts) == len(shares) + 1
@@ -41,14 +41,14 @@ def test_spans_are_geometric_cut_off_at_ten_and_renormalised() -> None:
 
 
 @pytest.mark.parametrize("lengths", [ngram_lengths(1), span_lengths(0.5, 1)])
-def test_a_longest_of_one_word_is_always_one_word(lengths: LengthDraws) -> None:
+def test_a_longest_of_one_word_is_always_one_word(lengths: LengthDistribution) -> None:
     assert_shares(lengths, [1.0])
 
 
 def test_the_extreme_draws_are_the_shortest_and_the_longest() -> None:
     extremes = np.array([0, (1 << 32) - 1], dtype=np.uint32)
     for lengths in (ngram_lengths(3), span_lengths(0.2, 10)):
-        assert lengths.from_draws(extremes).tolist() == [1, lengths.max_length]
+        assert lengths.lengths_from_draws(extremes).tolist() == [1, lengths.max_length]
 
 
 SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
@@ -118,9 +118,7 @@ def run_end(word: int, run_ends: list[int]) -> int:
     return min(end for end in run_ends if end > word)
 
 
-RULES = pytest.mark.parametrize(
-    ("unit", "rule"), [("ngram", ngrams_by_the_book), ("span", spans_by_the_book)]
-)
+RULES = pytest.mark.parametrize(("unit", "rule"), [("ngram", ngrams_by_the_book), ("span", spans_by_the_book)])
 
 
 @pytest.mark.parametrize(
@@ -140,9 +138,7 @@ def test_macberts_ngrams_have_the_published_shares_unless_the_budget_is_small(
     masking = MlmMasking(unit="ngram", ngram_weights=(0.4, 0.3, 0.2, 0.1), count="bert", rate=rate)
     spec = spec_with(masking, length=text + 2, packing="doc_sentences")
     cuts = pack_block(block, "doc_sentences", spec.length)
-    targets = make_rows(
-        block, cuts, 0, rows, spec, stream_key("runs"), MaskingTables(WORD_STARTS)
-    ).target_positions
+    targets = make_rows(block, cuts, 0, rows, spec, stream_key("runs"), MaskingTables(WORD_STARTS)).target_positions
     begins = np.flatnonzero(np.diff(targets, prepend=-2) != 1)
     words = np.bincount(np.diff(begins, append=len(targets)) // 2, minlength=5)
     assert words[1:5] / words.sum() == pytest.approx(shares, abs=0.02)
@@ -195,9 +191,7 @@ def patterns_made(unit: str, rows: int) -> np.ndarray:
     st.floats(0.05, 0.8),
     st.none() | st.integers(1, 6),
 )
-def test_a_row_lacks_targets_only_where_no_word_fits(
-    block: Block, unit: str, rate: float, longest: int | None
-) -> None:
+def test_a_row_lacks_targets_only_where_no_word_fits(block: Block, unit: str, rate: float, longest: int | None) -> None:
     longest = None if unit == "whole_word" else longest
     masking = MlmMasking.model_validate({"unit": unit, "rate": rate, "count": "ceil", "longest": longest})
     spec = spec_with(masking, packing="doc_sentences")

@@ -39,9 +39,7 @@ def translations(length: int = 24, **changes: object) -> StreamSpec:
         SourceSpec(name="both", languages=("fr", "en"), **NOWHERE),
         SourceSpec(name="one", languages=("en",), **NOWHERE),
     )
-    return spec_of(
-        *sources, length=length, **{"input": {"packing": "translations"}, "languages": KNOWN, **changes}
-    )
+    return spec_of(*sources, length=length, **{"input": {"packing": "translations"}, "languages": KNOWN, **changes})
 
 
 def made(block: Block, spec: StreamSpec, source: int = PAIRS) -> Samples:
@@ -76,9 +74,7 @@ def test_a_row_is_a_sentence_and_its_translation(seed: int, negatives: int, leng
     assert len(rows) == 9
     for number, (row, start) in enumerate(zip(rows, starts.tolist(), strict=True)):
         first = block.documents[number]
-        texts = [
-            block.tokens[block.sentences[at] : block.sentences[at + 1]].tolist() for at in (first, first + 1)
-        ]
+        texts = [block.tokens[block.sentences[at] : block.sentences[at + 1]].tolist() for at in (first, first + 1)]
         one, other = row[1 : start - 1], row[start + 1 : -1]
         assert row == [SPECIAL.cls, *one, SPECIAL.sep, SPECIAL.cls, *other, SPECIAL.sep]
         assert len(row) <= length

@@ -15,8 +15,15 @@ from data_service.errors import LibraryChanged
 from data_service.service import ray_internals as internals
 
 CLASSES: list[tuple[Any, str]] = [
-    *((Node, name) for name in (*internals.UNUSED_PROCESS_STARTERS, internals.DEAD, internals.LOGS)),
-    (worker, internals.NODE),
+    *(
+        (Node, name)
+        for name in (
+            *internals.UNUSED_PROCESS_STARTERS,
+            internals.DEAD_PROCESSES_METHOD,
+            internals.LOGS_FOLDER_METHOD,
+        )
+    ),
+    (worker, internals.GLOBAL_NODE_ATTRIBUTE),
     (type(state), internals.DRAINING_FUNCTION),
 ]
 

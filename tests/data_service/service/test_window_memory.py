@@ -30,7 +30,7 @@ def taken_and_planned(uri: str, **given: object) -> tuple[int, int]:
         sum(
             slab.nbytes
             for slab in build_window(
-                corpora, plan.window(0, w), SlabLayout.from_slab_rows(plan.epoch_layout.size(w), 300)
+                corpora, plan.window(0, w), SlabLayout.from_slab_rows(plan.epoch_layout.window_size(w), 300)
             )
         )
         for w in range(plan.epoch_layout.windows)
@@ -49,9 +49,7 @@ def taken_and_planned(uri: str, **given: object) -> tuple[int, int]:
 def test_at_any_mask_rate(uri: str, rate: float, unit: str, packing: str, length: int) -> None:
     copies = {} if packing in ("full_sentences", "contiguous") else {"copies": 1}
     masking = {"kind": "mlm", "rate": rate, "unit": unit}
-    taken, planned = taken_and_planned(
-        uri, length=length, masking=masking, input={"packing": packing, **copies}
-    )
+    taken, planned = taken_and_planned(uri, length=length, masking=masking, input={"packing": packing, **copies})
     assert taken <= 1.05 * planned
     assert planned <= 2 * taken
 

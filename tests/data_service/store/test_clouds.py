@@ -22,9 +22,7 @@ from tests.support.stores.gcs import FakeGcs
 
 pytest.importorskip("obstore", reason="needs maskfleet[clouds]")
 
-CLOUDS = pytest.mark.parametrize(
-    "any_store", ["gs", pytest.param("az", marks=pytest.mark.azurite)], indirect=True
-)
+CLOUDS = pytest.mark.parametrize("any_store", ["gs", pytest.param("az", marks=pytest.mark.azurite)], indirect=True)
 LETTERS = "abzAZ09 -_.~!#$%&'()*+,:;<=>?@[]^`{|}\"äß日本ü😀\u0301"
 
 

@@ -85,7 +85,7 @@ def test_folders_are_those_directly_below_that_hold_objects(any_store: Store) ->
     for key in ("b/run.json", "a/deep/er/x", "c", "b-1/x", "b/y"):
         any_store.put(key, b"1")
     assert list(any_store.folders()) == ["a", "b-1", "b"]
-    assert list(any_store.at("a/deep").folders()) == ["er"]
+    assert list(any_store.with_prefix("a/deep").folders()) == ["er"]
 
 
 @pytest.mark.long
@@ -108,9 +108,7 @@ def test_files_and_buffers_of_any_size_arrive_whole(any_store: Store, tmp_path: 
     source.write_bytes(data)
     any_store.put_file("file", source)
     told: list[int] = []
-    any_store.put_buffers(
-        "buffers", [memoryview(data)[:13], memoryview(b""), memoryview(data)[13:]], told.append
-    )
+    any_store.put_buffers("buffers", [memoryview(data)[:13], memoryview(b""), memoryview(data)[13:]], told.append)
     assert len(told) > 1
     assert told == sorted(set(told))
     assert told[-1] == len(data)
@@ -155,7 +153,7 @@ def test_any_order_of_operations_does_what_it_does_to_a_dictionary(any_store: St
 
 
 def test_at_is_the_same_store_further_down(any_store: Store) -> None:
-    below = any_store.at("x/y/")
+    below = any_store.with_prefix("x/y/")
     below.put("z", b"1")
     assert any_store.get("x/y/z") == b"1"
     assert [entry.key for entry in below.list()] == ["z"]

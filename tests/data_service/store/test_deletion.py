@@ -11,9 +11,7 @@ from tests.support.stores.s3 import S3Server
 
 KEYS = [f"a/{number}" for number in range(25)]
 
-_REFUSED = (
-    b"<DeleteResult><Error><Key>some/a/7</Key><Code>%s</Code><Message>no</Message></Error></DeleteResult>"
-)
+_REFUSED = b"<DeleteResult><Error><Key>some/a/7</Key><Code>%s</Code><Message>no</Message></Error></DeleteResult>"
 
 
 @pytest.fixture
@@ -64,9 +62,7 @@ def test_a_refusal_of_one_is_an_error_at_once(store: S3Store, faults: FaultProxy
 
 @pytest.mark.long
 def test_a_server_without_this_request_is_asked_one_by_one(store: S3Store, faults: FaultProxy) -> None:
-    refusal = answer(
-        "501 Not Implemented", b"<Error><Code>NotImplemented</Code><Message>no</Message></Error>"
-    )
+    refusal = answer("501 Not Implemented", b"<Error><Code>NotImplemented</Code><Message>no</Message></Error>")
     faults.mangle = lambda method, whole: refusal if method == "POST" else None
     store.delete_many(KEYS)
     methods = [method for method, _, _ in faults.requests]

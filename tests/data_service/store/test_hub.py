@@ -16,14 +16,7 @@ import pytest
 from data_service.errors import CorpusError, UserError
 from data_service.ingest.build import build_corpus
 from data_service.store.base import Entry, Store
-from data_service.store.errors import (
-    AccessDenied,
-    BadUri,
-    KeyMissing,
-    StoreError,
-    StoreUnavailable,
-    Truncated,
-)
+from data_service.store.errors import AccessDenied, BadUri, KeyMissing, StoreError, StoreUnavailable, Truncated
 from data_service.store.open import open_store
 from tests.support.data.raw_text import DOCUMENTS, SMALL, files_of, ignore_progress, tokenizer_folder
 
@@ -42,9 +35,7 @@ class Hub:
         self.asked: list[str] = []
 
     def revision(self, name: str) -> str | None:
-        return {"main": self.main, "refs/convert/parquet": SECOND}.get(name) or (
-            name if name in self.commits else None
-        )
+        return {"main": self.main, "refs/convert/parquet": SECOND}.get(name) or (name if name in self.commits else None)
 
 
 def about(path: str, data: bytes) -> dict[str, object]:
@@ -93,9 +84,7 @@ class Handler(BaseHTTPRequestHandler):
             case "revision":
                 return self._json({"id": "org/set", "sha": commit, "tags": []})
             case "tree":
-                below = [
-                    about(path, files[path]) for path in files if path.startswith(f"{inner}/".lstrip("/"))
-                ]
+                below = [about(path, files[path]) for path in files if path.startswith(f"{inner}/".lstrip("/"))]
                 folders = {path.rpartition("/")[0] for path in files if "/" in path}
                 below += [{"type": "directory", "path": one, "oid": "0" * 40} for one in folders]
                 if not any(one["type"] == "file" for one in below) and inner:
@@ -213,9 +202,7 @@ def test_a_mistake_is_said_at_once(hub: Hub, uri: str, kind: type[UserError]) ->
     assert "HF_TOKEN" in found.value.remedy
 
 
-@pytest.mark.parametrize(
-    "uri", ["hf://org/model", "hf://datasets/set", "hf://datasets/a/b/../c@x@y", "hf://"]
-)
+@pytest.mark.parametrize("uri", ["hf://org/model", "hf://datasets/set", "hf://datasets/a/b/../c@x@y", "hf://"])
 def test_what_names_no_data_set_is_refused(uri: str) -> None:
     with pytest.raises(StoreError):
         open_store(uri).put("x", b"")
@@ -242,9 +229,7 @@ def test_a_corpus_is_built_of_a_data_set(hub: Hub, tmp_path: Path) -> None:
     build_corpus([str(folder)], str(tmp_path / "one"), tokenizer, SMALL, ignore_progress)
     remote = ["hf://datasets/org/set/data"]
     build_corpus(remote, str(tmp_path / "two"), tokenizer, SMALL, ignore_progress)
-    one, two = (
-        {k: v for k, v in files_of(tmp_path / name).items() if k.endswith(".tar")} for name in ("one", "two")
-    )
+    one, two = ({k: v for k, v in files_of(tmp_path / name).items() if k.endswith(".tar")} for name in ("one", "two"))
     assert one == two
     build_corpus(remote, str(tmp_path / "two"), tokenizer, SMALL, ignore_progress)
     hub.commits[SECOND], hub.main = {"data/b.jsonl": b'{"text": "other"}\n'}, SECOND

@@ -130,9 +130,7 @@ def test_of_many_writers_one_wins_though_the_winner_sweeps(store: LocalStore) ->
             assert sorted(found) == [False] * (writers - 1) + [True]
 
 
-def test_a_link_whose_answer_was_lost_counts_as_ours(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_whose_answer_was_lost_counts_as_ours(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     link = os.link
 
     def repeated(source: Path, target: Path) -> None:  # as NFS does

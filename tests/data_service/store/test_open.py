@@ -29,7 +29,7 @@ def test_uris_of_other_clouds_open_a_bucket_and_a_prefix() -> None:
     pytest.importorskip("obstore", reason="needs maskfleet[clouds]")
     assert open_store("gs://bucket/some/prefix/").uri == "gs://bucket/some/prefix"
     assert open_store("AZ://container/odd#key?").uri == "az://container/odd#key?"
-    assert open_store("gs://bucket/x") == open_store("gs://bucket/").at("x")
+    assert open_store("gs://bucket/x") == open_store("gs://bucket/").with_prefix("x")
     assert open_store("gs://bucket/x") != open_store("az://bucket/x")
 
 

@@ -9,14 +9,7 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.samples import Samples
 from data_service.samples.spec import Annealing, SourceSpec, Stage, StreamSpec
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import (
-    NEVER_MASKED,
-    random_block,
-    source_of,
-    spec_of,
-    targets_per_row,
-    write_corpus,
-)
+from tests.support.data.corpora import NEVER_MASKED, random_block, source_of, spec_of, targets_per_row, write_corpus
 
 START, END, SAMPLES, BEFORE = 0.7, 0.1, 150, 20
 
@@ -54,9 +47,7 @@ def originals(samples: Samples) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("start", "end"), [(START, END), (END, START)])
-def test_each_sample_has_the_rate_of_its_number(
-    sources: tuple[SourceSpec, ...], start: float, end: float
-) -> None:
+def test_each_sample_has_the_rate_of_its_number(sources: tuple[SourceSpec, ...], start: float, end: float) -> None:
     stream = Stream(spec(sources, start, end))
     assert stream.samples_per_epoch == 100
     for epoch in (0, 1):

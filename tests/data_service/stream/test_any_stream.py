@@ -52,7 +52,7 @@ def test_every_sample_is_found_with_its_text_and_its_place_among_tokens(
     except PlanError:
         return
     count, axis = stream.samples_per_epoch, stream.token_axis()
-    origins = [stream.plan.origin(epoch, sample) for sample in range(count)]
+    origins = [stream.plan.origin_of_sample(epoch, sample) for sample in range(count)]
     places = [(one.source, one.block, one.row, one.epoch) for one in origins]
     assert places == rows_of_epoch(stream.plan, epoch)
     assert len(set(places)) == count

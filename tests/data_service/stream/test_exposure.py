@@ -56,9 +56,7 @@ def places(draw: st.DrawFn, stream: Stream) -> TokenRange:
 @pytest.mark.long
 @settings(deadline=None, max_examples=12)
 @given(streams(), st.integers(0, 3), st.data())
-def test_as_a_scan_of_all_samples(
-    sources: Sources, drawn: dict[str, Any], epoch: int, data: st.DataObject
-) -> None:
+def test_as_a_scan_of_all_samples(sources: Sources, drawn: dict[str, Any], epoch: int, data: st.DataObject) -> None:
     try:
         stream = opened(sources, drawn)
     except PlanError:  # fewer rows than lanes or a batch
@@ -74,7 +72,7 @@ def test_a_segment_that_is_only_the_end_of_a_document_holds_no_text(sources: Sou
     more = {"masking": {"kind": "plm", "predict": 4}, "window": {"samples": 16, "least_tokens": 1}}
     stream = Stream(spec_of(*sources["text"], length=32, input=lanes, **more))
     found = (
-        (epoch, stream.plan.origin(epoch, sample), part.start)
+        (epoch, stream.plan.origin_of_sample(epoch, sample), part.start)
         for epoch in count()
         for sample in range(stream.samples_per_epoch)
         for part in stream.sample_text(epoch, sample).stretches

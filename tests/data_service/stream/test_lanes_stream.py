@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import block_table
+from data_service.corpus.manifest import make_block_table
 from data_service.errors import PlanError
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.stream.order import LaneOrder
 from data_service.stream.plan import StreamPlan
-from data_service.stream.positions import PhaseBatches, Positions
+from data_service.stream.positions import PhaseBatches, StepSampleRanges
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus, write_vocabulary
 
@@ -51,20 +51,20 @@ def reused(samples: Samples) -> np.ndarray:
 def test_each_lane_of_a_step_continues_itself(sources: tuple[SourceSpec, SourceSpec]) -> None:
     """Inside a window and a block the next row begins where this one's reused part ends, in its own direction."""
     stream = Stream(lanes_spec(sources[0]))
-    positions = Positions([PhaseBatches.from_samples(40, LANES, stream.samples_per_epoch)])
+    positions = StepSampleRanges([PhaseBatches.from_samples(40, LANES, stream.samples_per_epoch)])
     continued = 0
     for step, following in pairwise(range(40)):
-        (now,), (then,) = positions.ranges(step), positions.ranges(following)
+        (now,), (then,) = positions.ranges_of_step(step), positions.ranges_of_step(following)
         assert now.start % LANES == then.start % LANES == 0
         grid = stream.plan.epoch_layout
-        same_window = now.epoch == then.epoch and grid.window_with_sample(
-            now.start
-        ) == grid.window_with_sample(then.start)
+        same_window = now.epoch == then.epoch and grid.window_with_sample(now.start) == grid.window_with_sample(
+            then.start
+        )
         rows, coming = (stream.read(r.epoch, r.start, r.stop) for r in (now, then))
         assert rows.reversed_rows is not None
         assert rows.reversed_rows.tolist() == [False, True] * (LANES // 2)
         for lane in range(LANES):
-            one, two = (stream.plan.origin(r.epoch, r.start + lane) for r in (now, then))
+            one, two = (stream.plan.origin_of_sample(r.epoch, r.start + lane) for r in (now, then))
             if same_window and (one.block, one.epoch) == (two.block, two.epoch):
                 continued += 1
                 # The row's text after its reused part begins A, and is the next row's reused part.
@@ -124,7 +124,7 @@ def test_windows_of_a_plan_are_whole_steps_of_every_source(
     lanes = 2 * pairs
     counts = tuple(2 * np.array([*blocks, lanes]) for blocks in windows_of_text)
     tables = tuple(
-        block_table([(0, 0, 0, 10 * n, n, 1) for n in rows.tolist()], ["0" * 32] * len(rows), ["shard"])
+        make_block_table([(0, 0, 0, 10 * n, n, 1) for n in rows.tolist()], ["0" * 32] * len(rows), ["shard"])
         for rows in counts
     )
     named = [SourceSpec(name=f"s{i}", uri=f"u{i}", manifest_fingerprint=f"f{i}") for i in range(len(counts))]
@@ -148,9 +148,7 @@ def test_windows_of_a_plan_are_whole_steps_of_every_source(
     assert all(quota % lanes == 0 for quota in plan.epoch_layout.quotas)
     for window in range(plan.epoch_layout.windows):
         made = plan.window(epoch, window)
-        assert made.order.size == plan.epoch_layout.size(window) == sum(map(len, made.pieces))
+        assert made.order.size == plan.epoch_layout.window_size(window) == sum(map(len, made.pieces))
         per_source = [sum(len(p) for p in made.pieces if p.source == s) for s in range(len(counts))]
         assert all(size % lanes == 0 for size in per_source)
-        assert all(
-            p.start % 2 == p.stop % 2 == 0 for p in made.pieces
-        )  # both directions of a window together
+        assert all(p.start % 2 == p.stop % 2 == 0 for p in made.pieces)  # both directions of a window together

@@ -61,9 +61,7 @@ def test_sources_without_a_weight_share_out_what_the_others_leave(
     filled = fill_weights(given, sources_of(sizes), [size for _, size in sizes], temperature)
     assert math.fsum(filled) == pytest.approx(1)
     left = 1 - math.fsum(weight for weight in given if weight is not None)
-    drawn = stated(
-        [one for one, weight in zip(sizes, given, strict=True) if weight is None], 1 / temperature, None
-    )
+    drawn = stated([one for one, weight in zip(sizes, given, strict=True) if weight is None], 1 / temperature, None)
     expected = iter([left * weight for weight in drawn])
     assert filled == pytest.approx([next(expected) if weight is None else weight for weight in given])
 

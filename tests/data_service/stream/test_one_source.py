@@ -12,11 +12,8 @@ from data_service.errors import PlanError
 from data_service.stream.mixture import source_weights
 from data_service.stream.order import SourceOrder
 from data_service.stream.plan import StreamPlan
-from data_service.stream.positions import PhaseBatches, Positions, SampleRange
-from tests.support.data.corpora import (
-    plan_of,
-    rows_of_epoch,
-)
+from data_service.stream.positions import PhaseBatches, SampleRange, StepSampleRanges
+from tests.support.data.corpora import plan_of, rows_of_epoch
 
 weights = st.one_of(st.none(), st.lists(st.floats(0.2, 5), min_size=4, max_size=4))
 stretches = st.sampled_from([1, 16])
@@ -52,9 +49,7 @@ def batches(plan: StreamPlan, epoch: int) -> Iterator[list[tuple[int, int, int, 
 @pytest.mark.long
 @settings(deadline=None)
 @given(plans(), st.integers(0, 5))
-def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(
-    plan: StreamPlan, epoch: int
-) -> None:
+def test_every_batch_is_of_one_source_and_no_row_comes_twice_in_an_epoch(plan: StreamPlan, epoch: int) -> None:
     seen: Counter[tuple[int, int, int]] = Counter()
     for batch in batches(plan, epoch):
         assert len({source for source, _, _, _ in batch}) == 1
@@ -72,7 +67,7 @@ def test_rows_of_a_source_come_alike_often_over_the_epochs(plan: StreamPlan) -> 
     seen = Counter(row[:3] for epoch in range(5) for row in rows_of_epoch(plan, epoch))
     for source, quota in enumerate(plan.epoch_layout.quotas):
         counts = [count for (number, _, _), count in seen.items() if number == source]
-        rows = int(plan.lines[source].line(0).ends[-1])
+        rows = int(plan.lines[source].shuffled_blocks(0).ends[-1])
         assert max(counts) - (min(counts) if len(counts) == rows else 0) <= 1
         assert sum(counts) == 5 * quota
 
@@ -84,7 +79,7 @@ def test_sources_have_their_share_of_an_epoch_and_of_every_window(plan: StreamPl
     """To a batch; and one batch more in proportion would take more rows than some source has."""
     spec, batch = plan.spec, plan.spec.one_source
     assert batch is not None
-    rows = [int(plan.lines[source].line(0).ends[-1]) for source in range(len(spec.sources))]
+    rows = [int(plan.lines[source].shuffled_blocks(0).ends[-1]) for source in range(len(spec.sources))]
     whole = [count // batch for count in rows]
     share = source_weights(spec.sources, whole, spec.temperature) or whole
     counts = [quota // batch for quota in plan.epoch_layout.quotas]
@@ -111,11 +106,11 @@ def test_every_step_of_a_run_is_of_one_source_though_steps_are_skipped(
     batch, size = plan.spec.one_source, plan.epoch_layout.samples_per_epoch
     assert batch is not None
     phases = [PhaseBatches.from_samples(steps, batch, size), PhaseBatches.from_samples(3, batch, size)]
-    whole = Positions(phases)
-    skips = [lost for step in skipped if step < whole.steps for lost in whole.ranges(step)]
-    positions = Positions(phases, skips)
+    whole = StepSampleRanges(phases)
+    skips = [lost for step in skipped if step < whole.steps for lost in whole.ranges_of_step(step)]
+    positions = StepSampleRanges(phases, skips)
     step = data.draw(st.integers(0, positions.steps - 1))
-    (found,) = positions.ranges(step)
+    (found,) = positions.ranges_of_step(step)
     assert isinstance(found, SampleRange)
     rows = rows_of_epoch(plan, found.epoch)[found.start : found.stop]
     assert len(rows) == batch
@@ -123,9 +118,7 @@ def test_every_step_of_a_run_is_of_one_source_though_steps_are_skipped(
 
 
 @pytest.mark.long
-@given(
-    st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), st.integers(1, 7), stretches, st.data()
-)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), st.integers(1, 7), stretches, st.data())
 def test_the_order_of_a_window_is_a_permutation_that_any_part_of_is_found_alone(
     counts: list[int], batch: int, stretches: int, data: st.DataObject
 ) -> None:
@@ -144,14 +137,12 @@ def test_sources_take_turns_at_random_and_small_ones_are_not_all_in_one_window()
     plan = plan_of([[400]] * 2 + [[20]] * 10, one_source=10, window={"samples": 160, "least_tokens": 1})
     turns = np.array([batch[0][0] for batch in batches(plan, 0)])
     assert (turns[1:] != turns[:-1]).sum() > 20
-    sizes = [plan.epoch_layout.size(window) for window in range(plan.epoch_layout.windows)]
+    sizes = [plan.epoch_layout.window_size(window) for window in range(plan.epoch_layout.windows)]
     assert max(sizes) < 1.5 * min(sizes)
 
 
 def test_neighbours_in_the_text_go_to_different_batches() -> None:
-    plan = plan_of(
-        [[800], [800]], one_source=50, window={"samples": 1600, "least_tokens": 1, "stretches": 16}
-    )
+    plan = plan_of([[800], [800]], one_source=50, window={"samples": 1600, "least_tokens": 1, "stretches": 16})
     for batch in batches(plan, 0):
         rows = np.sort([row for _, _, row, _ in batch])
         assert np.diff(rows).min() >= 16

@@ -45,9 +45,7 @@ def test_positions_outside_are_refused(position: int) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_small_orders_are_equally_likely(size: int) -> None:
     draws = 12_000
-    seen = Counter(
-        tuple(Permutation.from_name(size, seed).items_at(np.arange(size)).tolist()) for seed in range(draws)
-    )
+    seen = Counter(tuple(Permutation.from_name(size, seed).items_at(np.arange(size)).tolist()) for seed in range(draws))
     orders = list(itertools.permutations(range(size)))
     expected = draws / len(orders)
     chi_square = sum((seen[order] - expected) ** 2 / expected for order in orders)
@@ -66,7 +64,5 @@ def test_neighbours_are_scattered() -> None:
 
 
 def test_other_names_give_unrelated_orders() -> None:
-    first, second = (
-        Permutation.from_name(5000, "epoch", epoch).items_at(np.arange(5000)) for epoch in (0, 1)
-    )
+    first, second = (Permutation.from_name(5000, "epoch", epoch).items_at(np.arange(5000)) for epoch in (0, 1))
     assert (first == second).sum() < 10

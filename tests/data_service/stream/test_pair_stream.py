@@ -18,14 +18,7 @@ from data_service.store.open import open_store
 from data_service.stream.counts import count_rows
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import (
-    SPECIAL,
-    VOCABULARY,
-    random_block,
-    source_of,
-    spec_of,
-    write_corpus,
-)
+from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, source_of, spec_of, write_corpus
 
 PACKINGS = ["segment_pair", "sentence_pair", "ordered_pair", "two_segments"]
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
@@ -65,9 +58,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
 @settings(deadline=None)
 @given(st.integers(0, 1000), st.sampled_from(PACKINGS))
 def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> None:
-    spec = spec_of(
-        NOWHERE, length=40, input={"packing": packing}, masking=MlmMasking(rate=0.3, unit="whole_word")
-    )
+    spec = spec_of(NOWHERE, length=40, input={"packing": packing}, masking=MlmMasking(rate=0.3, unit="whole_word"))
     block = random_block(seed, 300, sentence=7)
     rows = cut_block(block, spec, stream_key("structure", seed))
     assert isinstance(rows, RowCuts)
@@ -115,12 +106,9 @@ def test_each_reading_is_cut_in_its_own_way_and_then_the_first_comes_again(corpu
 def test_masks_are_drawn_for_each_reading(corpus: str, copies: str | int) -> None:
     """With as many masks as ways of cutting, rows come back masked alike: BERT's static data."""
     masking = MlmMasking.model_validate({"copies": copies})
-    stream = Stream(
-        spec_of(source_of(corpus), input={"packing": "segment_pair", "copies": 2}, masking=masking)
-    )
+    stream = Stream(spec_of(source_of(corpus), input={"packing": "segment_pair", "copies": 2}, masking=masking))
     rows = [
-        {stream.read(epoch, n, n + 1).tokens.tobytes() for n in range(stream.samples_per_epoch)}
-        for epoch in (0, 1)
+        {stream.read(epoch, n, n + 1).tokens.tobytes() for n in range(stream.samples_per_epoch)} for epoch in (0, 1)
     ]
     if copies == 2:
         assert rows[0] == rows[1]
@@ -131,9 +119,7 @@ def test_masks_are_drawn_for_each_reading(corpus: str, copies: str | int) -> Non
 def test_counts_depend_on_the_seed_and_are_kept_under_it(corpus: str, tmp_path: Path) -> None:
     cache = open_store(tmp_path / "cache")
     settings = {"input": {"packing": "segment_pair", "copies": 4}}
-    counts = [
-        count_rows(Corpora(spec_of(source_of(corpus), seed=seed, **settings)), cache)[0] for seed in (7, 8)
-    ]
+    counts = [count_rows(Corpora(spec_of(source_of(corpus), seed=seed, **settings)), cache)[0] for seed in (7, 8)]
     assert counts[0].shape == (4 * len(BLOCKS),)
     assert not np.array_equal(counts[0], counts[1])
     assert len(list(cache.list())) == 2

@@ -66,7 +66,7 @@ def test_spans_cut_any_range_at_the_windows(quotas: list[int], windows: int, dat
     spans = list(grid.split_by_window(start, stop))
     covered = [grid.window_start(window) + i for window, first, last in spans for i in range(first, last)]
     assert covered == list(range(start, stop))
-    assert all(0 <= first < last <= grid.size(window) for window, first, last in spans)
+    assert all(0 <= first < last <= grid.window_size(window) for window, first, last in spans)
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, 11), (5, 4)])

@@ -10,13 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import PlanError
-from data_service.stream.positions import (
-    BatchRamp,
-    BatchSchedule,
-    PhaseBatches,
-    Positions,
-    SampleRange,
-)
+from data_service.stream.positions import BatchRamp, BatchSchedule, PhaseBatches, SampleRange, StepSampleRanges
 
 
 @st.composite
@@ -35,13 +29,13 @@ def test_a_batch_rises_evenly_in_whole_granules(batches: BatchSchedule) -> None:
     literal = [
         rise.start + height * step // rise.steps // rise.granule * rise.granule for step in range(rise.steps)
     ] + [batches.batch] * 3
-    assert [batches.at(step) for step in range(len(literal))] == literal
+    assert [batches.batch_at_step(step) for step in range(len(literal))] == literal
     assert literal[0] == rise.start
     assert [batches.units_before(step) for step in range(len(literal) + 1)] == [0, *accumulate(literal)]
 
 
 def test_a_batch_that_does_not_rise() -> None:
-    assert [BatchSchedule(7).at(step) for step in (0, 9)] == [7, 7]
+    assert [BatchSchedule(7).batch_at_step(step) for step in (0, 9)] == [7, 7]
     assert [BatchSchedule(7).units_before(step) for step in (0, 9)] == [0, 63]
 
 
@@ -51,13 +45,13 @@ def test_steps_take_their_batches_one_after_another(batches: BatchSchedule, step
     begin, epoch = min(begin, steps - 1), batches.batch + 3
     phases = [PhaseBatches.from_samples(steps, batches.batch, epoch, batches.rise)]
     phases.append(PhaseBatches.from_samples(2, 2, 10))
-    positions = Positions(phases, begin=begin)
+    positions = StepSampleRanges(phases, begin=begin)
     at = 0
     for step in range(begin, steps):
-        taken = [r.epoch * epoch + n for r in positions.ranges(step) for n in range(r.start, r.stop)]
-        assert taken == list(range(at, at + batches.at(step)))
+        taken = [r.epoch * epoch + n for r in positions.ranges_of_step(step) for n in range(r.start, r.stop)]
+        assert taken == list(range(at, at + batches.batch_at_step(step)))
         at += len(taken)
-    (following,) = positions.ranges(steps)
+    (following,) = positions.ranges_of_step(steps)
     assert (following.phase, following.start) == (1, 0)
     assert following.epoch == (at - 1) // epoch + 1
 
@@ -126,8 +120,8 @@ def one_by_one(phases: list[PhaseBatches], skips: list[SampleRange]) -> list[lis
 @given(sample_phases, drawn_skips)
 def test_every_step_takes_what_follows_the_step_before(phases: list[PhaseBatches], drawn: Skips) -> None:
     skips = skips_of(phases, drawn)
-    positions, literal = Positions(phases, skips), one_by_one(phases, skips)
-    assert [samples(positions.ranges(step)) for step in range(positions.steps)] == literal
+    positions, literal = StepSampleRanges(phases, skips), one_by_one(phases, skips)
+    assert [samples(positions.ranges_of_step(step)) for step in range(positions.steps)] == literal
 
 
 @settings(max_examples=40)
@@ -136,18 +130,18 @@ def test_the_step_of_a_sample_is_the_one_that_takes_it(
     phases: list[PhaseBatches], drawn: Skips, data: st.DataObject
 ) -> None:
     steps = sum(phase.steps for phase in phases)
-    positions = Positions(phases, skips_of(phases, drawn), data.draw(st.integers(0, steps - 1)))
+    positions = StepSampleRanges(phases, skips_of(phases, drawn), data.draw(st.integers(0, steps - 1)))
     takers, phase_epochs = {}, [set[int]() for _ in phases]
     for step in range(positions.steps):
         try:
-            taken = positions.ranges(step)
+            taken = positions.ranges_of_step(step)
         except IndexError:
             continue  # it is before the data begin
         for row, (epoch, sample) in enumerate(samples(taken)):
             takers[taken[0].phase, epoch, sample] = (step, row)
             phase_epochs[taken[0].phase].add(epoch)
     for number, phase in enumerate(phases):
-        assert set(positions.epochs(number)) >= phase_epochs[number]
+        assert set(positions.epochs_of_phase(number)) >= phase_epochs[number]
         for epoch in range(max(phase_epochs[number], default=0) + 2):
             for sample in range(phase.samples_per_epoch):
                 expected = takers.get((number, epoch, sample))
@@ -157,13 +151,11 @@ def test_the_step_of_a_sample_is_the_one_that_takes_it(
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=12), st.integers(1, 30), st.integers(1, 25))
 def test_the_step_of_a_sample_of_token_batches(lengths: list[int], batch: int, steps: int) -> None:
     assume(batch <= sum(lengths))
-    positions = Positions([PhaseBatches(steps, batch, len(lengths), UnevenAxis(tuple(lengths)))])
+    positions = StepSampleRanges([PhaseBatches(steps, batch, len(lengths), UnevenAxis(tuple(lengths)))])
     takers = {
-        place: (step, row)
-        for step in range(steps)
-        for row, place in enumerate(samples(positions.ranges(step)))
+        place: (step, row) for step in range(steps) for row, place in enumerate(samples(positions.ranges_of_step(step)))
     }
-    for epoch in range(positions.epochs(0).stop + 1):
+    for epoch in range(positions.epochs_of_phase(0).stop + 1):
         for sample in range(len(lengths)):
             assert positions.find_step(0, epoch, sample) == takers.get((epoch, sample))
 
@@ -172,8 +164,8 @@ def test_the_step_of_a_sample_of_token_batches(lengths: list[int], batch: int, s
 def test_token_batches_take_every_sample_once(lengths: list[int], batch: int, steps: int) -> None:
     assume(batch <= sum(lengths))
     axis = UnevenAxis(tuple(lengths))
-    positions = Positions([PhaseBatches(steps, batch, len(lengths), axis)])
-    found = [samples(positions.ranges(step)) for step in range(steps)]
+    positions = StepSampleRanges([PhaseBatches(steps, batch, len(lengths), axis)])
+    found = [samples(positions.ranges_of_step(step)) for step in range(steps)]
     laid_end_to_end = [sample for taken in found for sample in taken]
     epoch, sample = axis.sample_at_unit(steps * batch)
     assert laid_end_to_end == [divmod(i, len(lengths)) for i in range(epoch * len(lengths) + sample)]
@@ -185,12 +177,12 @@ def test_token_batches_take_every_sample_once(lengths: list[int], batch: int, st
 def test_token_batches_skip_too() -> None:
     axis = UnevenAxis((3, 5, 2, 4, 6))
     phases = [PhaseBatches(6, 8, 5, axis)]
-    before = Positions(phases)
-    skipped = before.ranges(1)
-    after = Positions(phases, skipped)
-    assert after.ranges(0) == before.ranges(0)
+    before = StepSampleRanges(phases)
+    skipped = before.ranges_of_step(1)
+    after = StepSampleRanges(phases, skipped)
+    assert after.ranges_of_step(0) == before.ranges_of_step(0)
     left_out = set(samples(skipped))
-    found = [sample for step in range(5) for sample in samples(after.ranges(step))]
+    found = [sample for step in range(5) for sample in samples(after.ranges_of_step(step))]
     everything = [divmod(i, 5) for i in range(25)]
     assert found == [sample for sample in everything if sample not in left_out][: len(found)]
     assert len(found) > 8
@@ -208,28 +200,28 @@ def test_data_may_begin_at_a_later_step(phases: list[PhaseBatches], begin: int) 
         if phase.steps > gone:
             rest = PhaseBatches.from_samples(phase.steps - gone, phase.batch, phase.samples_per_epoch)
             left.append((number, rest))
-    positions = Positions(phases, begin=begin)
+    positions = StepSampleRanges(phases, begin=begin)
     literal = one_by_one([phase for _, phase in left], [])
-    assert [samples(positions.ranges(step)) for step in range(begin, total)] == literal
-    assert positions.phase_start(begin) == begin
+    assert [samples(positions.ranges_of_step(step)) for step in range(begin, total)] == literal
+    assert positions.first_step_of_phase(begin) == begin
     for step in range(begin, total):
-        assert {r.phase for r in positions.ranges(step)} == {positions.phase_at_step(step)}
+        assert {r.phase for r in positions.ranges_of_step(step)} == {positions.phase_at_step(step)}
     with pytest.raises(IndexError, match=rf"\bstep {begin}\b"):
-        positions.ranges(begin - 1)
+        positions.ranges_of_step(begin - 1)
 
 
 def test_the_last_step_of_a_long_run_is_found_at_once() -> None:
-    positions = Positions([PhaseBatches.from_samples(10**9, 8192, 78_125_123)])
-    (found,) = positions.ranges(123_456_789)
+    positions = StepSampleRanges([PhaseBatches.from_samples(10**9, 8192, 78_125_123)])
+    (found,) = positions.ranges_of_step(123_456_789)
     assert (found.epoch, found.start) == divmod(123_456_789 * 8192, 78_125_123)
 
 
 def test_a_batch_larger_than_an_epoch_is_refused() -> None:
     with pytest.raises(PlanError, match=r"\b11\b.*\b10\b"):
-        Positions([PhaseBatches.from_samples(1, 11, 10)])
+        StepSampleRanges([PhaseBatches.from_samples(1, 11, 10)])
 
 
 @pytest.mark.parametrize("step", [-1, 5])
 def test_steps_outside_the_run_are_refused(step: int) -> None:
     with pytest.raises(IndexError, match=rf"\bstep {step}\b.*\b5\b"):
-        Positions([PhaseBatches.from_samples(5, 2, 10)]).ranges(step)
+        StepSampleRanges([PhaseBatches.from_samples(5, 2, 10)]).ranges_of_step(step)

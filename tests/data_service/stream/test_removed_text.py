@@ -105,9 +105,7 @@ def test_any_rows_of_a_block(chosen: dict[str, Any], seed: int, size: int, data:
     before, after = made
     assert_gone(before, after)
     of_row, starts, stops = row_text_ranges(block, rows, spec, stream_key("test"))
-    within = np.array([(starts < stop) & (stops > start) for start, stop in stretches]).reshape(
-        -1, len(starts)
-    )
+    within = np.array([(starts < stop) & (stops > start) for start, stop in stretches]).reshape(-1, len(starts))
     marked = np.flatnonzero(originals(before) >= FROM)
     seen = np.searchsorted(before.offsets, marked, side="right") - 1
     assert set(of_row[within.any(axis=0)].tolist()) == set(seen.tolist())
@@ -187,9 +185,7 @@ def test_a_stream_without_removals_does_not_look_for_them(
 ) -> None:
     asked: list[str] = []
     listed = LocalStore.list
-    monkeypatch.setattr(
-        LocalStore, "list", lambda store, prefix="": asked.append(prefix) or listed(store, prefix)
-    )
+    monkeypatch.setattr(LocalStore, "list", lambda store, prefix="": asked.append(prefix) or listed(store, prefix))
     source = source_of(corpus[0])
     Stream(spec_of(source)).read(0, 0, 5)
     assert asked == []

@@ -61,9 +61,7 @@ def test_words_of_an_older_corpus_stay_as_they_were(tmp_path: Path) -> None:
     """Scripts without spaces have words in corpora built by the newer rules; together with an older one, in neither."""
     block = random_block(1, 500)
     for name in ("old", "new"):
-        write_vocabulary(
-            write_corpus(tmp_path / name, [block]), [f"p{i}" for i in range(VOCABULARY - 6)] + ["##日"]
-        )
+        write_vocabulary(write_corpus(tmp_path / name, [block]), [f"p{i}" for i in range(VOCABULARY - 6)] + ["##日"])
     store = open_store(str(tmp_path / "new"))
     built = replace(load_manifest(store), options={"rules": 2})
     store.delete(MANIFEST_KEY)

@@ -13,7 +13,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from data_service.corpus.manifest import block_table
+from data_service.corpus.manifest import make_block_table
 from data_service.errors import PlanError
 from data_service.samples.spec import SourceSpec, Stage, StreamSpec
 from data_service.stream.plan import SourceRowSequence, StreamPlan
@@ -22,9 +22,7 @@ from data_service.stream.token_axis import TokenAxis, measure_lines
 from tests.support.data.corpora import rows_of_epoch, spec_of
 
 LENGTHS = (8, 12, 32)
-Reading = tuple[
-    int, int, int
-]  # of a piece of text: (reading, first token in the line of that reading, its end)
+Reading = tuple[int, int, int]  # of a piece of text: (reading, first token in the line of that reading, its end)
 
 
 @lru_cache(1000)
@@ -88,7 +86,7 @@ class MadeUp:
         """Of the last stage."""
         spec = self.spec(stages)
         tables = tuple(
-            block_table([(0, 0, 0, n, 1, 1) for n in blocks], ["0" * 32] * len(blocks), ["shard"])
+            make_block_table([(0, 0, 0, n, 1, 1) for n in blocks], ["0" * 32] * len(blocks), ["shard"])
             for blocks in self.blocks
         )
         return StreamPlan(spec, tables, self.counts(spec.length), last_stage_rows(spec, self.rows))
@@ -97,7 +95,7 @@ class MadeUp:
         """By source, the text behind rows (source, block, row, reading), in the order of its line."""
         found: list[list[Reading]] = [[] for _ in self.blocks]
         for source, block, row, reading in rows:
-            order = plan.lines[source].line(reading).blocks.tolist()
+            order = plan.lines[source].shuffled_blocks(reading).blocks.tolist()
             base = sum(self.blocks[source][other] for other in order[: order.index(block)])
             edges = [
                 *self.starts(plan.spec.length, source, block, reading).tolist(),
@@ -113,9 +111,7 @@ def tokens_of(texts: list[Reading]) -> int:
 
 made_up = st.builds(
     MadeUp,
-    st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=5).map(tuple), min_size=1, max_size=3).map(
-        tuple
-    ),
+    st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=5).map(tuple), min_size=1, max_size=3).map(tuple),
     st.integers(0, 999),
 )
 
@@ -168,9 +164,7 @@ def test_text_comes_once_before_it_comes_again_across_phases_too(given: tuple[Ma
             before = reached.get(source, (0, 0, 0))
             for (reading, _, stop), (other, start, _) in pairwise([before, *texts]):
                 gap = (other * whole + start) - (reading * whole + stop)
-                recut = (other, start) == texts[0][:2] and plan.spec.length != lengths.get(
-                    source, plan.spec.length
-                )
+                recut = (other, start) == texts[0][:2] and plan.spec.length != lengths.get(source, plan.spec.length)
                 assert 0 <= gap < (plan.spec.length if recut else 1)
             if texts:
                 reached[source], lengths[source] = texts[-1], plan.spec.length
@@ -190,7 +184,7 @@ def test_shares_are_of_tokens(given: tuple[MadeUp, list[Stage]]) -> None:
                 assert -1 < got - weight * stage.units < stage.length + 1
             continue
         assert sum(plan.epoch_layout.quotas) == stage.units
-        means = [size / line.round for size, line in zip(corpora.rows.text, plan.lines, strict=True)]
+        means = [size / line.rows_per_round for size, line in zip(corpora.rows.text, plan.lines, strict=True)]
         total = stage.units / sum(weight / mean for weight, mean in zip(weights, means, strict=True))
         for source, quota in enumerate(plan.epoch_layout.quotas):
             assert abs(quota * means[source] - weights[source] * total) <= means[source]
@@ -210,7 +204,7 @@ def test_any_sample_is_found_alone_and_phases_are_not_changed_by_what_follows(
     plan = plans_of(corpora, stages)[-1]
     rows = rows_of_epoch(plan, 0)
     sample = data.draw(st.integers(0, len(rows) - 1))
-    found = corpora.plan(stages).origin(0, sample)
+    found = corpora.plan(stages).origin_of_sample(0, sample)
     assert (found.source, found.block, found.row, found.epoch) == rows[sample]
     longer = stages[-1].model_copy(update={"epochs": 3})
     assert rows_of_epoch(corpora.plan([*stages[:-1], longer]), 0) == rows
@@ -253,9 +247,7 @@ def test_a_source_is_read_as_often_as_it_may_and_no_more() -> None:
     for changed in ({"weights": (1 - share + 0.02, share - 0.02)}, {"most_readings": limit}):
         last_stage_rows(CORPORA.spec([first, second.model_copy(update=changed)]), CORPORA.rows)
     with pytest.raises(PlanError):
-        last_stage_rows(
-            CORPORA.spec([first, second.model_copy(update={"weights": (0.5, 0.5)})]), CORPORA.rows
-        )
+        last_stage_rows(CORPORA.spec([first, second.model_copy(update={"weights": (0.5, 0.5)})]), CORPORA.rows)
 
 
 def test_a_source_that_has_been_read_enough_can_only_be_left_out() -> None:
@@ -281,9 +273,7 @@ def test_a_share_of_less_than_a_row_is_refused() -> None:
         ({"weights": (1.0, 1.0), "temperature": 2}, "temperature"),
     ],
 )
-def test_a_stage_that_leaves_nothing_to_sources_by_size_is_refused(
-    settings: dict[str, object], problem: str
-) -> None:
+def test_a_stage_that_leaves_nothing_to_sources_by_size_is_refused(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Stage.model_validate({"phase": 0, "length": 8, "units": 9, **settings})
 

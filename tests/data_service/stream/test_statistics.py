@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import block_table
+from data_service.corpus.manifest import make_block_table
 from data_service.errors import PlanError
 from data_service.ingest.options import BLOCK_TOKENS
 from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
@@ -83,7 +83,7 @@ def test_other_batches_are_spread_too(batch: int, length: int) -> None:
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(50, 400), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1, 4]))
 def test_the_measure_is_what_counting_by_hand_finds(blocks: list[int], batch: int, stretches: int) -> None:
-    table = block_table([(0, 0, 10 * n, n, 1, 1) for n in blocks], [""] * len(blocks), ["s"])
+    table = make_block_table([(0, 0, 10 * n, n, 1, 1) for n in blocks], [""] * len(blocks), ["s"])
     spec = StreamSpec(
         sources=(SourceSpec(name="a", uri="", manifest_fingerprint="a"),),
         length=16,
@@ -102,7 +102,7 @@ def test_the_measure_is_what_counting_by_hand_finds(blocks: list[int], batch: in
     found = shuffle_radius(plan, [table], batch)
     continued, near, regions = [], [], []
     for start in np.unique(np.linspace(0, total // batch - 1, 16, dtype=np.int64)) * batch:
-        origins = [plan.origin(0, sample) for sample in range(int(start), int(start) + batch)]
+        origins = [plan.origin_of_sample(0, sample) for sample in range(int(start), int(start) + batch)]
         places = {(one.block, one.row) for one in origins}
         continued += [(block, row + 1) in places for block, row in places]
         near += [any((b, r + d) in places for d in range(-NEAR_ROWS, NEAR_ROWS + 1) if d) for b, r in places]

@@ -72,7 +72,7 @@ def test_masks_belong_to_the_row_not_to_its_neighbours(tmp_path: Path) -> None:
 def test_a_pass_that_was_interrupted_goes_on(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: Any
 ) -> None:
-    monkeypatch.setattr("data_service.stream.counts._PIECE_BLOCKS", 2)
+    monkeypatch.setattr("data_service.stream.counts._BLOCKS_PER_PIECE", 2)
     corpora, cache = Corpora(spec_of(source_of(corpus))), open_store(tmp_path / "cache")
     blocks, done = len(corpora.tables[0]), list[range]()
 
@@ -166,9 +166,7 @@ def test_the_spec_survives_json_and_tells_what_matters_from_what_does_not(corpus
 
 
 def test_weights_for_some_sources_only_are_refused() -> None:
-    named = [
-        SourceSpec(name=n, uri=n, manifest_fingerprint=n, weight=w) for n, w in (("a", 1.0), ("b", None))
-    ]
+    named = [SourceSpec(name=n, uri=n, manifest_fingerprint=n, weight=w) for n, w in (("a", 1.0), ("b", None))]
     with pytest.raises(ValueError, match=r"\bweights\b.*\ba\b"):
         spec_of(*named)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import block_table
+from data_service.corpus.manifest import make_block_table
 from data_service.samples.spec import SourceSpec
 from data_service.stream.plan import StreamPlan
 from data_service.stream.stream import Stream
@@ -36,9 +36,7 @@ def stream_of(uris: list[str], weights: tuple[float | None, float | None]) -> St
 
 @pytest.mark.long
 @pytest.mark.parametrize("weights", WEIGHTS)
-def test_units_are_the_tokens_before_a_sample(
-    uris: list[str], weights: tuple[float | None, float | None]
-) -> None:
+def test_units_are_the_tokens_before_a_sample(uris: list[str], weights: tuple[float | None, float | None]) -> None:
     stream = stream_of(uris, weights)
     axis, count = stream.token_axis(), stream.samples_per_epoch
     lengths = [int(n) for epoch in range(4) for n in np.diff(stream.read(epoch, 0, count).offsets)]
@@ -59,7 +57,7 @@ def test_units_are_the_tokens_before_a_sample(
 def test_blocks_of_no_row_and_rows_of_any_length(rows: list[int], seed: int, length: int) -> None:
     """There is no text behind it: the tokens before every sample of an epoch, by the plan's own order."""
     lengths = np.random.default_rng(seed).integers(1, length + 1, sum(rows)).astype(np.uint32)
-    table = block_table([(0, 0, 0, 10 * n, n, 1) for n in rows], ["0" * 32] * len(rows), ["shard"])
+    table = make_block_table([(0, 0, 0, 10 * n, n, 1) for n in rows], ["0" * 32] * len(rows), ["shard"])
     source = SourceSpec(name="s", uri="u", manifest_fingerprint="f")
     spec = spec_of(source, length=length, window={"samples": 7, "least_tokens": 1})
     counts = (np.array(rows),)
@@ -68,7 +66,7 @@ def test_blocks_of_no_row_and_rows_of_any_length(rows: list[int], seed: int, len
     before = 0
     for sample in range(sum(rows)):
         assert axis.unit_of_sample(1, sample) - axis.unit_of_sample(1, 0) == before
-        origin = plan.origin(1, sample)
+        origin = plan.origin_of_sample(1, sample)
         before += int(lengths[first[origin.block] + origin.row])
     assert axis.unit_of_sample(2, 0) - axis.unit_of_sample(1, 0) == before == int(lengths.sum())
 

@@ -55,9 +55,7 @@ def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample:
     for window in range(3):
         layout = SlabLayout.for_window(grid, epoch, window, rows=rows, steps=steps)
         origin = epoch * 4000 + grid.window_start(window)
-        first = (
-            -(-(origin - sample) // steps.rows) * steps.rows + sample - origin
-        )  # the first step that begins here
+        first = -(-(origin - sample) // steps.rows) * steps.rows + sample - origin  # the first step that begins here
         mine = [
             (start + 2 * (ranks - 1), start + 2 * (ranks - 1) + share)
             for start in range(first, layout.size - steps.rows, steps.rows)
@@ -103,11 +101,9 @@ def test_as_many_reads_as_a_long_run_has_cost_the_same_each() -> None:
 
 def test_a_window_with_another_layout_than_was_thought() -> None:
     thought, built = SlabLayout.from_slab_rows(100, 10), SlabLayout(100, 20, 0, 2)
-    announced = AnnouncedWindows(
-        [((0, 0), start, start + 2) for start in (4, 24, 44)], 2, lambda window: thought
-    )
+    announced = AnnouncedWindows([((0, 0), start, start + 2) for start in (4, 24, 44)], 2, lambda window: thought)
     announced.advance_past(set())
     part = announced.windows[0, 0]
     assert list(part.slabs) == [0, 2, 4]
-    part.lay(built)
+    part.replace_layout(built)
     assert list(part.slabs) == [2]

@@ -61,9 +61,7 @@ def test_ids_stay_and_missing_tokens_follow() -> None:
 def test_what_is_written_is_read_by_us_and_by_transformers(tmp_path: Path) -> None:
     found = complete_from_files(decoder("<|begin_of_text|>", "<|end_of_text|>", {}))
     save_tokenizer(found, str(tmp_path))
-    assert (
-        load_tokenizer(str(tmp_path)).hash == load_with_all_special_tokens(str(tmp_path)).hash == found.hash
-    )
+    assert load_tokenizer(str(tmp_path)).hash == load_with_all_special_tokens(str(tmp_path)).hash == found.hash
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     special = found.special
     assert (theirs.mask_token_id, theirs.pad_token_id) == (special.mask, special.pad)

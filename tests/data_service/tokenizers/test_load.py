@@ -97,12 +97,8 @@ def test_a_role_outside_the_vocabulary(files: dict[str, bytes]) -> None:
 
 def test_a_tokenizer_without_a_mask(files: dict[str, bytes]) -> None:
     definition = json.loads(files["tokenizer.json"])
-    definition["added_tokens"] = [
-        token for token in definition["added_tokens"] if token["content"] != "<mask>"
-    ]
-    vocabulary = {
-        ("blank" if piece == "<mask>" else piece): i for piece, i in definition["model"]["vocab"].items()
-    }
+    definition["added_tokens"] = [token for token in definition["added_tokens"] if token["content"] != "<mask>"]
+    vocabulary = {("blank" if piece == "<mask>" else piece): i for piece, i in definition["model"]["vocab"].items()}
     definition["model"]["vocab"] = vocabulary
     with pytest.raises(TokenizerError, match=r"\bmask\b"):
         from_files({"tokenizer.json": json.dumps(definition).encode()})
@@ -143,9 +139,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def published(documents: list[str], tmp_path_factory: pytest.TempPathFactory) -> Folder:
     texts = [*documents[:8], *(scripts_text(seed) for seed in range(200))]
-    return cache(
-        lambda family: published_folder(family, texts, tmp_path_factory.mktemp("published") / family)
-    )
+    return cache(lambda family: published_folder(family, texts, tmp_path_factory.mktemp("published") / family))
 
 
 @pytest.fixture(scope="module")
@@ -175,9 +169,7 @@ def test_settings_mean_what_they_mean_to_the_class(
     )
 
 
-def test_the_class_of_the_tokenizer_decides_where_no_model_is_there(
-    published: Folder, english: list[str]
-) -> None:
+def test_the_class_of_the_tokenizer_decides_where_no_model_is_there(published: Folder, english: list[str]) -> None:
     model = {"spiece.model": (published("albert") / "spiece.model").read_bytes()}
     named = from_files(model | {"tokenizer_config.json": b'{"tokenizer_class": "AlbertTokenizerFast"}'})
     whole = load_tokenizer(str(published("albert")))

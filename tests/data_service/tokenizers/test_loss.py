@@ -69,9 +69,7 @@ def test_wordpiece_counts_as_a_plain_statement_of_its_rules(
         for character in text:
             if unicodedata.category(character) == "Cf":
                 expected["joiners"] += 1
-            elif marks and any(
-                unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", character)
-            ):
+            elif marks and any(unicodedata.category(c) == "Mn" for c in unicodedata.normalize("NFD", character)):
                 expected["marks"] += 1
             elif lowercase and character.lower() != character:
                 expected["case"] += 1
@@ -81,9 +79,7 @@ def test_wordpiece_counts_as_a_plain_statement_of_its_rules(
 
 
 @given(texts_of)
-def test_unknown_characters_are_those_of_unknown_words(
-    trained: Callable[[Kind], Tokenizer], texts: list[str]
-) -> None:
+def test_unknown_characters_are_those_of_unknown_words(trained: Callable[[Kind], Tokenizer], texts: list[str]) -> None:
     tokenizer = trained("wordpiece")
     codec = tokenizers.Tokenizer.from_str(tokenizer.save_files()["tokenizer.json"].decode())
     unknown = 0
@@ -94,9 +90,7 @@ def test_unknown_characters_are_those_of_unknown_words(
             unknown += len(word) * (len(tokens) == 1 and tokens[0].value == "[UNK]" != word)
     loss = measure_loss(tokenizer, texts)
     dropped = sum(unicodedata.category(c) == "Cf" for text in texts for c in text)
-    assert unknown <= loss.lost.get("unknown", 0) <= unknown + dropped, (
-        "a dropped character inside a word may count"
-    )
+    assert unknown <= loss.lost.get("unknown", 0) <= unknown + dropped, "a dropped character inside a word may count"
 
 
 @given(texts_of)

@@ -62,8 +62,5 @@ def test_merges_are_the_librarys(followed: int, monkeypatch: pytest.MonkeyPatch)
 
 def test_counts_may_exceed_what_the_library_can_count(documents: list[str]) -> None:
     """Its sums of a pair are 32 bits wide; counts that are 2^40 times as high give the same merges here."""
-    texts = [
-        "".join(letter for letter in document if letter in ALPHABET or letter == " ")
-        for document in documents
-    ]
+    texts = ["".join(letter for letter in document if letter in ALPHABET or letter == " ") for document in documents]
     assert by_counts(texts, 2000, 2, 1 << 40) == by_counts(texts, 2000, 2) == by_library(texts, 2000, 2)

@@ -46,9 +46,7 @@ def _same(tokenizer: Tokenizer, encoder: TextEncoder, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_places_are_of_tokens_unless_those_of_words_will_do(
-    tokenizers: dict[str, Tokenizer], kind: str
-) -> None:
+def test_places_are_of_tokens_unless_those_of_words_will_do(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     tokenizer, texts = tokenizers[kind], DOCUMENTS[:4]
     for found, expected in zip(
         TextEncoder(tokenizer).encode_placed(texts), tokenizer.encode_placed(texts), strict=True

@@ -37,9 +37,7 @@ def test_byte_fallback_leaves_nothing_unknown(
 
 
 @pytest.mark.long
-def test_saving_loading_and_pickling_keep_everything(
-    tokenizer: Tokenizer, lines: list[str], tmp_path: Path
-) -> None:
+def test_saving_loading_and_pickling_keep_everything(tokenizer: Tokenizer, lines: list[str], tmp_path: Path) -> None:
     save_tokenizer(tokenizer, str(tmp_path))
     expected = [ids.tolist() for ids in tokenizer.encode_batch(lines)]
     for copy in (

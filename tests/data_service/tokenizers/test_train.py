@@ -35,9 +35,7 @@ print(train_tokenizer(sys.argv[1], texts, 700, TokenizerOptions(alphabet=60)).ha
 @pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram", "bpe"])
 def test_the_same_text_gives_the_same_tokenizer_in_any_process(kind: Kind) -> None:
     hashes = {
-        subprocess.run(
-            [sys.executable, "-c", _TRAIN, kind], capture_output=True, text=True, check=True
-        ).stdout
+        subprocess.run([sys.executable, "-c", _TRAIN, kind], capture_output=True, text=True, check=True).stdout
         for _ in range(3)
     }
     assert len(hashes) == 1
@@ -61,9 +59,7 @@ def test_neither_the_order_of_texts_nor_the_number_of_processes_matters(
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_wordpieces_are_those_that_the_library_learns_from_the_text(
-    lowercase: bool, documents: list[str]
-) -> None:
+def test_wordpieces_are_those_that_the_library_learns_from_the_text(lowercase: bool, documents: list[str]) -> None:
     texts = [*documents, *(SORTS["language"](Random(seed)) for seed in range(100))]
     ours = train_tokenizer("wordpiece", texts, 4000, TokenizerOptions(lowercase=lowercase))
     library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -89,9 +85,7 @@ def test_sentencepieces_are_those_of_the_text_itself(kind: Kind, documents: list
     ours = train_tokenizer(kind, documents, 1500)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(
-            line for text in documents for line in unicodedata.normalize("NFKC", text).splitlines()
-        ),
+        sentence_iterator=(line for text in documents for line in unicodedata.normalize("NFKC", text).splitlines()),
         model_writer=model,
         model_type=kind,
         vocab_size=1500,
@@ -240,9 +234,7 @@ def test_special_tokens_stand_first_in_the_family_order(
 ) -> None:
     tokenizer = train_tokenizer(kind, documents, 1200, TokenizerOptions(specials=style))
     assert list(tokenizer.pieces[: len(first)]) == first
-    assert tokenizer.piece(tokenizer.special.mask) == next(
-        piece for piece in first if "mask" in piece.lower()
-    )
+    assert tokenizer.piece(tokenizer.special.mask) == next(piece for piece in first if "mask" in piece.lower())
     assert tokenizer.special_mask.sum() == len(first)
     assert len(set(tokenizer.pieces)) == 1200
 

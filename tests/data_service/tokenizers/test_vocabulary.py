@@ -15,7 +15,7 @@ from data_service.errors import TokenizerError
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
-from data_service.tokenizers.vocabulary import PieceOrigins, extend_tokenizer, find_origins
+from data_service.tokenizers.vocabulary import PieceOrigins, extend_tokenizer, find_piece_origins
 
 TERMS = ["neurotransmitter", "Zürich", "neuro", "日", "the"]
 LINES = [
@@ -51,9 +51,7 @@ def test_byte_level_terms_begin_words_after_a_space(trained: Callable[[Kind], To
     assert new.word_starts[-2:].tolist() == [False, True]
 
 
-def test_existing_ids_stay_and_text_without_terms_is_split_as_before(
-    tokenizer: Tokenizer, lines: list[str]
-) -> None:
+def test_existing_ids_stay_and_text_without_terms_is_split_as_before(tokenizer: Tokenizer, lines: list[str]) -> None:
     new = extend_tokenizer(tokenizer, TERMS).tokenizer
     assert new.pieces[: tokenizer.vocab_size] == tokenizer.pieces
     assert new.special == tokenizer.special
@@ -126,9 +124,7 @@ def test_added_tokens_after_the_model_keep_their_ids(
 
 
 def test_an_uncased_vocabulary_folds_its_terms(documents: list[str]) -> None:
-    uncased = train_tokenizer(
-        "wordpiece", documents, 1200, TokenizerOptions(lowercase=True, strip_marks=True)
-    )
+    uncased = train_tokenizer("wordpiece", documents, 1200, TokenizerOptions(lowercase=True, strip_marks=True))
     extension = extend_tokenizer(uncased, ["Zürich", "zurich"])
     assert extension.added == ("zurich",)
     assert extension.tokenizer.encode("ZÜRICH").tolist() == [1200]
@@ -146,7 +142,7 @@ def _of(found: PieceOrigins, new_id: int) -> list[int]:
 
 def test_a_new_word_comes_from_the_pieces_it_was_split_into(tokenizer: Tokenizer) -> None:
     new = extend_tokenizer(tokenizer, ["neurotransmitter", "myocardial"]).tokenizer
-    found = find_origins(tokenizer, new)
+    found = find_piece_origins(tokenizer, new)
     assert len(found.offsets) == new.vocab_size + 1
     assert all(_of(found, i) == [i] for i in range(tokenizer.vocab_size))
     assert (found.copied, found.averaged) == (tokenizer.vocab_size, new.vocab_size - tokenizer.vocab_size)
@@ -160,7 +156,7 @@ def test_pieces_are_matched_by_name_whatever_their_ids(
     tokenizer: Tokenizer, trained: Callable[[Kind], Tokenizer], documents: list[str]
 ) -> None:
     other = train_tokenizer(tokenizer.kind, documents[20:], 1300)
-    found = find_origins(tokenizer, other)
+    found = find_piece_origins(tokenizer, other)
     known = {piece: i for i, piece in enumerate(tokenizer.pieces)}
     copied = [i for i, piece in enumerate(other.pieces) if piece in known]
     assert found.copied == len(copied) > 600
@@ -175,7 +171,7 @@ def test_word_beginnings_and_continuations_are_told_apart(
 ) -> None:
     wordpiece = trained("wordpiece")
     other = train_tokenizer("wordpiece", documents, 3000)
-    found = find_origins(wordpiece, other)
+    found = find_piece_origins(wordpiece, other)
     new = [i for i, piece in enumerate(other.pieces) if piece not in set(wordpiece.pieces)]
     continued = [i for i in new if other.pieces[i].startswith("##")]
     assert len(new) > len(continued) > 100
@@ -188,12 +184,10 @@ def test_word_beginnings_and_continuations_are_told_apart(
 
 
 @pytest.mark.long
-def test_special_tokens_follow_their_roles(
-    trained: Callable[[Kind], Tokenizer], documents: list[str]
-) -> None:
+def test_special_tokens_follow_their_roles(trained: Callable[[Kind], Tokenizer], documents: list[str]) -> None:
     old = trained("unigram")
     new = train_tokenizer("unigram", documents, 1300, TokenizerOptions(specials="xlnet"))
-    found = find_origins(old, new)
+    found = find_piece_origins(old, new)
     for role in ("cls", "sep", "pad", "mask", "unk"):
         assert _of(found, getattr(new.special, role)) == [getattr(old.special, role)]
 
@@ -206,15 +200,14 @@ def test_part_of_a_character_comes_from_its_bytes(trained: Callable[[Kind], Toke
     piece = "\u00e6\u0139"  # two bytes of three
     definition["model"]["vocab"][piece] = 1500
     new = from_files({"tokenizer.json": json.dumps(definition).encode()})
-    assert _of(find_origins(old, new), 1500) == [old.pieces.index(byte) for byte in piece]
+    assert _of(find_piece_origins(old, new), 1500) == [old.pieces.index(byte) for byte in piece]
 
 
 def test_unrelated_tokenizers_are_refused(trained: Callable[[Kind], Tokenizer]) -> None:
     with pytest.raises(TokenizerError, match=r"\bwordpiece\b.*\bbyte_bpe\b"):
-        find_origins(trained("wordpiece"), trained("byte_bpe"))
+        find_piece_origins(trained("wordpiece"), trained("byte_bpe"))
     latin, greek = (
-        train_tokenizer("wordpiece", [text * 20], 12, TokenizerOptions(min_frequency=1))
-        for text in ("ab ab", "αβ αβ")
+        train_tokenizer("wordpiece", [text * 20], 12, TokenizerOptions(min_frequency=1)) for text in ("ab ab", "αβ αβ")
     )
     with pytest.raises(TokenizerError, match="common"):
-        find_origins(latin, greek)
+        find_piece_origins(latin, greek)

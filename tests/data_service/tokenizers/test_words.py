@@ -55,9 +55,7 @@ def test_wordpiece_words_are_berts(trained: Callable[[Kind], Tokenizer]) -> None
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
-def test_sentencepiece_words_begin_at_the_space_mark(
-    trained: Callable[[Kind], Tokenizer], kind: Kind
-) -> None:
+def test_sentencepiece_words_begin_at_the_space_mark(trained: Callable[[Kind], Tokenizer], kind: Kind) -> None:
     tokenizer = trained(kind)
     words = _words(tokenizer, "unbelievable exceptions don't 日本")
     assert words[:3] == ["unbelievable", "exceptions", "don't"]

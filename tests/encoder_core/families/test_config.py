@@ -18,11 +18,11 @@ def test_heads_that_do_not_divide_the_width_are_refused() -> None:
 
 def test_takes_its_vocabulary_from_the_tokenizer() -> None:
     config = RobertaConfig(**SHAPE).with_tokenizer(1000, pad_id=3)
-    assert (config.vocabulary, config.pad_id, config.first_position) == (1000, 3, 4)
+    assert (config.vocabulary_size, config.pad_id, config.first_position) == (1000, 3, 4)
 
 
 def test_keeps_a_larger_vocabulary_and_refuses_a_smaller() -> None:
     config = RobertaConfig(**SHAPE, vocab=1024)
-    assert config.with_tokenizer(1000, 1).vocabulary == 1024
+    assert config.with_tokenizer(1000, 1).vocabulary_size == 1024
     with pytest.raises(ModelError, match=r"\b1024\b.*\b1025 ids\b"):
         config.with_tokenizer(1025, 1)

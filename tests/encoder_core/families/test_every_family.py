@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import FAMILIES, ModelConfig, interchange, read_config
+from encoder_core.families.catalogue import FAMILIES, ModelConfig, hf_format_of, read_config
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
 from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.modules.network import build_network
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.objectives.term import TermConfig
@@ -62,7 +62,7 @@ def test_it_is_trained_by_any_objective_but_xlnets(name: str, terms: str) -> Non
 def test_it_is_exported_and_read_back(name: str, tmp_path: Path) -> None:
     """With its main heads and alone, bit for bit."""
     for heads in {SMALL[name].main_heads, "none"}:
-        module = network(SMALL[name], heads)
+        module = build_network(SMALL[name], heads)
         initialise(module, 0.1)
         parameters = {name: parameter.detach() for name, parameter in module.named_parameters()}
         out = tmp_path / heads
@@ -81,7 +81,7 @@ VALUES = st.one_of(
 @given(st.sampled_from(list(SMALL)), st.data())
 def test_any_values_in_a_folder_are_read_or_refused(name: str, data: st.DataObject) -> None:
     """Somebody else wrote the file: no value ends in another error, in a full memory or in 10^30 layers."""
-    fields = interchange(SMALL[name], SMALL[name].main_heads).fields
+    fields = hf_format_of(SMALL[name], SMALL[name].main_heads).fields
     keys = data.draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True))
     lacking = data.draw(st.sampled_from(sorted(fields)))
     changed = fields | {key: data.draw(VALUES, key) for key in keys}

@@ -16,9 +16,7 @@ from encoder_core.layers.kernel_choice import Kernel, force_kernel, record_reque
 def inputs(targets: int, dtype: torch.dtype = torch.float64) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(2)
     shapes = [(targets, 6), (13, 6), (13,)]
-    features, weight, bias = (
-        torch.randn(s, generator=generator, dtype=dtype, requires_grad=True) for s in shapes
-    )
+    features, weight, bias = (torch.randn(s, generator=generator, dtype=dtype, requires_grad=True) for s in shapes)
     return (features, weight, bias), torch.randint(13, (targets,), generator=generator)
 
 
@@ -56,9 +54,7 @@ def test_bf16_sums_in_fp32() -> None:
     expected = F.cross_entropy(F.linear(exact[0], exact[1], exact[2]), ids, reduction="sum")
     assert loss_sum.dtype == torch.float32
     assert loss_sum.item() == pytest.approx(expected.item(), rel=2e-3)
-    for grad, wanted in zip(
-        torch.autograd.grad(loss_sum, tensors), torch.autograd.grad(expected, exact), strict=True
-    ):
+    for grad, wanted in zip(torch.autograd.grad(loss_sum, tensors), torch.autograd.grad(expected, exact), strict=True):
         assert grad.dtype == torch.bfloat16
         assert (grad.double() - wanted).norm() / wanted.norm() < 0.02
 
@@ -84,10 +80,8 @@ def test_evaluation_computes_no_gradient() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("group", [4, 13, 256])
-def test_samples_follow_the_tempered_softmax(
-    temperature: float, group: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cross_entropy, "GROUP_SIZE", group)
+def test_samples_follow_the_tempered_softmax(temperature: float, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "SAMPLING_GROUP_SIZE", group)
     draws = 40_000
     tensors, _ = inputs(1)
     features, weight, bias = (x.detach() for x in tensors)
@@ -179,7 +173,7 @@ def test_the_kernel_gives_what_the_formula_gives(
 def test_the_kernel_reads_logits_of_an_evaluation_once(monkeypatch: pytest.MonkeyPatch) -> None:
     softmax_loss = pytest.importorskip("encoder_core.kernels.softmax_loss", reason="Triton is not installed")
     monkeypatch.setattr(cross_entropy, "_supports", lambda features: True)
-    monkeypatch.setattr(softmax_loss, "to_gradient", lambda *given, **how: pytest.fail("a gradient"))
+    monkeypatch.setattr(softmax_loss, "overwrite_with_gradient", lambda *given, **how: pytest.fail("a gradient"))
     tensors, ids = inputs(5)
     with torch.no_grad(), force_kernel("fused", "loss"):
         found = linear_cross_entropy(*tensors, ids)

@@ -45,9 +45,7 @@ def _widened(handle: Any, tl: Any, kind: type) -> Any:
     if handle.dtype.scalar != tl.bfloat16:
         return handle
     if handle.data.dtype != np.uint16:
-        raise InterpreterChanged(
-            f"bf16 is kept as {handle.data.dtype}, not as uint16: see whether `dot` is right now"
-        )
+        raise InterpreterChanged(f"bf16 is kept as {handle.data.dtype}, not as uint16: see whether `dot` is right now")
     return kind((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
 
@@ -63,9 +61,7 @@ def bf16_products() -> Iterator[None]:
     )
     given = getattr(builder, "create_dot", None)
     if given is None or kind is None:
-        raise InterpreterChanged(
-            "triton.runtime.interpreter has no InterpreterBuilder.create_dot or no TensorHandle"
-        )
+        raise InterpreterChanged("triton.runtime.interpreter has no InterpreterBuilder.create_dot or no TensorHandle")
 
     def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
         return given(self, _widened(a, tl, kind), _widened(b, tl, kind), *others)
@@ -102,9 +98,7 @@ FORMS = {
     "with_positions": Form(heads=1, width=16, table_a=True, table_b=True, table_c=True),
     "few_queries": Form(heads=1, width=16, table_a=True, table_b=True, few=True),
     "relative_keys": Form(heads=1, width=16, table_a=True),
-    "permuted": Form(
-        heads=1, width=16, table_a=True, own_r=True, segments=True, order=True, signs=True, carried=6
-    ),
+    "permuted": Form(heads=1, width=16, table_a=True, own_r=True, segments=True, order=True, signs=True, carried=6),
 }
 LENGTHS = [0, 1, 33, 130]
 SCALES, RATES = (0.4, 300.0), (0.0, 0.1, 0.9)
@@ -125,9 +119,7 @@ def _dot_kernel(a: Any, b: Any, c: Any) -> None:
 
 
 def test_products_are_those_of_rounded_operands_in_fp32() -> None:
-    a, b = (
-        torch.randn(16, 16, generator=torch.Generator().manual_seed(n)).bfloat16().to(DEVICE) for n in (1, 2)
-    )
+    a, b = (torch.randn(16, 16, generator=torch.Generator().manual_seed(n)).bfloat16().to(DEVICE) for n in (1, 2))
     c = torch.empty(16, 16, device=DEVICE)
     _dot_kernel[(1,)](a, b, c)
     torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-5, atol=1e-5)
@@ -159,9 +151,7 @@ def test_errors_are_those_of_bf16(name: str, scale: float, rate: float) -> None:
         assert error <= FACTOR * max(own, ROUNDING * size), f"{part}: {error / max(size, 1e-9):.1e}"
 
 
-@pytest.mark.parametrize(
-    ("told", "gpus", "means"), [(None, 0, "1"), (None, 2, "0"), ("1", 2, "1"), ("0", 0, "0")]
-)
+@pytest.mark.parametrize(("told", "gpus", "means"), [(None, 0, "1"), (None, 2, "0"), ("1", 2, "1"), ("0", 0, "0")])
 def test_kernels_are_interpreted_where_no_gpu_is_unless_told(told: str | None, gpus: int, means: str) -> None:
     assert interpreted({} if told is None else {"TRITON_INTERPRET": told}, gpus) == means
     assert DEVICE.type == ("cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda")

@@ -59,8 +59,7 @@ def compiled(folder: Path, *options: str, tritons: Path | None = None) -> list[C
     path = os.pathsep.join(str(place) for place in (tritons, ROOT) if place is not None)
     subprocess.run(
         [sys.executable, str(ROOT / "tests/bench/kernels.py"), "--write", str(out), *options],
-        env=os.environ
-        | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path},
+        env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": path},
         check=True,
         capture_output=True,
     )
@@ -102,8 +101,7 @@ def test_every_other_triton_has_the_launches_that_train() -> None:
         return {
             (one.sm, one.dtype, one.width, one.form, one.kernel)
             for one in RECORDED
-            if one.triton == version
-            and (one.form not in FORMS or (one.dtype in HALF and one.width in OTHERS))
+            if one.triton == version and (one.form not in FORMS or (one.dtype in HALF and one.width in OTHERS))
         }
 
     pinned = launches(PINS["triton"])
@@ -140,16 +138,11 @@ def test_plain_scores_are_multiplied_by_warp_groups_forward_and_backward() -> No
     plain = [
         one
         for one in RECORDED
-        if one.form in ("plain", "window", "causal")
-        and one.dtype in HALF
-        and one.width <= 64
-        and one.sm >= 90
+        if one.form in ("plain", "window", "causal") and one.dtype in HALF and one.width <= 64 and one.sm >= 90
     ]
     assert plain
     for one in plain:
-        assert (one.wgmma > 0, one.mma, int(one.tile) >= 64, one.stages > 1) == (True, 0, True, True), (
-            f"{one}"
-        )
+        assert (one.wgmma > 0, one.mma, int(one.tile) >= 64, one.stages > 1) == (True, 0, True, True), f"{one}"
 
 
 @pytest.mark.long
@@ -175,9 +168,7 @@ def test_kernels_of_norms_and_losses_compile_without_spills_and_round(tmp_path: 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sm", ARCHITECTURES)
-def test_kernels_of_stable_adamw_compile_without_spills_and_round_as_they_are_written(
-    tmp_path: Path, sm: int
-) -> None:
+def test_kernels_of_stable_adamw_compile_without_spills_and_round_as_they_are_written(tmp_path: Path, sm: int) -> None:
     """Every product and sum by itself but for the multiply-adds: two of each element in both kernels."""
     found = compiled(tmp_path, "--sm", str(sm), "--dtype", "fp32", "--form", UPDATE)
     assert [one.kernel for one in found] == ["moments", "squares", "weights"]
@@ -225,6 +216,6 @@ def test_all_launches_become_what_is_on_record(tmp_path: Path, version: str) -> 
     for sm, dtype in sorted(names):
         (folder := tmp_path / f"{sm}-{dtype}").mkdir()
         found = lines(compiled(folder, "--sm", str(sm), "--dtype", dtype, tritons=tritons))
-        assert {
-            name: found.get(name) for name, one in recorded.items() if (one.sm, one.dtype) == (sm, dtype)
-        } == {name: one for name, one in recorded.items() if (one.sm, one.dtype) == (sm, dtype)}
+        assert {name: found.get(name) for name, one in recorded.items() if (one.sm, one.dtype) == (sm, dtype)} == {
+            name: one for name, one in recorded.items() if (one.sm, one.dtype) == (sm, dtype)
+        }

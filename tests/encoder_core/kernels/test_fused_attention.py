@@ -119,9 +119,7 @@ def check(lengths: list[int], form: Form, seed: int, cuts: Tilings | None) -> No
 
 
 @pytest.mark.long
-@settings(
-    max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate]
-)  # a smaller failure takes minutes
+@settings(max_examples=3, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # a smaller failure takes minutes
 @example([1], ONE_TOKEN, 480, 16)
 @given(st.lists(st.integers(0, 33), max_size=2), forms, st.integers(0, 2**32), st.sampled_from([16, 32]))
 def test_equals_the_formula_whatever_the_terms(lengths: list[int], form: Form, seed: int, size: int) -> None:

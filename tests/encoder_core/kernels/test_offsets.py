@@ -25,9 +25,7 @@ from tests.support.models.relative_attention import DROPOUT, Form, Problem, prob
 HEADS, WIDTH, LENGTH, CUTS = 4, 2, 9, Tilings(*[Tiling(16, 4, 1)] * 3)
 START = 2**32 // HEADS + 7  # a place of a query and head wraps to a small positive one, which is in the hole
 FORMS = {
-    "tables": Form(
-        HEADS, WIDTH, table_a=True, table_b=True, table_c=True, dropout=DROPOUT, dtype=torch.float32
-    ),
+    "tables": Form(HEADS, WIDTH, table_a=True, table_b=True, table_c=True, dropout=DROPOUT, dtype=torch.float32),
     "queries": Form(
         HEADS,
         WIDTH,
@@ -101,7 +99,7 @@ def outcome(given: Problem, place: Move) -> dict[str, Tensor]:
     by: list[Tensor | None] = [zeros(queries, WIDTH), zeros(keys, WIDTH), zeros(keys, WIDTH)]
     by += [zeros(queries, WIDTH) if "r" in inputs else None, None, None, None]
     by += [zeros(queries, 2) if "segment_scores" in inputs else None]
-    attention._run_queries((x, grad, log_sums, deltas), context, by, layout, CUTS.queries)
-    attention._run_keys((x, grad, log_sums, deltas), by, layout, CUTS.keys)
+    attention._run_query_kernel((x, grad, log_sums, deltas), context, by, layout, CUTS.queries)
+    attention._run_key_kernel((x, grad, log_sums, deltas), by, layout, CUTS.keys)
     found = {name: tensor for name, tensor in zip(names, by, strict=True) if tensor is not None}
     return {"context": context, "log_sums": log_sums, **found}

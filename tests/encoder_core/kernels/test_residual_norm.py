@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from encoder_core.kernels.residual_norm import Norm, residual_norm
+from encoder_core.kernels.residual_norm import NormParameters, residual_norm
 from encoder_core.layers.dropout import drop_threshold, dropout
 from encoder_core.random_draws import draw_key
 
@@ -21,9 +21,7 @@ TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
 
 
 def norm_of(kind: str, width: int, dtype: torch.dtype) -> nn.LayerNorm | nn.RMSNorm:
-    norm = (
-        nn.RMSNorm(width, eps=1e-6) if kind == "rms" else nn.LayerNorm(width, eps=1e-12, bias=kind == "layer")
-    )
+    norm = nn.RMSNorm(width, eps=1e-6) if kind == "rms" else nn.LayerNorm(width, eps=1e-12, bias=kind == "layer")
     for parameter in norm.parameters():
         nn.init.normal_(parameter, 1.0, 0.5)
     return norm.to(dtype)
@@ -47,7 +45,7 @@ def both_ways(
     total = residual + dropout(x, rate, keys, draw)
     written = results(total, norm(total))
     threshold = drop_threshold(rate)
-    asked = Norm(norm.weight, getattr(norm, "bias", None), norm.eps or 0.0, isinstance(norm, nn.LayerNorm))
+    asked = NormParameters(norm.weight, getattr(norm, "bias", None), norm.eps or 0.0, isinstance(norm, nn.LayerNorm))
     found = residual_norm(x, residual, asked, keys + draw if threshold else None, threshold)
     return results(*found), written
 
@@ -57,9 +55,7 @@ def both_ways(
 @given(
     st.sampled_from(["layer", "layer without bias", "rms"]),
     st.integers(0, 9),
-    st.integers(
-        4, 130
-    ),  # the variance of two numbers may be next to nothing, and its inverse multiplies rounding
+    st.integers(4, 130),  # the variance of two numbers may be next to nothing, and its inverse multiplies rounding
     st.sampled_from([0.0, 0.1, 0.5, 0.9]),
     st.sampled_from(list(TOLERANCES)),
     st.sampled_from([(True, True), (False, True), (True, False)]),
@@ -77,7 +73,7 @@ def test_equals_the_formula(
 @pytest.mark.parametrize(("rows", "width", "rate"), [(5, 768, 0.1), (2, 1024, 0.25), (3, 41, 0.9)])
 def test_drops_what_the_written_formula_drops(rows: int, width: int, rate: float) -> None:
     ones, keys, draw = torch.ones(rows, width), torch.randint(-(2**63), 2**63 - 1, (rows,)), draw_key()
-    norm = Norm(torch.ones(width), None, 1e-6, False)
+    norm = NormParameters(torch.ones(width), None, 1e-6, False)
     total, _ = residual_norm(ones, torch.zeros_like(ones), norm, keys + draw, drop_threshold(rate))
     written = dropout(ones, rate, keys, draw)
     assert torch.equal(total, written)

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.kernels import softmax_loss
-from encoder_core.kernels.softmax_loss import softmax_sums, to_gradient
+from encoder_core.kernels.softmax_loss import overwrite_with_gradient, softmax_sums
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TOLERANCES = {
@@ -24,7 +24,7 @@ ROUNDED = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7}
 def by_kernels(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Losses, what is correct, gradients by logits and by bias."""
     sums, gradient = softmax_sums(logits, ids), logits.clone()
-    by_bias = to_gradient(gradient, ids, sums, biased=True)
+    by_bias = overwrite_with_gradient(gradient, ids, sums, biased=True)
     assert by_bias is not None
     return sums.losses, sums.correct, gradient, by_bias
 

@@ -72,15 +72,11 @@ class AsOnGpu:
         (beta1, beta2), config, g = self.config.betas, self.config, g.double()
         self.first = rounded(rounded(self.first * single(beta1)) + g * single(1 - beta1))
         self.second = rounded(rounded(self.second * single(beta2)) + rounded(g * g) * single(1 - beta2))
-        expected = rounded(rounded(self.second * single(1 / (1 - beta2**count))).sqrt()).clamp(
-            single(config.eps)
-        )
+        expected = rounded(rounded(self.second * single(1 / (1 - beta2**count))).sqrt()).clamp(single(config.eps))
         rms = rounded(g / expected).square().mean().sqrt()
         share = single(float(1 / rms.clamp(min=1)))
         root = rounded(rounded(self.second.sqrt()) * single((1 - beta2**count) ** -0.5))
-        direction = rounded(
-            rounded(self.first / rounded(root + single(config.eps))) * single(1 / (1 - beta1**count))
-        )
+        direction = rounded(rounded(self.first / rounded(root + single(config.eps))) * single(1 / (1 - beta1**count)))
         direction = rounded(rounded(direction + self.weight * single(config.weight_decay)) * share)
         self.weight = rounded(self.weight + direction * single(-config.lr))
 
@@ -93,9 +89,7 @@ class AsOnGpu:
     st.integers(0, 99),
 )
 @example([1, 0, 2049, 3], 0.01, 0.0, 1)
-def test_every_bit_is_that_of_torchs_operations_on_a_gpu(
-    sizes: list[int], lr: float, scale: float, seed: int
-) -> None:
+def test_every_bit_is_that_of_torchs_operations_on_a_gpu(sizes: list[int], lr: float, scale: float, seed: int) -> None:
     """Weights may differ by one unit, where rms is a sum in another order."""
     config = StableAdamWConfig(lr=lr, weight_decay=0.1)
     optimizer, flat = flat_of(sizes, config)

@@ -14,15 +14,21 @@ from torch.nn.utils.rnn import pad_sequence
 
 from encoder_core.layers import attention as kernels
 from encoder_core.layers import cpu_attention
-from encoder_core.layers.attention import Attend, automatic, blocked, padded_sdpa, written_formula
+from encoder_core.layers.attention import (
+    AttentionKernel,
+    attend_blocked,
+    attend_with_best_kernel,
+    padded_sdpa,
+    written_formula,
+)
 from encoder_core.layers.cpu_attention import local_pieces
-from encoder_core.layers.gpu_attention import flash_takes, fused_takes
+from encoder_core.layers.gpu_attention import flash_supports, fused_supports
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
 from tests.support.models.plain_attention import reference
 from tests.support.models.small_networks import NETWORKS, build
 
-KERNELS: tuple[Attend, ...] = (automatic, padded_sdpa, blocked, written_formula)
+KERNELS: tuple[AttentionKernel, ...] = (attend_with_best_kernel, padded_sdpa, attend_blocked, written_formula)
 RAGGED = st.lists(st.integers(1, 150), min_size=1, max_size=3)
 FULL = st.tuples(st.integers(1, 60), st.integers(1, 4)).map(lambda drawn: [drawn[0]] * drawn[1])
 WINDOWS = st.none() | st.integers(1, 210)
@@ -40,8 +46,7 @@ def random_heads(rows: Rows, dtype: torch.dtype = torch.float64, *, shared: int 
     """Queries of two heads, and keys and values of `shared`."""
     draws, tokens = torch.Generator().manual_seed(1), rows.positions.numel()
     q, k, v = (
-        torch.randn(tokens, heads, 8, generator=draws, dtype=dtype, requires_grad=True)
-        for heads in (2, shared, shared)
+        torch.randn(tokens, heads, 8, generator=draws, dtype=dtype, requires_grad=True) for heads in (2, shared, shared)
     )
     return q, k, v
 
@@ -51,14 +56,14 @@ def each(change: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     return change(q), change(k), change(v)
 
 
-def outcome(attend: Attend, rows: Rows, inputs: Inputs, window: int | None = None) -> list[Tensor]:
+def outcome(attend: AttentionKernel, rows: Rows, inputs: Inputs, window: int | None = None) -> list[Tensor]:
     """The context without dropout, and gradients of a weighted sum of it."""
     context = attend(*inputs, rows, 0.0, window)
     weights = torch.linspace(-1, 2, context.numel(), dtype=context.dtype).view_as(context)
     return [context, *torch.autograd.grad((context * weights).sum(), inputs)]
 
 
-def assert_same(attend: Attend, rows: Rows, inputs: Inputs, window: int | None = None) -> None:
+def assert_same(attend: AttentionKernel, rows: Rows, inputs: Inputs, window: int | None = None) -> None:
     found, expected = (outcome(kernel, rows, inputs, window) for kernel in (attend, reference))
     for actual, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=1e-11, atol=1e-11)
@@ -73,7 +78,7 @@ def assert_same(attend: Attend, rows: Rows, inputs: Inputs, window: int | None =
     piece=st.sampled_from([100, 2**18]),
 )
 def test_every_kernel_equals_the_formula(
-    lengths: list[int], window: int | None, attend: Attend, causal: bool, shared: int, piece: int
+    lengths: list[int], window: int | None, attend: AttentionKernel, causal: bool, shared: int, piece: int
 ) -> None:
     """Rows shorter and longer than the window and than a block of queries, together, however they are cut."""
     rows = rows_like(lengths, causal)
@@ -129,7 +134,7 @@ def test_blocked_gradients_are_those_of_its_own_dropout_mask(
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         torch.manual_seed(3)
-        return blocked(q, k, v, rows, 0.4, window)
+        return attend_blocked(q, k, v, rows, 0.4, window)
 
     assert torch.autograd.gradcheck(attend, random_heads(rows), fast_mode=True)
 
@@ -137,7 +142,7 @@ def test_blocked_gradients_are_those_of_its_own_dropout_mask(
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=3), WINDOWS, st.sampled_from(KERNELS), st.data())
 def test_no_later_token_changes_an_earlier_context_with_dropout(
-    lengths: list[int], window: int | None, attend: Attend, data: st.DataObject
+    lengths: list[int], window: int | None, attend: AttentionKernel, data: st.DataObject
 ) -> None:
     rows = rows_like(lengths, True)
     q, k, v = random_heads(rows)
@@ -161,7 +166,7 @@ def test_blocked_drops_probabilities_at_the_asked_rate_and_keeps_the_mean() -> N
     q = torch.zeros(40 * length, 2, 4)
     v = torch.ones_like(q)
     torch.manual_seed(0)
-    kept = blocked(q, q, v, rows, rate)[..., 0] * (1 - rate)
+    kept = attend_blocked(q, q, v, rows, rate)[..., 0] * (1 - rate)
     draws = 40 * length * length * 2
     assert abs(kept.mean().item() - (1 - rate)) < 4 * (rate * (1 - rate) / draws) ** 0.5
     counts = kept * length
@@ -169,8 +174,8 @@ def test_blocked_drops_probabilities_at_the_asked_rate_and_keeps_the_mean() -> N
     assert counts.var().item() == pytest.approx(length * rate * (1 - rate), rel=0.1)
 
 
-@pytest.mark.parametrize("attend", [padded_sdpa, blocked])
-def test_bf16_is_near_the_formula(attend: Attend) -> None:
+@pytest.mark.parametrize("attend", [padded_sdpa, attend_blocked])
+def test_bf16_is_near_the_formula(attend: AttentionKernel) -> None:
     rows = rows_of(MIXED)
     inputs = random_heads(rows, torch.bfloat16)
     exact = each(lambda x: x.detach().double().requires_grad_(), inputs)
@@ -248,7 +253,7 @@ def test_varlen_on_a_gpu_is_near_the_formula(window: int | None) -> None:
     exact = each(lambda x: x.detach().double().requires_grad_(), inputs)
     moved = Rows(rows.cu_seqlens.cuda(), rows.positions.cuda(), rows.max_length)
     on_gpu = each(lambda x: x.detach().cuda().requires_grad_(), inputs)
-    context = automatic(*on_gpu, moved, 0.0, window)
+    context = attend_with_best_kernel(*on_gpu, moved, 0.0, window)
     expected = reference(*exact, rows, 0.0, window)
     assert (context.cpu().double() - expected).abs().max() / expected.abs().max() < 0.02
     grads = torch.autograd.grad(context.double().square().sum(), on_gpu)
@@ -274,8 +279,8 @@ def test_varlen_on_a_gpu_is_near_the_formula(window: int | None) -> None:
 def test_kernels_of_gpus_are_chosen_where_they_exist(
     device: str, dtype: torch.dtype, width: int, flash: bool, fused: bool
 ) -> None:
-    assert flash_takes(device, dtype, width) is flash
-    assert fused_takes(device, dtype, width) is fused
+    assert flash_supports(device, dtype, width) is flash
+    assert fused_supports(device, dtype, width) is fused
 
 
 FLASH_FAMILIES = ("roberta", "spanbert", "albert", "electra", "modernbert", "eurobert", "xlm", "distilbert")
@@ -291,13 +296,11 @@ def test_every_family_attends_by_flash_wherever_nothing_is_dropped(
     model with dropout, which trains by our kernels."""
     (network,) = (network for network in NETWORKS if network.name == family)
     used: list[str] = []
-    for name in ("flash_takes", "fused_takes"):
+    for name in ("flash_supports", "fused_supports"):
         real = getattr(kernels, name)
         monkeypatch.setattr(kernels, name, lambda device, *kind, real=real: real("cuda", *kind))
-    for name in ("varlen_flash", "fused", "padded_sdpa", "blocked", "written"):
-        monkeypatch.setattr(
-            kernels, name, lambda q, *given, name=name: used.append(name) or torch.empty_like(q)
-        )
+    for name in ("varlen_flash", "attend_fused", "padded_sdpa", "attend_blocked", "written_formula"):
+        monkeypatch.setattr(kernels, name, lambda q, *given, name=name: used.append(name) or torch.empty_like(q))
     rates = {"dropout": 0.1, "attention_dropout": 0.1}
     batch = make_batch([5, 20, 33, 1], 500).to(torch.device("meta"))
     for dropped in (False, True):
@@ -307,6 +310,6 @@ def test_every_family_attends_by_flash_wherever_nothing_is_dropped(
         for training in (True, False):
             used.clear()
             module.train(training)(batch)
-            expected = "fused" if dropped and training else "varlen_flash"
+            expected = "attend_fused" if dropped and training else "varlen_flash"
             students = network.objective.distil is not None  # its teachers drop nothing
             assert set(used) == {expected, "varlen_flash"} if students else {expected}, (dropped, training)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from encoder_core.layers.attention import automatic
+from encoder_core.layers.attention import attend_with_best_kernel
 from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.kernel_choice import Kernel, force_kernel, record_requests
 from encoder_core.layers.rows import Rows
@@ -31,7 +31,7 @@ def plainly(q: Tensor, k: Tensor, v: Tensor, rows: Rows, others: Rows, dropout: 
     contexts, draw = [], draw_key()
     for (start, stop), (first, last) in zip(rows.bounds, others.bounds, strict=True):
         scores = torch.einsum("qnd,knd->nqk", q[start:stop], k[first:last]) / q.shape[-1] ** 0.5
-        drawn = head_keys(rows.keys[start:stop], range(q.shape[1])).t()
+        drawn = head_keys(rows.random_keys[start:stop], range(q.shape[1])).t()
         weights = drop(scores.softmax(-1), dropout, drawn, draw)
         contexts.append(torch.einsum("nqk,knd->qnd", weights, v[first:last]))
     return torch.cat(contexts)
@@ -41,15 +41,13 @@ def plainly(q: Tensor, k: Tensor, v: Tensor, rows: Rows, others: Rows, dropout: 
 @pytest.mark.parametrize("kernel", KERNELS)
 @settings(max_examples=25, deadline=None)
 @given(lengths=lengths, dropout=st.sampled_from([0.0, 0.3]))
-def test_every_kernel_computes_the_formula(
-    kernel: Kernel, lengths: list[tuple[int, int]], dropout: float
-) -> None:
+def test_every_kernel_computes_the_formula(kernel: Kernel, lengths: list[tuple[int, int]], dropout: float) -> None:
     """Forward and backward, in fp64; dropout is the same by every kernel."""
     rows, others = (rows_of(list(each)) for each in zip(*lengths, strict=True))
     given_ones, expected_ones = operands(rows, others), operands(rows, others)
     torch.manual_seed(7)
     with force_kernel(kernel):
-        found = automatic(*given_ones, rows, dropout, None, others)
+        found = attend_with_best_kernel(*given_ones, rows, dropout, None, others)
     torch.manual_seed(7)
     expected = plainly(*expected_ones, rows, others, dropout)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
@@ -64,7 +62,7 @@ def test_every_kernel_computes_the_formula(
 def test_kernels_are_offered_to_the_trial(dropout: float, usual: Kernel) -> None:
     rows, others = rows_of([3, 9]), rows_of([5, 2])
     with record_requests() as seen:
-        automatic(*operands(rows, others), rows, dropout, None, others)
+        attend_with_best_kernel(*operands(rows, others), rows, dropout, None, others)
     assert next(iter(seen["attention", dropout > 0])) == usual
     assert set(seen["attention", dropout > 0]) == set(KERNELS)
 
@@ -89,6 +87,9 @@ def test_on_a_gpu_flash_attention_gets_both_bounds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(f"{module}.flash_attention", stand_in)
     found = operands(rows, others)
     torch.testing.assert_close(
-        automatic(*found, rows, 0.0, None, others), plainly(*found, rows, others, 0.0), rtol=1e-10, atol=1e-12
+        attend_with_best_kernel(*found, rows, 0.0, None, others),
+        plainly(*found, rows, others, 0.0),
+        rtol=1e-10,
+        atol=1e-12,
     )
     assert seen == [rows.cu_seqlens, others.cu_seqlens, 9, 5, 0.0]

@@ -11,12 +11,12 @@ from torch.backends import cuda
 
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers import attention
-from encoder_core.layers.gpu_attention import cudnn_takes
+from encoder_core.layers.gpu_attention import cudnn_supports
 from encoder_core.layers.kernel_choice import force_kernel
 from encoder_core.layers.rows import Rows
 from encoder_core.trials.kernel_attempts import serve
-from encoder_core.trials.kernel_trial import TriedKernel, Unit, preference
-from encoder_core.trials.trial_network import Subject, torch_settings
+from encoder_core.trials.kernel_trial import TrialUnit, TriedKernel, build_preference
+from encoder_core.trials.trial_network import TrialSubject, torch_settings
 from tests.support.models.plain_attention import reference
 
 
@@ -44,17 +44,17 @@ def test_it_is_offered_for_full_rows_without_dropout_where_torch_takes_them(
     monkeypatch.setattr(cuda, "can_use_cudnn_attention", takes)
     q, full = torch.randn(12, 2, 8), rows_of(4, 4, 4, causal=causal)
     here = q.as_subclass(OnCuda)
-    assert cudnn_takes(here, full, 0.0)
+    assert cudnn_supports(here, full, 0.0)
     assert asked == [((3, 2, 4, 8), causal, 0.0, None)]
-    assert not cudnn_takes(here, full, 0.0), "torch says no, as in its deterministic mode"
+    assert not cudnn_supports(here, full, 0.0), "torch says no, as in its deterministic mode"
     for given in ((q, full, 0.0), (here, full, 0.1), (here, rows_of(5, 7, causal=causal), 0.0)):
-        assert not cudnn_takes(*given)
+        assert not cudnn_supports(*given)
     assert len(asked) == 2
 
 
 def possible(q: Tensor, rows: Rows, dropout: float, window: int | None, others: None) -> list[str]:
     """A CPU that has cuDNN's attention."""
-    return ["blocked", *(["cudnn"] if rows.full and not dropout else []), "padded", "written"]
+    return ["blocked", *(["cudnn"] if rows.is_full and not dropout else []), "padded", "written"]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -76,7 +76,7 @@ def test_torch_may_use_nothing_else_for_full_rows_and_others_take_the_next_kerne
         (rows_of(5, 7, causal=causal), []),
     ):
         with force_kernel("cudnn"):
-            found = attention.automatic(q, k, v, rows, 0.0)
+            found = attention.attend_with_best_kernel(q, k, v, rows, 0.0)
         torch.testing.assert_close(found, reference(q, k, v, rows, 0.0))
         assert seen == expected
         seen.clear()
@@ -104,14 +104,14 @@ def test_a_trial_uses_it_only_if_it_is_right(monkeypatch: pytest.MonkeyPatch, ki
         context = attention.written_formula(q, k, v, rows, *given)
         if cuda.math_sdp_enabled():  # the kernel `padded`
             return context
-        full.append(rows.full)
+        full.append(rows.is_full)
         return FAULTS[kind](context)
 
     monkeypatch.setattr(attention, "_possible_kernels", possible)
     monkeypatch.setattr(attention, "padded_sdpa", sdpa)
     shape: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 48}
     network = BertConfig(**shape, dropout=0.0, attention_dropout=0.0)
-    subject = Subject((network,), torch.float32, torch.device("cpu"), rows=2, length=24)
+    subject = TrialSubject((network,), torch.float32, torch.device("cpu"), rows=2, length=24)
     reports = list[dict[str, Any]]()
 
     class Line:
@@ -126,9 +126,9 @@ def test_a_trial_uses_it_only_if_it_is_right(monkeypatch: pytest.MonkeyPatch, ki
         "skipped": [],
     }
     serve(request, Line())
-    found = {Unit(*one["unit"]).kernel: TriedKernel(**one["found"]) for one in reports if "found" in one}
-    assert found["cudnn"].right == (kind == "right")
-    assert all(one.right for kernel, one in found.items() if kernel != "cudnn")
+    found = {TrialUnit(*one["unit"]).kernel: TriedKernel(**one["found"]) for one in reports if "found" in one}
+    assert found["cudnn"].is_right == (kind == "right")
+    assert all(one.is_right for kernel, one in found.items() if kernel != "cudnn")
     assert full
     assert all(full)
-    assert ("cudnn" in preference(list(found.values())).plain) == (kind == "right")
+    assert ("cudnn" in build_preference(list(found.values())).plain) == (kind == "right")

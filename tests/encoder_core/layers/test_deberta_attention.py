@@ -10,12 +10,12 @@ from torch import Tensor
 
 from encoder_core.layers import cpu_attention, cpu_relative
 from encoder_core.layers.deberta_attention import (
-    AttendDisentangled,
+    DisentangledKernel,
     Operands,
     Relations,
     RelativePositions,
-    blocked,
-    padded,
+    attend_blocked,
+    attend_padded_rows,
 )
 from encoder_core.layers.rows import Rows
 from tests.support.models.parity import rows_of
@@ -39,7 +39,7 @@ def random_inputs(rows: Rows, relations: Relations, dtype: torch.dtype = torch.f
 
 
 def outcome(
-    attend: AttendDisentangled,
+    attend: DisentangledKernel,
     rows: Rows,
     relations: Relations,
     inputs: list[Tensor],
@@ -58,7 +58,7 @@ def outcome(
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5) | st.just([7, 7, 7]),
     buckets=st.sampled_from([None, 4, 256]),
-    attend=st.sampled_from([padded, blocked]),
+    attend=st.sampled_from([attend_padded_rows, attend_blocked]),
     between_positions=st.booleans(),
     causal=st.booleans(),
     piece=st.sampled_from([1, 200, 2**18]),
@@ -67,7 +67,7 @@ def outcome(
 def test_equals_the_formula_however_it_is_cut(
     lengths: list[int],
     buckets: int | None,
-    attend: AttendDisentangled,
+    attend: DisentangledKernel,
     between_positions: bool,
     causal: bool,
     piece: int,
@@ -90,8 +90,7 @@ def test_scores_between_positions_are_a_term() -> None:
     relations = related(rows, None)
     inputs = random_inputs(rows, relations)
     with_them, without = (
-        outcome(disentangled_reference, rows, relations, inputs, between_positions=flag)
-        for flag in (True, False)
+        outcome(disentangled_reference, rows, relations, inputs, between_positions=flag) for flag in (True, False)
     )
     assert not torch.equal(with_them[0], without[0])
 
@@ -102,7 +101,7 @@ def test_gradients_are_those_of_the_drawn_mask() -> None:
 
     def attend(*inputs: Tensor) -> Tensor:
         torch.manual_seed(3)
-        return blocked(Operands(*inputs), relations, rows, rows, 0.4)
+        return attend_blocked(Operands(*inputs), relations, rows, rows, 0.4)
 
     assert torch.autograd.gradcheck(attend, random_inputs(rows, relations), fast_mode=True)
 
@@ -115,7 +114,7 @@ def test_dropout_keeps_the_mean() -> None:
     relations = related(rows, None)
     zeros, none = torch.zeros(800 * length, HEADS, WIDTH), torch.zeros(len(relations.table), HEADS, WIDTH)
     torch.manual_seed(0)
-    context = blocked(Operands(zeros, zeros, torch.ones_like(zeros), none, none), relations, rows, rows, rate)
+    context = attend_blocked(Operands(zeros, zeros, torch.ones_like(zeros), none, none), relations, rows, rows, rate)
     kept = context[..., 0] * (1 - rate)
     draws = 800 * length * length * HEADS
     assert abs(kept.mean().item() - (1 - rate)) < 4 * (rate * (1 - rate) / draws) ** 0.5
@@ -128,6 +127,6 @@ def test_bf16_is_near_the_formula() -> None:
     inputs = random_inputs(rows, relations, torch.bfloat16)
     exact = [x.detach().double().requires_grad_() for x in inputs]
     expected = outcome(disentangled_reference, rows, relations, exact)
-    for actual, wanted in zip(outcome(blocked, rows, relations, inputs), expected, strict=True):
+    for actual, wanted in zip(outcome(attend_blocked, rows, relations, inputs), expected, strict=True):
         assert actual.dtype == torch.bfloat16
         assert (actual.double() - wanted).abs().max() / wanted.abs().max() < 0.03

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from encoder_core.batch import Batch
 from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.attention import Heads
-from encoder_core.layers.deberta_attention import AttendDisentangled, Operands, RelativePositions
+from encoder_core.layers.deberta_attention import DisentangledKernel, Operands, RelativePositions
 from encoder_core.layers.deberta_encoder import rows_of_queries as queries_at
 from encoder_core.layers.relative_key import RelativeKeyAttention
 from encoder_core.layers.rows import Rows
@@ -45,7 +45,7 @@ def test_plain(dropout: float, window: int | None) -> None:
     rows = rows_of(LENGTHS)
     q, k, v = (random(sum(LENGTHS), HEADS, WIDTH) for _ in range(3))
     same(
-        lambda: attention.fused(q, k, v, rows, dropout, window),
+        lambda: attention.attend_fused(q, k, v, rows, dropout, window),
         lambda: reference(q, k, v, rows, dropout, window),
         [q, k, v],
     )
@@ -62,7 +62,7 @@ def test_relative_keys(both_sides: bool) -> None:
     def by(kernel: Callable[..., Heads]) -> Callable[[], Tensor]:
         return lambda: kernel(*inputs, table, rows, 0.3, None)
 
-    same(by(layer.fused), by(layer.padded), [*inputs, layer.distance.weight])
+    same(by(layer.attend_fused), by(layer.attend_padded_rows), [*inputs, layer.distance.weight])
 
 
 @pytest.mark.long
@@ -78,10 +78,10 @@ def test_disentangled(buckets: int | None, few: bool) -> None:
     inputs = [random(count, HEADS, WIDTH) for count in counts]
     operands = Operands(*inputs).with_position_scores()
 
-    def by(attend: AttendDisentangled) -> Callable[[], Tensor]:
+    def by(attend: DisentangledKernel) -> Callable[[], Tensor]:
         return lambda: attend(operands, relations, query_rows, rows, 0.3)
 
-    same(by(deberta_attention.fused), by(disentangled_reference), inputs)
+    same(by(deberta_attention.attend_fused), by(disentangled_reference), inputs)
 
 
 @pytest.mark.long
@@ -119,7 +119,7 @@ def test_two_streams(content: bool) -> None:
     def by(attend: Callable[..., Tensor]) -> Callable[[], Tensor]:
         return lambda: attend(query, (key, value), distances, scope)
 
-    same(by(layer.fused), by(layer.padded), inputs)
+    same(by(layer.attend_fused), by(layer.attend_padded_rows), inputs)
 
 
 def flat(lengths: list[int]) -> Batch:

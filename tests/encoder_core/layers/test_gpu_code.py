@@ -17,9 +17,9 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.dropout import dropout
 from encoder_core.layers.pieces import Pieces
 from encoder_core.layers.torch_internals import discard_graphs, mark_dynamic
-from encoder_core.random_draws import numbers16
+from encoder_core.random_draws import uniform_int16
 from encoder_core.trials.compile_trial import try_compilation
-from encoder_core.trials.trial_network import Subject
+from encoder_core.trials.trial_network import TrialSubject
 from tests.support.models.small_networks import NETWORKS
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -73,7 +73,7 @@ def test_products_in_32_bits_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """
 
     def narrow(x: Tensor) -> Tensor:
-        golden = random_draws._GOLDEN
+        golden = random_draws._GOLDEN_RATIO_64
         return ((x * (golden >> 32)) << 32) + x * (golden & 0xFFFFFFFF)
 
     monkeypatch.setattr(random_draws, "_golden_multiples", narrow)
@@ -86,7 +86,7 @@ def test_numbers_are_pythons() -> None:
     """For extreme keys and draws and some at random, more places than one, and columns from any place on."""
 
     def numbers(keys_T: Tensor, draw: Tensor) -> list[Tensor]:
-        return [numbers16(keys_T, draw, columns) for columns in COLUMNS]
+        return [uniform_int16(keys_T, draw, columns) for columns in COLUMNS]
 
     compiled = torch.compile(numbers)
     for places, draw in ((5, ENDS[-1]), (3, *random_keys(1))):
@@ -104,17 +104,14 @@ def test_dropout_and_its_gradient_are_pythons() -> None:
         x_TH, grad_TH = (torch.randn(places, width, generator=generator) for _ in range(2))
         keys_T = torch.tensor(random_keys(places))
         python, compiled = (
-            _with_gradient(function, x_TH, grad_TH, keys_T, draw)
-            for function in (dropout, torch.compile(dropout))
+            _with_gradient(function, x_TH, grad_TH, keys_T, draw) for function in (dropout, torch.compile(dropout))
         )
         assert (python[0] == 0).any()
         assert torch.equal(compiled[0], python[0])
         assert torch.equal(compiled[1], python[1])
 
 
-def _with_gradient(
-    function: Any, x_TH: Tensor, grad_TH: Tensor, keys_T: Tensor, draw: Tensor
-) -> tuple[Tensor, Tensor]:
+def _with_gradient(function: Any, x_TH: Tensor, grad_TH: Tensor, keys_T: Tensor, draw: Tensor) -> tuple[Tensor, Tensor]:
     x_TH = x_TH.clone().requires_grad_()
     mark_dynamic(x_TH)
     mark_dynamic(keys_T)
@@ -130,6 +127,6 @@ def _with_gradient(
 def test_every_familys_pieces_are_pythons(sources: list[str], model: ModelConfig, dtype: torch.dtype) -> None:
     """By the trial that a run makes on its GPU before it trains, on few tokens."""
     length = getattr(model, "reuse", 8)  # XLNet's rows are at least as long as what of them joins its memory
-    tried = try_compilation(Subject((model,), dtype, CPU, rows=2, length=length), Pieces())
-    assert tried.right, tried
+    tried = try_compilation(TrialSubject((model,), dtype, CPU, rows=2, length=length), Pieces())
+    assert tried.is_right, tried
     assert any("tl.store" in source for source in sources)

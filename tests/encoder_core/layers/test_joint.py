@@ -9,14 +9,12 @@ import torch
 from torch import nn
 
 from encoder_core.layers import attention, deberta_attention
-from encoder_core.layers.parameters import joint, project
+from encoder_core.layers.parameters import project, project_jointly
 from encoder_core.train.step import seed_draws
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
 
 
-def gradients(
-    outputs: tuple[torch.Tensor, ...], wanted: list[torch.Tensor]
-) -> tuple[torch.Tensor | None, ...]:
+def gradients(outputs: tuple[torch.Tensor, ...], wanted: list[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
     torch.manual_seed(3)
     loss = sum((out * torch.randn_like(out)).sum() for out in outputs)
     assert isinstance(loss, torch.Tensor)
@@ -34,7 +32,7 @@ def test_outputs_and_gradients_are_those_of_the_linears(seed: int) -> None:
             p.requires_grad_(draw.random() < 0.8)
     x = torch.randn(tokens, inputs, dtype=torch.float64, requires_grad=draw.random() < 0.8)
     wanted = [p for p in (x, *nn.ModuleList(linears).parameters()) if p.requires_grad]
-    apart, together = tuple(linear(x) for linear in linears), joint(x, linears)
+    apart, together = tuple(linear(x) for linear in linears), project_jointly(x, linears)
     for one, other in zip(apart, together, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
         assert other.is_contiguous()
@@ -89,7 +87,7 @@ def test_networks_stay_what_they_are(network: Network, monkeypatch: pytest.Monke
 
     def always(x: torch.Tensor, linears: tuple[nn.Linear, ...]) -> tuple[torch.Tensor, ...]:
         used.append(len(linears))
-        return joint(x, linears)
+        return project_jointly(x, linears)
 
     for place in (attention, deberta_attention):
         monkeypatch.setattr(place, "project", always)

@@ -16,7 +16,7 @@ from encoder_core.layers import pieces as pieces_module
 from encoder_core.layers.pieces import Pieces, compile_layers
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.trials.compile_trial import try_compilation
-from encoder_core.trials.trial_network import Subject, random_batch
+from encoder_core.trials.trial_network import TrialSubject, random_batch
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
 
 pytestmark = pytest.mark.heavy
@@ -45,8 +45,8 @@ def pieces_for(network: Network, backend: str) -> Pieces:
     networks = [network.model]
     if network.objective.rtd is not None:
         networks.append(network.model.generator)
-    tried = try_compilation(Subject(tuple(networks), torch.float32, CPU, SHAPE.rows, SHAPE.length), pieces)
-    assert tried.right, tried
+    tried = try_compilation(TrialSubject(tuple(networks), torch.float32, CPU, SHAPE.rows, SHAPE.length), pieces)
+    assert tried.is_right, tried
     torch.compiler.set_stance("fail_on_recompile")
     return pieces
 
@@ -98,9 +98,7 @@ def test_pieces_have_no_break_and_no_second_graph_for_other_rows(name: str) -> N
 
 @pytest.mark.long
 @pytest.mark.parametrize("known", [["recompile_limit", "isolate_recompiles"], ["recompile_limit"], []])
-def test_each_torch_compiles_many_graphs_of_a_piece(
-    monkeypatch: pytest.MonkeyPatch, known: list[str]
-) -> None:
+def test_each_torch_compiles_many_graphs_of_a_piece(monkeypatch: pytest.MonkeyPatch, known: list[str]) -> None:
     """torch 2.13's compiler takes both limits, 2.12's one, 2.11's none; the limit is 8 unless it is told."""
     if not set(known) <= signature(torch.compile).parameters.keys():
         pytest.skip("this torch is older")
@@ -109,7 +107,7 @@ def test_each_torch_compiles_many_graphs_of_a_piece(
     with torch._dynamo.config.patch(recompile_limit=8):
         pieces = Pieces("eager")
         for dimensions in range(12):
-            pieces.run(_successor, torch.nn.Module(), torch.ones(4, *[1] * dimensions))
+            pieces.run_piece(_successor, torch.nn.Module(), torch.ones(4, *[1] * dimensions))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 12
 
 
@@ -158,10 +156,10 @@ def test_a_compiler_that_computes_something_else_is_found() -> None:
         return lambda *given: tuple(x * 1.01 for x in graph(*given))
 
     tried = try_compilation(
-        Subject((BY_NAME["roberta"].model,), torch.float32, CPU, 2, 16),
+        TrialSubject((BY_NAME["roberta"].model,), torch.float32, CPU, 2, 16),
         Pieces(wrong),  # type: ignore[arg-type]
     )
-    assert not tried.right
+    assert not tried.is_right
     assert not tried.failure
     assert tried.error is not None
     assert tried.error > tried.bound

@@ -39,9 +39,7 @@ def test_equals_the_formula(lengths: list[int], both_sides: bool, max_length: in
     attention = RelativeKeyAttention(max_length, 4, both_sides=both_sides).double()
     rows = rows_of(lengths)
     q, k, v = (torch.randn(sum(lengths), 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    torch.testing.assert_close(
-        attention(q, k, v, rows, 0.0), literal(q, k, v, rows, attention), rtol=1e-12, atol=1e-12
-    )
+    torch.testing.assert_close(attention(q, k, v, rows, 0.0), literal(q, k, v, rows, attention), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])

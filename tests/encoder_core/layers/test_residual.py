@@ -8,21 +8,19 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.layers import residual
 from encoder_core.layers.kernel_choice import force_kernel, record_requests
-from launcher.runtime.capacity.workload import Shape
+from launcher.runtime.capacity.workload import MicrobatchShape
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
 from tests.support.ranks import small_training
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.small_training import Setting
 
 FAMILIES = {"roberta", "deberta v2", "modernbert", "eurobert", "xlnet"}
-SHAPE = Shape(2, 16, 3)
+SHAPE = MicrobatchShape(2, 16, 3)
 
 
 @pytest.mark.long
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    "network", [n for n in NETWORKS if n.name in FAMILIES], ids=lambda network: network.name
-)
+@pytest.mark.parametrize("network", [n for n in NETWORKS if n.name in FAMILIES], ids=lambda network: network.name)
 def test_gradients_of_a_network_are_those_of_the_written_formula(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,11 +18,11 @@ def test_pad_and_back(lengths: list[int]) -> None:
     padded = rows.pad(flat)
     assert padded.shape == (len(lengths), max(lengths), 2)
     assert torch.equal(rows.unpad(padded), flat)
-    assert rows.full == (len(set(lengths)) == 1)
+    assert rows.is_full == (len(set(lengths)) == 1)
     for (start, stop), row, length in zip(rows.bounds, padded, lengths, strict=True):
         assert torch.equal(row[:length], flat[start:stop])
         assert not row[length:].any()
-    if not rows.full:
+    if not rows.is_full:
         assert rows.mask is not None
         assert torch.equal(rows.mask[:, 0, 0], padded[..., 0] > 0)
     else:

@@ -16,7 +16,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("path", internals.PRIVATE)
+@pytest.mark.parametrize("path", internals.PRIVATE_NAMES)
 def test_names_are_there(path: str) -> None:
     assert internals.resolve(path) is not None
 
@@ -32,11 +32,11 @@ def test_a_name_that_is_gone_is_an_error(name: str, monkeypatch: pytest.MonkeyPa
 
 MAKING = """
 import sys, torch
-from encoder_core.layers.torch_internals import without_compiler
+from encoder_core.layers.torch_internals import skip_compiler_import
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import set_update
-without_compiler()
+skip_compiler_import()
 weight = torch.nn.Parameter(torch.ones(3))
 optimizer = AdamW([weight], AdamWConfig(lr=0.5))
 optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})

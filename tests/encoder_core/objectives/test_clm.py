@@ -23,7 +23,7 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig
 from encoder_core.objectives.term import TermConfig
 from encoder_core.train.collate import idle_batch
-from encoder_core.train.metrics import means, sum_losses
+from encoder_core.train.metrics import figures_from_sums, sum_losses
 from encoder_core.train.step import Microbatch
 from tests.support.models.parity import make_batch
 from tests.support.models.terms import SIZE, families, trained_by
@@ -114,7 +114,7 @@ def test_rows_that_show_what_is_predicted_are_refused() -> None:
 def test_a_step_has_the_figures_of_what_it_trains() -> None:
     network = trained_by(MODELS["bert"], *BOTH)
     for batch, name in ((make_batch([5, 9], 50), "mlm"), (causal_rows([5, 9]), "clm")):
-        figures = means(sum_losses(network, network, [Microbatch(0, batch)], 0))
+        figures = figures_from_sums(sum_losses(network, network, [Microbatch(0, batch)], 0))
         assert set(figures) == {"loss", f"{name}_loss", f"{name}_accuracy"}
         assert figures["loss"] == figures[f"{name}_loss"] > 0
 

@@ -30,7 +30,7 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.retromae import RetromaeConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
-from encoder_core.objectives.term import RowFacts, Setting, TermConfig, WeightSchedule, last_weight, weight_at
+from encoder_core.objectives.term import RowFacts, TermConfig, TermSetting, WeightSchedule, last_weight, weight_at
 from tests.support.models.parity import make_batch, random_weights
 from tests.support.models.terms import SIZE, families
 
@@ -79,10 +79,10 @@ sets = st.sets(st.sampled_from(list(TERMS)), min_size=1).flatmap(
 def test_any_set_is_trained_or_refused_with_a_reason(
     model: ModelConfig, terms: dict[str, TermConfig], rows: RowFacts | None
 ) -> None:
-    found = refusals(Setting(model, terms, rows))
+    found = refusals(TermSetting(model, terms, rows))
     assert all(refusal.path and refusal.what and refusal.remedy for refusal in found)
     assert len(found) == len(set(found))
-    if refusals(Setting(model, terms)):
+    if refusals(TermSetting(model, terms)):
         with pytest.raises(ModelError):
             compose(model, terms)
         return
@@ -184,7 +184,5 @@ def by_name(outcome: LossSums) -> dict[str, Tensor]:
 
 def gradients(module: ObjectiveModule, outcomes: list[LossSums]) -> dict[str, Tensor]:
     module.zero_grad()
-    torch.stack(
-        [term.weight * term.loss_sum for outcome in outcomes for term in outcome.terms]
-    ).sum().backward()
+    torch.stack([term.weight * term.loss_sum for outcome in outcomes for term in outcome.terms]).sum().backward()
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}

@@ -18,15 +18,10 @@ from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.term import TermConfig
-from encoder_core.train.metrics import means, sum_losses
+from encoder_core.train.metrics import figures_from_sums, sum_losses
 from encoder_core.train.step import Microbatch
 from tests.support.models.parity import make_batch
-from tests.support.models.terms import (
-    SIZE,
-    assert_same_gradients,
-    families,
-    trained_by,
-)
+from tests.support.models.terms import SIZE, assert_same_gradients, families, trained_by
 
 MODELS = families(layers=3)
 
@@ -62,9 +57,7 @@ def _layer(layer: Any, x_LH: Tensor, model: ModelConfig) -> Tensor:
     )
     weights = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1)
     context = (weights @ v).transpose(0, 1).flatten(1)
-    y_LH = _norm(
-        layer.attention_norm, x_LH + F.linear(context, attention.output.weight, attention.output.bias)
-    )
+    y_LH = _norm(layer.attention_norm, x_LH + F.linear(context, attention.output.weight, attention.output.bias))
     inner = F.linear(y_LH, layer.feed_forward.up.weight, layer.feed_forward.up.bias)
     inner = F.silu(inner) if model.activation == "silu" else F.gelu(inner)
     down = layer.feed_forward.down
@@ -99,9 +92,7 @@ def test_masked_tokens_are_predicted_as_without_it() -> None:
         network, batch = built(model, CondenserConfig()), make_batch([9, 14], 50)
         alone = compose(model, {"mlm": MlmConfig()}).double().eval()
         alone.load_state_dict({name: network.state_dict()[name] for name in alone.state_dict()})
-        torch.testing.assert_close(
-            network(batch).terms[0].loss_sum, alone(batch).terms[0].loss_sum, rtol=1e-10, atol=0
-        )
+        torch.testing.assert_close(network(batch).terms[0].loss_sum, alone(batch).terms[0].loss_sum, rtol=1e-10, atol=0)
 
 
 def test_later_layers_reach_the_head_through_the_first_token_only() -> None:
@@ -118,7 +109,7 @@ def test_later_layers_reach_the_head_through_the_first_token_only() -> None:
 
 def test_a_step_has_its_figures() -> None:
     network = built(MODELS["bert"], CondenserConfig())
-    figures = means(sum_losses(network, network, [Microbatch(0, make_batch([5, 9], 50))], 0))
+    figures = figures_from_sums(sum_losses(network, network, [Microbatch(0, make_batch([5, 9], 50))], 0))
     assert set(figures) == {"loss", "mlm_loss", "mlm_accuracy", "condenser_loss", "condenser_accuracy"}
     assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["condenser_loss"])
 

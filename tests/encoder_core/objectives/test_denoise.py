@@ -25,7 +25,7 @@ from encoder_core.objectives.diffusion import DiffusionConfig
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.denoising import DenoisingModel
 from encoder_core.objectives.plm import PlmConfig
-from encoder_core.objectives.term import RowFacts, Setting, TermConfig
+from encoder_core.objectives.term import RowFacts, TermConfig, TermSetting
 from encoder_core.train.collate import to_batch
 from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, spec_of
 from tests.support.models.parity import random_weights
@@ -85,7 +85,7 @@ def test_sums_are_the_literal_formula() -> None:
 
 def test_a_batch_has_the_rows_and_their_forms() -> None:
     rows = samples()
-    batch = to_batch(rows, CPU, first=7)
+    batch = to_batch(rows, CPU, first_number=7)
     assert batch.causal
     assert not form(batch).causal
     np.testing.assert_array_equal(form(batch).tokens, rows.corrupted)
@@ -128,5 +128,5 @@ def test_an_encoder_alone_is_not_trained_by_denoising() -> None:
 def test_rows_of_two_segments_are_refused() -> None:
     term = DenoiseConfig()
     facts = RowFacts("segment_pair", packed=False)
-    (found,) = term.refusals(Setting(CONFIG, {"denoise": term}, facts))
+    (found,) = term.refusals(TermSetting(CONFIG, {"denoise": term}, facts))
     assert found.path == ("input", "packing")

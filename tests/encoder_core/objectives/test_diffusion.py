@@ -21,8 +21,8 @@ from encoder_core.objectives.diffusion import DiffusionConfig
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.train.collate import idle_batch
-from encoder_core.train.metrics import means
-from encoder_core.train.step import Sums
+from encoder_core.train.metrics import figures_from_sums
+from encoder_core.train.step import RunningSums
 from tests.support.models.parity import make_batch, random_weights
 
 SIZES: dict[str, Any] = {
@@ -67,9 +67,9 @@ def stated(network: MultitaskModel, batch: Batch) -> float:
 
 
 def found(network: MultitaskModel, batch: Batch) -> dict[str, float]:
-    sums = Sums()
+    sums = RunningSums()
     sums.add(network(batch))
-    return means(sums.collect())
+    return figures_from_sums(sums.copy_to_host())
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.family)

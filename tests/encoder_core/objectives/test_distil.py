@@ -15,7 +15,7 @@ from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers import sizes
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.compose import compose
-from encoder_core.objectives.distil import CosineConfig, DistilConfig, Places, TeacherSource
+from encoder_core.objectives.distil import CosineConfig, DistilConfig, DistilledTokens, TeacherSource
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
@@ -38,7 +38,7 @@ def teachers(*configs: ModelConfig) -> list[Teacher]:
 
 
 def student(
-    config: ModelConfig, its: list[ModelConfig], places: Places, **further: TermConfig
+    config: ModelConfig, its: list[ModelConfig], places: DistilledTokens, **further: TermConfig
 ) -> MultitaskModel:
     sources = tuple(TeacherSource(uri="somewhere", model=model) for model in its)
     terms: dict[str, TermConfig] = {
@@ -58,7 +58,7 @@ def batch_of(seed: int = 3) -> Batch:
     return make_batch([9, 20, 5], 50, segments=False, seed=seed)
 
 
-def stated(model: MultitaskModel, networks: list[Teacher], batch: Batch, places: Places) -> dict[str, Tensor]:
+def stated(model: MultitaskModel, networks: list[Teacher], batch: Batch, places: DistilledTokens) -> dict[str, Tensor]:
     """The terms of the student, with every logit held at once."""
     everywhere = torch.arange(len(batch.tokens))
     at = everywhere if places == "all" else batch.target_positions
@@ -76,7 +76,7 @@ def stated(model: MultitaskModel, networks: list[Teacher], batch: Batch, places:
 
 @pytest.mark.parametrize("places", ["all", "targets"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_student_of_any_family_learns_from_teachers_of_any_family(family: str, places: Places) -> None:
+def test_a_student_of_any_family_learns_from_teachers_of_any_family(family: str, places: DistilledTokens) -> None:
     config, others = FAMILIES[family], list(FAMILIES.values())
     its = [others[(others.index(config) + 1) % len(others)], FAMILIES["deberta_v2"]]
     model, batch = student(config, its, places), batch_of()

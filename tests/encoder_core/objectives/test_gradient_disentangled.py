@@ -14,8 +14,8 @@ from encoder_core.heads.classification import ReplacedTokenHead
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.modules.detection import (
     GradientDisentangledDetection,
-    corrupt,
     discriminator_model,
+    replace_targets,
 )
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from tests.support.models.parity import make_batch, random_weights
@@ -51,9 +51,7 @@ def test_the_generator_is_as_wide_and_half_as_deep() -> None:
 
 def test_differences_begin_at_zero() -> None:
     model = built()
-    generator, discriminator = (
-        dict(part.named_parameters()) for part in (model.generator, model.discriminator)
-    )
+    generator, discriminator = (dict(part.named_parameters()) for part in (model.generator, model.discriminator))
     assert not discriminator[WORDS].any()
     assert generator[WORDS].any()
     tokens = torch.arange(60)
@@ -78,9 +76,7 @@ def test_each_turn_teaches_its_own_network(config: ModelConfig) -> None:
     model = random_weights(built(config)).train()
     batch = make_batch([20, 30], 60, segments=True)
     first = model(batch)
-    assert [(term.name, term.targets, term.weight) for term in first.terms] == [
-        ("mlm", batch.target_ids.numel(), 1.0)
-    ]
+    assert [(term.name, term.targets, term.weight) for term in first.terms] == [("mlm", batch.target_ids.numel(), 1.0)]
     second = model(batch, first.memory)
     assert [(term.name, term.targets, term.weight) for term in second.terms] == [("rtd", 50, 10.0)]
     assert not second.memory
@@ -98,7 +94,7 @@ def test_the_second_turn_judges_the_ids_that_the_first_drew() -> None:
     memory = model(batch).memory
     random_weights(model.generator, seed=9)
     found = model(batch, memory)
-    corrupted, replaced = corrupt(batch, memory[0])
+    corrupted, replaced = replace_targets(batch, memory[0])
     plain = discriminator_model(DEBERTA).train()
     plain.load_state_dict(model.discriminator.state_dict(), strict=False)
     with torch.no_grad():  # E_G + E_delta

@@ -55,9 +55,7 @@ def test_the_loss_is_the_sum_over_layers_of_mean_squares(family: str, activation
     torch.testing.assert_close(term.loss_sum, expected, rtol=1e-9, atol=1e-9)
     assert term.targets == len(batch.tokens)
     weights = list(model.parameters())
-    found, wanted = (
-        torch.autograd.grad(loss, weights, allow_unused=True) for loss in (term.loss_sum, expected)
-    )
+    found, wanted = (torch.autograd.grad(loss, weights, allow_unused=True) for loss in (term.loss_sum, expected))
     for a, b in zip(found, wanted, strict=True):
         assert (a is None) == (b is None)
         if a is not None and b is not None:

@@ -50,9 +50,7 @@ def by_autograd(
             if is_counted(i, examples[j][place], j, examples, place)
         ]
         queries = [
-            vectors[j, 0] @ positive / temperature
-            for j in range(n)
-            if is_counted(j, examples[i][1], i, examples, 1)
+            vectors[j, 0] @ positive / temperature for j in range(n) if is_counted(j, examples[i][1], i, examples, 1)
         ]
         there.append(torch.stack(candidates).logsumexp(0))
         back.append(torch.stack(queries).logsumexp(0))

@@ -24,7 +24,7 @@ from encoder_core.objectives.compose import compose
 from encoder_core.objectives.condenser import CondenserConfig
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.losses import ObjectiveModule
-from encoder_core.objectives.modules.mup import Scale, mup_scales
+from encoder_core.objectives.modules.mup import MupFactors, mup_scales
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.retromae import RetromaeConfig
 from encoder_core.objectives.sentence_pairs import NspConfig
@@ -77,16 +77,16 @@ def test_every_parameter_of_a_bert_is_scaled_by_the_table() -> None:
     config = bert(96, 48, feed_forward=96 * 3)
     config = config.model_copy(update={"mup": Mup(hidden=48, feed_forward=48)})
     scales = mup_scales(config, OBJECTIVES["pairs"])
-    half, sixth = Scale(2**-0.5, 1 / 2, 2**-0.5), 1 / 6
-    expected: dict[str, Scale] = {}
+    half, sixth = MupFactors(2**-0.5, 1 / 2, 2**-0.5), 1 / 6
+    expected: dict[str, MupFactors] = {}
     for layer in (f"encoder.layers.{i}." for i in range(2)):
         for name in ("query", "key", "value", "output"):
             expected[f"{layer}attention.{name}.weight"] = half
         expected[f"{layer}feed_forward.up.weight"] = half
-        expected[f"{layer}feed_forward.down.weight"] = Scale(sixth**0.5, sixth, 1 / math.sqrt(18))
+        expected[f"{layer}feed_forward.down.weight"] = MupFactors(sixth**0.5, sixth, 1 / math.sqrt(18))
     expected["head.dense.weight"] = expected["pair_head.pooler.weight"] = half
-    expected["pair_head.classifier.weight"] = Scale(1 / 2, 1 / 2, 0.0)
-    expected |= dict.fromkeys(("head.norm.weight", "head.norm.bias"), Scale(1 / 2, 1 / 2, 0.0))
+    expected["pair_head.classifier.weight"] = MupFactors(1 / 2, 1 / 2, 0.0)
+    expected |= dict.fromkeys(("head.norm.weight", "head.norm.bias"), MupFactors(1 / 2, 1 / 2, 0.0))
     assert scales.keys() == expected.keys()
     for name, scale in expected.items():
         moved = scale if scale.muon_rate else scale._replace(muon_rate=scales[name].muon_rate)
@@ -101,7 +101,7 @@ def test_a_base_of_a_base_is_a_base(widths: tuple[int, int, int], family: str) -
     config = SMALL[family]
     narrow, middle, wide = (_at(config, 32 * width) for width in widths)
 
-    def factors(model: ModelConfig, base: ModelConfig) -> dict[str, Scale]:
+    def factors(model: ModelConfig, base: ModelConfig) -> dict[str, MupFactors]:
         mup = Mup(hidden=base.hidden, feed_forward=base.feed_forward)
         return mup_scales(model.model_copy(update={"mup": mup}), MASKS)
 
@@ -151,16 +151,14 @@ def test_at_the_width_of_the_base_nothing_changes(name: str, muon: bool) -> None
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     scales = mup_scales(based, MASKS)
     assert scales
-    assert set(scales.values()) == {Scale(1.0, 1.0, 1.0)}
+    assert set(scales.values()) == {MupFactors(1.0, 1.0, 1.0)}
     rates = {name: scale.rate for name, scale in scales.items()}
     groups = (
         parameter_groups(one, 0.1, matrices=muon),
         parameter_groups(other, 0.1, matrices=muon, rates=rates),
     )
     for ours, theirs in zip(*groups, strict=True):
-        assert {k: v for k, v in ours.items() if k != "params"} == {
-            k: v for k, v in theirs.items() if k != "params"
-        }
+        assert {k: v for k, v in ours.items() if k != "params"} == {k: v for k, v in theirs.items() if k != "params"}
         assert [p.shape for p in ours["params"]] == [p.shape for p in theirs["params"]]
 
 
@@ -235,15 +233,15 @@ def trained(model: ObjectiveModule, optimizer: torch.optim.Optimizer, rate: floa
     return losses
 
 
-Optimizers = Mapping[str, tuple[Callable[[ObjectiveModule, dict[str, Scale]], torch.optim.Optimizer], float]]
+Optimizers = Mapping[str, tuple[Callable[[ObjectiveModule, dict[str, MupFactors]], torch.optim.Optimizer], float]]
 
 
-def _adamw(model: ObjectiveModule, scales: dict[str, Scale]) -> torch.optim.Optimizer:
+def _adamw(model: ObjectiveModule, scales: dict[str, MupFactors]) -> torch.optim.Optimizer:
     groups = parameter_groups(model, 0.0, rates={name: scale.rate for name, scale in scales.items()})
     return AdamW(groups, AdamWConfig(lr=1.0, eps=1e-12))
 
 
-def _muon(model: ObjectiveModule, scales: dict[str, Scale]) -> torch.optim.Optimizer:
+def _muon(model: ObjectiveModule, scales: dict[str, MupFactors]) -> torch.optim.Optimizer:
     inside = hidden_matrices(model)
     rates = {name: s.muon_rate if name in inside else s.rate for name, s in scales.items()}
     return Muon(parameter_groups(model, 0.0, matrices=True, rates=rates), MuonConfig(lr=1.0))
@@ -298,9 +296,7 @@ def test_steps_move_activations_as_much_from_64_to_512(optimizer: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("family", [RobertaConfig, ModernBertConfig])
-def test_other_families_move_as_much_too(
-    family: type[RobertaConfig] | type[ModernBertConfig], optimizer: str
-) -> None:
+def test_other_families_move_as_much_too(family: type[RobertaConfig] | type[ModernBertConfig], optimizer: str) -> None:
     configs = {
         width: family(
             layers=2, hidden=width, heads=width // HEAD, feed_forward=2 * width, max_length=32, vocab=VOCABULARY,

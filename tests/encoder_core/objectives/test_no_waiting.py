@@ -76,8 +76,7 @@ def test_what_the_host_knows_of_a_batch_is_so(name: str) -> None:
     (network,) = (network for network in NETWORKS if network.name == name)
     module, batch = build(network).eval(), make_batch([5, 20, 33, 1], 500)
     sums = [
-        torch.stack([term.loss_sum for term in module(given).terms])
-        for given in (batch, replace(batch, host=batch))
+        torch.stack([term.loss_sum for term in module(given).terms]) for given in (batch, replace(batch, host=batch))
     ]
     assert torch.equal(*sums)
 

@@ -14,9 +14,9 @@ from encoder_core.objectives.modules.detection import (
     Discriminator,
     Part,
     ReplacedTokenDetection,
-    corrupt,
     discriminator_model,
-    stored_name,
+    replace_targets,
+    shared_parameter_name,
 )
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.modules.network import masked_language_model
@@ -53,7 +53,7 @@ def test_stored_names_are_those_of_the_module() -> None:
     names = {name for name, _ in model.named_parameters()}
     parts: dict[Part, torch.nn.Module] = {"generator": model.generator, "discriminator": model.discriminator}
     found = {
-        stored_name(part, name) for part, module in parts.items() for name, _ in module.named_parameters()
+        shared_parameter_name(part, name) for part, module in parts.items() for name, _ in module.named_parameters()
     }
     assert found == names
 
@@ -62,7 +62,7 @@ def test_corruption_draws_at_targets_only_and_labels_what_differs() -> None:
     batch = make_batch([20, 30], 60)
     drawn = batch.target_ids.clone()
     drawn[::2] = (drawn[::2] + 1) % 60
-    corrupted, replaced = corrupt(batch, drawn)
+    corrupted, replaced = replace_targets(batch, drawn)
     elsewhere = torch.ones_like(replaced)
     elsewhere[batch.target_positions] = False
     assert torch.equal(corrupted.tokens[elsewhere], batch.tokens[elsewhere])
@@ -78,7 +78,7 @@ def plain_step(generator: MultitaskModel, discriminator: Discriminator, batch: B
     mlm = F.cross_entropy(logits, batch.target_ids)
     with torch.no_grad():
         cumulated = logits.softmax(-1).cumsum(-1)  # the vocabulary is one group, so the second draw decides
-        draws = uniforms(batch.keys[batch.target_positions], draw_key(), 2)[:, 1:] * cumulated[:, -1:]
+        draws = uniforms(batch.random_keys[batch.target_positions], draw_key(), 2)[:, 1:] * cumulated[:, -1:]
         sampled = (cumulated <= draws).sum(-1)
     tokens = batch.tokens.clone()
     tokens[batch.target_positions] = sampled
@@ -100,7 +100,7 @@ def test_ten_steps_equal_two_plain_networks_with_one_optimizer() -> None:
     with torch.no_grad():
         for part, module in parts.items():
             for name, parameter in module.named_parameters():
-                parameter.copy_(own[stored_name(part, name)])
+                parameter.copy_(own[shared_parameter_name(part, name)])
     plain = {*generator.parameters(), *discriminator.parameters()}
     ours_optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
     plain_optimizer = torch.optim.AdamW(plain, lr=1e-3)
@@ -117,7 +117,7 @@ def test_ten_steps_equal_two_plain_networks_with_one_optimizer() -> None:
             optimizer.step()
     for part, module in parts.items():
         for name, parameter in module.named_parameters():
-            torch.testing.assert_close(own[stored_name(part, name)], parameter, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(own[shared_parameter_name(part, name)], parameter, rtol=1e-7, atol=1e-9)
 
 
 def test_no_gradient_reaches_the_generator_through_its_choice() -> None:

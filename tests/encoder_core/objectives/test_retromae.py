@@ -23,16 +23,10 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.retromae import RetromaeConfig
 from encoder_core.objectives.term import TermConfig
 from encoder_core.train.collate import idle_batch
-from encoder_core.train.metrics import means, sum_losses
+from encoder_core.train.metrics import figures_from_sums, sum_losses
 from encoder_core.train.step import Microbatch
 from tests.support.models.parity import make_batch
-from tests.support.models.terms import (
-    SIZE,
-    assert_reaches_every_parameter,
-    assert_same_gradients,
-    families,
-    trained_by,
-)
+from tests.support.models.terms import SIZE, assert_reaches_every_parameter, assert_same_gradients, families, trained_by
 
 MODELS = families()
 RATE = 0.6
@@ -175,7 +169,7 @@ def test_an_idle_batch_and_rows_of_one_token_reach_every_parameter(name: str) ->
 
 def test_a_step_has_its_figures() -> None:
     network = built(MODELS["bert"])
-    figures = means(sum_losses(network, network, [Microbatch(0, make_batch([5, 9], 50))], 0))
+    figures = figures_from_sums(sum_losses(network, network, [Microbatch(0, make_batch([5, 9], 50))], 0))
     assert set(figures) == {"loss", "mlm_loss", "mlm_accuracy", "retromae_loss", "retromae_accuracy"}
     assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["retromae_loss"])
 

@@ -73,7 +73,4 @@ def test_debertas_masks_go_through_its_decoder_and_its_pairs_through_the_last_la
     assert batch.pair_labels is not None
     scores = model.pair_head.logits(model.encoder(batch)[[0, 9, 39]])
     torch.testing.assert_close(sop.loss_sum, F.cross_entropy(scores, batch.pair_labels, reduction="sum"))
-    assert (
-        model.logits(batch).sub(model.head.logits(model.encoder(batch)[batch.target_positions])).abs().max()
-        > 1e-3
-    )
+    assert model.logits(batch).sub(model.head.logits(model.encoder(batch)[batch.target_positions])).abs().max() > 1e-3

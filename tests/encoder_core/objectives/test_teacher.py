@@ -20,7 +20,7 @@ from encoder_core.objectives.modules.teacher import (
     FrozenNetworks,
     Teacher,
     build_teacher,
-    every_other_layer,
+    evenly_spaced_layers,
     frozen_weights,
     teacher_names_of_student,
 )
@@ -76,7 +76,7 @@ def test_frozen_networks_are_no_part_of_their_holder_and_follow_it() -> None:
 @given(st.integers(1, 24), st.integers(0, 40))
 def test_a_student_begins_as_layers_of_its_teacher_in_order(student: int, more: int) -> None:
     teacher = student + more
-    layers = every_other_layer(student, teacher)
+    layers = evenly_spaced_layers(student, teacher)
     assert len(layers) == student
     assert layers[0] == 0
     assert student == 1 or layers[-1] == teacher - 1
@@ -86,9 +86,9 @@ def test_a_student_begins_as_layers_of_its_teacher_in_order(student: int, more: 
 
 
 def test_the_layers_of_distilbert() -> None:
-    assert every_other_layer(6, 12) == (0, 2, 4, 7, 9, 11)
+    assert evenly_spaced_layers(6, 12) == (0, 2, 4, 7, 9, 11)
     with pytest.raises(ValueError, match=r"\b2\b.*\b3\b"):
-        every_other_layer(3, 2)
+        evenly_spaced_layers(3, 2)
 
 
 def test_names_of_a_student() -> None:

@@ -24,14 +24,14 @@ from encoder_core.objectives.denoise import DenoiseConfig
 from encoder_core.objectives.diffusion import DiffusionConfig
 from encoder_core.objectives.distil import DistilConfig, HiddenConfig, TeacherSource
 from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.modules.network import build_network
 from encoder_core.objectives.plm import PlmConfig
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.retromae import RetromaeConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
-from encoder_core.objectives.term import Setting, TermConfig
-from encoder_core.objectives.weights import detector_weights, masked_weights
+from encoder_core.objectives.term import TermConfig, TermSetting
+from encoder_core.objectives.weights import detector_weight_count, masked_lm_weight_count
 
 OWN: Mapping[type[ModelConfig], dict[str, tuple[object, ...]]] = {
     BertConfig: {
@@ -51,9 +51,7 @@ OWN: Mapping[type[ModelConfig], dict[str, tuple[object, ...]]] = {
     XlmConfig: {"languages": ((), ("en",), ("en", "fr", "sw"))},
 }
 """Values of what each family has of its own, where parameters depend on it."""
-TEACHER = TeacherSource(
-    uri="somewhere", model=BertConfig(layers=2, hidden=8, heads=2, feed_forward=9, vocab=50)
-)
+TEACHER = TeacherSource(uri="somewhere", model=BertConfig(layers=2, hidden=8, heads=2, feed_forward=9, vocab=50))
 TERMS: Mapping[str, Callable[[Random], TermConfig]] = {
     "mlm": lambda _: MlmConfig(),
     "clm": lambda _: ClmConfig(),
@@ -101,7 +99,7 @@ def drawn_terms(model: ModelConfig, rng: Random) -> dict[str, TermConfig]:
         "denoise",
     ]:
         more = terms | {name: TERMS[name](rng)}
-        terms = terms if refusals(Setting(model, more)) else more
+        terms = terms if refusals(TermSetting(model, more)) else more
     return terms
 
 
@@ -117,9 +115,9 @@ def test_parameters_are_those_that_torch_builds(family: type[ModelConfig]) -> No
         terms = drawn_terms(model, rng)
         with on_meta():
             assert weight_count(model, terms) == _parameters(compose(model, terms)), (model, terms)
-            assert masked_weights(model) == _parameters(network(model, "mlm")), model
+            assert masked_lm_weight_count(model) == _parameters(build_network(model, "mlm")), model
             if model.has_generator:
-                assert detector_weights(model) == _parameters(network(model, "rtd")), model
+                assert detector_weight_count(model) == _parameters(build_network(model, "rtd")), model
 
 
 def test_an_unknown_vocabulary_is_not_counted() -> None:

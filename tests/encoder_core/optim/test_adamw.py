@@ -99,9 +99,7 @@ def test_groups_have_their_own_rate_and_decay() -> None:
     fast.grad, slow.grad = torch.ones(4), torch.ones(4)
     set_update(optimizer, lr=1e-2, count=1)
     optimizer.step()
-    torch.testing.assert_close(
-        (1 - fast.detach()) / (1 - slow.detach()), torch.full((4,), 10.0), rtol=1e-3, atol=0
-    )
+    torch.testing.assert_close((1 - fast.detach()) / (1 - slow.detach()), torch.full((4,), 10.0), rtol=1e-3, atol=0)
     assert torch.equal(still, torch.ones(4))  # no gradient: neither update nor decay
 
 

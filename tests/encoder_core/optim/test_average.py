@@ -20,8 +20,8 @@ def follow(weights: list[np.ndarray], decay: float, cuts: list[int]) -> np.ndarr
     for after in weights[1:]:
         for flat, part in zip(flats, np.split(after, sorted(cuts)), strict=True):
             flat.copy_(torch.from_numpy(part))
-        average.follow("other")  # whose weights are elsewhere
-        average.follow("all")
+        average.update_average("other")  # whose weights are elsewhere
+        average.update_average("all")
     return np.concatenate([state[flat][AVERAGE].numpy() for flat in flats])
 
 
@@ -35,9 +35,7 @@ def by_numpy(weights: list[np.ndarray], decay: float) -> np.ndarray:
 @given(st.integers(0, 300), DECAYS, st.integers(0, 2**32 - 1), st.data())
 def test_it_is_numpys_formula_bit_for_bit(size: int, decay: float, seed: int, data: st.DataObject) -> None:
     draw = np.random.default_rng(seed)
-    weights = [
-        (draw.standard_normal(size) * 10.0 ** draw.integers(-9, 3)).astype(np.float32) for _ in range(4)
-    ]
+    weights = [(draw.standard_normal(size) * 10.0 ** draw.integers(-9, 3)).astype(np.float32) for _ in range(4)]
     cuts = data.draw(st.lists(st.integers(0, size), max_size=3))
     found = follow(weights, decay, cuts)
     assert found.dtype == np.float32
@@ -56,7 +54,7 @@ def test_weights_and_average_change_places(size: int) -> None:
     average = WeightAverage(0.9, {"all": [weight]}, state)
     before = weight.clone()
     weight.mul_(-2)
-    average.swap()
+    average.swap_with_weights()
     assert torch.equal(weight, before)
     assert torch.equal(state[weight][AVERAGE], -2 * before)
 
@@ -67,5 +65,5 @@ def test_weights_that_stay_are_their_own_average() -> None:
     state: dict[Tensor, dict[str, Tensor]] = {weight: {}}
     average = WeightAverage(0.9999, {"all": [weight]}, state)
     for _ in range(500):
-        average.follow("all")
+        average.update_average("all")
     assert torch.allclose(state[weight][AVERAGE], weight, rtol=2e-7, atol=0)

@@ -45,9 +45,7 @@ def test_it_is_the_papers_algorithm(corrected: bool) -> None:
         {"params": [params[1]], "weight_decay": 0.0, "trust_ratio": False},
     ]
     expected = [
-        _literal(
-            p, [g[i] for g in gradients], scaled=i != 1, decay=0.0 if i == 1 else 0.1, corrected=corrected
-        )
+        _literal(p, [g[i] for g in gradients], scaled=i != 1, decay=0.0 if i == 1 else 0.1, corrected=corrected)
         for i, p in enumerate(params)
     ]
     optimizer = Lamb(groups, LambConfig(lr=0.01, weight_decay=0.1, bias_correction=corrected))

@@ -16,7 +16,7 @@ from encoder_core.families.deberta import DebertaConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlnet import XlnetConfig
-from encoder_core.layers.attention import SelfAttention, automatic
+from encoder_core.layers.attention import SelfAttention, attend_with_best_kernel
 from encoder_core.layers.deberta_attention import FusedProjections
 from encoder_core.layers.encoder import GatedFeedForward
 from encoder_core.objectives.modules.network import masked_language_model
@@ -75,7 +75,7 @@ def test_projections_in_one_parameter_move_as_they_would_in_parameters_of_their_
     hidden = heads * width
     joined = nn.ModuleDict(
         {
-            "attention": SelfAttention(hidden, heads, 0.0, automatic, bias=False, fused=True),
+            "attention": SelfAttention(hidden, heads, 0.0, attend_with_best_kernel, bias=False, fused=True),
             "gated": GatedFeedForward(hidden, inner, "gelu", bias=False, dropout=0.0),
             "deberta": FusedProjections(hidden, heads),
         }
@@ -136,7 +136,7 @@ def test_each_matrix_is_made_whole_once_where_much_of_it_lies(data: st.DataObjec
     held = st.lists(sizes, min_size=world, max_size=world).filter(any)
     table = dict(enumerate(data.draw(st.lists(held, max_size=12))))
     work = {matrix: data.draw(st.integers(1, 5)) for matrix in table}
-    rounds = MatrixExchange(table).rounds(work)
+    rounds = MatrixExchange(table).plan_rounds(work)
     owners = [(matrix, rank) for one in rounds for rank, its in enumerate(one) for matrix in its]
     assert sorted(matrix for matrix, _ in owners) == list(table)
     assert all(2 * table[matrix][rank] >= max(table[matrix]) for matrix, rank in owners)
@@ -148,7 +148,7 @@ def test_each_matrix_is_made_whole_once_where_much_of_it_lies(data: st.DataObjec
 def test_work_is_dealt_out_evenly_where_all_hold_alike(world: int, costs: list[int]) -> None:
     """As at stage 3: nobody has more to do than the mean and one matrix."""
     work = dict(enumerate(costs))
-    rounds = MatrixExchange({matrix: [3] * world for matrix in work}).rounds(work)
+    rounds = MatrixExchange({matrix: [3] * world for matrix in work}).plan_rounds(work)
     load = [sum(work[matrix] for one in rounds for matrix in one[rank]) for rank in range(world)]
     assert max(load) <= sum(costs) / world + max(costs)
 

@@ -28,9 +28,7 @@ def _matrix(rows: int, columns: int, seed: int) -> Tensor:
 
 
 @given(SIZES, SIZES, st.integers(0, 9), st.floats(1e-3, 1e6))
-def test_directions_stay_and_all_become_about_as_long(
-    rows: int, columns: int, seed: int, size: float
-) -> None:
+def test_directions_stay_and_all_become_about_as_long(rows: int, columns: int, seed: int, size: float) -> None:
     matrix = _matrix(rows, columns, seed)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
     assert (values / values.norm() >= LEAST).all()

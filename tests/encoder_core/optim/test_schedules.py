@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from encoder_core.optim.schedules import ScheduleConfig, learning_rate, stretches
+from encoder_core.optim.schedules import ScheduleConfig, learning_rate, schedule_parts
 
 
 def _rates(config: ScheduleConfig, steps: list[int], total: int = 10) -> list[float]:
@@ -32,7 +32,7 @@ def test_inverse_sqrt_depends_on_the_updates_so_far_only(warmup: int, total: int
     assert _rates(config, list(range(total)), total) == pytest.approx(expected)
     assert _rates(config, list(range(total)), 10**6) == _rates(config, list(range(total)), total)
     starts = [(0, "warmup")] * (warmup > 0) + [(warmup, "inverse_sqrt")] * (warmup < total)
-    assert stretches(config, total) == starts
+    assert schedule_parts(config, total) == starts
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,7 @@ def test_a_schedule_is_its_literal_statement(
     warmup, stable, cycle = stretches
     falling = cycle * (restarts + 1)
     config = ScheduleConfig.model_validate(
-        {"warmup": warmup, "decay": decay, "power": 3, "floor": floor}
-        | {"decay_steps": falling, "restarts": restarts}
+        {"warmup": warmup, "decay": decay, "power": 3, "floor": floor} | {"decay_steps": falling, "restarts": restarts}
     )
     literal = [(step + 1) / warmup for step in range(warmup)] + [1.0] * stable
     heights = [SHAPES[decay](step / cycle) for step in range(cycle)] * (restarts + 1)
@@ -92,7 +91,7 @@ def test_every_restart_is_at_the_peak_and_cycles_are_as_long_as_each_other(
     restarts = data.draw(st.integers(0, falling - 1))
     total = warmup + stable + falling
     config = ScheduleConfig(warmup=warmup, decay="linear", decay_steps=falling, restarts=restarts)
-    starts = [step for step, name in stretches(config, total) if name == "linear"]
+    starts = [step for step, name in schedule_parts(config, total) if name == "linear"]
     rates = [learning_rate(config, peak=2.0, total=total, step=step) for step in range(total)]
     assert len(starts) == restarts + 1
     lengths = {stop - start for start, stop in zip(starts, [*starts[1:], total], strict=True)}
@@ -104,6 +103,6 @@ def test_every_restart_is_at_the_peak_and_cycles_are_as_long_as_each_other(
 
 def test_the_parts_of_a_schedule_have_names() -> None:
     config = ScheduleConfig(warmup=2, decay="cosine", decay_steps=4, restarts=1)
-    assert stretches(config, 10) == [(0, "warmup"), (2, "stable"), (6, "cosine"), (8, "cosine")]
-    assert stretches(ScheduleConfig(decay="constant"), 10) == [(0, "stable")]
-    assert stretches(ScheduleConfig(warmup=10), 10) == [(0, "warmup")]
+    assert schedule_parts(config, 10) == [(0, "warmup"), (2, "stable"), (6, "cosine"), (8, "cosine")]
+    assert schedule_parts(ScheduleConfig(decay="constant"), 10) == [(0, "stable")]
+    assert schedule_parts(ScheduleConfig(warmup=10), 10) == [(0, "warmup")]

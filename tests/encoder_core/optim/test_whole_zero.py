@@ -60,9 +60,7 @@ def _newton_schulz(m: Tensor) -> Tensor:
     return x
 
 
-def _adam(
-    p: Tensor, given: list[Tensor], rate: float, betas: tuple[float, float], eps: float, decay: float
-) -> Tensor:
+def _adam(p: Tensor, given: list[Tensor], rate: float, betas: tuple[float, float], eps: float, decay: float) -> Tensor:
     m = v = torch.zeros_like(p)
     for t, g in enumerate(given, start=1):
         m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
@@ -192,9 +190,7 @@ def test_state_restored_at_the_same_place_goes_on_bit_for_bit_and_elsewhere_equa
     moved = [replace(case, stage=following[case.stage], precision="fp32") for case in CASES]
     elsewhere = run_ranks(run, 3, moved, STEPS // 2, STEPS, states)
     for i, case in enumerate(CASES):
-        straight, resumed, other = (
-            whole(rank[i] for rank in ranks) for ranks in (undisturbed, there, elsewhere)
-        )
+        straight, resumed, other = (whole(rank[i] for rank in ranks) for ranks in (undisturbed, there, elsewhere))
         for name, kinds in straight.items():
             matrix = case.optimizer == "muon" and name.startswith("layers") and name.endswith("weight")
             assert set(kinds) == {MASTER, "momentum"} if matrix else {MASTER, "exp_avg", "exp_avg_sq"}

@@ -14,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.pre_norm import PreNormConfig
 from encoder_core.layers.kernel_choice import current_preference, force_kernel
-from encoder_core.layers.planned import visible_pairs
+from encoder_core.layers.planned import visible_pair_count
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
-from encoder_core.train.counting import PassCost, count, count_passes
+from encoder_core.train.counting import PassCost, count_module_passes, count_passes
 from encoder_core.train.zero_memory import Device
-from launcher.runtime.capacity.workload import Shape, objective_cost
+from launcher.runtime.capacity.workload import MicrobatchShape, objective_cost
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import MlmTerm, RecipeObjective
 from tests.support.models.small_networks import NETWORKS, SHAPE, Network, build, full_rows, memory, turns
@@ -33,7 +33,7 @@ SHORT = ("distilbert", "bert with relative keys", "deberta v3", "xlnet", "bart")
 class Case:
     """A shape, and what else decides what is kept."""
 
-    shape: Shape
+    shape: MicrobatchShape
     dropout: float
     checkpointed: bool
     dtype: torch.dtype
@@ -44,7 +44,7 @@ class Case:
         draw = random.Random(seed)
         targets = 2 * draw.randint(1, 4)
         return cls(
-            shape=Shape(draw.randint(2, 4), draw.randint(max(24, 8 + 3 * targets), 48), targets),
+            shape=MicrobatchShape(draw.randint(2, 4), draw.randint(max(24, 8 + 3 * targets), 48), targets),
             # torch's own kernels on a GPU (attention without dropout, norms in bf16) keep other tensors than a CPU's.
             dropout=0.1 if device == "cuda" else draw.choice([0.0, 0.1]),
             checkpointed=draw.random() < 0.3,
@@ -67,7 +67,7 @@ def ensure_equal(network: Network, case: Case) -> None:
         rates["attention_output_dropout"] = case.dropout
     network = replace(network, model=network.model.model_copy(update=rates))
     batch = full_rows(network, case.shape)
-    counted = count(lambda: module_of(network, case), batch, case.dtype, case.device)
+    counted = count_module_passes(lambda: module_of(network, case), batch, case.dtype, case.device)
     module = build(network, recompute=case.checkpointed).to(case.dtype)
     with ExitStack() as stack:
         if case.device == "cuda":
@@ -113,7 +113,7 @@ def test_flops_are_those_of_torchs_counter(name: str) -> None:
     assert 0 < found.forward < found.model == counter.get_total_flops()
 
 
-def counted(network: Network, shape: Shape = SHAPE, *, checkpointing: bool = False) -> PassCost:
+def counted(network: Network, shape: MicrobatchShape = SHAPE, *, checkpointing: bool = False) -> PassCost:
     return objective_cost(network.model, network.objective, shape, "bf16", checkpointing=checkpointing)
 
 
@@ -126,7 +126,7 @@ def test_flops_of_an_encoder_by_its_formula() -> None:
     network, model = roberta(), roberta().model
     matrices = model.layers * (4 * model.hidden**2 + 2 * model.hidden * model.feed_forward)
     attention = model.layers * 2 * SHAPE.length * model.hidden
-    vocabulary = 64 * -(-model.vocabulary // 64)  # as a GPU computes it
+    vocabulary = 64 * -(-model.vocabulary_size // 64)  # as a GPU computes it
     head = SHAPE.rows * SHAPE.targets_per_row * (model.hidden**2 + model.hidden * vocabulary)
     assert counted(network).model == 6 * (SHAPE.tokens * (matrices + attention) + head)
 
@@ -158,7 +158,7 @@ def test_pairs_in_sight_are_those_of_a_mask(length: int, window: int | None, cau
     ahead = at[:, None] - at
     seen = ahead >= 0 if causal else torch.ones_like(ahead, dtype=torch.bool)
     seen &= ahead.abs() <= (length if window is None else window)
-    assert visible_pairs(length, window, causal=causal) == int(seen.sum())
+    assert visible_pair_count(length, window, causal=causal) == int(seen.sum())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
@@ -171,8 +171,8 @@ def test_a_window_counts_the_pairs_in_sight_by_every_kernel(dropout: float) -> N
         RecipeObjective(mlm=MlmTerm()),
     )
     wide = replace(network, model=network.model.model_copy(update={"local_attention": 1024}))
-    shape = Shape(2, 200, 20)
-    out_of_sight = 200**2 - visible_pairs(200, 16, causal=False)
+    shape = MicrobatchShape(2, 200, 20)
+    out_of_sight = 200**2 - visible_pair_count(200, 16, causal=False)
     found = counted(wide, shape).model - counted(network, shape).model
     assert found == 3 * 2 * 2 * 2 * shape.rows * 32 * out_of_sight
 
@@ -181,7 +181,7 @@ def test_relative_positions_count_as_scores_do() -> None:
     """DeBERTa's two tables, a product for each pair in sight: as many FLOPs as scores and values."""
     deberta = next(network for network in NETWORKS if network.name == "deberta without mask decoder")
     model, lengths = deberta.model, (16, 32, 48)
-    found = [counted(deberta, Shape(2, length, 2)).model for length in lengths]
+    found = [counted(deberta, MicrobatchShape(2, length, 2)).model for length in lengths]
     curvature = found[0] - 2 * found[1] + found[2]  # of what grows with the square of the length
     whole = model.layers - 1  # the last layer runs for few tokens
     assert curvature == 3 * 2 * 4 * 2 * model.hidden * whole * (16**2 - 2 * 32**2 + 48**2)
@@ -190,7 +190,7 @@ def test_relative_positions_count_as_scores_do() -> None:
 def test_the_kernels_of_this_process_stay_preferred() -> None:
     with force_kernel("padded"):
         before = current_preference()
-        counted(roberta(), Shape(1, 16, 2))
+        counted(roberta(), MicrobatchShape(1, 16, 2))
         assert current_preference() is before
 
 

@@ -74,14 +74,9 @@ def _no_negatives(case: Case) -> Tensor:
     if case.beside != "nothing":
         examples = [[example[0]] * 2 for example in examples]
     texts = [[tuple(text.tolist()) for text in example] for example in examples]
-    candidates = [(e[1], e[0], j) for j, e in enumerate(texts)] + [
-        (c, None, -1) for e in texts for c in e[2:]
-    ]
+    candidates = [(e[1], e[0], j) for j, e in enumerate(texts)] + [(c, None, -1) for e in texts for c in e[2:]]
     return torch.tensor(
-        [
-            [j != i and (c in e[:2] or e[0] == asked) for c, asked, j in candidates]
-            for i, e in enumerate(texts)
-        ]
+        [[j != i and (c in e[:2] or e[0] == asked) for c, asked, j in candidates] for i, e in enumerate(texts)]
     )
 
 
@@ -143,7 +138,7 @@ def test_a_row_is_read_twice_as_its_text_was() -> None:
     expected = [part for row in text.split(batch.cu_seqlens.diff().tolist()) for part in (row, row)]
     for found, row in zip(both.tokens.split(both.cu_seqlens.diff().tolist()), expected, strict=True):
         assert torch.equal(found, row)
-    assert not torch.equal(both.keys.unique(), batch.keys.unique())
+    assert not torch.equal(both.random_keys.unique(), batch.random_keys.unique())
     none = {name: value[:0] for name, value in vars(batch).items() if name in EMPTY}
     empty = duplicate_rows(replace(batch, **none, cu_seqlens=batch.cu_seqlens[:1]))
     assert (empty.rows, len(empty.tokens)) == (0, 0)

@@ -71,9 +71,7 @@ def test_steps_equal_those_of_one_process_and_teachers_stay(world: int, jobs: li
 def test_in_bf16_teachers_are_rounded_once_and_stay_so() -> None:
     first = families.teachers_of(families.fresh("distilbert"))
     rounded = [p.detach().bfloat16().float() for network in first for p in network.parameters()]
-    jobs = [
-        Job("distilbert", stage, precision, range(10)) for stage, precision in SETTINGS if precision == "bf16"
-    ]
+    jobs = [Job("distilbert", stage, precision, range(10)) for stage, precision in SETTINGS if precision == "bf16"]
     for rank in run_ranks(families.train, 2, jobs):
         for job, trace in zip(jobs, rank, strict=True):
             pairs = zip(trace.teachers, rounded, strict=True)

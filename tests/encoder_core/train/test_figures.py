@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from encoder_core.train.engine import Update
-from encoder_core.train.exchange import Signals
-from encoder_core.train.metrics import CopyReport, StepReport, means
+from encoder_core.train.exchange import StepSignals
+from encoder_core.train.metrics import CopyReport, StepReport, figures_from_sums
 from encoder_core.train.state import TrainState
 
 ELECTRA = {
@@ -23,7 +23,7 @@ ELECTRA = {
 
 
 def test_terms_are_weighted_and_every_figure_named() -> None:
-    assert means(ELECTRA) == {
+    assert figures_from_sums(ELECTRA) == {
         "loss": 2.0 + 50 * 0.3,
         "mlm_loss": 2.0,
         "mlm_accuracy": 0.4,
@@ -36,12 +36,12 @@ def test_terms_are_weighted_and_every_figure_named() -> None:
 
 
 def test_nothing_flagged_and_nothing_to_find_is_zero() -> None:
-    figures = means(dict.fromkeys(ELECTRA, 0.0))
+    figures = figures_from_sums(dict.fromkeys(ELECTRA, 0.0))
     assert set(figures.values()) == {0.0}
 
 
 def report(updates: dict[str, Update]) -> StepReport:
-    signals = Signals(
+    signals = StepSignals(
         stop=False,
         save=False,
         saved=False,
@@ -56,14 +56,14 @@ def report(updates: dict[str, Update]) -> StepReport:
 
 
 def test_one_update_has_one_norm() -> None:
-    record = report({"all": Update(True, 1.5)}).record()
+    record = report({"all": Update(True, 1.5)}).to_record()
     assert {name: value for name, value in record.items() if "norm" in name} == {"grad_norm": 1.5}
     assert record["loss"] == 17.0
     assert not record["skipped"]
 
 
 def test_two_updates_report_a_norm_each_and_that_of_all_gradients() -> None:
-    record = report({"generator": Update(True, 3.0), "discriminator": Update(False, 4.0)}).record()
+    record = report({"generator": Update(True, 3.0), "discriminator": Update(False, 4.0)}).to_record()
     assert record["generator_grad_norm"] == 3.0
     assert record["discriminator_grad_norm"] == 4.0
     assert record["grad_norm"] == 5.0
@@ -72,20 +72,20 @@ def test_two_updates_report_a_norm_each_and_that_of_all_gradients() -> None:
 
 def test_copies_in_memory_are_recorded_only_by_runs_that_make_them() -> None:
     plain = report({"all": Update(True, 1.5)})
-    assert "copy_seconds" not in plain.record()
+    assert "copy_seconds" not in plain.to_record()
     for copied in (CopyReport(), CopyReport(0.25, 4096)):
-        record = replace(plain, copied=copied).record()
+        record = replace(plain, copied=copied).to_record()
         assert (record["copy_seconds"], record["copy_bytes"]) == (copied.seconds, copied.bytes)
 
 
 def test_updates_are_counted_by_turn() -> None:
     state = TrainState()
-    assert state.next_update("generator") == 1
-    state = state.after(applied={"generator": True, "discriminator": False}, tokens=5)
-    state = state.after(applied={"generator": True, "discriminator": True}, tokens=5)
+    assert state.next_update_number("generator") == 1
+    state = state.after_step(applied={"generator": True, "discriminator": False}, tokens=5)
+    state = state.after_step(applied={"generator": True, "discriminator": True}, tokens=5)
     assert state.updates == {"generator": 2, "discriminator": 1}
     assert (state.step, state.skipped, state.tokens) == (2, 1, 10)
-    assert state.next_update("discriminator") == 2
+    assert state.next_update_number("discriminator") == 2
     assert TrainState.from_json(state.to_json()) == state
 
 

@@ -30,9 +30,7 @@ def by_case(ranks: list[list[Trace]]) -> list[list[Trace]]:
 
 
 @pytest.mark.parametrize(("world", "cases"), [(1, CASES[:4]), pytest.param(3, CASES, marks=pytest.mark.long)])
-def test_a_random_part_frozen_is_loaded_as_it_was_saved(
-    world: int, cases: list[Case], tmp_path: Path
-) -> None:
+def test_a_random_part_frozen_is_loaded_as_it_was_saved(world: int, cases: list[Case], tmp_path: Path) -> None:
     saved = by_case(run_ranks(frozen.train_and_save, 2, cases, str(tmp_path)))
     loaded = by_case(run_ranks(frozen.load, world, cases, str(tmp_path)))
     first = dict(frozen.fresh(small.SEED).named_parameters())

@@ -11,7 +11,7 @@ from encoder_core.errors import LibraryChanged
 from encoder_core.layers.torch_internals import nccl_backends
 from encoder_core.train import groups
 from encoder_core.train.engine import leave_groups
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.groups import (
     GroupsAborted,
     abort_groups,
@@ -55,15 +55,15 @@ class Group:
 
 
 def test_figures_are_not_exchanged_after_an_abort_until_the_groups_are_left() -> None:
-    control = Control.join()
-    assert control.table([3.0]).item() == 3
+    control = RankGroup.join()
+    assert control.gather_rows([3.0]).item() == 3
     abort_groups()
     abort_groups()
     with pytest.raises(GroupsAborted):
-        control.table([3.0])
+        control.gather_rows([3.0])
     leave_groups(broken=True)
     join()
-    assert Control.join().table([3.0]).item() == 3
+    assert RankGroup.join().gather_rows([3.0]).item() == 3
 
 
 def test_groups_that_were_left_meanwhile_are_not_aborted() -> None:

@@ -62,7 +62,7 @@ def test_rows_that_held_nothing_else_are_left_out_and_the_others_keep_their_numb
         made = samples(seed, packing)
         kept = lasting(made)
         left_out += made.rows - len(kept)
-        batch, (others,) = to_batch(made, CPU, first=7), distribute_rows(made, [kept])
+        batch, (others,) = to_batch(made, CPU, first_number=7), distribute_rows(made, [kept])
         expected, group = to_batch(others, CPU), batch.group
         numbers = (7 + kept[:, None]) * group + np.arange(group)
         assert batch.numbers is not None
@@ -78,7 +78,7 @@ def test_rows_that_held_nothing_else_are_left_out_and_the_others_keep_their_numb
 
 def test_a_batch_of_nothing_else_is_idle() -> None:
     batch = to_batch(samples(1, "doc_sentences", share=1.0), CPU)
-    assert (batch.rows, batch.tokens.numel(), batch.loss_tokens) == (0, 0, 0)
+    assert (batch.rows, batch.tokens.numel(), batch.loss_token_count) == (0, 0, 0)
 
 
 def detection() -> ObjectiveModule:

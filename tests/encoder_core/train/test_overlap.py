@@ -62,9 +62,7 @@ def test_ranks_may_reach_parameters_in_any_order(stage: int, precision: str) -> 
     cases = [(config, rng.randrange(1000)) for config in configs]
     ranks = run_ranks(overlap.in_any_order, 2, cases)
     for number in range(len(cases)):
-        one, other = (
-            whole((rank[number][which][0] for rank in ranks), ranks[0][number][which][1]) for which in (0, 1)
-        )
+        one, other = (whole((rank[number][which][0] for rank in ranks), ranks[0][number][which][1]) for which in (0, 1))
         for name, kinds in one.items():
             for kind, values in kinds.items():
                 # A parameter's own gradient is the same whatever comes before it.

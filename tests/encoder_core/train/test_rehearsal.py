@@ -24,8 +24,8 @@ def engine_of(module: Any) -> Any:
         objective=module,
         device=torch.device("cpu"),
         update_groups=tuple(groups),
-        begin=begin,
-        training=module.train,
+        begin_update_group=begin,
+        set_training=module.train,
     )
 
 

@@ -57,9 +57,7 @@ class Case:
 
 
 CASES = {
-    "mlm": Case(
-        lambda: masked_language_model(BERT), {"input": {"packing": "full_sentences"}, "masking": MLM}
-    ),
+    "mlm": Case(lambda: masked_language_model(BERT), {"input": {"packing": "full_sentences"}, "masking": MLM}),
     "nsp": Case(
         lambda: multitask_model(BERT, [MlmConfig(), NspConfig()]),
         {"input": {"packing": "segment_pair"}, "masking": MLM},
@@ -179,9 +177,7 @@ def test_no_input_and_no_loss(name: str, seed: int) -> None:
     lost = [it.removed[a:b].any() and not (text & ~it.removed)[a:b].any() for a, b in rows]
     expected = {"mlm": len(targets), "plm": len(targets)}
     expected["nsp"] = expected["sop"] = sum(not it.removed[a:b].any() for a, b in rows)
-    expected["rtd"] = sum(
-        int((~it.removed[a:b]).sum()) for (a, b), gone in zip(rows, lost, strict=True) if not gone
-    )
+    expected["rtd"] = sum(int((~it.removed[a:b]).sum()) for (a, b), gone in zip(rows, lost, strict=True) if not gone)
     expected["retromae"] = sum(
         int((~it.removed[a + 1 : b]).sum()) for (a, b), gone in zip(rows, lost, strict=True) if not gone
     )

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from encoder_core.train.weight_check import (
     CorruptReplica,
-    Replicated,
+    ReplicatedWeights,
+    bit_sums,
     deviating_ranks,
-    join64,
-    split64,
-    sums_of_bits,
+    join_int64,
+    split_int64,
 )
 
 INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
@@ -28,37 +28,37 @@ def test_any_flipped_bit_shows(dtype: torch.dtype, offset: int, length: int, dat
     """Views into a longer tensor, as ZeRO's are, at offsets that are no multiples of eight bytes."""
     buffer = torch.randn(60, generator=torch.Generator().manual_seed(length)).to(dtype)
     view = buffer[offset : offset + length]
-    before = sums_of_bits([view, buffer])
+    before = bit_sums([view, buffer])
     place = data.draw(st.integers(0, length - 1))
     bit = data.draw(st.integers(0, 8 * dtype.itemsize - 1))
     bits = view.view(INTEGERS[dtype])
     bits[place] ^= torch.tensor(1 << bit).to(INTEGERS[dtype])  # the highest bit wraps to the sign
-    assert (sums_of_bits([view, buffer]) != before).all()
+    assert (bit_sums([view, buffer]) != before).all()
     bits[place] ^= torch.tensor(1 << bit).to(INTEGERS[dtype])
-    assert (sums_of_bits([view, buffer]) == before).all()
+    assert (bit_sums([view, buffer]) == before).all()
 
 
 def test_a_sum_is_that_of_64_bit_words_modulo_two_to_the_64() -> None:
     values = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     expected = sum(int(word) for word in values.view(np.uint64)) % 2**64
-    (found,) = sums_of_bits([torch.from_numpy(values)]).tolist()
+    (found,) = bit_sums([torch.from_numpy(values)]).tolist()
     assert found % 2**64 == expected
 
 
 def test_nothing_has_a_sum_too() -> None:
-    assert sums_of_bits([torch.empty(0), torch.zeros(3)]).tolist() == [0, 0]
-    assert Replicated().digest().tolist() == []
+    assert bit_sums([torch.empty(0), torch.zeros(3)]).tolist() == [0, 0]
+    assert ReplicatedWeights().digest().tolist() == []
 
 
 def test_tensors_that_change_places_show() -> None:
     first, second = torch.randn(10), torch.randn(10)
-    assert Replicated((first, second)).digest() != Replicated((second, first)).digest()
+    assert ReplicatedWeights((first, second)).digest() != ReplicatedWeights((second, first)).digest()
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5))
 def test_halves_carry_64_bits_through_float64(values: list[int]) -> None:
-    row = split64([torch.tensor(values, dtype=torch.int64)])
-    carried = join64(torch.tensor(row, dtype=torch.float64).tolist())
+    row = split_int64([torch.tensor(values, dtype=torch.int64)])
+    carried = join_int64(torch.tensor(row, dtype=torch.float64).tolist())
     pairs = zip(carried[::2], carried[1::2], strict=True)
     assert [(high << 32) + low for high, low in pairs] == values
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from encoder_core.train.settings import MEMORY, MemoryRefresh
+from encoder_core.train.settings import MEMORY_KIND, MemoryRefresh
 from tests.support.ranks import xlnet_memory as small
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.xlnet_memory import Checkpoint, Job, Setting, Trace
@@ -50,7 +50,7 @@ def test_memory_is_what_it_is_meant_to_be(whole: list[list[Trace]], half: list[C
         np.testing.assert_allclose(traces[0].losses, losses, rtol=1e-5, err_msg=str(setting))
         for layer in range(2):
             expected = np.concatenate([memory[index][layer].numpy() for index in range(small.MICROBATCHES)])
-            found = kept.kept[f"{MEMORY}.{layer}"][MEMORY].reshape(kept.shapes[f"{MEMORY}.{layer}"])
+            found = kept.kept[f"{MEMORY_KIND}.{layer}"][MEMORY_KIND].reshape(kept.shapes[f"{MEMORY_KIND}.{layer}"])
             assert found.shape == (6, 8, 32)
             np.testing.assert_allclose(found, expected, atol=2e-5, err_msg=str(setting))
         for name, parameter in names.items():
@@ -73,9 +73,7 @@ def test_every_held_out_microbatch_and_the_last_save_are_signs_of_life(whole: li
 
 @pytest.mark.long
 @pytest.mark.cluster
-def test_resume_between_two_refreshes_is_bit_identical(
-    whole: list[list[Trace]], half: list[Checkpoint]
-) -> None:
+def test_resume_between_two_refreshes_is_bit_identical(whole: list[list[Trace]], half: list[Checkpoint]) -> None:
     """And without its memory a run is another one, so this would notice if it were lost."""
     forgetful = replace(
         half[2], shapes={name: shape for name, shape in half[2].shapes.items() if name not in half[2].memory}

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from encoder_core.train.settings import Precision
-from encoder_core.train.zero_memory import MemoryPart, average_memory, fixed_memory, total
+from encoder_core.train.zero_memory import MemoryPart, average_memory, fixed_memory, total_bytes
 from tests.support.ranks import measures
 from tests.support.ranks.forked import run_ranks
 
@@ -42,14 +42,12 @@ def test_weights_gradients_and_moments_are_as_large_as_the_formulas_say(
 @pytest.mark.long
 @pytest.mark.parametrize(("stage", "precision"), [(0, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16")])
 def test_of_a_matrix_muon_keeps_one_moment(stage: Literal[0, 1, 2, 3], precision: Precision) -> None:
-    ensure_held(fixed_memory(COUNT, WORLD, stage, precision, single=COUNT), stage, precision, muon=True)
+    ensure_held(fixed_memory(COUNT, WORLD, stage, precision, one_moment=COUNT), stage, precision, muon=True)
 
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("stage", "precision"), [(1, "bf16"), (0, "fp32"), (2, "fp32"), (3, "bf16")])
-def test_an_average_is_sharded_as_master_weights_are(
-    stage: Literal[0, 1, 2, 3], precision: Precision
-) -> None:
+def test_an_average_is_sharded_as_master_weights_are(stage: Literal[0, 1, 2, 3], precision: Precision) -> None:
     parts = [*fixed_memory(COUNT, WORLD, stage, precision), average_memory(COUNT, WORLD, stage)]
     ensure_held(parts, stage, precision, decay=0.99)
 
@@ -62,6 +60,6 @@ def ensure_held(
     muon: bool = False,
     decay: float | None = None,
 ) -> None:
-    staying = total(part for part in parts if not part.what.startswith(PASSING))
+    staying = total_bytes(part for part in parts if not part.what.startswith(PASSING))
     for found in run_ranks(measures.state_bytes, WORLD, (stage, precision), LARGE, muon, decay):
         assert found == pytest.approx(staying, rel=0.001)

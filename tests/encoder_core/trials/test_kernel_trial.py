@@ -17,8 +17,8 @@ from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference, pick, set_preference
 from encoder_core.optim import adamw
 from encoder_core.trials.kernel_attempts import serve
-from encoder_core.trials.kernel_trial import TriedKernel, Unit, merge_networks, preference
-from encoder_core.trials.trial_network import Subject, torch_settings
+from encoder_core.trials.kernel_trial import TrialUnit, TriedKernel, build_preference, merge_networks
+from encoder_core.trials.trial_network import TrialSubject, torch_settings
 
 SHAPE: dict[str, Any] = {"layers": 3, "hidden": 16, "heads": 2, "feed_forward": 32, "max_length": 48}
 NETWORKS: dict[str, ModelConfig] = {
@@ -35,14 +35,10 @@ class Reports(list[dict[str, Any]]):
 
     @property
     def found(self) -> list[TriedKernel]:
-        return merge_networks(
-            {Unit(*one["unit"]): TriedKernel(**one["found"]) for one in self if "found" in one}
-        )
+        return merge_networks({TrialUnit(*one["unit"]): TriedKernel(**one["found"]) for one in self if "found" in one})
 
 
-def tried_with(
-    network: ModelConfig, dtype: torch.dtype = torch.float32
-) -> dict[tuple[Kernel, bool], TriedKernel]:
+def tried_with(network: ModelConfig, dtype: torch.dtype = torch.float32) -> dict[tuple[Kernel, bool], TriedKernel]:
     """At attention, by kernel."""
     found = reported(network, dtype).found
     return {(one.kernel, one.dropped): one for one in found if one.place == "attention"}
@@ -50,7 +46,7 @@ def tried_with(
 
 def reported(network: ModelConfig, dtype: torch.dtype = torch.float32, *, stable: bool = False) -> Reports:
     """In this process, whose kernels a test may replace."""
-    subject = Subject((network,), dtype, torch.device("cpu"), rows=2, length=24, stable=stable)
+    subject = TrialSubject((network,), dtype, torch.device("cpu"), rows=2, length=24, stable=stable)
     reports = Reports()
     request = {
         "subject": subject.to_json(),
@@ -69,7 +65,7 @@ def reported(network: ModelConfig, dtype: torch.dtype = torch.float32, *, stable
 def test_all_kernels_of_a_cpu_are_right_and_draw_the_same(name: str, dtype: torch.dtype) -> None:
     found = tried_with(NETWORKS[name], dtype)
     assert {kernel for kernel, _ in found} >= {"padded", "written"}
-    assert all(one.right and one.error is not None for one in found.values()), found
+    assert all(one.is_right and one.error is not None for one in found.values()), found
 
 
 WRONG: dict[str, Callable[[Tensor], Tensor]] = {
@@ -85,11 +81,11 @@ WRONG: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", ["plain", "disentangled"])
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, name: str, wrong: str) -> None:
     module = deberta_attention if name == "disentangled" else attention
-    right = module.blocked
-    monkeypatch.setattr(module, "blocked", lambda *given: WRONG[wrong](right(*given)))
+    right = module.attend_blocked
+    monkeypatch.setattr(module, "attend_blocked", lambda *given: WRONG[wrong](right(*given)))
     found = tried_with(NETWORKS[name])
-    assert {kernel for (kernel, _), one in found.items() if not one.right} == {"blocked"}
-    order = preference(list(found.values()))
+    assert {kernel for (kernel, _), one in found.items() if not one.is_right} == {"blocked"}
+    order = build_preference(list(found.values()))
     assert "blocked" not in order.plain + order.dropped
 
 
@@ -99,9 +95,9 @@ def one(kernel: Kernel, seconds: float | None = None, **others: Any) -> TriedKer
 
 
 def test_a_clearly_quicker_kernel_is_preferred_to_the_usual_one() -> None:
-    assert preference([one("flash", 1.0), one("fused", 0.95), one("written")]).plain[0] == "flash"
-    assert preference([one("flash", 1.0), one("padded", 0.8), one("fused", 0.5)]).plain[0] == "fused"
-    assert preference([one("flash", 1.0), one("fused", 0.5, error=1e-3)]).plain == ("flash", "written")
+    assert build_preference([one("flash", 1.0), one("fused", 0.95), one("written")]).plain[0] == "flash"
+    assert build_preference([one("flash", 1.0), one("padded", 0.8), one("fused", 0.5)]).plain[0] == "fused"
+    assert build_preference([one("flash", 1.0), one("fused", 0.5, error=1e-3)]).plain == ("flash", "written")
 
 
 def test_draws_of_tokens_come_before_a_devices_own_and_those_before_the_written_formula() -> None:
@@ -112,11 +108,11 @@ def test_draws_of_tokens_come_before_a_devices_own_and_those_before_the_written_
         one("padded", 2.0, dropped=True, comparable=False, error=0.7),
         one("written", dropped=True),
     ]
-    assert preference([*plain, *dropped]).dropped == ("fused", "flash", "padded", "written")
+    assert build_preference([*plain, *dropped]).dropped == ("fused", "flash", "padded", "written")
     bad = one("fused", dropped=True, error=0.5)
-    assert preference([*plain, bad, *dropped[1:]]).dropped == ("flash", "padded", "written")
+    assert build_preference([*plain, bad, *dropped[1:]]).dropped == ("flash", "padded", "written")
     wrong_flash = one("flash", 1.0, error=0.5)
-    assert "flash" not in preference([wrong_flash, *plain[1:], *dropped]).dropped
+    assert "flash" not in build_preference([wrong_flash, *plain[1:], *dropped]).dropped
 
 
 def test_without_a_preference_the_usual_kernel_is_picked() -> None:
@@ -125,15 +121,15 @@ def test_without_a_preference_the_usual_kernel_is_picked() -> None:
 
 def loss_off_by(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     softmax_loss = pytest.importorskip("encoder_core.kernels.softmax_loss", reason="Triton is not installed")
-    right = softmax_loss.to_gradient
+    right = softmax_loss.overwrite_with_gradient
 
-    def to_gradient(logits: Tensor, *given: Any, **how: Any) -> Tensor:
+    def overwrite_with_gradient(logits: Tensor, *given: Any, **how: Any) -> Tensor:
         by_bias: Tensor = right(logits, *given, **how)
         logits *= factor
         return by_bias
 
     monkeypatch.setattr(cross_entropy, "_supports", lambda features: True)
-    monkeypatch.setattr(softmax_loss, "to_gradient", to_gradient)
+    monkeypatch.setattr(softmax_loss, "overwrite_with_gradient", overwrite_with_gradient)
 
 
 def update_off_by(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
@@ -167,8 +163,8 @@ def test_a_kernel_of_another_place_is_used_once_it_is_right(
     network = BertConfig(**SHAPE | {"layers": 1}, dropout=0.0, attention_dropout=0.0)
     found = [one for one in reported(network, stable=True).found if one.place == place]
     assert [one.kernel for one in found] == ["fused", "written"]
-    assert [one.right for one in found] == [right, True]
-    order = preference(found)
+    assert [one.is_right for one in found] == [right, True]
+    order = build_preference(found)
     assert order.elsewhere == {place: ("fused", "written") if right else ("written",)}
     assert pick(["fused", "written"], dropped=False, place=place) == "written"
     try:
@@ -181,9 +177,8 @@ def test_a_kernel_of_another_place_is_used_once_it_is_right(
 
 def test_a_kernel_elsewhere_must_be_right_with_dropout_and_without() -> None:
     tried = [
-        one("fused", dropped=dropped, place="norm", error=error)
-        for dropped, error in ((False, 1e-7), (True, 1.0))
+        one("fused", dropped=dropped, place="norm", error=error) for dropped, error in ((False, 1e-7), (True, 1.0))
     ]
-    assert preference(tried).elsewhere == {"norm": ("written",)}
-    assert preference(tried).at("attention", dropped=True) == ()
-    assert preference([]) == Preference((), ())
+    assert build_preference(tried).elsewhere == {"norm": ("written",)}
+    assert build_preference(tried).kernels_at("attention", dropped=True) == ()
+    assert build_preference([]) == Preference((), ())

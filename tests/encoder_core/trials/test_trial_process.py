@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from encoder_core.families.bert import BertConfig
 from encoder_core.trials.compile_trial import try_in_process
-from encoder_core.trials.kernel_trial import KernelTrial, Limits, TriedKernel, preference, try_kernels
-from encoder_core.trials.trial_network import Subject
-from encoder_core.trials.trial_process import Deadline, TrialEnded, follow
+from encoder_core.trials.kernel_trial import KernelTrial, Limits, TriedKernel, build_preference, try_kernels
+from encoder_core.trials.trial_network import TrialSubject
+from encoder_core.trials.trial_process import Deadline, TrialEnded, run_trial_process
 from tests.support.ranks.bad_kernels import RIGHT, Misbehaviour, tried_with
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 NETWORK = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=48)
-SUBJECT = Subject((NETWORK,), torch.float32, torch.device("cpu"), rows=2, length=24)
+SUBJECT = TrialSubject((NETWORK,), torch.float32, torch.device("cpu"), rows=2, length=24)
 HANG_S = 15.0  # on a busy machine a right kernel needs much less
 CULPRITS = ("blocked", "padded")
 ERRORS = [
@@ -110,7 +110,7 @@ def ensure_only_the_culprit_is_out(how: Misbehaviour, undisturbed: KernelTrial) 
     assert [replace(one, error=None, failure="") for one in culprit] == [
         replace(one, error=None) for one in undisturbed.tried if one.kernel == how.kernel
     ]
-    order = preference(found.tried)
+    order = build_preference(found.tried)
     harmless = how.way in HARMLESS
     if how.argument != RESEEDS:
         assert (how.kernel in order.plain, how.kernel in order.dropped) == (harmless, harmless)
@@ -164,7 +164,7 @@ def test_whatever_a_compiler_does_is_only_on_record(seed: int) -> None:
     with tried_with(how):
         found = try_in_process(SUBJECT, HANG_S, lambda: None)
     assert (children(), len(os.listdir("/proc/self/fd"))) == before
-    assert not found.right
+    assert not found.is_right
     assert found.failure
 
 
@@ -199,7 +199,7 @@ def test_what_a_process_prints_is_its_last_words() -> None:
     target = "tests.support.ranks.bad_kernels:serve_compiler"
     with (
         tried_with(Misbehaviour("compiler", "raise", "Exception")),
-        closing(follow(target, {}, Deadline(300.0), lambda: None)) as reports,
+        closing(run_trial_process(target, {}, Deadline(300.0), lambda: None)) as reports,
         pytest.raises(TrialEnded) as end,
     ):
         next(reports)

@@ -146,9 +146,7 @@ def test_json_that_was_made_to_harm(real: dict[str, dict[str, bytes]], name: str
 
 def any_tokenizer(real: dict[str, dict[str, bytes]], data: st.DataObject) -> None:
     files = real[data.draw(st.sampled_from(sorted(real)))]
-    name = data.draw(
-        st.sampled_from(["tokenizer.json"] * 3 + ["tokenizer_config.json", "special_tokens_map.json"])
-    )
+    name = data.draw(st.sampled_from(["tokenizer.json"] * 3 + ["tokenizer_config.json", "special_tokens_map.json"]))
     content = files[name]
     if data.draw(st.booleans()):
         content = json.dumps(data.draw(altered(json.loads(content)))).encode()
@@ -209,9 +207,7 @@ def lies(draw: random.Random, content: bytes) -> bytes:
     return struct.pack("<Q", len(text)) + text + body
 
 
-@pytest.mark.parametrize(
-    "draw", [*range(2), *(pytest.param(draw, marks=pytest.mark.long) for draw in range(2, 1000))]
-)
+@pytest.mark.parametrize("draw", [*range(2), *(pytest.param(draw, marks=pytest.mark.long) for draw in range(2, 1000))])
 def test_weights_whose_header_lies(model: Path, tmp_path: Path, draw: int) -> None:
     """As a run reads them that starts from there: from headers, before ranks start."""
     config = read_folder_config(model)

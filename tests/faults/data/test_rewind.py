@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from checkpoints.attempt import Attempt
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.listing import Rewind, checkpoint_rows, read_rewinds, record_rewind
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import KILLED, finish, run_group
@@ -78,9 +78,7 @@ def _tell(told: str, run: str) -> None:
     """What `run` left out is left out of `told` before its first step."""
     store = open_run(told).store
     skips = read_rewinds(open_run(run).store)[-1].skips
-    record_rewind(
-        store, Rewind(attempt=0, to=None, began=0, reached=0, cause="told", skips=skips), Attempt(store, 0)
-    )
+    record_rewind(store, Rewind(attempt=0, to=None, began=0, reached=0, cause="told", skips=skips), Attempt(store, 0))
 
 
 def same_outcome(run: str, told: str) -> None:
@@ -88,7 +86,7 @@ def same_outcome(run: str, told: str) -> None:
     assert small_runs.digests(run) == small_runs.digests(told)
     assert small_runs.ledger(run) == small_runs.ledger(told)
     assert small_runs.final_state(run, STEPS) == small_runs.final_state(told, STEPS)
-    states = [newest_good(open_run(uri).store, Alone()) for uri in (run, told)]
+    states = [find_newest_good(open_run(uri).store, SingleRank()) for uri in (run, told)]
     assert states[0] is not None
     assert states[1] is not None
     assert states[0].manifest.state == states[1].manifest.state, "what is remembered of the losses included"
@@ -96,9 +94,7 @@ def same_outcome(run: str, told: str) -> None:
 
 def nothing_lost_unsaid(run: str) -> None:
     """Every sample up to the last was trained on, or the record says that it was left out; none is both."""
-    taken = [
-        sample for epoch, start, stop in small_runs.ledger(run) for sample in _number(epoch, start, stop)
-    ]
+    taken = [sample for epoch, start, stop in small_runs.ledger(run) for sample in _number(epoch, start, stop)]
     skipped = [
         sample
         for event in small_runs.events(run, "rewind")

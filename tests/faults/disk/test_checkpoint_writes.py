@@ -9,12 +9,12 @@ import pytest
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.commit import CommittedSave
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import list_folders
-from checkpoints.retention import tidy
+from checkpoints.retention import delete_expired
 from checkpoints.save import Saver
-from checkpoints.verify import newest_good, verify_all
+from checkpoints.verify import find_newest_good, verify_all
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
@@ -25,7 +25,7 @@ from tests.support.stores.s3 import S3Server
 
 def resume(store: Store) -> tuple[Attempt, CheckpointManifest]:
     attempt = claim(store)
-    good = newest_good(store, Alone())
+    good = find_newest_good(store, SingleRank())
     assert good is not None
     assert good.passed_over == ()
     return attempt, good.manifest
@@ -35,7 +35,7 @@ def go_on(store: Store, step: int) -> None:
     """A start of the run that saves once and keeps only that."""
     attempt, manifest = resume(store)
     commit_steps(store, attempt, step, resumed=manifest)
-    tidy(store, attempt, keep_last=1, keep_every=None)
+    delete_expired(store, attempt, keep_last=1, keep_every=None)
     attempt.record_end(0.0)
 
 
@@ -51,14 +51,14 @@ def test_dying_at_any_file_system_change_of_a_run(tmp_path: Path) -> None:
         shutil.copytree(base.root, store.root)
         if not dies_at(call, lambda: go_on(store, 20)):  # noqa: B023
             break
-        good = newest_good(store, Alone())
+        good = find_newest_good(store, SingleRank())
         assert good is not None
         assert all(report.problems == () for report in verify_all(store))
         assert_holds(store, good.manifest, random_state(good.manifest.step))
         resumed_from.append(good.manifest.step)
         go_on(store, 30)
         store.remove_leftovers("", older_than_key=None)
-        newest = newest_good(store, Alone())
+        newest = find_newest_good(store, SingleRank())
         assert newest is not None
         assert_holds(store, newest.manifest, random_state(30))
         assert [folder.name.step for folder in list_folders(store)] == [30]
@@ -87,7 +87,7 @@ class Dying:
 def test_dying_at_any_change_of_a_run_on_s3(rgw: S3Server) -> None:
     bucket = open_store(f"s3://{rgw.new_bucket()}")
     for change in range(1, 1000):
-        store = bucket.at(f"run-{change}")
+        store = bucket.with_prefix(f"run-{change}")
         attempt = claim(store)
         commit_steps(store, attempt, 10)
         attempt.record_end(0.0)
@@ -98,7 +98,7 @@ def test_dying_at_any_change_of_a_run_on_s3(rgw: S3Server) -> None:
             finally:
                 os._exit(0)
         died = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-        good = newest_good(store, Alone())
+        good = find_newest_good(store, SingleRank())
         assert good is not None
         assert all(report.problems == () for report in verify_all(store))
         assert_holds(store, good.manifest, random_state(good.manifest.step))
@@ -114,12 +114,12 @@ def test_a_full_disk_costs_one_checkpoint_and_says_so(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "run")
     attempt = claim(store)
     commit_steps(store, attempt, 10)
-    saver = Saver(store, attempt, Alone(), resumed=None)
+    saver = Saver(store, attempt, SingleRank(), resumed=None)
     with files_limited_to(4096):
         saver.begin(20, cut(random_state(20), (), 0), SHAPES, {})
         outcome = saver.commit()
     assert " space " in getattr(outcome, "reason", "")
-    good = newest_good(store, Alone())
+    good = find_newest_good(store, SingleRank())
     assert good is not None
     assert good.manifest.name == CheckpointName(1, 10)
     saver.begin(21, cut(random_state(21), (), 0), SHAPES, {})

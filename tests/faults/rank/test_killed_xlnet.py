@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from transformers import XLNetLMHeadModel
 
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointManifest
-from checkpoints.verify import newest_good, verify
+from checkpoints.verify import find_newest_good, verify
 from launcher.after.export.export import ExportResult, export_run
-from launcher.runtime.recipe.load import reload
+from launcher.runtime.recipe.load import with_assignments
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import KILLED, finish, run_group
@@ -44,7 +44,7 @@ def undisturbed(folder: Path) -> str:
 
 
 def newest(run: str) -> CheckpointManifest:
-    good = newest_good(open_run(run).store, Alone())
+    good = find_newest_good(open_run(run).store, SingleRank())
     assert good is not None
     return good.manifest
 
@@ -89,7 +89,7 @@ def test_other_refreshes_than_the_checkpoint_was_written_for_are_refused(folder:
     run = new_run(folder, "changed")
     finish(run, 1, stop_at=4)
     opened = open_run(run)
-    other = reload(opened.recipe, ("model.memory_refresh=3",))
+    other = with_assignments(opened.recipe, ("model.memory_refresh=3",))
     reconcile(opened, recipe=other, accept_changes=True, now=datetime.now(UTC))
     refused = run_group(run, 1)
     assert refused.codes != [0]

@@ -90,11 +90,7 @@ def garbled_header(place: float, data: bytes) -> Mangle:
         if b"<ListBucketResult" in whole or b"<EnumerationResults" in whole:
             middle = body + int(place * (len(whole) - body))
             return whole[:middle] + b"\x00<" + data + whole[middle:]
-        return (
-            None
-            if method == "HEAD"
-            else re.sub(rb"(?m)^(Content-|ETag|Last-)", b"X-", whole[:body]) + whole[body:]
-        )
+        return None if method == "HEAD" else re.sub(rb"(?m)^(Content-|ETag|Last-)", b"X-", whole[:body]) + whole[body:]
 
     return mangle
 
@@ -138,9 +134,7 @@ def broken() -> deque[Mangle]:
 
 
 @pytest.fixture
-def store(
-    service: Service, faults: FaultProxy, broken: deque[Mangle], monkeypatch: pytest.MonkeyPatch
-) -> Store:
+def store(service: Service, faults: FaultProxy, broken: deque[Mangle], monkeypatch: pytest.MonkeyPatch) -> Store:
     hasty = SimpleNamespace(time=time.time, monotonic=time.monotonic, sleep=lambda seconds: None)
     monkeypatch.setattr("data_service.store.retries.time", hasty)
     store = open_store(f"{service.scheme}://{service.new_bucket()}/x", patience_s=0.2)
@@ -194,9 +188,7 @@ def truncated(body: bytes) -> bytes:
 @pytest.mark.parametrize("service", ["s3"], indirect=True)
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.parametrize("listing", ["list", "folders"])
-def test_a_listing_that_does_not_go_on_ends(
-    store: Store, faults: FaultProxy, kind: str, listing: str
-) -> None:
+def test_a_listing_that_does_not_go_on_ends(store: Store, faults: FaultProxy, kind: str, listing: str) -> None:
     faults.mangle = lambda method, whole: xml(method, whole, ENDLESS[kind])
     with pytest.raises(StoreUnavailable):
         list(store.list() if listing == "list" else store.folders())

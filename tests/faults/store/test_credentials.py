@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_service.store.base import Store
-from data_service.store.errors import (
-    AccessDenied,
-    CredentialsExpired,
-    CredentialsMissing,
-)
+from data_service.store.errors import AccessDenied, CredentialsExpired, CredentialsMissing
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.s3 import DATA, MetadataService, S3Server
@@ -87,9 +83,7 @@ def test_a_key_that_was_valid_may_be_renewed(store: Store, faults: FaultProxy) -
     assert not faults.plan
 
 
-def test_a_key_that_never_was_valid_is_refused_at_once(
-    store: Store, faults: FaultProxy, never_valid: None
-) -> None:
+def test_a_key_that_never_was_valid_is_refused_at_once(store: Store, faults: FaultProxy, never_valid: None) -> None:
     faults.always = "unknown key"
     with pytest.raises(AccessDenied):
         store.get("key")
@@ -149,9 +143,7 @@ def test_a_client_made_without_credentials_is_made_anew(
 
 @pytest.mark.long
 @S3_ONLY
-def test_half_a_credentials_file_is_read_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_half_a_credentials_file_is_read_again(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = test\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))

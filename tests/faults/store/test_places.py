@@ -73,9 +73,7 @@ def test_copied_or_moved_it_goes_on_and_neither_disturbs_the_other(
 class Closed:
     """The store refuses what `touches` says, from the `first` such request on, until it has refused `count`."""
 
-    def __init__(
-        self, proxy: FaultProxy, prefix: str, methods: tuple[str, ...], first: int, count: int
-    ) -> None:
+    def __init__(self, proxy: FaultProxy, prefix: str, methods: tuple[str, ...], first: int, count: int) -> None:
         self.came = self.refused = 0
         self._prefix, self._methods, self._first, self._add_counted_blocks = prefix, methods, first, count
         proxy.only = self.touches
@@ -121,12 +119,8 @@ def test_a_place_that_is_gone_or_closed_for_a_while(
     for name in ("corpus", "tokenizer"):
         copied(f"{folder}/{name}", f"{root}/{name}")
     uri = small_runs.new_run(root, "run")
-    faults.always = draws.choice(
-        ["no such key", "slow down"] if what == "corpus" else ["denied", "slow down"]
-    )
-    most = draws.randint(
-        1, 30 if faults.always == "slow down" else 3
-    )  # others are not tried again, but end the ranks
+    faults.always = draws.choice(["no such key", "slow down"] if what == "corpus" else ["denied", "slow down"])
+    most = draws.randint(1, 30 if faults.always == "slow down" else 3)  # others are not tried again, but end the ranks
     methods = ("GET", "HEAD") if what == "corpus" else ("PUT", "POST", "DELETE")
     place = f"{urlsplit(service.endpoint).path}/{bucket}/here/{what}"
     closed = Closed(faults, place, methods, draws.randint(1, 40), most)
@@ -144,9 +138,7 @@ def test_a_place_that_is_gone_or_closed_for_a_while(
 
 
 @pytest.mark.parametrize("draw", range(4))
-def test_a_folder_of_text_that_is_renamed_away_and_back(
-    folder: Path, calm: str, tmp_path: Path, draw: int
-) -> None:
+def test_a_folder_of_text_that_is_renamed_away_and_back(folder: Path, calm: str, tmp_path: Path, draw: int) -> None:
     draws = random.Random(draw)
     for name in ("corpus", "tokenizer"):
         shutil.copytree(folder / name, tmp_path / name)

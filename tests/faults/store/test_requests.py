@@ -10,12 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_service.store.base import Store
-from data_service.store.errors import (
-    BadUri,
-    CredentialsExpired,
-    StoreError,
-    StoreUnavailable,
-)
+from data_service.store.errors import BadUri, CredentialsExpired, StoreError, StoreUnavailable
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import Fault, FaultProxy
 from tests.support.stores.s3 import DATA, S3Server
@@ -42,9 +37,7 @@ def self_signed(folder: Path) -> Path:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         .sign(key, hashes.SHA256())
     )
@@ -110,9 +103,7 @@ def test_silence_is_a_failure_like_others(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "kind"), [("error 500", StoreUnavailable), ("expired token", CredentialsExpired)]
-)
+@pytest.mark.parametrize(("fault", "kind"), [("error 500", StoreUnavailable), ("expired token", CredentialsExpired)])
 def test_what_does_not_pass_is_an_error_with_the_uri(
     store: Store, faults: FaultProxy, fault: Fault, kind: type[Exception]
 ) -> None:
@@ -147,9 +138,7 @@ def test_a_bucket_that_does_not_exist_is_named(service: Service) -> None:
 
 
 @pytest.mark.long
-def test_tls_that_breaks_in_the_middle_of_a_body(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tls_that_breaks_in_the_middle_of_a_body(s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     certificate = self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
@@ -201,9 +190,7 @@ def test_patience_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, 
         open_store("s3://bucket/x")
 
 
-def test_patience_is_set_by_the_environment(
-    store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patience_is_set_by_the_environment(store: Store, faults: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASKFLEET_STORE_PATIENCE_S", "0.4")
     faults.always = "error 500"
     began = time.monotonic()

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from data_service.store.base import Store
-from data_service.store.errors import (
-    StoreUnavailable,
-)
+from data_service.store.errors import StoreUnavailable
 from data_service.store.open import open_store
 from tests.support.stores.fault_proxy import FaultProxy
 from tests.support.stores.gcs import FakeGcs
@@ -74,9 +72,7 @@ def test_a_read_goes_on_where_it_broke(service: Service, store: Store, faults: F
 
 
 @pytest.mark.long
-def test_an_object_replaced_while_it_is_read_is_never_mixed(
-    service: Service, store: Store, faults: FaultProxy
-) -> None:
+def test_an_object_replaced_while_it_is_read_is_never_mixed(service: Service, store: Store, faults: FaultProxy) -> None:
     size = LARGE[service.scheme]
     old, new = bytes(size), os.urandom(size)
     store.put("large", old)
@@ -110,9 +106,7 @@ def test_a_long_upload_has_patience_left_at_its_end(store: Store, faults: FaultP
 
 
 @pytest.mark.long
-def test_an_upload_whose_end_was_not_answered_is_known(
-    service: Service, store: Store, faults: FaultProxy
-) -> None:
+def test_an_upload_whose_end_was_not_answered_is_known(service: Service, store: Store, faults: FaultProxy) -> None:
     data, (end, mark) = os.urandom(LARGE[service.scheme]), END[service.scheme]
     faults.only = lambda method, path: method == end and mark in path
     faults.plan.append("reset after")

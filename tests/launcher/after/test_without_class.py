@@ -9,7 +9,7 @@ import pytest
 from encoder_core.errors import ModelError
 from encoder_core.families.neobert import NeoBertConfig
 from launcher.after.embed.model import load_model
-from launcher.after.embed.settings import Encoding
+from launcher.after.embed.settings import EncodingSettings
 from launcher.after.finetune.pretrained import open_pretrained
 from launcher.runtime.recipe.objective import RecipeObjective
 from tests.support.checks.command import exit_code, maskfleet
@@ -70,7 +70,7 @@ def test_what_needs_a_class_refuses_it(
 
 def test_the_remedys_commands_take_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_pretrained(str(place / "model")) as pretrained, pytest.raises(ModelError) as caught:
-        load_model(pretrained, Encoding())
+        load_model(pretrained, EncodingSettings())
     for command in ("maskfleet diagnose", "maskfleet fill", "start:"):
         assert command in caught.value.remedy
     monkeypatch.chdir(place)

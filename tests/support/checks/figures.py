@@ -38,9 +38,7 @@ def ensure_possible(output: str) -> Counter[str]:
     for pattern, (low, high) in _RANGES.items():
         for found in re.finditer(pattern, output):
             value = float(found[1].rstrip(".,").replace(",", ""))
-            assert low <= value <= high, (
-                f"{found[0]!r} in {output[max(0, found.start() - 80) : found.end() + 80]!r}"
-            )
+            assert low <= value <= high, f"{found[0]!r} in {output[max(0, found.start() - 80) : found.end() + 80]!r}"
             seen[pattern] += 1
     for percent in re.findall(rf"{_NUMBER}%", output):
         assert 0 <= float(percent.replace(",", "")) <= 100, f"{percent}%"

@@ -134,9 +134,7 @@ class Page:
     def _parse(self, document: Document) -> Iterator[Region]:
         for region in RawFencedCodeBlockLexer(_INFO)(document):
             how = _HOW.fullmatch(region.lexemes["how"])
-            assert how is not None, (
-                f"{self.path.name}: a block is to be run in an unknown way: {region.lexemes['how']}"
-            )
+            assert how is not None, f"{self.path.name}: a block is to be run in an unknown way: {region.lexemes['how']}"
             if how["long"] and not self.as_written:
                 continue
             region.parsed = region.lexemes["source"]

@@ -15,9 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 FOREIGN = frozenset({"ray", "deepspeed", "moto", "transformers"})
-STARTS = frozenset(
-    {"subprocess", "multiprocessing", "http", "socket", "socketserver", "sentence_transformers"}
-)
+STARTS = frozenset({"subprocess", "multiprocessing", "http", "socket", "socketserver", "sentence_transformers"})
 WHOLE = frozenset(
     ROOT / module
     for module in (

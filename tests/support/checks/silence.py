@@ -85,6 +85,4 @@ def _next(reading: int, deadline: float) -> bytes:
 
 def without_signs_of_life(text: str) -> str:
     """What a command printed to no terminal, but for the lines that come after three seconds of a busy machine."""
-    return "".join(
-        line for line in text.splitlines(keepends=True) if not line.rstrip().endswith((" so far", " left"))
-    )
+    return "".join(line for line in text.splitlines(keepends=True) if not line.rstrip().endswith((" so far", " left")))

@@ -12,12 +12,12 @@ from checkpoints.attempt import Owner, claim
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.control_loop import ControlLoop
-from launcher.runtime.cluster.nodes import exclude_nodes
+from launcher.runtime.cluster.nodes import nodes_except
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.orders import (
     FinishedTraining,
     JoinedGroup,
-    Raised,
+    RankError,
     RankNews,
     RankOrders,
     RankOutcome,
@@ -26,7 +26,7 @@ from launcher.runtime.cluster.orders import (
 from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.policies.elastic import GroupStart, Sizing
-from launcher.runtime.policies.failures import Failure, Kind
+from launcher.runtime.policies.failures import Failure, FailureKind
 from launcher.runtime.policies.recovery import Recovery
 from launcher.runtime.policies.watchdog import RankLocation, Watchdog
 from launcher.runtime.run.history import read_history
@@ -45,9 +45,7 @@ class Cluster:
         self.draining: dict[str, int] = {}
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [
-            {"NodeID": name, "Alive": True, "Resources": {"CPU": cores}} for name, cores in self.cores.items()
-        ]
+        return [{"NodeID": name, "Alive": True, "Resources": {"CPU": cores}} for name, cores in self.cores.items()]
 
 
 class Display:
@@ -63,7 +61,7 @@ class Display:
     def record(self, record: Mapping[str, Any]) -> None:
         self.records.append(record)
 
-    def doing(self, doing: str) -> None: ...
+    def show_activity(self, doing: str) -> None: ...
 
 
 class Ranks:
@@ -88,9 +86,7 @@ class _Waits(Exception):
 class Driver:
     """A control loop, and what it has said and recorded."""
 
-    def __init__(
-        self, store: Store, sizing: Sizing, last: int | None = None, failures: Sequence[Failure] = ()
-    ) -> None:
+    def __init__(self, store: Store, sizing: Sizing, last: int | None = None, failures: Sequence[Failure] = ()) -> None:
         owner = Owner.for_this_process(time.time())
         recipe = SimpleNamespace(total_steps=STEPS, watchdog=WATCHDOG, recovery=Recovery())
         run: Any = SimpleNamespace(store=store, recipe=recipe)
@@ -100,7 +96,7 @@ class Driver:
         parts: Any = {"display": self.display, "log": self.log, "stopping": self.stopping}
         self.loop = ControlLoop(run, self.claim, sizing, last, failures, **parts)
         if failures:
-            self.loop.apply_failure_policy(exclude_nodes(()))
+            self.loop.apply_failure_policy(nodes_except(()))
         self.ranks: Any = Ranks()
 
     def next_group(self) -> GroupStart | None:
@@ -122,9 +118,7 @@ class Driver:
         assert attempt is not None
         return attempt
 
-    def take_rank_news(
-        self, rank: int, node: str, step: int = 7, doing: str = "training", **more: Any
-    ) -> None:
+    def take_rank_news(self, rank: int, node: str, step: int = 7, doing: str = "training", **more: Any) -> None:
         place = RankLocation(node, 100 + rank, f"host-{node}")
         self.loop.take_rank_news(rank, RankNews(step, doing, 0, place, **more))
 
@@ -156,8 +150,8 @@ class Driver:
         return [(e["kind"], e.get("from"), e.get("to")) for e in found if e["kind"] in ("world", "pause")]
 
 
-def raised(text: str, kind: Kind = "raised", **more: Any) -> Raised:
-    return Raised(text, kind, **more)
+def raised(text: str, kind: FailureKind = "raised", **more: Any) -> RankError:
+    return RankError(text, kind, **more)
 
 
 def _wait(seconds: float) -> None:

@@ -143,7 +143,7 @@ def _only_report(worker: ModuleType) -> None:
             cuda, number = worker.torch.cuda, worker.torch.cuda.current_device()
             place = (self.seat.rank, self.seat.local_rank, self.seat.node_rank)
             found = RankFound(*place, cuda.device_count(), number, cuda.get_device_name(number))
-            return worker.RankResult(worker.Unsaved(json.dumps(asdict(found))), stays=True)
+            return worker.RankResult(worker.EndedUnsaved(json.dumps(asdict(found))), stays=True)
 
     worker.Rank = Reporting  # type: ignore[attr-defined]
 
@@ -201,9 +201,7 @@ def compiled(folder: Path) -> Path:
     return library
 
 
-def seated(
-    folder: Path, nodes: Sequence[Node], ranks: int, python: str = sys.executable, **more: str
-) -> Found:
+def seated(folder: Path, nodes: Sequence[Node], ranks: int, python: str = sys.executable, **more: str) -> Found:
     """What ranks found on a Ray cluster of such nodes, in `python`'s environment."""
     order = json.dumps({"nodes": [asdict(node) for node in nodes], "ranks": ranks})
     command = [python, "-m", "tests.support.clusters.fake_gpus", order]
@@ -220,16 +218,14 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
     from ray.cluster_utils import Cluster
 
     from data_service.service.ray_internals import job_config_without_driver_path
-    from launcher.runtime.cluster.orders import Assignment, FatalError, Unsaved
+    from launcher.runtime.cluster.orders import Assignment, EndedUnsaved, FatalError
     from launcher.runtime.cluster.rank_group import RankGroup
     from launcher.runtime.cluster.rank_placement import SeatError
     from launcher.runtime.cluster.rank_pool import RankPool
     from launcher.runtime.policies.elastic import GroupStart, Sizing
     from launcher.runtime.policies.recovery import Recovery
 
-    os.environ.pop(
-        "DS_ACCELERATOR", None
-    )  # what this process saw when it imported the engine is not the nodes'
+    os.environ.pop("DS_ACCELERATOR", None)  # what this process saw when it imported the engine is not the nodes'
     cluster = Cluster()
     for node in nodes:
         variables = {MACHINE: ",".join(node.machine)}
@@ -237,9 +233,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
             variables["CUDA_VISIBLE_DEVICES"] = node.variable
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         os.environ.update(variables)  # the node's Ray counts its GPUs in this process
-        cluster.add_node(
-            num_cpus=ranks, num_gpus=node.gpus, object_store_memory=100 << 20, include_dashboard=False
-        )
+        cluster.add_node(num_cpus=ranks, num_gpus=node.gpus, object_store_memory=100 << 20, include_dashboard=False)
     ray.init(
         cluster.address,
         logging_level="ERROR",
@@ -258,7 +252,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
             problem = error.problem
     ends = [end.outcome for end in group.ends.values()]
     problem = problem or next((end.problem for end in ends if isinstance(end, FatalError)), "")
-    ranks_found = [RankFound(**json.loads(end.reason)) for end in ends if isinstance(end, Unsaved)]
+    ranks_found = [RankFound(**json.loads(end.reason)) for end in ends if isinstance(end, EndedUnsaved)]
     found = Found(ranks_found, group.failed, problem)
     ray.shutdown()
     cluster.shutdown()

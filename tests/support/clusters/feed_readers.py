@@ -15,7 +15,7 @@ import ray
 from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
-from data_service.stream.positions import PhaseBatches, Positions, SampleRange
+from data_service.stream.positions import PhaseBatches, SampleRange, StepSampleRanges
 from data_service.stream.stream import StepStart
 from launcher.runtime.rank.data import ANNOUNCED_STEPS, RankShard
 
@@ -51,13 +51,11 @@ class Served:
 class Host:
     """Some of the ranks, whole machines of them, in one process."""
 
-    def __init__(
-        self, feed: FeedHandle, spec: StreamSpec, ranks: range, shares: list[RankShard], steps: int
-    ) -> None:
+    def __init__(self, feed: FeedHandle, spec: StreamSpec, ranks: range, shares: list[RankShard], steps: int) -> None:
         self._clients = [FeedClient(feed, spec) for _ in ranks]
         self._shares = shares
         batch = shares[0].rows[0] * shares[0].world
-        self._positions = Positions(
+        self._positions = StepSampleRanges(
             [PhaseBatches.from_samples(steps, batch, self._clients[0].samples_per_epoch)]
         )
         self._pulled: list[dict[str, int]] = [{} for _ in range(-(-len(ranks) // NODE))]
@@ -65,7 +63,7 @@ class Host:
     def read(self, steps: range) -> None:
         """As `RankData` does."""
         for step in steps:
-            ranges = self._positions.ranges(step)
+            ranges = self._positions.ranges_of_step(step)
             for client, share in zip(self._clients, self._shares, strict=True):
                 if step % (ANNOUNCED_STEPS // 2) == 0:
                     self._announce(client, share, step)
@@ -82,14 +80,12 @@ class Host:
 
     def _announce(self, client: FeedClient, share: RankShard, step: int) -> None:
         coming = [
-            self._positions.ranges(n) for n in range(step, min(step + ANNOUNCED_STEPS, self._positions.steps))
+            self._positions.ranges_of_step(n) for n in range(step, min(step + ANNOUNCED_STEPS, self._positions.steps))
         ]
         mine: list[SampleRange] = [r for ranges in coming for _, part in share.deal(ranges)[0] for r in part]
         first = coming[0][0]
         batch = share.rows[0] * share.world
-        client.prefetch(
-            [(r.epoch, r.start, r.stop) for r in mine], StepStart(batch, first.epoch, first.start)
-        )
+        client.prefetch([(r.epoch, r.start, r.stop) for r in mine], StepStart(batch, first.epoch, first.start))
 
     def _look(self) -> None:
         for number, client in enumerate(self._clients):

@@ -130,9 +130,7 @@ def _shape(rate: str) -> tuple[str, ...]:
 def machines(cpus: Sequence[int]) -> Iterator[list[Machine]]:
     """A booted cluster of as many machines as there are numbers of CPUs; gone afterwards, whatever happened."""
     with ExitStack() as all_of:
-        folder = all_of.enter_context(
-            tempfile.TemporaryDirectory(prefix="mf")
-        )  # Ray's sockets need short paths
+        folder = all_of.enter_context(tempfile.TemporaryDirectory(prefix="mf"))  # Ray's sockets need short paths
         made = [Machine(number, Path(folder, str(number)), n) for number, n in enumerate(cpus, start=1)]
         all_of.enter_context(connected(made))
         for machine in made:

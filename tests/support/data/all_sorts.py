@@ -68,16 +68,12 @@ def _verse(rng: random.Random) -> str:
 
 def _table(rng: random.Random) -> str:
     gap, names = rng.choice(["\t", " | ", "    ", ","]), _names(rng.choice(LANGUAGES))
-    rows = [
-        gap.join([rng.choice(names), f"{rng.random():12.4f}", str(rng.randrange(10**9))]) for _ in range(10)
-    ]
+    rows = [gap.join([rng.choice(names), f"{rng.random():12.4f}", str(rng.randrange(10**9))]) for _ in range(10)]
     return "\n".join(rows)
 
 
 def _dna(rng: random.Random) -> str:
-    return "\n".join(
-        "".join(rng.choices("ACGTN", k=rng.choice([6, 60, 99, 100, 101, 400]))) for _ in range(6)
-    )
+    return "\n".join("".join(rng.choices("ACGTN", k=rng.choice([6, 60, 99, 100, 101, 400]))) for _ in range(6))
 
 
 def _smiles(rng: random.Random) -> str:
@@ -85,9 +81,7 @@ def _smiles(rng: random.Random) -> str:
 
 
 def _hostile(rng: random.Random) -> str:
-    letters = [
-        chr(rng.choice([rng.randrange(32), rng.randrange(0x250), rng.randrange(0xD800)])) for _ in range(40)
-    ]
+    letters = [chr(rng.choice([rng.randrange(32), rng.randrange(0x250), rng.randrange(0xD800)])) for _ in range(40)]
     return "".join(rng.choices([*letters, " ", "\n", "\t", *_EMOJI], k=rng.randint(1, 200)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from data_service.corpus.manifest import TOKENIZER_FOLDER, BlockTable, CorpusManifest, PairTexts, block_table
+from data_service.corpus.manifest import TOKENIZER_FOLDER, BlockTable, CorpusManifest, PairTexts, make_block_table
 from data_service.corpus.manifest_file import save_manifest
 from data_service.corpus.writer import ShardWriter
 from data_service.corpus.written import WrittenShard
@@ -79,15 +79,13 @@ def write_into(
         while (chunk := list(islice(rest, shard_blocks))) or not shards:
             key = f"{split}/{len(shards):06d}.tar"
             written = _write_shard(store, key, chunk)
-            rows += [
-                (len(shards), b.offset, b.length, b.tokens, b.sentences, b.documents) for b in written.blocks
-            ]
+            rows += [(len(shards), b.offset, b.length, b.tokens, b.sentences, b.documents) for b in written.blocks]
             block_digests += [b.digest for b in written.blocks]
             sizes[key], digests[key] = written.size, written.digest
             shards.append(key)
             if split == "train":
                 unigram += sum(np.bincount(block.tokens, minlength=vocabulary) for block in chunk)
-        tables[split] = block_table(rows, block_digests, shards)
+        tables[split] = make_block_table(rows, block_digests, shards)
     manifest = CorpusManifest(
         "0" * 64, vocabulary, 0.1, tables["train"], tables["heldout"], unigram, sizes, digests, {}, {}
     )
@@ -149,14 +147,12 @@ def _boundaries(rng: np.random.Generator, end: int, mean: float) -> np.ndarray:
 
 def table_of(rows: list[int]) -> BlockTable:
     """A table of blocks with 10 tokens a row; there is no data behind it."""
-    return block_table([(0, 0, 0, 10 * n, n, 1) for n in rows], ["0" * 32] * len(rows), ["shard"])
+    return make_block_table([(0, 0, 0, 10 * n, n, 1) for n in rows], ["0" * 32] * len(rows), ["shard"])
 
 
 def plan_of(rows: list[list[int]], weights: list[float] | None = None, **settings: Any) -> StreamPlan:
     corpora = [
-        SourceSpec(
-            name=f"s{i}", uri=f"u{i}", manifest_fingerprint=f"f{i}", weight=weights[i] if weights else None
-        )
+        SourceSpec(name=f"s{i}", uri=f"u{i}", manifest_fingerprint=f"f{i}", weight=weights[i] if weights else None)
         for i in range(len(rows))
     ]
     spec = spec_of(*corpora, **{"window": {"samples": 7, "least_tokens": 1}, **settings})

@@ -85,9 +85,7 @@ def _page(drawn: random.Random, parts: Sequence[str]) -> str:
 def _word(drawn: random.Random, parts: Sequence[str], odd: float) -> str:
     if drawn.random() < odd:
         return (
-            "y" * drawn.randint(1, 1_200)
-            if drawn.random() < 0.02
-            else drawn.choice(drawn.choice((ODD, parts or ODD)))
+            "y" * drawn.randint(1, 1_200) if drawn.random() < 0.02 else drawn.choice(drawn.choice((ODD, parts or ODD)))
         )
     if drawn.random() < 0.4:
         return "".join(drawn.choices("aeioubcdlmnrst", k=drawn.randint(2, 10)))

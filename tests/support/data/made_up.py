@@ -31,9 +31,7 @@ def write_text(path: Path, documents: int = 30, seed: int = 3) -> None:
     draw = random.Random(seed)
     with path.open("w") as lines:
         for _ in range(documents):
-            sentences = [
-                " ".join(draw.choices(WORDS, k=draw.randint(3, 8))) for _ in range(draw.randint(2, 4))
-            ]
+            sentences = [" ".join(draw.choices(WORDS, k=draw.randint(3, 8))) for _ in range(draw.randint(2, 4))]
             lines.write(json.dumps({"text": ". ".join(sentences) + "."}) + "\n")
 
 

@@ -98,9 +98,7 @@ def _albert(texts: list[str], size: int) -> bytes:
 
 def _xlnet(texts: list[str], size: int) -> bytes:
     controls = ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"]
-    return train_sentencepiece(
-        texts, size, control_symbols=controls, user_defined_symbols=["<eop>", *_SYMBOLS]
-    )
+    return train_sentencepiece(texts, size, control_symbols=controls, user_defined_symbols=["<eop>", *_SYMBOLS])
 
 
 def _deberta_v2(texts: list[str], size: int) -> bytes:

@@ -117,9 +117,7 @@ Sources = dict[str, tuple[SourceSpec, ...]]
 
 def write_sources(folder: Path) -> Sources:
     """Two corpora of text, and two of pairs."""
-    texts = [
-        [random_block(7 * n + size, size) for size in sizes] for n, sizes in enumerate(((900, 700), (500,)))
-    ]
+    texts = [[random_block(7 * n + size, size) for size in sizes] for n, sizes in enumerate(((900, 700), (500,)))]
     pairs = [[block_of_pairs(n, 40, 2)] for n in range(2)]
     uris = [write_corpus(folder / f"t{n}", blocks) for n, blocks in enumerate(texts)]
     for uri in uris:
@@ -169,8 +167,6 @@ def streams(draw: st.DrawFn) -> dict[str, Any]:
 def opened(sources: Sources, drawn: dict[str, Any], windows: int = 99) -> Stream:
     given_sources = sources["pairs" if drawn["input"]["packing"] == "pairs" else "text"]
     weights = drawn.get("weights", (None, None))
-    chosen = [
-        one.model_copy(update={"weight": weight}) for one, weight in zip(given_sources, weights, strict=True)
-    ]
+    chosen = [one.model_copy(update={"weight": weight}) for one, weight in zip(given_sources, weights, strict=True)]
     more = {name: value for name, value in drawn.items() if name != "weights"}
     return Stream(spec_of(*chosen, **more), windows=windows)

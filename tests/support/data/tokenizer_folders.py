@@ -18,12 +18,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.support.data.all_sorts import documents_of_all_sorts
-from tests.support.data.published_tokenizers import (
-    FAMILIES,
-    published_folder,
-    train_sentencepiece,
-    write_folder,
-)
+from tests.support.data.published_tokenizers import FAMILIES, published_folder, train_sentencepiece, write_folder
 
 Settings = Mapping[str, object]
 
@@ -226,9 +221,7 @@ def _gemma(folder: Path) -> Path:
 def _word_level(folder: Path) -> Path:
     codec = tokenizers.Tokenizer(models.WordLevel(unk_token="[UNK]"))
     codec.pre_tokenizer = pre_tokenizers.Split(Regex(r"\[[^\]]+\]|Cl|Br|%\d\d|[^\s]"), "removed", invert=True)
-    trainer = trainers.WordLevelTrainer(
-        vocab_size=200, special_tokens=list(_BERT.values()), show_progress=False
-    )
+    trainer = trainers.WordLevelTrainer(vocab_size=200, special_tokens=list(_BERT.values()), show_progress=False)
     return _generic(codec, trainer, folder / "smiles", _BERT)
 
 

@@ -36,9 +36,7 @@ def prepare_translations(
     document, and there is less of `re` than of `en`; pairs come from a table with a column a language."""
     options = BuildOptions(heldout_fraction=heldout, block_tokens=block_tokens)
     known = [translate(sentence) for translate in LANGUAGES.values() for sentence in sentences]
-    tokenizer = train_tokenizer(
-        kind, known, vocabulary, TokenizerOptions(specials="bert"), allow_fewer_ids=True
-    )
+    tokenizer = train_tokenizer(kind, known, vocabulary, TokenizerOptions(specials="bert"), allow_fewer_ids=True)
     save_tokenizer(tokenizer, f"{folder}/tokenizer")
     for name, languages in SOURCES.items():
         if len(languages) == 1:
@@ -56,9 +54,7 @@ def prepare_translations(
 
 def source_settings(folder: Path, heldout: float = 0.1) -> str:
     """A recipe's `corpus` over these sources."""
-    sources = {
-        name: {"uri": f"{folder}/{name}", "languages": [*languages]} for name, languages in SOURCES.items()
-    }
+    sources = {name: {"uri": f"{folder}/{name}", "languages": [*languages]} for name, languages in SOURCES.items()}
     return f"corpus={json.dumps({'sources': sources, 'heldout': {'fraction': heldout}})}"
 
 

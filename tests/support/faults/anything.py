@@ -276,16 +276,12 @@ class Disturbed:
         """Raises Stuck: ends again and again, without a commit or a fault."""
         self._wrong, self._ends = self._wrong + wrong, self._ends + 1
         if self._wrong > WRONG or self._ends > ENDS:
-            raise Stuck(
-                f"given up: {self._ends} ends without a commit or a fault, {self._wrong} of them wrong"
-            )
+            raise Stuck(f"given up: {self._ends} ends without a commit or a fault, {self._wrong} of them wrong")
 
     def _problem(self, what: str) -> None:
         number = len(self._processes.commands)
         lines = self._shown.read_text().splitlines()
-        shown = "\n".join(
-            f"    | {line[:300]}" for line in [*lines[:5], "..", *lines[-25:]][: len(lines) or 1]
-        )
+        shown = "\n".join(f"    | {line[:300]}" for line in [*lines[:5], "..", *lines[-25:]][: len(lines) or 1])
         struck = [f"    {told(entry)}" for entry in self.log if entry["command"] == number]
         self.problems.append("\n".join([f"PROBLEM: command {number} {what}, after", *struck, shown]))
 
@@ -324,9 +320,7 @@ class Stuck(Exception):
 
 def told(entry: dict[str, Any]) -> str:
     """An entry of the log for people."""
-    seconds = (
-        f" {entry['planned']['seconds']:.1f} s" if entry["deed"] not in ("KILL", "TERM", "HUP", "INT") else ""
-    )
+    seconds = f" {entry['planned']['seconds']:.1f} s" if entry["deed"] not in ("KILL", "TERM", "HUP", "INT") else ""
     when = f"command {entry['command']}, {entry['at']:.1f} s, {entry['phase']}, {entry['step']} steps"
     return f"{when}: {entry['deed']}{seconds} to {entry['kind']} ({entry['whom']}): {entry['then']}"
 

@@ -41,9 +41,7 @@ VALUES: st.SearchStrategy[Any] = st.one_of(
     st.just([]),
     st.just({}),
     st.lists(st.one_of(st.none(), st.integers(-2, 9), st.text(max_size=3)), max_size=3),
-    st.dictionaries(
-        st.text(max_size=3), st.one_of(st.none(), st.integers(), st.text(max_size=3)), max_size=2
-    ),
+    st.dictionaries(st.text(max_size=3), st.one_of(st.none(), st.integers(), st.text(max_size=3)), max_size=2),
 )
 
 

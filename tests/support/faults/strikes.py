@@ -283,9 +283,7 @@ class Bench:
             self._processes.kill()
             code = process.wait()
             return 999, f"stuck for {STUCK_S:g} s (then {code})"
-        return code, _ERRORS.join(
-            (self._short / name).read_text(errors="replace") for name in ("said", "errors")
-        )
+        return code, _ERRORS.join((self._short / name).read_text(errors="replace") for name in ("said", "errors"))
 
     def _struck(self, strike: Strike, arguments: list[str], seconds: float) -> tuple[int, str, set[int]]:
         """Return the code, what was said, and which codes are allowed beside the three."""

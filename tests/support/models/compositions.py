@@ -13,7 +13,7 @@ from data_service.samples.spec import Input
 from encoder_core.families import catalogue
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.compose import refusals
-from encoder_core.objectives.term import Refusal, Setting
+from encoder_core.objectives.term import Refusal, TermSetting
 from launcher.runtime.recipe.objective import RecipeObjective, row_facts
 
 SHAPE: dict[str, object] = {
@@ -119,9 +119,7 @@ _NAMED = (
     Row("plm + contrastive", {"plm": {"predict": 4, "permutation": 12}, "contrastive": _FAR}, "lanes"),
 )  # fmt: skip
 _ALONE = tuple(
-    Row(name, {name: {}})
-    for name in RecipeObjective.model_fields
-    if not any(name in row.objective for row in _NAMED)
+    Row(name, {name: {}}) for name in RecipeObjective.model_fields if not any(name in row.objective for row in _NAMED)
 )
 OBJECTIVES = (*_NAMED, *_ALONE)
 """Every term is in some row: one that no row names is tried alone, with its defaults."""
@@ -129,9 +127,7 @@ OBJECTIVES = (*_NAMED, *_ALONE)
 
 def model_of(family: str, vocab: int) -> ModelConfig:
     """The family in small."""
-    config: ModelConfig = TypeAdapter(ModelConfig).validate_python(
-        {**SHAPE, **FAMILIES[family], "vocab": vocab}
-    )
+    config: ModelConfig = TypeAdapter(ModelConfig).validate_python({**SHAPE, **FAMILIES[family], "vocab": vocab})
     return config
 
 
@@ -139,7 +135,7 @@ def refused(family: str, row: Row) -> list[Refusal]:
     """Why a cell of the table is not trained; empty if it is."""
     objective = row.terms
     facts = row_facts(row.input, objective.masking)
-    return refusals(Setting(model_of(family, 64), objective.terms, facts))
+    return refusals(TermSetting(model_of(family, 64), objective.terms, facts))
 
 
 def table() -> str:

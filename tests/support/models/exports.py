@@ -64,9 +64,7 @@ FAMILIES: Mapping[str, Family] = {
         "wordpiece",
         "bert",
     ),
-    "xlnet": Family(
-        XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PlmTerm()), "unigram", "xlnet"
-    ),
+    "xlnet": Family(XlnetConfig(**SHAPE, reuse=0, memory=0), RecipeObjective(plm=PlmTerm()), "unigram", "xlnet"),
     "electra": Family(
         ElectraConfig(**SHAPE, embedding=16, generator_divisor=2),
         RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()),
@@ -76,12 +74,8 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "deberta": Family(DebertaConfig(**SHAPE), RecipeObjective(mlm=MLM), "byte_bpe", "roberta"),
     "deberta-v2": Family(DebertaV2Config(**SHAPE, buckets=8), RecipeObjective(mlm=MLM), "unigram", "deberta"),
-    "modernbert": Family(
-        ModernBertConfig(**SHAPE, local_attention=8), RecipeObjective(mlm=MLM), "byte_bpe", "bert"
-    ),
-    "eurobert": Family(
-        EuroBertConfig(**SHAPE, key_value_heads=2), RecipeObjective(mlm=MLM), "byte_bpe", "bert"
-    ),
+    "modernbert": Family(ModernBertConfig(**SHAPE, local_attention=8), RecipeObjective(mlm=MLM), "byte_bpe", "bert"),
+    "eurobert": Family(EuroBertConfig(**SHAPE, key_value_heads=2), RecipeObjective(mlm=MLM), "byte_bpe", "bert"),
     "xlm": Family(
         XlmConfig(**SHAPE | {"feed_forward": 128}, languages=("en", "fr")),
         RecipeObjective(mlm=MLM),

@@ -28,12 +28,8 @@ DISTILBERT_BASE = _bert(6, 768).model_copy(update={"token_types": 0, "initialize
 SPANBERT_BASE = _bert(12, 768, vocab=28_996).model_copy(update={"initializer": "normal"})
 SPANBERT_LARGE = _bert(24, 1024, vocab=28_996).model_copy(update={"initializer": "normal"})
 
-ROBERTA_BASE = RobertaConfig(
-    layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal"
-)
-ROBERTA_LARGE = RobertaConfig(
-    layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal"
-)
+ROBERTA_BASE = RobertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")
+ROBERTA_LARGE = RobertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal")
 
 
 def _albert(layers: int, hidden: int, heads: int) -> AlbertConfig:
@@ -62,12 +58,8 @@ ELECTRA_SMALL = _electra(12, 256, 128, 4)
 ELECTRA_BASE = _electra(12, 768, 768, 3)
 ELECTRA_LARGE = _electra(24, 1024, 1024, 4)
 
-DEBERTA_BASE = DebertaConfig(
-    layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal"
-)
-DEBERTA_LARGE = DebertaConfig(
-    layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal"
-)
+DEBERTA_BASE = DebertaConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=50_265, initializer="normal")
+DEBERTA_LARGE = DebertaConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=50_265, initializer="normal")
 DEBERTA_XLARGE = DEBERTA_LARGE.model_copy(update={"layers": 48})
 
 DEBERTA_V2_XLARGE = DebertaV2Config(
@@ -88,12 +80,8 @@ MODERNBERT_BASE = ModernBertConfig(layers=22, hidden=768, heads=12, feed_forward
 MODERNBERT_LARGE = ModernBertConfig(layers=28, hidden=1024, heads=16, feed_forward=2624, vocab=50_368)
 
 EUROBERT_210M = EuroBertConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=128_256)
-EUROBERT_610M = EuroBertConfig(
-    layers=26, hidden=1152, heads=18, key_value_heads=6, feed_forward=4096, vocab=128_256
-)
-EUROBERT_2_1B = EuroBertConfig(
-    layers=32, hidden=2304, heads=18, key_value_heads=6, feed_forward=6144, vocab=128_256
-)
+EUROBERT_610M = EuroBertConfig(layers=26, hidden=1152, heads=18, key_value_heads=6, feed_forward=4096, vocab=128_256)
+EUROBERT_2_1B = EuroBertConfig(layers=32, hidden=2304, heads=18, key_value_heads=6, feed_forward=6144, vocab=128_256)
 
 NEOBERT_BASE = NeoBertConfig(layers=28, hidden=768, heads=12, feed_forward=2048, vocab=30_522)
 
@@ -101,12 +89,8 @@ XNLI15 = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr"
 """The languages of the published XLM, in the order of its configuration."""
 XLM_BASE = XlmConfig(layers=12, hidden=1024, heads=8, feed_forward=4096, vocab=95_000, languages=XNLI15)
 
-XLNET_BASE = XlnetConfig(
-    layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_000, initializer="normal"
-)
-XLNET_LARGE = XlnetConfig(
-    layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=32_000, initializer="normal"
-)
+XLNET_BASE = XlnetConfig(layers=12, hidden=768, heads=12, feed_forward=3072, vocab=32_000, initializer="normal")
+XLNET_LARGE = XlnetConfig(layers=24, hidden=1024, heads=16, feed_forward=4096, vocab=32_000, initializer="normal")
 
 BART_BASE = BartConfig(layers=6, hidden=768, heads=12, feed_forward=3072, vocab=50_265)
 BART_LARGE = BartConfig(layers=12, hidden=1024, heads=16, feed_forward=4096, vocab=50_265)

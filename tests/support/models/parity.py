@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.catalogue import Interchange, ModelConfig, interchange
+from encoder_core.families.catalogue import HfFormat, ModelConfig, hf_format_of
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
@@ -39,7 +39,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 
 @torch.no_grad()
-def copy_from(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
+def copy_from(theirs: nn.Module, ours: nn.Module, their: HfFormat) -> None:
     """Their weights into our model. Folded tables are handled as on import."""
     state, parameters = theirs.state_dict(), dict(ours.named_parameters())
     matched = their.table.match(state, their.layers, "their model")
@@ -51,10 +51,10 @@ def copy_from(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
 
 
 @torch.no_grad()
-def copy_into(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
+def copy_into(theirs: nn.Module, ours: nn.Module, their: HfFormat) -> None:
     """Our weights into their model, folded tables zero, as on export."""
     parameters = dict(ours.named_parameters())
-    assert set(their.table.names(their.layers)) == set(parameters)
+    assert set(their.table.their_names(their.layers)) == set(parameters)
     state = their.table.pack(parameters.__getitem__, their.layers)
     for fold in their.table.folds:
         state[fold.theirs] = torch.zeros_like(theirs.state_dict()[fold.theirs])
@@ -66,9 +66,7 @@ def copy_into(theirs: nn.Module, ours: nn.Module, their: Interchange) -> None:
 SPECIAL = 8  # ids below are special tokens, padding among them
 
 
-def make_batch(
-    lengths: list[int], vocab: int, *, share: float = 0.3, segments: bool = False, seed: int = 0
-) -> Batch:
+def make_batch(lengths: list[int], vocab: int, *, share: float = 0.3, segments: bool = False, seed: int = 0) -> Batch:
     """Rows of these lengths, about `share` of their tokens targets (one at least)."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
@@ -141,9 +139,7 @@ def permuted_inputs(batch: Batch, dtype: torch.dtype, pad_id: int) -> Permuted:
     real = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
     hidden = torch.zeros(batch.rows, longest, longest, dtype=dtype)
     done = 0
-    for row, (start, length, count) in enumerate(
-        zip(batch.cu_seqlens.tolist(), lengths, counts, strict=False)
-    ):
+    for row, (start, length, count) in enumerate(zip(batch.cu_seqlens.tolist(), lengths, counts, strict=False)):
         assert batch.order is not None
         orders[row, :length] = batch.order[start : start + length]
         own = batch.target_positions[done : done + count] - start
@@ -221,11 +217,9 @@ def masked_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def assert_same_masked_gradients(
-    ours: MultitaskModel, theirs: nn.Module, batch: Batch, config: ModelConfig
-) -> None:
+def assert_same_masked_gradients(ours: MultitaskModel, theirs: nn.Module, batch: Batch, config: ModelConfig) -> None:
     """Of the mean loss of masked language models in fp64, after our weights were copied into theirs."""
-    their = interchange(config)
+    their = hf_format_of(config)
     copy_into(theirs, ours, their)
     padded = pad(batch, config.pad_id)
     logits = theirs(padded.input_ids, attention_mask=padded.attention_mask).logits
@@ -233,7 +227,7 @@ def assert_same_masked_gradients(
     term = ours(batch).terms[0]
     (term.loss_sum / term.targets).backward()
     their_parameters = dict(theirs.named_parameters())
-    names = their.table.names(their.layers)
+    names = their.table.their_names(their.layers)
     assert set(names) == {name for name, _ in ours.named_parameters()}
     for name, parameter in ours.named_parameters():
         expected = their_parameters[names[name]].grad

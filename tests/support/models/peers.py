@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from encoder_core.families.catalogue import ModelConfig, interchange
+from encoder_core.families.catalogue import ModelConfig, hf_format_of
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.modules.network import masked_language_model
 from tests.support.models.parity import copy_from, copy_into, random_weights
@@ -23,7 +23,7 @@ def peers(
     direction: Literal["theirs_to_ours", "ours_to_theirs"] = "theirs_to_ours",
 ) -> tuple[MultitaskModel, Any]:
     """Ours and theirs, whose configuration has the fields that an export writes."""
-    their = interchange(config)
+    their = hf_format_of(config)
     described = transformers.AutoConfig.for_model(**their.fields)
     theirs = random_weights(getattr(transformers, str(their.architecture))(described)).to(dtype).eval()
     ours = random_weights(masked_language_model(config), seed=1).to(dtype).eval()

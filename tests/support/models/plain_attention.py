@@ -30,7 +30,7 @@ def reference(
             scores_NLL = scores_NLL.masked_fill((at_L[:, None] - at_L).abs() > window, float("-inf"))
         if rows.causal:
             scores_NLL = scores_NLL.masked_fill(at_L > at_L[:, None], float("-inf"))
-        drawn_NL = head_keys(rows.keys[start:stop], range(len(q_NLD))).t()
+        drawn_NL = head_keys(rows.random_keys[start:stop], range(len(q_NLD))).t()
         weights_NLL = drop(scores_NLL.softmax(-1), dropout, drawn_NL, draw)
         contexts.append((weights_NLL @ v_NLD).transpose(0, 1))
     return torch.cat(contexts)
@@ -53,7 +53,7 @@ def disentangled_reference(
             scores_NQK = scores_NQK + torch.einsum(
                 "qknd,qknd->nqk", operands.position_q[index_QK], operands.position_k[index_QK]
             )
-        drawn_NQ = head_keys(query_rows.keys[q0:q1], range(len(scores_NQK))).t()
+        drawn_NQ = head_keys(query_rows.random_keys[q0:q1], range(len(scores_NQK))).t()
         if relations.hidden is not None:
             hidden_QK = relations.hidden[min(row, len(relations.hidden) - 1), : q1 - q0, : k1 - k0]
             scores_NQK = scores_NQK.masked_fill(hidden_QK, float("-inf"))

@@ -28,9 +28,7 @@ GOOGLES = {
 }
 
 
-def adamw(
-    lr: float, betas: list[float], eps: float, decay: float, clip: float | None, **more: Any
-) -> dict[str, Any]:
+def adamw(lr: float, betas: list[float], eps: float, decay: float, clip: float | None, **more: Any) -> dict[str, Any]:
     fields = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay, "clip": clip, **more}
     return {f"optimizer.adamw.{name}": value for name, value in fields.items()}
 
@@ -60,9 +58,7 @@ MODERN = {
 }
 
 
-def electra(
-    name: str, *, batch: int, length: int, lr: float, steps: int, rate: float, divisor: int
-) -> Public:
+def electra(name: str, *, batch: int, length: int, lr: float, steps: int, rate: float, divisor: int) -> Public:
     return Public(
         "google-research/electra: configure_pretraining.py, model/optimization.py; table 6",
         (name,),
@@ -100,9 +96,7 @@ def ettin(name: str, size: str, layers: int, hidden: int, inner: int, lr: float,
             },
             **stable(lr, [0.9, 0.98], 1e-6, decay / lr),
             **phase(0, length=1024, batch__sequences=4608, rope_base=10_000.0),
-            **phase(
-                1, length=7999, batch__sequences=4608, schedule__decay="one_minus_sqrt", schedule__floor=0.5
-            ),
+            **phase(1, length=7999, batch__sequences=4608, schedule__decay="one_minus_sqrt", schedule__floor=0.5),
             **phase(2, length=7999, batch__sequences=4608, lr=lr / 2, mlm__rate=0.15),
             **phase(2, schedule__decay="one_minus_sqrt", schedule__floor=0.04),
             "objective.mlm.rate": 0.3,

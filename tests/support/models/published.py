@@ -78,14 +78,14 @@ def described(config: DebertaV2Config) -> dict[str, Any]:
         "num_attention_heads": config.heads,
         "num_hidden_layers": config.layers,
         "type_vocab_size": 0,
-        "vocab_size": config.vocabulary,
+        "vocab_size": config.vocabulary_size,
     }
     return fields | ({"conv_kernel_size": 3, "conv_act": "gelu"} if config.convolution else {})
 
 
 def _heads(config: DebertaV2Config, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed + 1)
-    hidden, vocab = config.hidden, config.vocabulary
+    hidden, vocab = config.hidden, config.vocabulary_size
     sizes: dict[str, tuple[int, ...]] = dict.fromkeys((*DETECTION.values(), *LEFT), (hidden,))
     sizes |= {name: (hidden, hidden) for name in sizes if name.endswith("dense.weight")}
     sizes |= {"mask_predictions.classifier.weight": (1, hidden), "mask_predictions.classifier.bias": (1,)}

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from encoder_core.kernels.fused_attention import Layout, Terms, fused_attention
+from encoder_core.kernels.fused_attention import AttentionLayout, ScoreTerms, fused_attention
 from encoder_core.kernels.tiling import Tilings
-from encoder_core.layers.dropout import drop_threshold, inverse_rate
-from encoder_core.random_draws import head_keys, numbers16
+from encoder_core.layers.dropout import drop_threshold, kept_scale
+from encoder_core.random_draws import head_keys, uniform_int16
 
 DROPOUT = 20_000 / 65_536
 CPU = torch.device("cpu")
@@ -31,11 +31,11 @@ class Problem:
     """What `fused_attention` is given. `inputs`: every tensor that has a gradient, by name; `layout`: the rest."""
 
     inputs: dict[str, Tensor]
-    layout: Layout
+    layout: AttentionLayout
 
     @property
-    def terms(self) -> Terms:
-        return Terms(**{name: x for name, x in self.inputs.items() if name not in ("q", "k", "v")})
+    def terms(self) -> ScoreTerms:
+        return ScoreTerms(**{name: x for name, x in self.inputs.items() if name not in ("q", "k", "v")})
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def problem(
         "segment_scores": (len(at), 2) if form.segments else None,
     }
     terms = {name: vectors(*shape) for name, shape in shapes.items() if shape is not None}
-    layout = Layout(
+    layout = AttentionLayout(
         cu_seqlens=torch.tensor([0, *lengths], device=device).cumsum(0).int(),
         longest=longest,
         scale=scale,
@@ -105,7 +105,7 @@ def problem(
     )
     if threshold := drop_threshold(form.dropout):
         drawn = torch.from_numpy(draws.integers(-(2**63), 2**63 - 1, size=len(at))).to(device)
-        layout = replace(layout, draws=drawn, threshold=threshold, inverse=inverse_rate(threshold))
+        layout = replace(layout, draws=drawn, threshold=threshold, inverse=kept_scale(threshold))
     own = {name: vectors(count, form.width) for name, count in (("q", len(at)), ("k", keys), ("v", keys))}
     return Problem(own | terms, layout)
 
@@ -178,11 +178,11 @@ def _kept(given: Problem, queries: Tensor, keys: Tensor) -> Tensor:
     return keep_mask(layout, queries, len(keys), q.shape[1]).to(q.dtype) * layout.inverse
 
 
-def keep_mask(layout: Layout, queries: Tensor, keys: int, heads: int) -> Tensor:
+def keep_mask(layout: AttentionLayout, queries: Tensor, keys: int, heads: int) -> Tensor:
     """Return [N, Q, K] bool, true where dropout keeps the probability, by plain operations."""
     assert layout.draws is not None
     places = head_keys(layout.draws[queries], range(heads)).t()
-    numbers = numbers16(places, torch.zeros((), dtype=torch.int64), range(keys))
+    numbers = uniform_int16(places, torch.zeros((), dtype=torch.int64), range(keys))
     return numbers >= layout.threshold - 2**15
 
 
@@ -234,9 +234,7 @@ def outcome(context: Tensor, given: Problem) -> dict[str, Tensor]:
     """The context, and the gradients of a weighted sum of it."""
     weights = torch.linspace(-1, 2, max(1, context.numel()), device=context.device, dtype=torch.float64)
     sums = (context * weights[: context.numel()].view_as(context).to(context.dtype)).sum()
-    gradients = torch.autograd.grad(
-        sums, list(given.inputs.values()), allow_unused=True, materialize_grads=True
-    )
+    gradients = torch.autograd.grad(sums, list(given.inputs.values()), allow_unused=True, materialize_grads=True)
     return {"context": context.detach(), **dict(zip(given.inputs, gradients, strict=True))}
 
 
@@ -263,7 +261,7 @@ def converted(given: Problem, dtype: torch.dtype, device: torch.device = CPU) ->
     layout: dict[str, Any] = {
         name: x.to(device) if isinstance(x, Tensor) else x for name, x in vars(given.layout).items()
     }
-    return Problem(inputs, Layout(**layout))
+    return Problem(inputs, AttentionLayout(**layout))
 
 
 def assert_same(

@@ -29,11 +29,11 @@ from encoder_core.objectives.retromae import RetromaeConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from encoder_core.train.exchange import RankExamples
-from launcher.runtime.capacity.workload import Shape
+from launcher.runtime.capacity.workload import MicrobatchShape
 from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.objective import DenoiseTerm, MlmTerm, PlmTerm, RecipeObjective
 
-SHAPE = Shape(rows=3, length=40, targets_per_row=6, backwards=True)
+SHAPE = MicrobatchShape(rows=3, length=40, targets_per_row=6, backwards=True)
 _SIZE: dict[str, Any] = {
     "layers": 3,
     "hidden": 32,
@@ -58,9 +58,7 @@ def _mlm(name: str, model: ModelConfig, **extra: object) -> Network:
     return Network(name, model, RecipeObjective.model_validate({"mlm": _MLM, **extra}))
 
 
-_SHARED, _DISENTANGLED = (
-    ReplacedTokenConfig(embeddings=sharing) for sharing in ("shared", "gradient_disentangled")
-)
+_SHARED, _DISENTANGLED = (ReplacedTokenConfig(embeddings=sharing) for sharing in ("shared", "gradient_disentangled"))
 
 
 def _taught(*teachers: ModelConfig, **further: object) -> dict[str, Any]:
@@ -77,9 +75,7 @@ NETWORKS: tuple[Network, ...] = (
     _mlm(
         "tinybert",
         BertConfig(token_types=0, **_SIZE),
-        distil={
-            "teachers": [{"uri": "somewhere", "model": BertConfig(**_SIZE | {"hidden": 64}).model_dump()}]
-        },
+        distil={"teachers": [{"uri": "somewhere", "model": BertConfig(**_SIZE | {"hidden": 64}).model_dump()}]},
         hidden={"projection": 64},
     ),
     _mlm(
@@ -96,9 +92,7 @@ NETWORKS: tuple[Network, ...] = (
     _mlm("spanbert", BertConfig(**_SIZE), sbo=SboConfig()),
     _mlm("albert", AlbertConfig(embedding=16, **_SIZE), sop=SopConfig()),
     _mlm("electra", ElectraConfig(embedding=16, generator_divisor=4, **_SIZE), rtd=_SHARED),
-    _mlm(
-        "electra, embeddings as wide", ElectraConfig(embedding=32, generator_divisor=2, **_SIZE), rtd=_SHARED
-    ),
+    _mlm("electra, embeddings as wide", ElectraConfig(embedding=32, generator_divisor=2, **_SIZE), rtd=_SHARED),
     _mlm("deberta", DebertaConfig(**_SIZE)),
     _mlm("deberta without mask decoder", DebertaConfig(mask_decoder="plain", **_SIZE)),
     _mlm("deberta with order", DebertaConfig(**_SIZE), sop=SopConfig()),
@@ -115,9 +109,7 @@ NETWORKS: tuple[Network, ...] = (
     _mlm("deberta with spans", DebertaConfig(**_SIZE), nsp=NspConfig(), sbo=SboConfig()),
     _mlm("roberta with a generator", RobertaConfig(**_SIZE), rtd=_SHARED, sbo=SboConfig()),
     _mlm("modernbert with a generator", ModernBertConfig(**_SIZE), rtd=_DISENTANGLED, nsp=NspConfig()),
-    _mlm(
-        "deberta with a generator", DebertaConfig(generator_layers=2, **_SIZE), rtd=_SHARED, sop=SopConfig()
-    ),
+    _mlm("deberta with a generator", DebertaConfig(generator_layers=2, **_SIZE), rtd=_SHARED, sop=SopConfig()),
     _mlm("roberta with vectors", RobertaConfig(**_SIZE), contrastive=_VECTORS),
     _mlm("deberta with order and vectors", DebertaConfig(**_SIZE), sop=SopConfig(), contrastive=_VECTORS),
     _mlm("electra with vectors", ElectraConfig(embedding=16, **_SIZE), rtd=_SHARED, contrastive=_VECTORS),
@@ -152,7 +144,7 @@ def build(network: Network, *, recompute: bool = False) -> Module:
     return module.train()
 
 
-def full_rows(network: Network, shape: Shape = SHAPE) -> Batch:
+def full_rows(network: Network, shape: MicrobatchShape = SHAPE) -> Batch:
     """Targets in runs of two; for XLNet every second row backwards."""
     batch = make_batch([shape.length] * shape.rows, _SIZE["vocab"])
     inside = torch.arange(shape.targets_per_row) // 2 * 5 + torch.arange(shape.targets_per_row) % 2 + 4
@@ -167,7 +159,7 @@ def with_forms(network: Network, batch: Batch) -> Batch:
     """The batch as it is, or with the shorter forms that the encoder of a denoising network reads."""
     if network.objective.denoise is None:
         return batch
-    lengths = [network.objective.denoise.read(length) for length in batch.cu_seqlens.diff().tolist()]
+    lengths = [network.objective.denoise.mean_read_length(length) for length in batch.cu_seqlens.diff().tolist()]
     return replace(batch, causal=True, corrupted=make_batch(lengths, _SIZE["vocab"]))
 
 
@@ -176,7 +168,7 @@ def memory(network: Network, module: Module, batch: Batch) -> tuple[Tensor, ...]
     remembered: tuple[Tensor, ...] = ()
     if isinstance(module, CoupledObjective):
         with torch.no_grad():
-            everyone, joined = RankExamples.meet(module(batch).memory)
+            everyone, joined = RankExamples.from_all_ranks(module(batch).memory)
             return module.couple(joined, everyone)
     if network.objective.plm is not None:
         for _ in range(3):

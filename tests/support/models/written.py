@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from checkpoints.hf.export import ReadParameter, publish_on_exit, write_model, write_pair
+from checkpoints.hf.export import ReadParameter, publish_on_exit, write_model, write_network_pair
 from data_service.store.base import Store
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
@@ -28,6 +28,6 @@ def export_pair(
     out: Store,
     sharing: Sharing = "shared",
 ) -> None:
-    """Export a pair of networks to two folders of `out`, both or none; see `write_pair`."""
+    """Export a pair of networks to two folders of `out`, both or none; see `write_network_pair`."""
     with publish_on_exit(out) as folder:
-        write_pair(folder, read_parameter, config, tokenizer_files, sharing)
+        write_network_pair(folder, read_parameter, config, tokenizer_files, sharing)

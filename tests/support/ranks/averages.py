@@ -6,7 +6,7 @@ import torch
 
 from encoder_core.layers.initialise import initialise
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.metrics import evaluate, evaluate_all
 from encoder_core.train.zero_state import MASTER
 from tests.support.ranks.fragments import Piece, Whole, gathered, pieces
@@ -34,7 +34,7 @@ class Averaged:
 
 def train(rank: int, world: int, settings: list[Setting], steps: int, poisoned: int) -> list[Averaged]:
     """So many steps under each setting, with an evaluation after each; the gradients of step `poisoned` are NaN."""
-    control = Control.join()
+    control = RankGroup.join()
     found = []
     for setting in settings:
         torch.manual_seed(SEED)
@@ -61,14 +61,12 @@ def train(rank: int, world: int, settings: list[Setting], steps: int, poisoned: 
 
 
 def _begin_at_average(engine: Engine, state: Whole) -> None:
-    engine.restore(
-        (MASTER,), lambda name, kind, start, stop: torch.from_numpy(state[name]["average"][start:stop])
-    )
+    engine.restore((MASTER,), lambda name, kind, start, stop: torch.from_numpy(state[name]["average"][start:stop]))
 
 
-def _evaluate(engine: Engine, control: Control) -> dict[str, float]:
+def _evaluate(engine: Engine, control: RankGroup) -> dict[str, float]:
     return evaluate_all(engine, control, lambda: {"": _heldout(control)}, SEED, lambda done: None)
 
 
-def _heldout(control: Control) -> list:  # type: ignore[type-arg]
+def _heldout(control: RankGroup) -> list:  # type: ignore[type-arg]
     return [microbatch(999, control.rank)]

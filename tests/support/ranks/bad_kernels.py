@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from encoder_core.layers import attention
-from encoder_core.trials.trial_process import Line, Report
+from encoder_core.trials.trial_process import Report, TrialConnection
 
 GPU = "a CPU that plays a GPU"
 MODULE = "tests.support.ranks.bad_kernels"
-FUNCTIONS = {"blocked": "blocked", "padded": "padded_sdpa", "written": "written"}
+FUNCTIONS = {"blocked": "attend_blocked", "padded": "padded_sdpa", "written": "written_formula"}
 """Kernels of plain attention on a CPU, and which functions of `attention` they are."""
 _VARIABLE = "BAD_KERNEL"
 _LITTLE = 1 << 28  # bytes beyond what a process has
@@ -122,9 +122,7 @@ WAYS: dict[str, Callable[[Any], object]] = {
     "close everything": lambda _: os.closerange(0, 4096),
     "close output": lambda _: [os.close(1), os.close(2)],
     "print": lambda megabytes: [os.write(1, b"so be it\n" * 100_000) for _ in range(megabytes)],
-    "leave a process": lambda name: subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(999)", name]
-    ),
+    "leave a process": lambda name: subprocess.Popen([sys.executable, "-c", "import time; time.sleep(999)", name]),
 }
 RESULTS: dict[str, Callable[[Tensor], Tensor]] = {
     "wrong": lambda context: 1.01 * context,
@@ -142,7 +140,7 @@ class Misbehaviour:
     call: int = 1
 
 
-def serve(request: Report, line: Line) -> None:
+def serve(request: Report, line: TrialConnection) -> None:
     """In the process of a trial of kernels."""
     from encoder_core.trials import kernel_attempts
 
@@ -150,7 +148,7 @@ def serve(request: Report, line: Line) -> None:
         kernel_attempts.serve(request, line)
 
 
-def serve_compiler(request: Report, line: Line) -> None:
+def serve_compiler(request: Report, line: TrialConnection) -> None:
     """In the process of a trial of the compiler, which misbehaves at once."""
     from encoder_core.trials import compile_trial
 
@@ -182,8 +180,8 @@ def tried_with(how: Misbehaviour) -> Iterator[None]:
     """Trials of this process and of those that it starts meet it."""
     with (
         patch.dict(os.environ, {_VARIABLE: json.dumps(asdict(how))}),
-        patch("encoder_core.trials.kernel_trial.TARGET", f"{MODULE}:serve"),
-        patch("encoder_core.trials.compile_trial.TARGET", f"{MODULE}:serve_compiler"),
+        patch("encoder_core.trials.kernel_trial.TRIAL_FUNCTION", f"{MODULE}:serve"),
+        patch("encoder_core.trials.compile_trial.TRIAL_FUNCTION", f"{MODULE}:serve_compiler"),
     ):
         yield
 

@@ -8,22 +8,22 @@ from typing import ClassVar
 from pydantic import JsonValue
 
 from checkpoints.attempt import Attempt
-from checkpoints.gather import Alone, Peers
+from checkpoints.gather import Peers, SingleRank
 from checkpoints.layout import CheckpointManifest
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.rank.checkpointing import RunCheckpointer
 from launcher.runtime.rank.journal import RankJournal
-from launcher.runtime.rank.resume import ReadsState, ResumePoint
-from launcher.runtime.rank.startup import Startup
-from launcher.runtime.recipe.schema import Checkpointing, Every
+from launcher.runtime.rank.resume import ResumePoint, StateReader
+from launcher.runtime.rank.startup import StartupClock
+from launcher.runtime.recipe.schema import Checkpointing, Interval
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
 
 
 class Silent:
     """A rank's line to nobody, which keeps what the rank said."""
 
-    ends = None
+    end_action = None
 
     def __init__(self) -> None:
         self.beats: list[tuple[int, str, int]] = []
@@ -62,16 +62,16 @@ def keeper_of(
     *,
     keep_last: int = 3,
     peers: Peers | None = None,
-    every: Every | None = None,
+    every: Interval | None = None,
     save_multiple: int = 1,
     clock: Callable[[], float] = time.monotonic,
 ) -> RunCheckpointer:
-    settings = Checkpointing(every=every or Every(steps=10), keep_last=keep_last)
-    journal = RankJournal(link, Startup(), None)
+    settings = Checkpointing(every=every or Interval(steps=10), keep_last=keep_last)
+    journal = RankJournal(link, StartupClock(), None)
     return RunCheckpointer(
         store,
         attempt,
-        peers or Alone(),
+        peers or SingleRank(),
         settings=settings,
         journal=journal,
         extra=Nothing(),
@@ -81,7 +81,7 @@ def keeper_of(
     )
 
 
-def _unread() -> AbstractContextManager[ReadsState]:
+def _unread() -> AbstractContextManager[StateReader]:
     raise AssertionError("a checkpointer reads no state")
 
 

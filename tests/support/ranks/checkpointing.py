@@ -17,13 +17,13 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from checkpoints.attempt import Attempt
-from checkpoints.commit import CommittedSave, FailedSave, Outcome
-from checkpoints.gather import Alone, Peers
+from checkpoints.commit import CommittedSave, FailedSave, SaveOutcome
+from checkpoints.gather import Peers, SingleRank
 from checkpoints.gloo_peers import GlooPeers
 from checkpoints.layout import CheckpointManifest
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore
@@ -46,9 +46,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 def random_state(seed: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> State:
     generator = torch.Generator().manual_seed(seed)
     sizes = {name: torch.Size(shape).numel() for name, shape in shapes.items()}
-    return {
-        name: {kind: torch.randn(size, generator=generator) for kind in KINDS} for name, size in sizes.items()
-    }
+    return {name: {kind: torch.randn(size, generator=generator) for kind in KINDS} for name, size in sizes.items()}
 
 
 def cut(state: State, cuts: Sequence[int], rank: int) -> Iterator[Fragment]:
@@ -72,17 +70,15 @@ def cut_each(state: State, world: int, rank: int) -> Iterator[Fragment]:
         yield Fragment(name, start, {kind: tensor[start:stop] for kind, tensor in kinds.items()})
 
 
-def save(saver: Saver, step: int, seed: int) -> Outcome:
+def save(saver: Saver, step: int, seed: int) -> SaveOutcome:
     """Saves `random_state(seed)` as the only rank."""
     saver.begin(step, cut(random_state(seed), (), 0), SHAPES, {"step": step, "seed": seed})
     return saver.commit()
 
 
-def commit_steps(
-    store: Store, attempt: Attempt, *steps: int, resumed: CheckpointManifest | None = None
-) -> None:
+def commit_steps(store: Store, attempt: Attempt, *steps: int, resumed: CheckpointManifest | None = None) -> None:
     """Commits a checkpoint at each step, with the step as its seed, as the only rank."""
-    saver = Saver(store, attempt, Alone(), resumed=resumed)
+    saver = Saver(store, attempt, SingleRank(), resumed=resumed)
     for step in steps:
         assert isinstance(save(saver, step, step), CommittedSave)
     saver.close()
@@ -90,7 +86,7 @@ def commit_steps(
 
 def assert_holds(store: Store, manifest: CheckpointManifest, state: State) -> None:
     """The checkpoint, read parameter by parameter, is `state` bit for bit."""
-    with Reader(store, manifest) as reader:
+    with CheckpointReader(store, manifest) as reader:
         for name, kinds in state.items():
             for kind, tensor in kinds.items():
                 found = reader.read_full(name, kind)
@@ -182,10 +178,10 @@ def save_and_fail_and_save(rank: int, world: int, uri: str) -> list[str]:
 def load_at(rank: int, world: int, uri: str) -> tuple[int, list[str], bool]:
     """The newest good step, what was passed over, and whether this rank's equal share of it is right."""
     store = open_store(uri)
-    good = newest_good(store, GlooPeers(dist.new_group(backend="gloo")))
+    good = find_newest_good(store, GlooPeers(dist.new_group(backend="gloo")))
     assert good is not None
     step = good.manifest.step
-    with Reader(store, good.manifest) as reader:
+    with CheckpointReader(store, good.manifest) as reader:
         right = all(
             reader.read(mine.name, kind, mine.start, mine.start + tensor.numel()).equal(tensor)
             for mine in cut_each(random_state(step), world, rank)
@@ -222,4 +218,4 @@ class _Full(LocalStore):
     """A folder without room."""
 
     def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: object = None) -> None:
-        raise OutOfSpace.at(f"{self.uri}/{key}", "quota")
+        raise OutOfSpace.for_uri(f"{self.uri}/{key}", "quota")

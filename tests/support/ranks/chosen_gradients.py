@@ -86,8 +86,7 @@ class Model(nn.Module):
             ]
         )
         self.rows = {
-            f"layers.{1 + len(sizes) + i}.weight": [part for part, r in enumerate(rows) for _ in range(r)]
-            * times
+            f"layers.{1 + len(sizes) + i}.weight": [part for part, r in enumerate(rows) for _ in range(r)] * times
             for i, (_, rows, times) in enumerate(several)
         }
         self.head = Linear(draws.randint(1, 20), draws.randint(1, 20))
@@ -139,9 +138,7 @@ def run(
     states: list[Whole] | None = None,
 ) -> list[list[Piece]]:
     """Steps [first, stop) of each case, from `states` if given; this rank's fragments afterwards."""
-    return [
-        _run(case, world, range(first, stop), states[i] if states else None) for i, case in enumerate(cases)
-    ]
+    return [_run(case, world, range(first, stop), states[i] if states else None) for i, case in enumerate(cases)]
 
 
 def run_fused(*given: Any) -> list[list[Piece]]:

@@ -24,10 +24,10 @@ from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.metrics import evaluate
 from encoder_core.train.settings import EngineConfig
-from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
+from encoder_core.train.step import Microbatch, RankBatch, accumulate_gradients, gather_sums
 from tests.support.ranks.fragments import Piece
 from tests.support.ranks.small_training import small_engine
 
@@ -40,9 +40,7 @@ BESIDE: Mapping[str, dict[str, TermConfig]] = {
     "sop": {"mlm": MlmConfig(), "sop": SopConfig()},
     "rtd": {"mlm": MlmConfig(), "rtd": ReplacedTokenConfig()},
 }
-BERT = BertConfig(
-    layers=2, hidden=16, heads=2, feed_forward=32, max_length=16, vocab=VOCAB, initializer_range=0.1
-)
+BERT = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=16, vocab=VOCAB, initializer_range=0.1)
 WIDE = BertConfig(layers=4, hidden=128, heads=4, feed_forward=512, max_length=64, vocab=VOCAB)
 
 
@@ -84,24 +82,24 @@ class Outcome:
 
 
 def first_steps(rank: int, world: int, cases: list[Case]) -> list[Outcome]:
-    control = Control.join()
+    control = RankGroup.join()
     return [_step(control, case) for case in cases]
 
 
-def _step(control: Control, case: Case) -> Outcome:
+def _step(control: RankGroup, case: Case) -> Outcome:
     objective, work = fresh_model(case), share(control, case)
     counts = {name: float(n) for name, n in objective.target_counts(case.rows(0, EXAMPLES)).items()}
     optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3, clip=None))
     engine = small_engine(objective, optimizer, 0)
     _double(objective, engine)
-    sums = gather_sums(control, accumulate(engine, work, counts, SEED, {}))
+    sums = gather_sums(control, accumulate_gradients(engine, work, counts, SEED, {}))
     gradient = [
         (name, 0, {"gradient": p.grad.flatten().numpy().copy()})
         for name, p in objective.named_parameters()
         if p.grad is not None
     ]
     # The held-out rows are those of the step; a rank that has fewer microbatches idles at the end.
-    rows = (work.microbatch(i, torch.device("cpu")) for i in range(work.rounds(control.world)))
+    rows = (work.microbatch(i, torch.device("cpu")) for i in range(work.round_count(control.world)))
     return Outcome(sums, evaluate(engine, control, rows, SEED), gradient)
 
 
@@ -120,12 +118,10 @@ def fresh_model(case: Case) -> ContrastiveModel | WithVectors:
     return model
 
 
-def share(control: Control, case: Case) -> RankBatch:
+def share(control: RankGroup, case: Case) -> RankBatch:
     """This rank's microbatches of the one batch."""
     size, total = case.microbatch, -(-EXAMPLES // case.microbatch)
-    mine = (
-        Microbatch(i, case.rows(i * size, (i + 1) * size)) for i in range(control.rank, total, control.world)
-    )
+    mine = (Microbatch(i, case.rows(i * size, (i + 1) * size)) for i in range(control.rank, total, control.world))
     return RankBatch(0, tuple(mine), total)
 
 
@@ -177,7 +173,7 @@ def masked_rows(texts: list[torch.Tensor], first: int, last: int) -> Batch:
 
 def broken_step(rank: int, world: int, value: float) -> tuple[bool, bool]:
     """With `value` in one vector of rank 1's first pass: whether the loss is finite, and whether weights moved."""
-    control, case = Control.join(), Case(8)
+    control, case = RankGroup.join(), Case(8)
     objective = fresh_model(case)
     assert isinstance(objective, ContrastiveModel)
     optimizer = AdamW(parameter_groups(objective, 0.0), AdamWConfig(lr=1e-3))
@@ -186,14 +182,12 @@ def broken_step(rank: int, world: int, value: float) -> tuple[bool, bool]:
 
     def spoilt(batch: Batch) -> torch.Tensor:
         vectors = embed(batch)
-        return (
-            vectors if rank == 0 or torch.is_grad_enabled() else vectors.index_fill(2, torch.tensor(3), value)
-        )
+        return vectors if rank == 0 or torch.is_grad_enabled() else vectors.index_fill(2, torch.tensor(3), value)
 
     objective.embed = spoilt  # type: ignore[method-assign]
     work = share(control, case)
     counts = {"contrastive": float(EXAMPLES)}
-    sums = gather_sums(control, accumulate(engine, work, counts, SEED, {}))
+    sums = gather_sums(control, accumulate_gradients(engine, work, counts, SEED, {}))
     return math.isfinite(sums["contrastive_loss"]), engine.update(1e-3, 1).applied
 
 
@@ -210,7 +204,7 @@ def peak_of_step(rank: int, world: int, pairs: int, microbatch: int) -> int:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
     before = psutil.Process().memory_info().rss
     work = RankBatch(0, microbatches, len(microbatches))
-    accumulate(engine, work, {"contrastive": float(pairs)}, SEED, {})
+    accumulate_gradients(engine, work, {"contrastive": float(pairs)}, SEED, {})
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None
     return int(peak[1]) * 1024 - before

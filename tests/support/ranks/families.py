@@ -18,11 +18,11 @@ from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control, RankExamples
+from encoder_core.train.exchange import RankExamples, RankGroup
 from encoder_core.train.settings import Precision
 from encoder_core.train.state import TrainState
-from encoder_core.train.step import Microbatch, RankBatch, accumulate, seed_draws
-from encoder_core.train.weight_check import CorruptReplica, ensure_same
+from encoder_core.train.step import Microbatch, RankBatch, accumulate_gradients, seed_draws
+from encoder_core.train.weight_check import CorruptReplica, ensure_same_weights
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.models.small_networks import NETWORKS, build, with_forms
@@ -110,25 +110,23 @@ def _counts(module: ObjectiveModule, everything: list[Batch]) -> dict[str, float
 
 def train(rank: int, world: int, jobs: list[Job]) -> list[Trace]:
     """One after the other."""
-    control = Control.join()
+    control = RankGroup.join()
     return [_train(control, job) for job in jobs]
 
 
 def train_twice(rank: int, world: int, jobs: list[Job]) -> list[tuple[Trace, Trace]]:
     """Each job at once, and with a restore into a new engine after half of its steps."""
-    control, pairs = Control.join(), []
+    control, pairs = RankGroup.join(), []
     for job in jobs:
         middle = len(job.steps) // 2
         half = _train(control, replace(job, steps=job.steps[:middle]))
-        pairs.append(
-            (_train(control, job), _train(control, replace(job, steps=job.steps[middle:], start=half)))
-        )
+        pairs.append((_train(control, job), _train(control, replace(job, steps=job.steps[middle:], start=half))))
     return pairs
 
 
 def train_poisoned(rank: int, world: int, jobs: list[Job]) -> list[tuple[Trace, dict[str, Trace]]]:
     """Of each job the first step, and after it, by update group, one in which the gradient of that group is NaN."""
-    control, found = Control.join(), []
+    control, found = RankGroup.join(), []
     for job in jobs:
         before = _train(control, replace(job, steps=range(1)))
         after = {
@@ -139,7 +137,7 @@ def train_poisoned(rank: int, world: int, jobs: list[Job]) -> list[tuple[Trace, 
     return found
 
 
-def _train(control: Control, job: Job) -> Trace:
+def _train(control: RankGroup, job: Job) -> Trace:
     module = fresh(job.network)
     if job.compiled:
         nothing = Pieces("eager")
@@ -149,7 +147,7 @@ def _train(control: Control, job: Job) -> Trace:
         module.register_forward_hook(_poison(job.poisoned))
     groups = parameter_groups(module, OPTIMIZER.weight_decay, update_groups=module.update_groups())
     engine = small_engine(module, AdamW(groups, OPTIMIZER), job.stage, job.precision, clip=CLIP)
-    engine.training(True)
+    engine.set_training(True)
     state = TrainState()
     if job.start is not None:
         its, state = job.start.state, TrainState(updates=job.start.updates)
@@ -158,7 +156,7 @@ def _train(control: Control, job: Job) -> Trace:
     for step in job.steps:
         state, found = _step(engine, control, state, batches(job.network, step), step)
         norms.append(found)
-    ensure_same(engine.replicated, control, state.step)
+    ensure_same_weights(engine.replicated, control, state.step)
     weights = [weight for _, weight in frozen_weights(module)]
     teachers = [weight.float().numpy().copy() for weight in weights]
     damage = _finds_damage(engine, control, weights) if weights else False
@@ -180,27 +178,25 @@ def _poison(group: str) -> Callable[..., LossSums]:
 
 
 def _step(
-    engine: Engine, control: Control, state: TrainState, everything: list[Batch], step: int
+    engine: Engine, control: RankGroup, state: TrainState, everything: list[Batch], step: int
 ) -> tuple[TrainState, tuple[float, ...]]:
     """As the loop does it."""
     assert isinstance(engine.objective, ObjectiveModule)
-    mine = tuple(
-        Microbatch(i, batch) for i, batch in enumerate(everything) if i % control.world == control.rank
-    )
+    mine = tuple(Microbatch(i, batch) for i, batch in enumerate(everything) if i % control.world == control.rank)
     counts, memories, updates = _counts(engine.objective, everything), dict[int, tuple[Tensor, ...]](), {}
     for group in engine.update_groups:
-        accumulate(engine, RankBatch(step, mine, MICROBATCHES), counts, SEED, memories, group)
-        updates[group] = engine.update(RATE, state.next_update(group), group)
+        accumulate_gradients(engine, RankBatch(step, mine, MICROBATCHES), counts, SEED, memories, group)
+        updates[group] = engine.update(RATE, state.next_update_number(group), group)
     applied = {group: update.applied for group, update in updates.items()}
-    return state.after(applied=applied, tokens=0), tuple(update.grad_norm for update in updates.values())
+    return state.after_step(applied=applied, tokens=0), tuple(update.grad_norm for update in updates.values())
 
 
-def _finds_damage(engine: Engine, control: Control, weights: list[Tensor]) -> bool:
+def _finds_damage(engine: Engine, control: RankGroup, weights: list[Tensor]) -> bool:
     """Whether the ranks notice that rank 0's copy of a teacher is another; alone there is nothing to compare."""
     if control.rank == 0:
         weights[5].view(-1)[0] += 1.0
     try:
-        ensure_same(engine.replicated, control, 1)
+        ensure_same_weights(engine.replicated, control, 1)
     except CorruptReplica as found:
         return found.tensor is not None and found.tensor.startswith("frozen.0.")
     return False
@@ -211,9 +207,7 @@ def alone(name: str, steps: int) -> tuple[Norms, dict[str, np.ndarray]]:
     module = fresh(name)
     named, groups = dict(module.named_parameters()), module.update_groups()
     optimizers = {
-        group: torch.optim.AdamW(
-            _decayed(named, parameters), lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps
-        )
+        group: torch.optim.AdamW(_decayed(named, parameters), lr=RATE, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
         for group, parameters in groups.items()
     }
     norms = []
@@ -245,7 +239,7 @@ def _first_pass(module: ObjectiveModule, everything: list[Batch], step: int) -> 
         for i, batch in enumerate(everything):
             seed_draws(SEED, step, i)
             own += module(batch).memory
-        everyone, joined = RankExamples.meet(own)
+        everyone, joined = RankExamples.from_all_ranks(own)
         coupled = module.couple(joined, everyone)
     parts = [torch.split(tensor, [len(examples) for examples in own]) for tensor in coupled]
     return dict(enumerate(zip(*parts, strict=True)))

@@ -17,10 +17,7 @@ Whole = dict[str, dict[str, np.ndarray]]
 
 def pieces(fragments: Iterable[Fragment], kinds: Sequence[str] | None = None) -> list[Piece]:
     """Copies of a rank's fragments; of these kinds only, if given."""
-    return [
-        (f.name, f.start, {kind: f.tensors[kind].numpy().copy() for kind in kinds or f.tensors})
-        for f in fragments
-    ]
+    return [(f.name, f.start, {kind: f.tensors[kind].numpy().copy() for kind in kinds or f.tensors}) for f in fragments]
 
 
 def whole(ranks: Iterable[Iterable[Piece]], shapes: Mapping[str, Sequence[int]] | None = None) -> Whole:
@@ -33,18 +30,12 @@ def whole(ranks: Iterable[Iterable[Piece]], shapes: Mapping[str, Sequence[int]] 
         kinds = parts.setdefault(name, {kind: [] for kind in tensors})
         assert kinds.keys() == tensors.keys(), name
         for kind, values in tensors.items():
-            assert start == sum(map(len, kinds[kind])), (
-                f"{name}: missing or held twice before element {start}"
-            )
+            assert start == sum(map(len, kinds[kind])), f"{name}: missing or held twice before element {start}"
             kinds[kind].append(values)
-    found = {
-        name: {kind: np.concatenate(its) for kind, its in kinds.items()} for name, kinds in parts.items()
-    }
+    found = {name: {kind: np.concatenate(its) for kind, its in kinds.items()} for name, kinds in parts.items()}
     if shapes is not None:
         sizes = {name: math.prod(shape) for name, shape in shapes.items() if math.prod(shape)}
-        assert {
-            name: len(next(iter(kinds.values()))) for name, kinds in found.items() if sizes.get(name)
-        } == sizes
+        assert {name: len(next(iter(kinds.values()))) for name, kinds in found.items() if sizes.get(name)} == sizes
     return found
 
 

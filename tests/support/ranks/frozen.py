@@ -9,13 +9,13 @@ import torch.distributed as dist
 from checkpoints.attempt import Attempt
 from checkpoints.commit import CommittedSave
 from checkpoints.gloo_peers import GlooPeers
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
-from checkpoints.verify import newest_good
+from checkpoints.verify import find_newest_good
 from data_service.store.open import open_store
 from encoder_core.layers.initialise import initialise
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks import small_training as small
 from tests.support.ranks.fragments import pieces
@@ -40,7 +40,7 @@ class Case:
 
 def train_and_save(rank: int, world: int, cases: list[Case], folder: str) -> list[Trace]:
     """Two steps from the same fresh weights, then a commit, each in a store of its own."""
-    control, peers = Control.join(), GlooPeers(dist.new_group(backend="gloo"))
+    control, peers = RankGroup.join(), GlooPeers(dist.new_group(backend="gloo"))
     traces = []
     for case in cases:
         engine = _engine(fresh(small.SEED), case, case.saved)
@@ -61,9 +61,9 @@ def load(rank: int, world: int, cases: list[Case], folder: str) -> list[Trace]:
     for case in cases:
         engine = _engine(fresh(small.SEED + 1), case, case.loaded)
         store = open_store(f"{folder}/{case.seed}")
-        good = newest_good(store, peers)
+        good = find_newest_good(store, peers)
         assert good is not None
-        with Reader(store, good.manifest) as reader:
+        with CheckpointReader(store, good.manifest) as reader:
             engine.restore(KINDS, reader.read)
         traces.append(_trace(engine, []))
     return traces

@@ -25,17 +25,17 @@ class Node:
             def fit(slot: Slot, body: int, description: int) -> bool:
                 return not line.stop_requested() and fits(slot, body, description)
 
-            def made(body: int, description: int, *, left: int = 0) -> Slot:
+            def made(body: int, description: int, *, free_bytes: int = 0) -> Slot:
                 if line.stop_requested():
                     raise OSError("no memory")
-                return make(body, description, left=left)
+                return make(body, description, free_bytes=free_bytes)
 
             mock.patch.object(Slot, "fits", fit).start()
             mock.patch.object(Slot, "create", made).start()
 
-    def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None: ...
-    def drop(self) -> None: ...
-    def held(self) -> list[Any]:
+    def note_completed_set(self, rank: int, count: int, slots: Sequence[Slot]) -> None: ...
+    def drop_all_sets(self) -> None: ...
+    def list_sets(self) -> list[Any]:
         return []
 
     def describe(self, held: Any) -> SlotDescription:

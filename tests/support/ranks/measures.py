@@ -20,12 +20,18 @@ from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.settings import AdamWConfig, MuonConfig
-from encoder_core.optim.updates import WHOLE
+from encoder_core.optim.updates import ALL_PARAMETERS
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.settings import EngineConfig, Precision
 from launcher.runtime.preflight import collective
-from launcher.runtime.preflight.collective import first_sums, preflight, problem, unfit_reports, with_sums
+from launcher.runtime.preflight.collective import (
+    add_sum_findings,
+    first_sums,
+    preflight,
+    problem_and_remedy,
+    unfit_reports,
+)
 from launcher.runtime.preflight.findings import judge_sums
 from launcher.runtime.preflight.measure import read_subject
 
@@ -69,7 +75,7 @@ def state_bytes(
     most = 0
     for count in (1, 2):  # moments come with the first update
         for last in (False, True):
-            engine.begin(WHOLE)
+            engine.begin_update_group(ALL_PARAMETERS)
             losses = engine(idle_batch(torch.device("cpu")))
             engine.backward(losses.terms[0].loss_sum, last=last)
             del losses
@@ -106,15 +112,15 @@ def hold(rank: int, world: int, run: str, mounted: str | None) -> dict[str, Any]
     if mounted is not None and NODES[rank] == "second":
         what = replace(what, run=mounted)
     peers = GlooPeers(dist.new_group(backend="gloo"))
-    reports = with_sums(preflight(what, peers, NODES[:world]), first_sums(peers), NODES[:world])
+    reports = add_sum_findings(preflight(what, peers, NODES[:world]), first_sums(peers), NODES[:world])
     bad = unfit_reports(reports)
     return {
         "nodes": [report.node for report in reports],
         "checks": [{f.what: f.found for f in report.findings} for report in reports],
         "seconds": max(report.seconds for report in reports),
         "unfit": [report.node for report in bad],
-        "problem": problem(bad)[0],
-        "event": reports[0].event(),
+        "problem": problem_and_remedy(bad)[0],
+        "event": reports[0].event_fields(),
     }
 
 
@@ -149,9 +155,9 @@ class SumFault:
         match self.kind:
             case "makes":
                 made = iter((True,))  # on the device; what it is compared with is right
-                right = collective.pattern
+                right = collective.rank_pattern
                 return mock.patch.object(
-                    collective, "pattern", lambda *given: self._off(right(*given), next(made, False))
+                    collective, "rank_pattern", lambda *given: self._off(right(*given), next(made, False))
                 )
             case "sends" | "delays":
                 return mock.patch.object(dist, "batch_isend_irecv", self._send(dist.batch_isend_irecv))

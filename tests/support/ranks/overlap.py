@@ -14,7 +14,7 @@ from encoder_core.objectives.modules.losses import LossSums, Term
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
-from encoder_core.optim.updates import WHOLE
+from encoder_core.optim.updates import ALL_PARAMETERS
 from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.overlap import OverlappedSums
@@ -30,7 +30,7 @@ STEPS, MICROBATCHES = 3, 2
 @contextmanager
 def after_backward() -> Iterator[None]:
     """Engines that are made here leave it to DeepSpeed."""
-    with patch.object(EngineConfig, "separate_fp32_sums", False):
+    with patch.object(EngineConfig, "has_separate_fp32_sums", False):
         yield
 
 
@@ -97,7 +97,7 @@ def train_branches(
     groups = parameter_groups(model, 0.01)
     engine = Engine(model, AdamW(groups, AdamWConfig(lr=1e-2)), config)
     for step in range(STEPS):
-        engine.begin(WHOLE)
+        engine.begin_update_group(ALL_PARAMETERS)
         for microbatch in range(MICROBATCHES):
             model.inputs = numbers(step, microbatch, rank)
             loss = engine(idle_batch(torch.device("cpu"))).terms[0].loss_sum
@@ -111,6 +111,5 @@ def in_any_order(
 ) -> list[tuple[tuple[list[Piece], dict[str, tuple[int, ...]]], ...]]:
     """Of each case, steps in one order and in orders of the ranks' own."""
     return [
-        (train_branches(rank, world, config, None), train_branches(rank, world, config, seed))
-        for config, seed in cases
+        (train_branches(rank, world, config, None), train_branches(rank, world, config, seed)) for config, seed in cases
     ]

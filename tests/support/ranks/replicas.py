@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves
 
 from encoder_core.layers.initialise import initialise
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control
-from encoder_core.train.step import RankBatch, accumulate, seed_draws
-from encoder_core.train.weight_check import CorruptReplica, ensure_same
+from encoder_core.train.exchange import RankGroup
+from encoder_core.train.step import RankBatch, accumulate_gradients, seed_draws
+from encoder_core.train.weight_check import CorruptReplica, ensure_same_weights
 from tests.support.ranks import small_training as small
 from tests.support.ranks.fragments import Piece, kind_of, pieces
 from tests.support.ranks.small_training import Setting
@@ -45,7 +45,7 @@ class Sums(TorchDispatchMode):
 
 def first_gradient(rank: int, world: int, settings: list[Setting]) -> list[Reduced]:
     """The gradient of the first step under each setting, from its first moment; the same microbatches at any world."""
-    control = Control.join()
+    control = RankGroup.join()
     return [_reduce(control, setting) for setting in settings]
 
 
@@ -72,15 +72,15 @@ def reference(dtype: torch.dtype) -> np.ndarray:
     return torch.cat(total).numpy()
 
 
-def _reduce(control: Control, setting: Setting) -> Reduced:
+def _reduce(control: RankGroup, setting: Setting) -> Reduced:
     torch.manual_seed(small.SEED)
     model = small.Poisonable()
     initialise(model)
     engine = small.engine_of(model, setting)
     mine = tuple(small.microbatch(0, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
-    counts = {"mlm": float(control.table([sum(m.batch.target_ids.numel() for m in mine)]).sum())}
+    counts = {"mlm": float(control.gather_rows([sum(m.batch.target_ids.numel() for m in mine)]).sum())}
     with Sums() as sums:
-        accumulate(engine, RankBatch(0, mine, MICROBATCHES), counts, small.SEED, {})
+        accumulate_gradients(engine, RankBatch(0, mine, MICROBATCHES), counts, small.SEED, {})
         engine.update(1e-3, 1)
     return Reduced(sums.dtypes, pieces(engine.fragments(), ["exp_avg"]))
 
@@ -109,10 +109,10 @@ class Look:
 
 def look(rank: int, world: int, settings: list[small.Setting]) -> list[Look]:
     """A step under each setting, then damage to every weight in turn, at its last element."""
-    return [_look(Control.join(), setting) for setting in settings]
+    return [_look(RankGroup.join(), setting) for setting in settings]
 
 
-def _look(control: Control, setting: small.Setting) -> Look:
+def _look(control: RankGroup, setting: small.Setting) -> Look:
     torch.manual_seed(small.SEED)
     model = small.Poisonable()
     initialise(model)
@@ -134,9 +134,9 @@ def _look(control: Control, setting: small.Setting) -> Look:
     return Look([name for name, _ in named], well, missed, blamed, right)
 
 
-def _found(engine: Engine, control: Control) -> CorruptReplica | None:
+def _found(engine: Engine, control: RankGroup) -> CorruptReplica | None:
     try:
-        ensure_same(engine.replicated, control, 1)
+        ensure_same_weights(engine.replicated, control, 1)
     except CorruptReplica as error:
         return error
     return None

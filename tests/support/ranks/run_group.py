@@ -196,7 +196,7 @@ class ProcessLink:
         return self._step == self._stop_at
 
     @property
-    def ends(self) -> "EndAction | None":
+    def end_action(self) -> "EndAction | None":
         if not self.stop_requested():
             return None
         return "hand over" if self._hands_over else "save"
@@ -210,9 +210,7 @@ def flip_a_bit() -> None:
 
     from encoder_core.train.engine import Engine
 
-    engines = (
-        thing for thing in gc.get_objects() if type(thing) is Engine
-    )  # that of a probe may be among them
+    engines = (thing for thing in gc.get_objects() if type(thing) is Engine)  # that of a probe may be among them
     (named,) = (named for named in (dict(engine.replicated.named) for engine in engines) if FLIPPED in named)
     weight = named[FLIPPED].detach().view(-1)
     bits = weight.view({2: torch.int16, 4: torch.int32}[weight.element_size()])
@@ -238,10 +236,10 @@ def _rank(orders: dict[str, Any]) -> None:
     from checkpoints.attempt import Attempt, claim
     from checkpoints.gloo_peers import GlooPeers
     from encoder_core.train.engine import leave_groups
-    from encoder_core.train.exchange import Control
+    from encoder_core.train.exchange import RankGroup
     from launcher.runtime.rank.main import run_rank
     from launcher.runtime.rank.spike_guard import Rewound
-    from launcher.runtime.rank.startup import Startup
+    from launcher.runtime.rank.startup import StartupClock
     from tests.support.ranks.bad_kernels import bad_kernel
     from tests.support.ranks.bad_samples import deadly_input, poisoned
     from tests.support.ranks.full_node import Node
@@ -258,7 +256,7 @@ def _rank(orders: dict[str, Any]) -> None:
             rank=orders["rank"],
             world_size=orders["world"],
         )
-        control = Control.join()
+        control = RankGroup.join()
         peers = GlooPeers(dist.new_group(backend="gloo"))
         claimed = claim(run.store).number if orders["rank"] == 0 else None
         number = peers.all_gather(claimed)[0]
@@ -267,7 +265,15 @@ def _rank(orders: dict[str, Any]) -> None:
             bad = bad_kernel(orders["kernel"], orders["compiler"])
             with deadly_input(), bad, small_memory(orders["memory"], orders["rank"]):
                 state = run_rank(
-                    run, Attempt(run.store, number), control, peers, open_stream, link, Startup(), (), node
+                    run,
+                    Attempt(run.store, number),
+                    control,
+                    peers,
+                    open_stream,
+                    link,
+                    StartupClock(),
+                    (),
+                    node,
                 )
             break
         except Rewound as rewound:

@@ -98,7 +98,5 @@ def small_memory(memory: Memory | None, rank: int) -> Iterator[None]:
                 Device(memory, rank),
             )
             stack.enter_context(patch.object(microbatch_size, "device_memory", lambda ranks: room))
-            stack.enter_context(
-                patch.object(main, "build_model", lambda *given: device.limited(build(*given)))
-            )
+            stack.enter_context(patch.object(main, "build_model", lambda *given: device.limited(build(*given))))
         yield

@@ -19,11 +19,11 @@ from encoder_core.objectives.modules.network import masked_language_model
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
-from encoder_core.random_draws import VALUES
+from encoder_core.random_draws import DRAW_VALUES
 from encoder_core.train.engine import Engine, Update
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.settings import EngineConfig, Precision
-from encoder_core.train.step import Microbatch, RankBatch, accumulate, gather_sums
+from encoder_core.train.step import Microbatch, RankBatch, accumulate_gradients, gather_sums
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS, MASTER
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
@@ -66,16 +66,14 @@ def train(
 ) -> list[Trace]:
     """Steps [first, stop) under each setting, from `states` if given; step `poisoned` gets a NaN gradient; `limits`
     are the largest norms of some steps."""
-    control = Control.join()
+    control = RankGroup.join()
     return [
         _train_one(control, setting, first, stop, states[i] if states else None, poisoned, limits or {})
         for i, setting in enumerate(settings)
     ]
 
 
-def train_fused(
-    rank: int, world: int, settings: list[Setting], interpreted: bool
-) -> tuple[list[Trace], list[Trace]]:
+def train_fused(rank: int, world: int, settings: list[Setting], interpreted: bool) -> tuple[list[Trace], list[Trace]]:
     """A step with norms as written, and by the kernel of residual, dropout and norm; or without Triton's interpreter,
     which is slow, by the formula in its place."""
     from encoder_core.kernels import residual_norm
@@ -83,14 +81,12 @@ def train_fused(
 
     launched, kernel = [], residual_norm.residual_norm
 
-    def computed(
-        x: Tensor, by: Tensor, norm: Any, draws: Tensor | None, threshold: int
-    ) -> tuple[Tensor, Tensor]:
+    def computed(x: Tensor, by: Tensor, norm: Any, draws: Tensor | None, threshold: int) -> tuple[Tensor, Tensor]:
         launched.append(len(norm.weight))  # its numbers are here
         if interpreted:
             return kernel(x, by, norm, draws, threshold)
         zero = torch.zeros((), dtype=torch.int64)
-        total = by + (x if draws is None else dropout(x, threshold / VALUES, draws, zero))
+        total = by + (x if draws is None else dropout(x, threshold / DRAW_VALUES, draws, zero))
         return total, nn.functional.layer_norm(total, x.shape[1:], norm.weight, norm.bias, norm.eps)
 
     residual_norm.residual_norm = computed  # type: ignore[assignment]  # one without the shapes
@@ -132,7 +128,7 @@ class Poisonable(nn.Module):
 
 
 def _train_one(
-    control: Control,
+    control: RankGroup,
     setting: Setting,
     first: int,
     stop: int,
@@ -185,14 +181,12 @@ def small_engine(
     return Engine(model, optimizer, config, decay)
 
 
-def step_of(
-    engine: Engine, control: Control, number: int, largest_norm: float = math.inf
-) -> tuple[float, Update]:
+def step_of(engine: Engine, control: RankGroup, number: int, largest_norm: float = math.inf) -> tuple[float, Update]:
     mine = tuple(microbatch(number, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
     work = RankBatch(number, mine, MICROBATCHES)
     targets = sum(m.batch.target_ids.numel() for m in mine)
-    count = float(control.table([targets]).sum())
-    sums = accumulate(engine, work, {"mlm": count}, SEED, {})
+    count = float(control.gather_rows([targets]).sum())
+    sums = accumulate_gradients(engine, work, {"mlm": count}, SEED, {})
     update = engine.update(1e-3, number + 1, largest_norm=largest_norm)
     sums = gather_sums(control, sums)
     return sums["mlm_loss"] / sums["mlm_targets"], update

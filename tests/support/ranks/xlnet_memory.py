@@ -16,10 +16,10 @@ from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import set_update
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.loop import StepData, Trainer, TrainPlan
 from encoder_core.train.metrics import StepReport
-from encoder_core.train.settings import MEMORY, MemoryRefresh, Precision
+from encoder_core.train.settings import MEMORY_KIND, MemoryRefresh, Precision
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
 from encoder_core.train.xlnet_memory import StoredMemory, restore_memory
@@ -66,7 +66,7 @@ class Checkpoint:
 
     @property
     def memory(self) -> dict[str, tuple[int, ...]]:
-        return {name: shape for name, shape in self.shapes.items() if name.startswith(MEMORY)}
+        return {name: shape for name, shape in self.shapes.items() if name.startswith(MEMORY_KIND)}
 
     def read(self, name: str, kind: str, start: int, stop: int) -> torch.Tensor:
         return torch.from_numpy(self.kept[name][kind][start:stop])
@@ -89,11 +89,11 @@ class Job:
 
 def train(rank: int, world: int, jobs: list[Job]) -> list[Trace]:
     """One after the other."""
-    control = Control.join()
+    control = RankGroup.join()
     return [_train(control, job.setting, job.stop, job.resumed) for job in jobs]
 
 
-def _train(control: Control, setting: Setting, stop: int, resumed: Checkpoint | None) -> Trace:
+def _train(control: RankGroup, setting: Setting, stop: int, resumed: Checkpoint | None) -> Trace:
     model = fresh_model()
     optimizer = AdamW(parameter_groups(model, 0.01), AdamWConfig(lr=RATE, clip=None))
     engine = small_engine(model, optimizer, setting.stage, setting.precision)
@@ -133,16 +133,16 @@ def fresh_model() -> PermutedLanguageModel:
 class AnyLoss:
     """Makes every update."""
 
-    def limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
+    def gradient_norm_limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
         return math.inf
 
-    def after(self, report: StepReport) -> None: ...
+    def receive_report(self, report: StepReport) -> None: ...
 
 
 class Lanes:
     """Each lane's own text, of which a row takes `LENGTH` tokens and moves on by what is reused."""
 
-    def __init__(self, control: Control, model: PermutedLanguageModel) -> None:
+    def __init__(self, control: RankGroup, model: PermutedLanguageModel) -> None:
         self._control, self._model = control, model
 
     def fetch(self, step: int) -> StepData:
@@ -158,7 +158,7 @@ class Lanes:
             before=None if before is None else tuple(self._work(number) for number in before),
         )
 
-    def heldout(self, step: int) -> dict[str, list[Microbatch]]:
+    def heldout_microbatches(self, step: int) -> dict[str, list[Microbatch]]:
         return {"": [microbatch(1000, self._control.rank)]}
 
     def _work(self, step: int) -> RankBatch:
@@ -199,23 +199,23 @@ class Journal:
     losses: list[float] = field(default_factory=list)
     told: list[tuple[int, str, int]] = field(default_factory=list)
 
-    def doing(self, step: int, doing: str, done: int = 0) -> None:
+    def report_activity(self, step: int, doing: str, done: int = 0) -> None:
         self.told.append((step, doing, done))
 
-    def step(self, report: StepReport) -> None:
-        self.losses.append(report.record()["loss"])
+    def report_step(self, report: StepReport) -> None:
+        self.losses.append(report.to_record()["loss"])
 
-    def evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+    def report_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         assert figures["plm_loss"] > 0
 
 
 class Keeper:
     """Keeps the last state."""
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         return False
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         return False
 
     def begin(self, engine: Engine, state: TrainState) -> None:

@@ -104,9 +104,7 @@ def wandb_rows(folder: Path) -> list[dict[str, float]]:
     rows = []
     for record in wandb_records(folder):
         if record.WhichOneof("record_type") == "history":
-            named = {
-                item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item
-            }
+            named = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
             rows.append({name: value for name, value in named.items() if not name.startswith("_")})
     return rows
 
@@ -134,7 +132,5 @@ def mlflow_values(uri: str) -> Values:
     values: Values = {}
     for name in run.data.metrics:
         history = MlflowClient(uri).get_metric_history(run.info.run_id, name)
-        values[name] = {
-            entry.step: entry.value for entry in sorted(history, key=lambda entry: entry.timestamp)
-        }
+        values[name] = {entry.step: entry.value for entry in sorted(history, key=lambda entry: entry.timestamp)}
     return values

@@ -164,8 +164,8 @@ class StoreView:
             newest=newest,
             done=done,
             evaluates=done > evaluated and done % self._every == 0,
-            committed=max((folder.name.step for folder in found if folder.committed), default=0),
-            unfinished=frozenset(folder.name for folder in found if not folder.committed),
+            committed=max((folder.name.step for folder in found if folder.is_committed), default=0),
+            unfinished=frozenset(folder.name for folder in found if not folder.is_committed),
         )
 
 

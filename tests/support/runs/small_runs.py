@@ -8,11 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, overload
 
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointName, encode_manifest
 from checkpoints.listing import read_manifest
-from checkpoints.load import Reader
-from checkpoints.verify import newest_good
+from checkpoints.load import CheckpointReader
+from checkpoints.verify import find_newest_good
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.store.base import Store
@@ -22,14 +22,12 @@ from launcher.runtime.recipe.load import load
 from launcher.runtime.run.create import create_run, reconcile
 from launcher.runtime.run.history import History, StepHistory, read_history
 from launcher.runtime.run.record import open_run
-from launcher.runtime.run.segments import METRICS, Pack, read, stored
-from launcher.runtime.run.step_table import NotARecord, Record, parse
+from launcher.runtime.run.segments import METRICS, Pack, list_segments, read_segments
+from launcher.runtime.run.step_table import NotARecord, Record, parse_records
 from tests.support.data.made_up import write_text
 
 
-def prepare_corpus(
-    folder: Path, root: str | None = None, *, documents: int = 30, block_tokens: int = 256
-) -> None:
+def prepare_corpus(folder: Path, root: str | None = None, *, documents: int = 30, block_tokens: int = 256) -> None:
     """Text in `folder`; `root`/tokenizer and `root`/corpus (default: beside it; may be s3://)."""
     text, root = folder / "text.jsonl", root or str(folder)
     write_text(text, documents)
@@ -77,10 +75,10 @@ def new_run(root: Path | str, name: str, *settings: str) -> str:
 
 def operate(uri: str, *settings: str) -> None:
     """Change how a run is operated, as `maskfleet train --set` does."""
-    from launcher.runtime.recipe.load import reload
+    from launcher.runtime.recipe.load import with_assignments
 
     run = open_run(uri)
-    reconcile(run, recipe=reload(run.recipe, settings), accept_changes=False, now=datetime.now(UTC))
+    reconcile(run, recipe=with_assignments(run.recipe, settings), accept_changes=False, now=datetime.now(UTC))
 
 
 class ListedSteps(StepHistory):
@@ -123,10 +121,10 @@ def events(uri: str, kind: str) -> list[Record]:
 def step_records(store: Store) -> list[Record]:
     """The step records of the committed lineage, whole."""
     kept: list[Record] = []
-    for attempt, stretches in stored(store, f"{METRICS}/").items():
-        for stretch, data in read(store, METRICS, attempt, stretches):
-            whole = b"".join(part for _, part in Pack(store, stretch).contents()) if data is None else data
-            for _, record in parse(stretch.key, whole):
+    for attempt, stretches in list_segments(store, f"{METRICS}/").items():
+        for stretch, data in read_segments(store, METRICS, attempt, stretches):
+            whole = b"".join(part for _, part in Pack(store, stretch).segment_contents()) if data is None else data
+            for _, record in parse_records(stretch.key, whole):
                 assert not isinstance(record, NotARecord)
                 if record["kind"] == "step":
                     kept = [earlier for earlier in kept if earlier["step"] < record["step"]]
@@ -169,18 +167,18 @@ def with_torch(store: Store, mark: CheckpointName, release: str) -> None:
     """Let a checkpoint have been written by this release of torch."""
     manifest = read_manifest(store, mark)
     versions = manifest.versions | {"torch": release}
-    store.put(mark.manifest, encode_manifest(manifest.model_copy(update={"versions": versions})))
+    store.put(mark.manifest_key, encode_manifest(manifest.model_copy(update={"versions": versions})))
 
 
 def final_state(uri: str, step: int = STEPS) -> dict[tuple[str, str], bytes]:
     """(parameter, kind) -> bytes of the newest checkpoint, which must be of `step`."""
     store = open_run(uri).store
-    good = newest_good(store, Alone())
+    good = find_newest_good(store, SingleRank())
     assert good is not None
     assert good.manifest.step == step
-    with Reader(store, good.manifest) as reader:
+    with CheckpointReader(store, good.manifest) as reader:
         return {
             (name, kind): reader.read_full(name, kind).numpy().tobytes()
             for name in good.manifest.shapes
-            for kind in good.manifest.kinds_of(name)
+            for kind in good.manifest.state_kinds_of(name)
         }

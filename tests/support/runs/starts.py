@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from checkpoints.attempt import claim
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.save import Saver
 from data_service.store.open import open_store
 from data_service.tokenizers.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ class Setting:
         """The run's module with its initial weights in place, as the engine puts them; first checked as by `init`."""
         check_start(self.run.recipe)
         model = build_model(self.run.recipe, self.tokenizer)
-        start = initial_weights(self.run, self.tokenizer, model, Alone())
+        start = initial_weights(self.run, self.tokenizer, model, SingleRank())
         assert start is not None
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -124,7 +124,7 @@ def trained(setting: Setting, uri: str, config: ModelConfig, objective: RecipeOb
     run.store.put("recipe.yaml", recipe.to_yaml().encode())
     model = random_weights(build_model(recipe, setting.tokenizer), seed=3)
     values = parameters_of(model)
-    saver = Saver(run.store, claim(run.store), Alone(), resumed=None)
+    saver = Saver(run.store, claim(run.store), SingleRank(), resumed=None)
     saver.begin(
         4,
         [

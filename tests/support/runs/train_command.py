@@ -75,9 +75,7 @@ def spare_waits(process: "subprocess.Popen[str]", loading: set[int]) -> bool:
 def spares_waiting(process: "subprocess.Popen[str]", loading: set[int]) -> int:
     """How many spare processes wait that were seen to load. `loading`: as in `spare_waits`."""
     loading |= {one.pid for one in titled(process, "ray::RankProcess.load")}
-    idle = {
-        one.pid for one in titled(process, "ray::RankProcess") if title(one).split() == ["ray::RankProcess"]
-    }
+    idle = {one.pid for one in titled(process, "ray::RankProcess") if title(one).split() == ["ray::RankProcess"]}
     return len(idle & loading)
 
 

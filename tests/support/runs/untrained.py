@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from checkpoints.attempt import Owner, claim
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import Rewind, list_committed, read_manifest, record_rewind
-from checkpoints.retention import tidy
+from checkpoints.retention import delete_expired
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from encoder_core.train.zero_state import KINDS, Fragment
@@ -31,19 +31,17 @@ class Attempt:
     def __init__(self, store: Store) -> None:
         marks = list_committed(store)
         self.store, self.attempt = store, claim(store, owner=Owner.for_this_process(0.0))
-        self.saver = Saver(
-            store, self.attempt, Alone(), resumed=read_manifest(store, marks[0]) if marks else None
-        )
+        self.saver = Saver(store, self.attempt, SingleRank(), resumed=read_manifest(store, marks[0]) if marks else None)
         self.journal = RunLog(store, self.attempt.number, 1000.0)
         self.step = marks[0].step if marks else 0
         self.journal.event("resume" if marks else "start", float(self.attempt.number), step=self.step)
 
     def train(self, stop: int) -> "Attempt":
         for step in range(self.step, stop):
-            self.journal.metric(step_record(step, self.attempt.number))
+            self.journal.add_metrics(step_record(step, self.attempt.number))
             if (step + 1) % 4 == 0:
                 figures = {"mlm_loss": 2.0 + self.attempt.number / 8, "loss": 20.0 + step}
-                self.journal.metric(evaluation_record(step + 1, figures))
+                self.journal.add_metrics(evaluation_record(step + 1, figures))
         self.step = stop
         return self
 
@@ -60,15 +58,13 @@ class Attempt:
         self.journal.event("death", float(self.attempt.number), step=self.step, reason="a cosmic ray")
 
     def go_back(self, to: CheckpointName) -> None:
-        gone = Rewind(
-            attempt=self.attempt.number, to=to, began=to.step, reached=self.step, cause="loss", skips=()
-        )
+        gone = Rewind(attempt=self.attempt.number, to=to, began=to.step, reached=self.step, cause="loss", skips=())
         record_rewind(self.store, gone, self.attempt)
         self.journal.event("rewind", float(self.attempt.number), step=self.step, cause="the loss went bad")
 
 
 def step_record(step: int, attempt: int) -> dict[str, object]:
-    """As `StepReport.record` makes them; a skipped step's loss is not finite."""
+    """As `StepReport.to_record` makes them; a skipped step's loss is not finite."""
     return {
         "kind": "step",
         "step": step,
@@ -122,9 +118,7 @@ class ToldRun:
         self._put(f"attempts/{attempt:06d}.json", json.dumps(owner))
         self._put(f"attempts/{attempt:06d}.heartbeat.json", json.dumps({"time": now, "beat": 1}))
         kind = "resume" if step else "start"
-        self.event(
-            kind, attempt, time=now, step=step, world=2, **({"attempt_of": attempt - 1} if step else {})
-        )
+        self.event(kind, attempt, time=now, step=step, world=2, **({"attempt_of": attempt - 1} if step else {}))
 
     def steps(self, attempt: int, first: int, stop: int, **fields: Any) -> None:
         """One more segment."""
@@ -162,7 +156,7 @@ class Committing:
     def __init__(self, uri: str) -> None:
         self.run = open_run(uri)
         self.attempt = claim(self.run.store, owner=Owner.for_this_process(0.0))
-        self._saver = Saver(self.run.store, self.attempt, Alone())
+        self._saver = Saver(self.run.store, self.attempt, SingleRank())
         self._model = build_model(self.run.recipe, self.run.tokenizer())
 
     def commit(self, step: int) -> CheckpointName:
@@ -180,4 +174,4 @@ class Committing:
 
     def keep_last(self, count: int) -> None:
         """Delete all but the newest `count`."""
-        tidy(self.run.store, self.attempt, keep_last=count, keep_every=None)
+        delete_expired(self.run.store, self.attempt, keep_last=count, keep_every=None)

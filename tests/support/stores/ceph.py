@@ -101,9 +101,7 @@ class _Node:
 
     def start_monitor(self) -> None:
         keyring, everything = f"{self.folder}/keyring", ("--cap", "mon", "allow *", "--cap", "osd", "allow *")
-        self.run(
-            "ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *"
-        )
+        self.run("ceph-authtool", "--create-keyring", keyring, "--gen-key", "-n", "mon.", "--cap", "mon", "allow *")
         for name in ("client.admin", "osd.0", "client.rgw"):
             self.run("ceph-authtool", keyring, "--gen-key", "-n", name, *everything)
         config = Path(self.environment["CEPH_CONF"]).read_text()

@@ -92,9 +92,7 @@ class FaultProxy:
         time.sleep(over)
 
     def __enter__(self) -> "FaultProxy":
-        threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
-        ).start()
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:

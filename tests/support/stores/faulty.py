@@ -22,9 +22,9 @@ class FaultyStore(LocalStore):
     def _suffer(self) -> None:
         while (fault := _fault(self.root)) is not None:
             if fault == "down":
-                raise StoreUnavailable.at(self.uri, "no answer")
+                raise StoreUnavailable.for_uri(self.uri, "no answer")
             if fault == "denied":
-                raise AccessDenied.at(self.uri, "not now")
+                raise AccessDenied.for_uri(self.uri, "not now")
             time.sleep(0.01)
 
     def get(self, key: str) -> bytes:
@@ -39,9 +39,7 @@ class FaultyStore(LocalStore):
         self._suffer()
         return super().put_if_absent(key, data)
 
-    def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
-    ) -> None:
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None) -> None:
         self._suffer()
         super().put_buffers(key, buffers, sent)
 

@@ -151,12 +151,7 @@ def _page(bucket: _Bucket, query: dict[str, str]) -> Iterator[str]:
     for key in sorted(bucket.objects, key=str.encode):
         end = key.find(delimiter, len(prefix)) if delimiter else -1
         folder = key[: end + 1] if end >= 0 else ""
-        if (
-            not key.startswith(prefix)
-            or key <= after
-            or (folder and folder <= after)
-            or folder in folders - {""}
-        ):
+        if not key.startswith(prefix) or key <= after or (folder and folder <= after) or folder in folders - {""}:
             continue
         if len(lines) == room:
             more = True
@@ -206,9 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
-    def _object(
-        self, bucket: _Bucket, key: str, query: dict[str, str], headers: dict[str, str], body: bytes
-    ) -> None:
+    def _object(self, bucket: _Bucket, key: str, query: dict[str, str], headers: dict[str, str], body: bytes) -> None:
         if "uploads" in query or "uploadId" in query:
             return self._upload(bucket, key, query, headers, body)
         if self.command == "PUT":
@@ -242,9 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
             told["Content-Range"] = f"bytes {first}-{stop - 1}/{size}"
         self._send(status, data, told)
 
-    def _upload(
-        self, bucket: _Bucket, key: str, query: dict[str, str], headers: dict[str, str], body: bytes
-    ) -> None:
+    def _upload(self, bucket: _Bucket, key: str, query: dict[str, str], headers: dict[str, str], body: bytes) -> None:
         if "uploads" in query:
             number = uuid4().hex
             bucket.uploads[number] = {}
@@ -262,9 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(204, b"")
         made = self.server_state.store(bucket, key, _joined(parts, body), headers)
         bucket.uploads.pop(query["uploadId"], None)
-        said = (
-            f"<CompleteMultipartUploadResult><ETag>{escape(made.etag)}</ETag></CompleteMultipartUploadResult>"
-        )
+        said = f"<CompleteMultipartUploadResult><ETag>{escape(made.etag)}</ETag></CompleteMultipartUploadResult>"
         self._send(200, said.encode(), {"x-goog-generation": str(made.generation)})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
@@ -282,9 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _joined(parts: dict[int, bytes], request: bytes) -> bytes:
     """The parts that a request names. Raises Refused: one is unknown, or too small."""
-    wanted = [
-        (int(part.findtext("PartNumber", "0")), part.findtext("ETag")) for part in ET.fromstring(request)
-    ]
+    wanted = [(int(part.findtext("PartNumber", "0")), part.findtext("ETag")) for part in ET.fromstring(request)]
     for number, etag in wanted:
         if number not in parts or etag != f'"{hashlib.md5(parts[number]).hexdigest()}"':
             raise Refused(400, "InvalidPart")

@@ -43,9 +43,7 @@ def model(family: str, folder: Path, *, length: int = LENGTH, layers: int = 2) -
     """A random model of one of `FAMILIES`, exported into `folder`."""
     described = FAMILIES[family]
     export(
-        replace(
-            described, config=described.config.model_copy(update={"max_length": length, "layers": layers})
-        ),
+        replace(described, config=described.config.model_copy(update={"max_length": length, "layers": layers})),
         folder,
     )
     place = folder / described.folders[-1]

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.observe.inspect.report.style import text
+from launcher.observe.inspect.report.style import escape_text
 
 Floats = NDArray[np.float64]
 
-WIDTH, HEIGHT = 440, 216
+CHART_WIDTH, CHART_HEIGHT = 440, 216
 COLOUR_COUNT = 8  # number of colours for series in the style sheet
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 16, 30
-_BUCKETS = 200
+_LEFT_MARGIN, _RIGHT_MARGIN, _TOP_MARGIN, _BOTTOM_MARGIN = 56, 14, 16, 30
+_BUCKET_COUNT = 200
 _MAX_DRAWN_MARKS = 200  # number of newest marks that are drawn
 
 
@@ -41,7 +41,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Level:
+class ReferenceLine:
     """A horizontal reference line with its name."""
 
     name: str
@@ -56,11 +56,11 @@ class ChartMark:
     text: str
 
 
-def _three_digits(value: float) -> str:
+def _format_three_digits(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _whole(value: float) -> str:
+def _format_integer(value: float) -> str:
     return f"{value:,.0f}"
 
 
@@ -82,12 +82,12 @@ class Chart:
     unit: str
     series: tuple[Series, ...]
     x_end: float
-    levels: tuple[Level, ...] = ()
+    levels: tuple[ReferenceLine, ...] = ()
     marks: tuple[ChartMark, ...] = ()
     x_start: float = 0.0
     zero: bool = False
-    format: Callable[[float], str] = field(default=_three_digits)
-    x_format: Callable[[float], str] = field(default=_whole)
+    format: Callable[[float], str] = field(default=_format_three_digits)
+    x_format: Callable[[float], str] = field(default=_format_integer)
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,18 @@ class _PlotArea:
     low: float
     high: float
 
-    def x(self, value: float) -> float:
-        return _LEFT + (WIDTH - _LEFT - _RIGHT) * (value - self.x_start) / (self.x_end - self.x_start)
+    def x_pixel(self, value: float) -> float:
+        return _LEFT_MARGIN + (CHART_WIDTH - _LEFT_MARGIN - _RIGHT_MARGIN) * (value - self.x_start) / (
+            self.x_end - self.x_start
+        )
 
-    def y(self, value: float) -> float:
-        return _TOP + (HEIGHT - _TOP - _BOTTOM) * (self.high - value) / (self.high - self.low)
+    def y_pixel(self, value: float) -> float:
+        return _TOP_MARGIN + (CHART_HEIGHT - _TOP_MARGIN - _BOTTOM_MARGIN) * (self.high - value) / (
+            self.high - self.low
+        )
 
-    def points(self, xs: Floats, ys: Floats) -> str:
-        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in zip(xs, ys, strict=True))
+    def svg_points(self, xs: Floats, ys: Floats) -> str:
+        return " ".join(f"{self.x_pixel(x):.1f},{self.y_pixel(y):.1f}" for x, y in zip(xs, ys, strict=True))
 
 
 @dataclass(frozen=True)
@@ -120,29 +124,29 @@ class _Curve:
     high: Floats
 
 
-def draw(chart: Chart) -> str:
+def draw_chart(chart: Chart) -> str:
     """Return the chart as an HTML figure; empty text if no series has a point."""
-    curves = [_Curve(series, *buckets(series.x, series.y)) for series in chart.series if len(series.x)]
+    curves = [_Curve(series, *bucket_points(series.x, series.y)) for series in chart.series if len(series.x)]
     if not curves:
         return ""
-    ticks = _ticks(*_bounds(chart, curves))
+    ticks = _ticks(*_y_bounds(chart, curves))
     end = chart.x_end if chart.x_end > chart.x_start else chart.x_start + 1.0
     frame = _PlotArea(chart.x_start, end, ticks[0], ticks[-1])
     marks = [mark for mark in chart.marks if chart.x_start <= mark.x <= end][-_MAX_DRAWN_MARKS:]
-    body = [*_grid(frame, ticks, chart), *(_mark(frame, mark) for mark in marks)]
+    body = [*_grid_shapes(frame, ticks, chart), *(_mark_svg(frame, mark) for mark in marks)]
     body += [_draw_reference_line(frame, level) for level in chart.levels]
-    body += [shape for curve in curves for shape in _curve(frame, curve, chart)]
-    body += [_level_name(frame, level, chart.format) for level in chart.levels]  # drawn over the curves
-    label = text(_label(chart, curves))
-    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(body)}</svg>'
-    keys = "".join(f'<span class="key s{one.series.tone}">{text(one.series.name)}</span>' for one in curves)
+    body += [shape for curve in curves for shape in _curve_shapes(frame, curve, chart)]
+    body += [_reference_line_label(frame, level, chart.format) for level in chart.levels]  # drawn over the curves
+    label = escape_text(_aria_label(chart, curves))
+    svg = f'<svg viewBox="0 0 {CHART_WIDTH} {CHART_HEIGHT}" role="img" aria-label="{label}">{"".join(body)}</svg>'
+    keys = "".join(f'<span class="key s{one.series.tone}">{escape_text(one.series.name)}</span>' for one in curves)
     legend = f'<span class="legend">{keys}</span>' if len(curves) > 1 else ""
-    name = text(chart.title)
-    heading = f"<figcaption><b>{name}</b> <small>{text(chart.unit)}</small>{legend}</figcaption>"
+    name = escape_text(chart.title)
+    heading = f"<figcaption><b>{name}</b> <small>{escape_text(chart.unit)}</small>{legend}</figcaption>"
     return f'<figure class="chart" data-name="{name}">{heading}{svg}</figure>'
 
 
-def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats, Floats, Floats]:
+def bucket_points(x: Floats, y: Floats, count: int = _BUCKET_COUNT) -> tuple[Floats, Floats, Floats, Floats]:
     """Reduce [n] points to at most `count` buckets of equal share. Return the mean of x, and the mean, minimum and
     maximum of y."""
     if len(x) <= count:
@@ -153,7 +157,7 @@ def buckets(x: Floats, y: Floats, count: int = _BUCKETS) -> tuple[Floats, Floats
     return mean_x, mean_y, np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
 
 
-def _bounds(chart: Chart, curves: Sequence[_Curve]) -> tuple[float, float]:
+def _y_bounds(chart: Chart, curves: Sequence[_Curve]) -> tuple[float, float]:
     """Return the y range. It holds most of the curves and bands (one spike must not flatten the rest) and all
     levels."""
     means = np.concatenate([one.mean for one in curves])
@@ -172,63 +176,57 @@ def _ticks(low: float, high: float) -> list[float]:
     return [step * index for index in range(first, max(last, first + 1) + 1)]
 
 
-def _grid(frame: _PlotArea, ticks: Sequence[float], chart: Chart) -> list[str]:
-    left, right, bottom = _LEFT, WIDTH - _RIGHT, HEIGHT - _BOTTOM
+def _grid_shapes(plot_area: _PlotArea, ticks: Sequence[float], chart: Chart) -> list[str]:
+    left, right, bottom = _LEFT_MARGIN, CHART_WIDTH - _RIGHT_MARGIN, CHART_HEIGHT - _BOTTOM_MARGIN
     shapes = []
     for tick in ticks:
-        y, spelled = frame.y(tick), text(chart.format(tick))
+        y, spelled = plot_area.y_pixel(tick), escape_text(chart.format(tick))
         shapes.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        shapes.append(
-            f'<text class="tick" x="{left - 8}" y="{y + 3.5:.1f}" text-anchor="end">{spelled}</text>'
-        )
-    for tick in _ticks(frame.x_start, frame.x_end):
-        if frame.x_start <= tick <= frame.x_end:
-            x, spelled = frame.x(tick), text(chart.x_format(tick))
+        shapes.append(f'<text class="tick" x="{left - 8}" y="{y + 3.5:.1f}" text-anchor="end">{spelled}</text>')
+    for tick in _ticks(plot_area.x_start, plot_area.x_end):
+        if plot_area.x_start <= tick <= plot_area.x_end:
+            x, spelled = plot_area.x_pixel(tick), escape_text(chart.x_format(tick))
             anchor = "end" if x > right - 20 else "middle"
             shapes.append(f'<line class="notch" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
-            shapes.append(
-                f'<text class="tick" x="{x:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{spelled}</text>'
-            )
+            shapes.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 19}" text-anchor="{anchor}">{spelled}</text>')
     return shapes
 
 
-def _mark(frame: _PlotArea, mark: ChartMark) -> str:
-    at = f"{frame.x(mark.x):.1f}"
-    title = f"<title>{text(mark.text)} at step {mark.x:,.0f}</title>"
-    return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}">{title}</line>'
+def _mark_svg(plot_area: _PlotArea, mark: ChartMark) -> str:
+    at = f"{plot_area.x_pixel(mark.x):.1f}"
+    title = f"<title>{escape_text(mark.text)} at step {mark.x:,.0f}</title>"
+    bottom = CHART_HEIGHT - _BOTTOM_MARGIN
+    return f'<line class="mark" x1="{at}" x2="{at}" y1="{_TOP_MARGIN}" y2="{bottom}">{title}</line>'
 
 
-def _draw_reference_line(frame: _PlotArea, level: Level) -> str:
-    y = frame.y(level.y)
-    return f'<line class="level" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+def _draw_reference_line(plot_area: _PlotArea, level: ReferenceLine) -> str:
+    y = plot_area.y_pixel(level.y)
+    return f'<line class="level" x1="{_LEFT_MARGIN}" x2="{CHART_WIDTH - _RIGHT_MARGIN}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
-def _level_name(frame: _PlotArea, level: Level, label: Callable[[float], str]) -> str:
-    spelled = text(f"{level.name} {label(level.y)}")
-    at = f'x="{WIDTH - _RIGHT}" y="{frame.y(level.y) - 5:.1f}"'
+def _reference_line_label(plot_area: _PlotArea, level: ReferenceLine, format_value: Callable[[float], str]) -> str:
+    spelled = escape_text(f"{level.name} {format_value(level.y)}")
+    at = f'x="{CHART_WIDTH - _RIGHT_MARGIN}" y="{plot_area.y_pixel(level.y) - 5:.1f}"'
     return f'<text class="level-name" {at} text-anchor="end">{spelled}</text>'
 
 
-def _curve(frame: _PlotArea, one: _Curve, chart: Chart) -> list[str]:
-    tone, x = one.series.tone, one.x
-    low, mean, high = (np.clip(values, frame.low, frame.high) for values in (one.low, one.mean, one.high))
+def _curve_shapes(plot_area: _PlotArea, curve: _Curve, chart: Chart) -> list[str]:
+    tone, x = curve.series.tone, curve.x
+    low, mean, high = (np.clip(values, plot_area.low, plot_area.high) for values in (curve.low, curve.mean, curve.high))
     shapes = []
     if not np.array_equal(low, high):
-        outline = frame.points(np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]]))
+        outline = plot_area.svg_points(np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]]))
         shapes.append(f'<polygon class="band s{tone}" points="{outline}"/>')
-    shapes.append(f'<polyline class="line s{tone}" points="{frame.points(x, mean)}"/>')
-    marked = zip(x, mean, strict=True) if one.series.dots else [(x[-1], mean[-1])]
+    shapes.append(f'<polyline class="line s{tone}" points="{plot_area.svg_points(x, mean)}"/>')
+    marked = zip(x, mean, strict=True) if curve.series.dots else [(x[-1], mean[-1])]
     for at, value in marked:
-        value_text = f"{one.series.name} at step {at:,.0f}: {chart.format(value)}"
-        place = f'cx="{frame.x(at):.1f}" cy="{frame.y(value):.1f}"'
-        shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{text(value_text)}</title></circle>')
+        value_text = f"{curve.series.name} at step {at:,.0f}: {chart.format(value)}"
+        place = f'cx="{plot_area.x_pixel(at):.1f}" cy="{plot_area.y_pixel(value):.1f}"'
+        shapes.append(f'<circle class="dot s{tone}" {place} r="3"><title>{escape_text(value_text)}</title></circle>')
     return shapes
 
 
-def _label(chart: Chart, curves: Sequence[_Curve]) -> str:
+def _aria_label(chart: Chart, curves: Sequence[_Curve]) -> str:
     """Return the chart in words, for screen readers."""
-    ends = (
-        f"{one.series.name} {chart.format(one.mean[-1])}, at first {chart.format(one.mean[0])}"
-        for one in curves
-    )
+    ends = (f"{one.series.name} {chart.format(one.mean[-1])}, at first {chart.format(one.mean[0])}" for one in curves)
     return f"{chart.title}: {'; '.join(ends)}; up to step {chart.x_end:,.0f}"

@@ -5,41 +5,43 @@ from functools import partial
 
 import numpy as np
 
-from encoder_core.objectives.figures import AVERAGE, TERM_FIGURES, TERM_LOSS, TermFigure
-from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, Level, Series
+from encoder_core.objectives.figures import AVERAGE_PREFIX, TERM_FIGURES, TERM_LOSS, TermFigure
+from launcher.observe.inspect.report.chart import Chart, ChartMark, Floats, ReferenceLine, Series
 from launcher.observe.inspect.report.figures import Interruption, metric_values
 from launcher.output import human_count
 from launcher.runtime.run.history import History
-from launcher.runtime.run.metrics import BEFORE, TOKEN_TERMS, shown_on, spell_figure
+from launcher.runtime.run.metrics import BEFORE_PREFIX, TOKEN_TERMS, format_figure, metrics_shown_on
 from launcher.runtime.run.step_table import Record
 
 _TOKEN_LOSSES = tuple(term + TERM_LOSS.suffix for term in TOKEN_TERMS)
 _MIN_ABBREVIATED_STEPS = 20_000  # steps from which numbers on the axis are abbreviated
 
 
-def charts(history: History, gaps: Sequence[Interruption], baselines: Mapping[str, float]) -> Iterator[Chart]:
+def report_charts(
+    history: History, interruptions: Sequence[Interruption], baselines: Mapping[str, float]
+) -> Iterator[Chart]:
     """Yield the charts of a run. `baselines` are levels in the charts of token losses; events are marks. Raises
     StoreError."""
     steps = history.steps
     start, end = (float(steps.numbers[0]), float(steps.numbers[-1]) + 1) if len(steps) else (0.0, 1.0)
-    chart = partial(Chart, x_start=start, x_end=end, marks=_marks(gaps, history.events))
+    chart = partial(Chart, x_start=start, x_end=end, marks=_event_marks(interruptions, history.events))
     if end > _MIN_ABBREVIATED_STEPS:
         chart = partial(chart, x_format=human_count)
-    levels = tuple(Level(name, value) for name, value in baselines.items())
-    losses = _names(steps.fields, TERM_LOSS)
+    levels = tuple(ReferenceLine(name, value) for name, value in baselines.items())
+    losses = _term_field_names(steps.fields, TERM_LOSS)
     curves = partial(_term_curves, history)
     if len(losses) > 1:
         yield chart("Loss", "weighted sum of all terms, nats", curves("loss"))
     for name in losses:
         counted = levels if name in _TOKEN_LOSSES else ()
         yield chart(TERM_LOSS.title(name), TERM_LOSS.unit, curves(name), levels=counted)
-    evaluated = {name for record in history.evaluations for name in record if not name.startswith(BEFORE)}
+    evaluated = {name for record in history.evaluations for name in record if not name.startswith(BEFORE_PREFIX)}
     for figure in TERM_FIGURES:
-        for name in _names(evaluated, figure):
-            spell = partial(spell_figure, figure)
+        for name in _term_field_names(evaluated, figure):
+            spell = partial(format_figure, figure)
             yield chart(figure.title(name), figure.unit, curves(name), zero=figure.share, format=spell)
-    for metric in shown_on("curve"):
-        trained = _series(metric.title.lower(), steps.numbers, metric_values(metric, steps), metric.tone)
+    for metric in metrics_shown_on("curve"):
+        trained = _finite_series(metric.title.lower(), steps.numbers, metric_values(metric, steps), metric.tone)
         yield chart(metric.title, metric.unit, (trained,), zero=True, format=metric.spell)
 
 
@@ -49,33 +51,34 @@ def _term_curves(history: History, name: str) -> tuple[Series, ...]:
     steps = history.steps
     trained = steps.column(name) if name in steps.fields else None
     at, held_out, before, averaged = (
-        _column(history.evaluations, field) for field in ("step", name, BEFORE + name, AVERAGE + name)
+        _record_column(history.evaluations, field)
+        for field in ("step", name, BEFORE_PREFIX + name, AVERAGE_PREFIX + name)
     )
     curves = [
-        _series("training", steps.numbers, trained, 1),
-        _series("held out", at, held_out, 2, dots=True),
+        _finite_series("training", steps.numbers, trained, 1),
+        _finite_series("held out", at, held_out, 2, dots=True),
     ]
     further = (("before", before, 3), ("average of the weights", averaged, 4))
     known = (one for one in further if np.isfinite(one[1]).any())
-    return (*curves, *(_series(title, at, values, tone, dots=True) for title, values, tone in known))
+    return (*curves, *(_finite_series(title, at, values, tone, dots=True) for title, values, tone in known))
 
 
-def _series(name: str, x: Floats, y: Floats | None, tone: int, *, dots: bool = False) -> Series:
+def _finite_series(name: str, x: Floats, y: Floats | None, tone: int, *, dots: bool = False) -> Series:
     """Return the curve of the finite values; without points if there are none."""
     known = np.isfinite(y) if y is not None else np.zeros(len(x), dtype=np.bool_)
     return Series(name, x[known], np.empty(0) if y is None else y[known], tone, dots=dots)
 
 
-def _column(records: Sequence[Record], name: str) -> Floats:
+def _record_column(records: Sequence[Record], name: str) -> Floats:
     """Return [n] float64, a field of n records; NaN where a record has no number under `name`."""
     found = (record.get(name) for record in records)
     return np.array([one if isinstance(one, int | float) else np.nan for one in found], dtype=np.float64)
 
 
-def _marks(gaps: Sequence[Interruption], events: Sequence[Record]) -> tuple[ChartMark, ...]:
+def _event_marks(interruptions: Sequence[Interruption], events: Sequence[Record]) -> tuple[ChartMark, ...]:
     marks = [
         ChartMark(float(gap.resumed_from), f"interrupted: {gap.cause}")
-        for gap in gaps
+        for gap in interruptions
         if gap.resumed_from is not None
     ]
     for event in events:
@@ -86,5 +89,5 @@ def _marks(gaps: Sequence[Interruption], events: Sequence[Record]) -> tuple[Char
     return tuple(sorted(marks, key=lambda mark: mark.x))
 
 
-def _names(fields: Iterable[str], figure: TermFigure) -> list[str]:
-    return sorted(name for name in fields if name.endswith(figure.suffix) and not name.startswith(AVERAGE))
+def _term_field_names(fields: Iterable[str], figure: TermFigure) -> list[str]:
+    return sorted(name for name in fields if name.endswith(figure.suffix) and not name.startswith(AVERAGE_PREFIX))

@@ -7,7 +7,7 @@ from data_service.printable import one_line
 from launcher.runtime.run.step_table import Record
 
 ROUTINE_EVENT_KINDS = frozenset({"commit", "evaluated", "evaluation_skipped", "preflight", "underway"})
-"""The kinds of events that neither pages nor receivers of events get, because nobody needs to know of them."""
+"""The kinds of routine events, which neither pages nor sinks show."""
 PROBLEM_EVENT_KINDS = frozenset(
     {
         *(
@@ -25,7 +25,7 @@ PROBLEM_EVENT_KINDS = frozenset(
 """The kinds of events that a page highlights."""
 
 _UNLABELLED_FIELDS = ("reason", "cause", "what", "changes", "problems")  # fields whose content needs no name
-_MAX_CHARACTERS = 300
+_MAX_EVENT_CHARACTERS = 300
 
 
 def describe_event(event: Record) -> str:
@@ -39,7 +39,7 @@ def describe_event(event: Record) -> str:
     }
     words = [fields.pop(name) for name in _UNLABELLED_FIELDS if name in fields]
     words += [f"{name.replace('_', ' ')} {value}" for name, value in fields.items()]
-    return one_line(f"{kind}{step}{': ' if words else ''}{', '.join(words)}")[:_MAX_CHARACTERS]
+    return one_line(f"{kind}{step}{': ' if words else ''}{', '.join(words)}")[:_MAX_EVENT_CHARACTERS]
 
 
 def _value_text(value: object) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.runtime.run.history import History, StepHistory
-from launcher.runtime.run.metrics import THROUGHPUT, Display, Metric, shown_on
+from launcher.runtime.run.metrics import THROUGHPUT, DisplayName, Metric, metrics_shown_on
 from launcher.runtime.run.step_table import Record
 
 Floats = NDArray[np.float64]
@@ -51,7 +51,7 @@ class Interruption:
 
 
 @dataclass(frozen=True)
-class Figures:
+class RunFigures:
     """The totals of a run in a report.
 
     Attributes:
@@ -77,20 +77,18 @@ class Figures:
     blocked_seconds: float
 
 
-def compute_figures(history: History) -> Figures:
+def compute_figures(history: History) -> RunFigures:
     """Return the figures of a history; zeros before the first step. Raises StoreError."""
     steps, events = history.steps, history.events
-    sums = {
-        name: float(np.nansum(steps.column(name))) for name in ("seconds", "tokens", "data_wait", "skipped")
-    }
+    sums = {name: float(np.nansum(steps.column(name))) for name in ("seconds", "tokens", "data_wait", "skipped")}
     busy = sums["seconds"]
     times = [float(event["time"]) for event in events if event["attempt"] > 0]
     wall = max(times) - min(times) if len(times) > 1 else busy
     commits = [event for event in events if event["kind"] == "commit"]
-    return Figures(
+    return RunFigures(
         steps=int(steps.numbers[-1]) + 1 if len(steps) else 0,
         tokens=int(sums["tokens"]),
-        tokens_per_second=_median(metric_values(THROUGHPUT, steps)) or 0.0,
+        tokens_per_second=_finite_median(metric_values(THROUGHPUT, steps)) or 0.0,
         data_wait=sums["data_wait"] / busy if busy else 0.0,
         wall_seconds=wall,
         goodput=min(1.0, busy / wall) if busy and wall else None,
@@ -120,24 +118,24 @@ def metric_mean(metric: Metric, steps: StepHistory) -> float | None:
     return float(np.mean(finite)) if len(finite) else None
 
 
-def metric_medians(steps: StepHistory, display: Display, newest: int = 0) -> dict[str, float]:
+def metric_medians(steps: StepHistory, display: DisplayName, newest: int = 0) -> dict[str, float]:
     """Return the median of each figure that a display shows, by name, over the `newest` steps (0: over all). Raises
     StoreError."""
     found = {}
-    for metric in shown_on(display):
+    for metric in metrics_shown_on(display):
         known = metric_values(metric, steps)
-        middle = None if known is None else _median(known[-newest:].copy())
+        middle = None if known is None else _finite_median(known[-newest:].copy())
         if middle is not None:
             found[metric.name] = middle
     return found
 
 
-def _median(known: Floats | None) -> float | None:
-    """Return the median of the finite values; None if there are none. Changes the order of `known`."""
-    if known is None:
+def _finite_median(values: Floats | None) -> float | None:
+    """Return the median of the finite values; None if there are none. Changes the order of `values`."""
+    if values is None:
         return None
-    finite = np.isfinite(known)
-    used = known if finite.all() else known[finite]
+    finite = np.isfinite(values)
+    used = values if finite.all() else values[finite]
     return float(np.median(used, overwrite_input=True)) if len(used) else None
 
 
@@ -154,7 +152,7 @@ def find_interruptions(history: History) -> list[Interruption]:
 def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Interruption | None:
     """Return the interruption of an attempt, given its events and those of the next one; None if it was not
     interrupted."""
-    last = _last_cause(attempt)
+    last = _last_cause_event(attempt)
     if (last is not None and last["kind"] in _END_KINDS) or (last is None and not following):
         return None
     time = float((last or attempt[-1])["time"])
@@ -164,7 +162,7 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
     return Interruption(
         time=time,
         attempt=int(attempt[0]["attempt"]),
-        cause=_cause(last),
+        cause=_cause_text(last),
         resumed_from=resumed,
         downtime=float((underway or following[0])["time"]) - time if following else None,
         lost=None if reached is None or resumed is None else max(0, reached - resumed),
@@ -172,7 +170,7 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
     )
 
 
-def _last_cause(attempt: Sequence[Record]) -> Record | None:
+def _last_cause_event(attempt: Sequence[Record]) -> Record | None:
     """Return the event that says most about an attempt's end. Deaths follow from other events, so one is returned only
     if there is no other event."""
     causes = [event for event in attempt if event["kind"] in (*_CAUSE_BY_EVENT_KIND, *_END_KINDS)]
@@ -180,7 +178,7 @@ def _last_cause(attempt: Sequence[Record]) -> Record | None:
     return first_hand[-1] if first_hand else None
 
 
-def _cause(event: Record | None) -> str:
+def _cause_text(event: Record | None) -> str:
     if event is None:
         return "killed without notice (last event before it shown)"
     reason = str(event.get("reason") or event.get("what") or "")

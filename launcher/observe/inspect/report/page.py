@@ -8,30 +8,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.observe.inspect.report import tables
-from launcher.observe.inspect.report.chart import draw
-from launcher.observe.inspect.report.curves import charts
+from launcher.observe.inspect.report.chart import draw_chart
+from launcher.observe.inspect.report.curves import report_charts
 from launcher.observe.inspect.report.evaluations import evaluations_html
 from launcher.observe.inspect.report.figures import (
-    Figures,
     Interruption,
+    RunFigures,
     compute_figures,
     find_interruptions,
     metric_mean,
 )
-from launcher.observe.inspect.report.style import badge, header, html_page, table, text, tiles
-from launcher.observe.inspect.report.task_table import (
-    TableRow,
-    column_names,
-    searched_note,
-    stored_rows,
-    table_cells,
+from launcher.observe.inspect.report.style import (
+    escape_text,
+    figure_tiles,
+    html_page,
+    html_table,
+    page_header,
+    state_badge,
 )
+from launcher.observe.inspect.report.task_table import TableRow, column_names, searched_note, stored_rows, table_cells
 from launcher.observe.inspect.status import RunStatus, status_facts, status_from_history
 from launcher.output import human_count, human_duration, write_file
-from launcher.runtime.run.evaluations import Evaluated, evaluated
+from launcher.runtime.run.evaluations import EvaluatedCommit, evaluated_commits
 from launcher.runtime.run.history import History, read_history
 from launcher.runtime.run.log import token_loss
-from launcher.runtime.run.metrics import shown_on
+from launcher.runtime.run.metrics import metrics_shown_on
 from launcher.runtime.run.outline import Outline, open_outline
 from launcher.runtime.run.step_table import Record
 
@@ -51,8 +52,8 @@ class ReportSubject:
         recipe: YAML text of the recipe.
         facts: further lines for the last section, by name: fingerprints, versions.
         baselines: reference losses on the held-out targets in nats, by name ("unigram", "left bigram").
-        beside: evaluations of its commits while it trained.
-        evaluated: results of `maskfleet evaluate` for its checkpoints.
+        commit_evaluations: evaluations of its commits while it trained.
+        task_rows: results of `maskfleet evaluate` for its checkpoints.
         status: what the run is doing; None: the page says only how far its records reach.
     """
 
@@ -63,8 +64,8 @@ class ReportSubject:
     recipe: str
     facts: dict[str, str]
     baselines: dict[str, float]
-    beside: tuple[Evaluated, ...] = ()
-    evaluated: Sequence[TableRow] = ()
+    commit_evaluations: tuple[EvaluatedCommit, ...] = ()
+    task_rows: Sequence[TableRow] = ()
     status: RunStatus | None = None
 
 
@@ -75,7 +76,7 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
         CorpusError, StoreError: with baselines, and the corpora cannot be read.
         OutputError: `out` cannot be written.
     """
-    write_file(out, draw_page(open_outline(run.uri, run.store), _baselines(run, with_baselines), now))
+    write_file(out, draw_page(open_outline(run.uri, run.store), _load_baselines(run, with_baselines), now))
 
 
 def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head_html: str = "") -> str:
@@ -87,26 +88,26 @@ def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head_htm
         created=run.record.created,
         total_steps=run.total_steps,
         recipe=run.recipe,
-        facts=run.facts(),
-        evaluated=stored_rows(run.store),
+        facts=run.page_facts(),
+        task_rows=stored_rows(run.store),
         baselines=baselines,
-        beside=tuple(evaluated(run.store)),
+        commit_evaluations=tuple(evaluated_commits(run.store)),
         status=status_from_history(run, history, now.timestamp(), brief=True),
     )
-    return render(subject, history, now, head_html)
+    return render_page(subject, history, now, head_html)
 
 
-def _baselines(run: "Run", wanted: bool) -> dict[str, float]:
+def _load_baselines(run: "Run", with_baselines: bool) -> dict[str, float]:
     objective = run.recipe.objective
     predicting = (objective.mlm, objective.clm, objective.plm)  # they predict hidden or next tokens
-    if not wanted or all(term is None for term in predicting):
+    if not with_baselines or all(term is None for term in predicting):
         return {}
     from launcher.observe.inspect.baselines import load_or_compute_baselines
 
     return load_or_compute_baselines(run).losses_by_name()
 
 
-def render(subject: ReportSubject, history: History, now: datetime, head: str = "") -> str:
+def render_page(subject: ReportSubject, history: History, now: datetime, head: str = "") -> str:
     """Return the page's HTML. `head`: as for `style.html_page`. Raises StoreError."""
     found = _sections(subject, history, now).items()
     parts = (f'<section id="s-{name}">{content}</section>' for name, content in found if content)
@@ -116,33 +117,33 @@ def render(subject: ReportSubject, history: History, now: datetime, head: str = 
 def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[str, str]:
     """Return the sections of the page by name, in order; a section without content is empty text."""
     figures, gaps = compute_figures(history), find_interruptions(history)
-    curves = "".join(draw(chart) for chart in charts(history, gaps, subject.baselines))
+    curves = "".join(draw_chart(chart) for chart in report_charts(history, gaps, subject.baselines))
     return {
-        "head": _header(subject, figures, now),
-        "figures": tiles(_figure_tiles(subject, history, figures, gaps)),
+        "head": _header_html(subject, figures, now),
+        "figures": figure_tiles(_figure_tiles(subject, history, figures, gaps)),
         "charts": f'<div class="charts">{curves}</div>',
-        "status": _status(subject.status, now),
-        "evaluations": evaluations_html(subject.beside, history.events),
-        "evaluated": _task_table_html(subject.evaluated),
+        "status": _status_html(subject.status, now),
+        "evaluations": evaluations_html(subject.commit_evaluations, history.events),
+        "evaluated": _task_table_html(subject.task_rows),
         "events": tables.events_table(history.events),
         "interruptions": tables.interruptions_table(gaps),
         "damage": tables.damage_table(history.damage),
-        "configuration": _configuration(subject),
+        "configuration": _configuration_html(subject),
     }
 
 
-def _header(subject: ReportSubject, figures: Figures, now: datetime) -> str:
-    when = f"created {text(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
+def _header_html(subject: ReportSubject, figures: RunFigures, now: datetime) -> str:
+    when = f"created {escape_text(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
     status, shown = subject.status, ""
     if status is not None:
-        why = f'<span class="why">{text(status.reason)}</span>' if status.reason else ""
-        shown = badge(status.state, _BADGE_BY_STATE.get(status.state, " open")) + why
-    top = header(subject.name, shown, f"<code>{text(subject.uri)}</code>", when)
+        why = f'<span class="why">{escape_text(status.reason)}</span>' if status.reason else ""
+        shown = state_badge(status.state, _BADGE_BY_STATE.get(status.state, " open")) + why
+    top = page_header(subject.name, shown, f"<code>{escape_text(subject.uri)}</code>", when)
     step, ahead = (status.step, status.eta_seconds) if status is not None else (figures.steps, None)
-    return top + _progress(step, subject.total_steps, ahead)
+    return top + _progress_html(step, subject.total_steps, ahead)
 
 
-def _progress(step: int, total: int, eta_seconds: float | None) -> str:
+def _progress_html(step: int, total: int, eta_seconds: float | None) -> str:
     """Return the number of steps done, of all steps, as a bar and in words."""
     share = f" ({min(1.0, step / total):.1%})" if total else ""
     ahead = f", about {human_duration(eta_seconds)} to go" if eta_seconds is not None else ""
@@ -151,7 +152,7 @@ def _progress(step: int, total: int, eta_seconds: float | None) -> str:
 
 
 def _figure_tiles(
-    subject: ReportSubject, history: History, figures: Figures, gaps: Sequence[Interruption]
+    subject: ReportSubject, history: History, figures: RunFigures, interruptions: Sequence[Interruption]
 ) -> Iterator[tuple[str, str]]:
     """Yield the figures of the tiles, each with what it counts."""
     if history.evaluations:
@@ -159,12 +160,12 @@ def _figure_tiles(
     goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
     yield human_count(figures.tokens), "tokens trained on"
     yield human_count(figures.tokens_per_second), "tokens/s, median step"
-    for metric in shown_on("tile"):
+    for metric in metrics_shown_on("tile"):
         if (average := metric_mean(metric, history.steps)) is not None:
             yield metric.spell(average), metric.tile_label()
     yield human_duration(figures.wall_seconds), "wall time"
     yield goodput, "goodput: steps that count"
-    yield str(len(gaps)), f"interruptions, {figures.repeated:,} steps repeated"
+    yield str(len(interruptions)), f"interruptions, {figures.repeated:,} steps repeated"
     commits = sum(event["kind"] == "commit" for event in history.events)
     yield f"{commits:,}", f"checkpoints, for which training waited {human_duration(figures.blocked_seconds)}"
     if figures.skipped:
@@ -182,10 +183,10 @@ def _heldout_tiles(subject: ReportSubject, evaluation: Record) -> Iterator[tuple
         yield f"{abs(baseline - loss):.2f} nat", f"{side} the {name} baseline"
 
 
-def _status(status: RunStatus | None, now: datetime) -> str:
+def _status_html(status: RunStatus | None, now: datetime) -> str:
     if status is None:
         return ""
-    return "<h2>Status</h2>" + table(("what", "now"), status_facts(status, now.timestamp()), 2)
+    return "<h2>Status</h2>" + html_table(("what", "now"), status_facts(status, now.timestamp()), 2)
 
 
 def _task_table_html(rows: Sequence[TableRow]) -> str:
@@ -194,10 +195,10 @@ def _task_table_html(rows: Sequence[TableRow]) -> str:
     shown = [line[1:] for line in table_cells(rows)]
     note = "Of each task the settings with the best median over seeds on its dev split; figures x 100."
     note = " ".join([note, *filter(None, [searched_note(rows)])])
-    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + table(column_names(rows)[1:], shown, 3)
+    return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + html_table(column_names(rows)[1:], shown, 3)
 
 
-def _configuration(subject: ReportSubject) -> str:
-    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{text(subject.recipe)}</pre>"
-    listed = table(("what", "value"), subject.facts.items(), 2)
+def _configuration_html(subject: ReportSubject) -> str:
+    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape_text(subject.recipe)}</pre>"
+    listed = html_table(("what", "value"), subject.facts.items(), 2)
     return f"<h2>Configuration</h2>{listed}<details>{recipe}</details>"

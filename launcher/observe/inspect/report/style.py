@@ -1,47 +1,49 @@
-"""The parts of pages: pieces of HTML, and their style sheet. All text from a store goes through `text`."""
+"""The parts of pages: pieces of HTML, and their style sheet. All text from a store goes through `escape_text`."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
 
-from data_service.printable import visible
+from data_service.printable import escape_controls
 
 CSS = resources.files("launcher.observe.inspect.report").joinpath("assets", "report.css").read_text("utf-8")
 
 
-def text(value: object) -> str:
+def escape_text(value: object) -> str:
     """Return a value as escaped text. Control characters and marks of direction, which could disguise it, are made
     visible."""
-    return escape(visible(str(value)))
+    return escape(escape_controls(str(value)))
 
 
 def html_page(title: str, sections: Iterable[str], head: str = "") -> str:
     """Return a page without references to anything outside it but those in `head`, which is HTML already."""
-    about = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{text(title)}</title>'
+    about = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    about += f"<title>{escape_text(title)}</title>"
     page = f"<body><main>{''.join(sections)}</main></body>"
     return f'<!doctype html><html lang="en"><head>{about}<style>{CSS}</style>{head}</head>{page}</html>\n'
 
 
-def header(title: str, badge: str = "", *lines: str) -> str:
-    """Return the head of a page; `badge` and the lines below the title are HTML already."""
+def page_header(title: str, badge: str = "", *lines: str) -> str:
+    """Return the head of a page; `state_badge` and the lines below the title are HTML already."""
     below = f'<p class="soft">{"<br>".join(lines)}</p>' if lines else ""
-    return f"<header><h1>{text(title)}</h1>{badge}</header>{below}"
+    return f"<header><h1>{escape_text(title)}</h1>{badge}</header>{below}"
 
 
-def badge(state: str, kind: str = "") -> str:
+def state_badge(state: str, kind: str = "") -> str:
     """Return a badge with the state of a run. `kind`: "", " open", " bad" or " live"."""
-    return f'<span class="state{kind}">{text(state)}</span>'
+    return f'<span class="state{kind}">{escape_text(state)}</span>'
 
 
-def tiles(figures: Iterable[tuple[str, str]]) -> str:
+def figure_tiles(figures: Iterable[tuple[str, str]]) -> str:
     """Return tiles of figures, each with what it counts."""
     shown = "".join(
-        f'<div class="tile"><b>{text(figure)}</b><span>{text(what)}</span></div>' for figure, what in figures
+        f'<div class="tile"><b>{escape_text(figure)}</b><span>{escape_text(what)}</span></div>'
+        for figure, what in figures
     )
     return f'<div class="tiles">{shown}</div>'
 
 
-def table(
+def html_table(
     column_names: Sequence[str],
     rows: Iterable[Sequence[str]],
     first_number_column: int,
@@ -61,14 +63,14 @@ def table(
         if all(row[index].lstrip("-")[:1].isdigit() or row[index] in ("-", "not yet") for row in body)
     }
 
-    def cells(tag: str, row: Sequence[str]) -> str:
-        marked = ((' class="n"' if index in numeric else "", text(cell)) for index, cell in enumerate(row))
+    def row_cells(tag: str, row: Sequence[str]) -> str:
+        marked = ((' class="n"' if index in numeric else "", escape_text(cell)) for index, cell in enumerate(row))
         return "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in marked)
 
     problems = (*bad_rows, *[False] * (len(body) - len(bad_rows)))
     lines = "".join(
-        f"<tr{' class=bad' if problem else ''}>{cells('td', row)}</tr>"
+        f"<tr{' class=bad' if problem else ''}>{row_cells('td', row)}</tr>"
         for row, problem in zip(body, problems, strict=True)
     )
     box = '"table scrolled" tabindex="0" role="region"' if is_scrollable else '"table"'
-    return f"<div class={box}><table><tr>{cells('th', column_names)}</tr>{lines}</table></div>"
+    return f"<div class={box}><table><tr>{row_cells('th', column_names)}</tr>{lines}</table></div>"

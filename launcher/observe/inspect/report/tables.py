@@ -2,14 +2,9 @@
 
 from collections.abc import Sequence
 
-from launcher.observe.inspect.report.events import (
-    PROBLEM_EVENT_KINDS,
-    ROUTINE_EVENT_KINDS,
-    describe_event,
-    utc_text,
-)
+from launcher.observe.inspect.report.events import PROBLEM_EVENT_KINDS, ROUTINE_EVENT_KINDS, describe_event, utc_text
 from launcher.observe.inspect.report.figures import Interruption
-from launcher.observe.inspect.report.style import table
+from launcher.observe.inspect.report.style import html_table
 from launcher.output import human_duration
 from launcher.runtime.run.step_table import Record
 
@@ -28,17 +23,15 @@ def events_table(run_events: Sequence[Record]) -> str:
     if not shown:
         return ""
     newest = list(shown.items())[: -_MAX_EVENT_ROWS - 1 : -1]
-    rows = [
-        (utc_text(float(event["time"])), str(event["attempt"] or "-"), words) for (words, _), event in newest
-    ]
+    rows = [(utc_text(float(event["time"])), str(event["attempt"] or "-"), words) for (words, _), event in newest]
     bad = [event["kind"] in PROBLEM_EVENT_KINDS for _, event in newest]
     note = f'<p class="soft">{len(shown):,} in all, the newest first.</p>'
     heads = ("when (UTC)", "attempt", "what")
-    return f"<h2>Events</h2>{note}" + table(heads, rows, 3, bad_rows=bad, is_scrollable=True)
+    return f"<h2>Events</h2>{note}" + html_table(heads, rows, 3, bad_rows=bad, is_scrollable=True)
 
 
-def interruptions_table(gaps: Sequence[Interruption]) -> str:
-    if not gaps:
+def interruptions_table(interruptions: Sequence[Interruption]) -> str:
+    if not interruptions:
         return '<h2>Interruptions</h2><p class="soft">None.</p>'
     rows = [
         (
@@ -50,10 +43,10 @@ def interruptions_table(gaps: Sequence[Interruption]) -> str:
             "-" if gap.downtime is None else human_duration(gap.downtime),
             ", ".join(f"{part} {seconds:.1f} s" for part, seconds in gap.recovery.items()) or "-",
         )
-        for gap in gaps
+        for gap in interruptions
     ]
     heads = ("when (UTC)", "attempt", "cause", "resumed at step", "steps lost", "gap", "its last part")
-    return "<h2>Interruptions</h2>" + table(heads, rows, 2)
+    return "<h2>Interruptions</h2>" + html_table(heads, rows, 2)
 
 
 def damage_table(lines: Sequence[str]) -> str:
@@ -63,4 +56,4 @@ def damage_table(lines: Sequence[str]) -> str:
     different = list(dict.fromkeys(lines))  # an object may have been read for each of its fields
     first = [(line,) for line in different[:_MAX_DAMAGE_ROWS]]
     count = f"{len(different):,} records or objects could not be read; the page is made without them."
-    return f'<h2>Damaged records</h2><p class="soft">{count}</p>' + table(("what",), first, 1)
+    return f'<h2>Damaged records</h2><p class="soft">{count}</p>' + html_table(("what",), first, 1)

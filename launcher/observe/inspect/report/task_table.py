@@ -14,7 +14,7 @@ from rich.text import Text
 
 from data_service.printable import one_line
 from data_service.store.base import Store
-from launcher.runtime.run.sealed import Sealed, hash_of, read_each, read_sealed, seal
+from launcher.runtime.run.sealed import Sealed, hash_json, read_all_sealed, read_sealed, sealed_bytes
 
 TABLE_PREFIX = "tables/"
 
@@ -57,10 +57,10 @@ class TableRow(Sealed):
     @property
     def path(self) -> str:
         """The key of the row in the run's store: a hash of checkpoint, measure, task and data."""
-        return f"{TABLE_PREFIX}{hash_of([self.weights, self.step, self.measure, self.task, self.data])}.json"
+        return f"{TABLE_PREFIX}{hash_json([self.weights, self.step, self.measure, self.task, self.data])}.json"
 
 
-def average_rows(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
+def average_over_tasks(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
     """Return checkpoint, step, and mean of the medians over tasks, for each checkpoint that has several tasks and a
     figure for each of them."""
     groups = groupby(table, key=lambda row: (row.checkpoint, row.step, row.weights))
@@ -81,21 +81,21 @@ def store_rows(store: Store, rows: Sequence[TableRow]) -> None:
     """
     for row in rows:
         read_sealed(store, row.path, TableRow)
-        store.put(row.path, seal(row))
+        store.put(row.path, sealed_bytes(row))
 
 
 def stored_rows(store: Store) -> list[TableRow]:
     """Return the rows that are stored with a run, by step, then by task. Objects that are not rows are left out. Raises
     StoreError."""
-    found = read_each(store, [entry.key for entry in store.list(TABLE_PREFIX)], TableRow)
+    found = read_all_sealed(store, [entry.key for entry in store.list(TABLE_PREFIX)], TableRow)
     return sorted(found, key=lambda row: (row.step or 0, row.task, row.data))
 
 
-_HEADS = (
+_COLUMN_HEADS = (
     *("checkpoint", "step", "task", "metric", "median", "lowest", "highest", "seeds", "settings"),
     *("searched", ""),
 )
-_SEARCHED_COLUMN = _HEADS.index("searched")
+_SEARCHED_COLUMN = _COLUMN_HEADS.index("searched")
 _NUMBER_COLUMNS = ("step", "median", "lowest", "highest", "seeds")
 
 
@@ -116,18 +116,20 @@ def table_cells(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
     Whether corpora were searched for a task's texts is a column only if some were; else `searched_note` says it.
     """
     found = [_row_cells(row, rows) for row in rows]
-    for checkpoint, step, average in average_rows(rows):
-        found.append((checkpoint, _step(step), "average", "", f"{100 * average:.2f}", *[""] * 6))
+    for checkpoint, step, average in average_over_tasks(rows):
+        found.append((checkpoint, _step_text(step), "average", "", f"{100 * average:.2f}", *[""] * 6))
     return (
-        found
-        if _is_any_searched(rows)
-        else [line[:_SEARCHED_COLUMN] + line[_SEARCHED_COLUMN + 1 :] for line in found]
+        found if _is_any_searched(rows) else [line[:_SEARCHED_COLUMN] + line[_SEARCHED_COLUMN + 1 :] for line in found]
     )
 
 
 def column_names(rows: Sequence[TableRow]) -> tuple[str, ...]:
-    """Return the heads of the columns of `lines`."""
-    return _HEADS if _is_any_searched(rows) else _HEADS[:_SEARCHED_COLUMN] + _HEADS[_SEARCHED_COLUMN + 1 :]
+    """Return the column heads of `table_cells`."""
+    return (
+        _COLUMN_HEADS
+        if _is_any_searched(rows)
+        else _COLUMN_HEADS[:_SEARCHED_COLUMN] + _COLUMN_HEADS[_SEARCHED_COLUMN + 1 :]
+    )
 
 
 def searched_note(rows: Sequence[TableRow]) -> str | None:
@@ -146,14 +148,14 @@ def _row_cells(row: TableRow, rows: Sequence[TableRow]) -> tuple[str, ...]:
     task = row.task if len(same_name) == 1 else f"{row.task} ({row.data[:8]})"
     return (
         row.checkpoint,
-        _step(row.step),
+        _step_text(row.step),
         task,
         row.metric or "",
-        _figure(row.median),
-        _figure(row.lowest),
-        _figure(row.highest),
+        _percent_text(row.median),
+        _percent_text(row.lowest),
+        _percent_text(row.highest),
         str(len(row.values)),
-        _settings(row.settings, row.choices),
+        _settings_text(row.settings, row.choices),
         _searched_text(row.searched),
         f"{row.missing} of {row.cells} cells missing" if row.missing else "",
     )
@@ -168,18 +170,18 @@ def _searched_text(splits: Mapping[str, bool] | None) -> str:
     return ", ".join(split for split, found in splits.items() if found)
 
 
-def _step(step: int | None) -> str:
+def _step_text(step: int | None) -> str:
     return "" if step is None else f"{step:,}"
 
 
-def _figure(value: float | None) -> str:
+def _percent_text(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.2f}"
 
 
-def _settings(chosen: Mapping[str, object], choices: int) -> str:
-    words = ", ".join(f"{name} {_value(value)}" for name, value in chosen.items())
+def _settings_text(chosen: Mapping[str, object], choices: int) -> str:
+    words = ", ".join(f"{name} {_value_text(value)}" for name, value in chosen.items())
     return f"{words} (best of {choices})" if choices > 1 else words
 
 
-def _value(value: object) -> str:
+def _value_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

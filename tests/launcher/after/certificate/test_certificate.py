@@ -16,13 +16,14 @@ from checkpoints.listing import list_committed
 from data_service.errors import UserError
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
-from launcher.after.certificate.chain import CERTIFICATE_KEY, CHUNK_BYTES, SIGNATURE, decode, read_key
-from launcher.after.certificate.examine import (
-    Examination,
-    certify,
-    compare_with_certificate,
-    read_certificate,
+from launcher.after.certificate.chain import (
+    CERTIFICATE_KEY,
+    DIGEST_CHUNK_BYTES,
+    SIGNATURE_KEY,
+    decode_certificate,
+    read_key,
 )
+from launcher.after.certificate.examine import CertificateCheck, certify, compare_with_certificate, read_certificate
 from launcher.after.export.export import export_run
 from launcher.app.cli.main import app
 from launcher.errors import CertificateError
@@ -61,11 +62,11 @@ def run(root: Path, tmp_path: Path) -> str:
     return str(tmp_path / "run")
 
 
-def verified(run: str) -> Examination:
+def verified(run: str) -> CertificateCheck:
     return compare_with_certificate(run, read_certificate(run))
 
 
-def sound(run: str) -> Examination:
+def sound(run: str) -> CertificateCheck:
     found = verified(run)
     assert not found.problems
     return found
@@ -96,15 +97,13 @@ def changed_bytes(run: str, count: int, draw: random.Random) -> Iterator[Path]:
 def test_a_change_is_named_by_its_range(run: str) -> None:
     mark = list_committed(open_store(run))[0]
     (file, *_) = sorted(Path(run, mark.folder).glob("*.safetensors"))
-    file.write_bytes(bytes(2 * CHUNK_BYTES + 5))
-    certificate, _ = certify(
-        shutil.copytree(run, f"{run}-other", ignore=shutil.ignore_patterns(CERTIFICATE_KEY))
-    )
+    file.write_bytes(bytes(2 * DIGEST_CHUNK_BYTES + 5))
+    certificate, _ = certify(shutil.copytree(run, f"{run}-other", ignore=shutil.ignore_patterns(CERTIFICATE_KEY)))
     with file.open("r+b") as data:
-        data.seek(CHUNK_BYTES)
+        data.seek(DIGEST_CHUNK_BYTES)
         data.write(b"\1")
     assert compare_with_certificate(run, certificate).problems == [
-        (str(file), f"bytes {CHUNK_BYTES} to {2 * CHUNK_BYTES}: changed")
+        (str(file), f"bytes {DIGEST_CHUNK_BYTES} to {2 * DIGEST_CHUNK_BYTES}: changed")
     ]
     file.unlink()
     assert {place for place, _ in compare_with_certificate(run, certificate).problems} == {str(file)}
@@ -134,10 +133,8 @@ def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path
     second, found = certify(run)
     assert second is not None, found.problems
     assert second.chain[: len(first.chain)] == first.chain
-    assert all(second.newest_digests[mark.manifest] for mark in list_committed(open_store(run)))
-    assert [
-        what for what, digests in second.newest_digests.items() if "manifest.json" in what and not digests
-    ]
+    assert all(second.newest_digests[mark.manifest_key] for mark in list_committed(open_store(run)))
+    assert [what for what, digests in second.newest_digests.items() if "manifest.json" in what and not digests]
     again, found = certify(run)
     assert again == second
     assert not found.notes
@@ -151,14 +148,14 @@ def test_where_torch_was_changed_is_noted(run: str) -> None:
     (note,) = (note for note in compare_with_certificate(run, None).notes if "torch" in note)
     assert f"step {oldest.step}:" in note
     assert "torch 2.11.0 " in note
-    store.put(newest.manifest, b"{")  # what is damaged is named by its digest, not by this
-    assert any(newest.manifest in place for place, _ in verified(run).problems)
+    store.put(newest.manifest_key, b"{")  # what is damaged is named by its digest, not by this
+    assert any(newest.manifest_key in place for place, _ in verified(run).problems)
 
 
 @pytest.mark.long
 def test_segments_may_be_packed(run: str) -> None:
     store = LocalStore(Path(run))
-    while pack_once(store, 1, over=True, most_segments=3):
+    while pack_once(store, 1, ended=True, most_segments=3):
         pass
     assert next(iter(store.list("metrics/a000001/"))).key.endswith(".parquet")
     sound(run)
@@ -214,7 +211,7 @@ def test_a_signature_holds_for_its_key_and_its_bytes_alone(run: str, keys: Path)
     mine, other = (read_key(keys / f"{name}.public.pem", "public") for name in ("mine", "other"))
     written, _ = certify(run, read_key(keys / "mine.pem", "private"))
     assert read_certificate(run, mine) == written == read_certificate(run)
-    options = ("-in", f"{run}/{CERTIFICATE_KEY}", "-sigfile", f"{run}/{SIGNATURE}")
+    options = ("-in", f"{run}/{CERTIFICATE_KEY}", "-sigfile", f"{run}/{SIGNATURE_KEY}")
     check = (
         "openssl",
         "pkeyutl",
@@ -229,7 +226,7 @@ def test_a_signature_holds_for_its_key_and_its_bytes_alone(run: str, keys: Path)
     with pytest.raises(CertificateError):
         read_certificate(run, other)
     draw = random.Random(7)
-    for path in (Path(run, SIGNATURE), Path(run, CERTIFICATE_KEY)) * 20:
+    for path in (Path(run, SIGNATURE_KEY), Path(run, CERTIFICATE_KEY)) * 20:
         before = path.read_bytes()
         changed = bytearray(before)
         changed[draw.randrange(len(before))] ^= 1 << draw.randrange(8)
@@ -249,7 +246,7 @@ def test_a_certificate_that_was_changed_is_refused_without_a_key(run: str) -> No
         changed = bytearray(before)
         changed[draw.randrange(len(before))] ^= 1 << draw.randrange(8)
         with pytest.raises(CertificateError):
-            decode(bytes(changed), "here")
+            decode_certificate(bytes(changed), "here")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +255,7 @@ def test_a_certificate_that_was_changed_is_refused_without_a_key(run: str) -> No
 )
 def test_a_certificate_of_another_version_is_named(data: bytes, version: str) -> None:
     with pytest.raises(CertificateError) as caught:
-        decode(data, "here")
+        decode_certificate(data, "here")
     assert version in f"{caught.value.problem} {caught.value.remedy}"
 
 
@@ -273,14 +270,12 @@ def test_the_commands(run: str, keys: Path) -> None:
     assert done.exit_code == 0
     told = json.loads(done.stdout)
     assert told["problems"] == []
-    assert told["certificate"] == decode(Path(run, CERTIFICATE_KEY).read_bytes(), "here").digest
+    assert told["certificate"] == decode_certificate(Path(run, CERTIFICATE_KEY).read_bytes(), "here").digest
     Path(run, "checkpoints/began.json").write_bytes(b"[]\n")
     done = ended("verify", run, "--json")
     assert done.exit_code == 1
     assert [one["place"] for one in json.loads(done.stdout)["problems"]] == [f"{run}/checkpoints/began.json"]
     assert ended("certify", run).exit_code == 1
-    assert isinstance(
-        ended("verify", run, "--public-key", str(keys / "mine.pem")).exception, CertificateError
-    )
+    assert isinstance(ended("verify", run, "--public-key", str(keys / "mine.pem")).exception, CertificateError)
     Path(run, CERTIFICATE_KEY).unlink()
     assert ended("verify", run).exit_code == 1

@@ -10,9 +10,9 @@ import pytest
 import ray
 
 from data_service.service.ray_internals import start_ray
-from launcher.after.diagnose.evaluators import CommitEvaluation, evaluate_commits, is_evaluation_pending
-from launcher.observe.inspect.status import describe, status
-from launcher.runtime.run.evaluations import evaluated
+from launcher.after.diagnose.evaluators import CommitEvaluator, evaluate_commits, is_evaluation_pending
+from launcher.observe.inspect.status import read_status, status_lines
+from launcher.runtime.run.evaluations import evaluated_commits
 from launcher.runtime.run.outline import open_outline
 from launcher.runtime.run.record import open_run
 from tests.support.runs.observer import title
@@ -45,7 +45,7 @@ def steps(uri: str) -> list[int]:
     """Of commits of which all was measured."""
     run = open_run(uri)
     wanted = len(run.recipe.evaluation.tasks)
-    return [one.commit.step for one in evaluated(run.store) if len(one.results) == wanted]
+    return [one.commit.step for one in evaluated_commits(run.store) if len(one.results) == wanted]
 
 
 def evaluators() -> list[psutil.Process]:
@@ -54,9 +54,7 @@ def evaluators() -> list[psutil.Process]:
 
 
 @pytest.mark.long
-def test_the_newest_comes_next_and_what_fails_is_told_once(
-    cluster: None, inputs: Path, tmp_path: Path
-) -> None:
+def test_the_newest_comes_next_and_what_fails_is_told_once(cluster: None, inputs: Path, tmp_path: Path) -> None:
     word, _ = task_files(str(tmp_path))
     tasks = f"[heldout, {{probe: {{task: '{word}'}}}}]"
     evaluation = f"evaluation={{every: {{steps: 7}}, samples: 20, tasks: {tasks}}}"
@@ -64,22 +62,22 @@ def test_the_newest_comes_next_and_what_fails_is_told_once(
     (tmp_path / "train.tsv").unlink()
     committing, notes = Committing(uri), list[str]()
     committing.commit(3)
-    beside = CommitEvaluation(open_run(uri), notes.append, poll_s=0.1, idle=False)
+    beside = CommitEvaluator(open_run(uri), notes.append, poll_s=0.1, idle=False)
     try:
         wait_for(evaluators)
         committing.commit(6)
         committing.commit(9)  # both before the first is evaluated: a process takes seconds to import torch
-        beside.finish(threading.Event(), WAIT_S)
+        beside.wait_for_last_commit(threading.Event(), WAIT_S)
     finally:
         beside.close()
-    assert [one.commit.step for one in evaluated(open_run(uri).store)] == [3, 9]
+    assert [one.commit.step for one in evaluated_commits(open_run(uri).store)] == [3, 9]
     assert [event["step"] for event in events(uri, "evaluated")] == [3, 9]
     assert [event["steps"] for event in events(uri, "evaluation_skipped")] == [[6]]
     assert [event["step"] for event in events(uri, "evaluation_failed")] == [3]
     assert sum("train.tsv" in note for note in notes) == 1
-    found = status(open_outline(uri), time.time())
+    found = read_status(open_outline(uri), time.time())
     assert "train.tsv" in str(found.evaluation_problem)
-    assert any("train.tsv" in line for line in describe(found, time.time()))
+    assert any("train.tsv" in line for line in status_lines(found, time.time()))
 
 
 @pytest.mark.long
@@ -105,6 +103,6 @@ def test_without_tasks_nothing_is_done(fresh_run: str) -> None:
     assert not is_evaluation_pending(run)
     with evaluate_commits(run, lambda text: None, threading.Event()):
         pass
-    assert list(evaluated(run.store)) == []
+    assert list(evaluated_commits(run.store)) == []
     operate(fresh_run, "evaluation.tasks=[heldout]")
     assert is_evaluation_pending(open_run(fresh_run)), "it may be asked for at any restart"

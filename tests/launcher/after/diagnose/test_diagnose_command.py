@@ -8,11 +8,11 @@ import pytest
 
 from launcher.after.diagnose.evaluate import evaluate_commit
 from launcher.errors import OptionError
-from launcher.observe.inspect.report.evaluations import evaluations_html, on_lineage
+from launcher.observe.inspect.report.evaluations import evaluations_html, select_on_lineage
 from launcher.observe.inspect.report.page import write_report
-from launcher.runtime.run.evaluations import evaluated
+from launcher.runtime.run.evaluations import evaluated_commits
 from launcher.runtime.run.history import read_history
-from launcher.runtime.run.log import RunLog, operator_event
+from launcher.runtime.run.log import RunLog, record_operator_event
 from launcher.runtime.run.record import open_run
 from tests.support.checks.command import maskfleet
 from tests.support.models.exports import FAMILIES, export
@@ -56,7 +56,7 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     assert "commits" not in page(uri, tmp_path)
     for step in (3, 6):
         evaluate_commit(run, committing.commit(step), run.recipe.evaluation.tasks)
-    operator_event(run.store, "evaluation_failed", 1.0, step=6, what="probe <sst2>", reason="no file")
+    record_operator_event(run.store, "evaluation_failed", 1.0, step=6, what="probe <sst2>", reason="no file")
     shown = page(uri, tmp_path)
     for text in ("Evaluation of commits", "32 tokens", "probe &lt;sst2&gt;"):
         assert text in shown
@@ -67,11 +67,9 @@ def test_a_run_and_its_report(inputs: Path, tmp_path: Path) -> None:
     journal = RunLog(run.store, later.attempt.number, 1000.0)
     journal.event("resume", 2.0, step=3)
     assert journal.close(30)
-    found, events = evaluated(run.store), read_history(run.store).events
+    found, events = evaluated_commits(run.store), read_history(run.store).events
     assert [one.commit.step for one in found] == [3, 6]
-    assert [one.commit.step for one in on_lineage(found, events)] == [3], (
-        "what came after step 3 is done anew"
-    )
+    assert [one.commit.step for one in select_on_lineage(found, events)] == [3], "what came after step 3 is done anew"
     assert "up to step 3" in evaluations_html(found, events)
 
 

@@ -19,11 +19,11 @@ from launcher.runtime.run.evaluations import (
     DiagnosticCell,
     DiagnosticResult,
     Figure,
-    evaluated,
+    evaluated_commits,
+    is_unevaluated,
     read_diagnostics,
     read_result,
     select_measure,
-    unevaluated,
     write_result,
 )
 from launcher.runtime.run.record import Run, open_run
@@ -41,9 +41,7 @@ def evaluated_run(inputs: Path, tmp_path: Path) -> str:
     word, shared = task_files(str(tmp_path))
     of_tasks = f"{{probe: {{task: '{word}'}}}}, {{similarity: {{task: '{shared}'}}}}"
     tasks = f"[heldout, {of_tasks}]"
-    return new_run(
-        inputs, str(tmp_path / "run"), f"evaluation={{every: {{steps: 7}}, samples: 20, tasks: {tasks}}}"
-    )
+    return new_run(inputs, str(tmp_path / "run"), f"evaluation={{every: {{steps: 7}}, samples: 20, tasks: {tasks}}}")
 
 
 def evaluate(uri: str, mark: CheckpointName) -> CommitOutcome:
@@ -53,7 +51,7 @@ def evaluate(uri: str, mark: CheckpointName) -> CommitOutcome:
 
 def pending(uri: str, mark: CheckpointName) -> bool:
     run = open_run(uri)
-    return unevaluated(run.store, mark, run.recipe.evaluation.tasks)
+    return is_unevaluated(run.store, mark, run.recipe.evaluation.tasks)
 
 
 def objects(uri: str) -> dict[str, bytes]:
@@ -78,7 +76,7 @@ def test_every_measure_once_whoever_asks(evaluated_run: str) -> None:
     assert evaluate(evaluated_run, other) == CommitOutcome(computed=NAMES)
     found = {
         one.commit.step: [figure for result in one.results for figure in result.figures]
-        for one in evaluated(open_run(evaluated_run).store)
+        for one in evaluated_commits(open_run(evaluated_run).store)
     }
     assert set(found) == {3, 4}
     assert {figure.measure for figure in found[3]} >= {"mlm_loss", "accuracy", "spearman"}
@@ -90,9 +88,7 @@ def test_other_data_under_the_same_name_is_another_result(evaluated_run: str, tm
     mark = Committing(evaluated_run).commit(3)
     evaluate(evaluated_run, mark)
     (tmp_path / "test.tsv").write_text("the machine\t1\nnothing lost\t0\n")
-    assert evaluate(evaluated_run, mark) == CommitOutcome(
-        computed=("probe word",), known=(NAMES[0], NAMES[2])
-    )
+    assert evaluate(evaluated_run, mark) == CommitOutcome(computed=("probe word",), known=(NAMES[0], NAMES[2]))
 
 
 @pytest.mark.long
@@ -140,13 +136,9 @@ def test_damaged_results_are_computed_again(evaluated_run: str) -> None:
 def test_results_of_another_version_are_not_taken(evaluated_run: str) -> None:
     run = open_run(evaluated_run)
     task = EvaluationTask(heldout=HeldOutSettings())
-    cells = [
-        DiagnosticCell(weights="w" * 64, task=task, data="d", seed=1, version=version) for version in (1, 2)
-    ]
+    cells = [DiagnosticCell(weights="w" * 64, task=task, data="d", seed=1, version=version) for version in (1, 2)]
     assert cells[0].path != cells[1].path
-    result = DiagnosticResult(
-        cell=cells[1], figures=(Figure(measure="loss", value=float("nan")),), seconds=1.0
-    )
+    result = DiagnosticResult(cell=cells[1], figures=(Figure(measure="loss", value=float("nan")),), seconds=1.0)
     assert write_result(run.store, result)
     assert not write_result(run.store, result), "the first one stays"
     assert read_result(run.store, cells[0]) is None
@@ -156,8 +148,7 @@ def test_results_of_another_version_are_not_taken(evaluated_run: str) -> None:
 
 def test_where_data_lie_decides_nothing() -> None:
     tasks = [
-        EvaluationTask.model_validate({"probe": {"task": "word", "data": data}})
-        for data in ("here", "s3://there/x")
+        EvaluationTask.model_validate({"probe": {"task": "word", "data": data}}) for data in ("here", "s3://there/x")
     ]
     assert len({DiagnosticCell(weights="w", task=task, data="d", seed=0).path for task in tasks}) == 1
 
@@ -167,9 +158,7 @@ def whole(run: Run) -> dict[str, float]:
     checkpoint = open_checkpoint(run)
     stream = Stream(heldout_spec(run, checkpoint.frozen.tokenizer))
     with torch.no_grad():
-        sums = checkpoint.objective(
-            to_batch(stream.read(0, 0, stream.samples_per_epoch), torch.device("cpu"))
-        )
+        sums = checkpoint.objective(to_batch(stream.read(0, 0, stream.samples_per_epoch), torch.device("cpu")))
     return {f"{term.name}_loss": float(term.loss_sum) / term.targets for term in sums.terms}
 
 

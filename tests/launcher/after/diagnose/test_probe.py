@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from launcher.after.diagnose.measures import Splits, linear_probe, subsample
-from launcher.after.diagnose.states import FrozenEncoder, open_frozen
+from launcher.after.diagnose.measures import ProbeSplits, measure_linear_probe, subsample
+from launcher.after.diagnose.states import FrozenEncoder, open_frozen_encoder
 from launcher.after.tasks.examples import Sentences
 from launcher.errors import RunError
 from launcher.runtime.run.evaluations import Figure, select_measure
@@ -29,14 +29,14 @@ def sentences(draw: random.Random, count: int, *, told: bool) -> Sentences:
     return Sentences(tuple(texts), None, np.array(labels))
 
 
-def splits(*, told: bool, seed: int = 5) -> Splits:
+def splits(*, told: bool, seed: int = 5) -> ProbeSplits:
     draw = random.Random(seed)
-    return Splits(*(sentences(draw, count, told=told) for count in (240, 80, 160)))
+    return ProbeSplits(*(sentences(draw, count, told=told) for count in (240, 80, 160)))
 
 
 @pytest.fixture(scope="module", params=["bert", "xlnet"])
 def frozen(request: pytest.FixtureRequest, models: Models) -> FrozenEncoder:
-    return open_frozen(str(models(request.param).folder))
+    return open_frozen_encoder(str(models(request.param).folder))
 
 
 def value(figures: list[Figure], measure: str, layer: int | None = None) -> float:
@@ -47,7 +47,7 @@ def value(figures: list[Figure], measure: str, layer: int | None = None) -> floa
 
 @pytest.mark.long
 def test_a_word_is_found_and_noise_is_not(frozen: FrozenEncoder) -> None:
-    found, noise = (linear_probe(frozen, splits(told=told)) for told in (True, False))
+    found, noise = (measure_linear_probe(frozen, splits(told=told)) for told in (True, False))
     assert [figure.layer for figure in select_measure(found, "accuracy")] == [None, 0, 1, 2]
     assert value(found, "accuracy") > 0.85
     assert value(found, "best_accuracy") > 0.85
@@ -63,21 +63,20 @@ def test_two_texts_are_told_apart_by_what_differs(frozen: FrozenEncoder) -> None
     def pairs(count: int) -> Sentences:
         single = sentences(draw, count, told=True)
         other = [
-            text if number % 2 else " ".join(draw.choices(OTHERS, k=6))
-            for number, text in enumerate(single.first)
+            text if number % 2 else " ".join(draw.choices(OTHERS, k=6)) for number, text in enumerate(single.first)
         ]
         return Sentences(single.first, tuple(other), np.arange(count) % 2)
 
-    found = linear_probe(frozen, Splits(pairs(120), pairs(40), pairs(80)))
+    found = measure_linear_probe(frozen, ProbeSplits(pairs(120), pairs(40), pairs(80)))
     assert value(found, "accuracy") > 0.85
 
 
 def test_splits_that_cannot_be_are_refused(frozen: FrozenEncoder) -> None:
     good = splits(told=True)
     with pytest.raises(RunError, match=r"\bdev\b.*\bempty\b"):
-        linear_probe(frozen, replace(good, dev=Sentences((), None, np.zeros(0, dtype=np.int64))))
+        measure_linear_probe(frozen, replace(good, dev=Sentences((), None, np.zeros(0, dtype=np.int64))))
     with pytest.raises(RunError, match=r"\blabel\b"):
-        linear_probe(frozen, replace(good, train=replace(good.train, labels=good.train.labels * 0)))
+        measure_linear_probe(frozen, replace(good, train=replace(good.train, labels=good.train.labels * 0)))
 
 
 def test_a_sample_of_examples_is_the_same_every_time() -> None:

@@ -13,7 +13,7 @@ from launcher.after.diagnose.states import (
     FrozenEncoder,
     encode_text_rows,
     open_checkpoint,
-    open_frozen,
+    open_frozen_encoder,
     pooled_states,
 )
 from launcher.after.export.export import export_run
@@ -40,9 +40,7 @@ def theirs(folder: Path, rows: list[np.ndarray], frozen: FrozenEncoder) -> dict[
             states = model(
                 input_ids=torch.from_numpy(row)[None],
                 attention_mask=torch.ones(1, len(row)),
-                token_type_ids=None
-                if model.config.model_type == "xlm"
-                else kinds,  # XLM takes them for words
+                token_type_ids=None if model.config.model_type == "xlm" else kinds,  # XLM takes them for words
                 output_hidden_states=True,
             ).hidden_states
         layers = torch.stack([state[0] for state in states])
@@ -56,7 +54,7 @@ def theirs(folder: Path, rows: list[np.ndarray], frozen: FrozenEncoder) -> dict[
 def test_a_folder_s_states_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     export(family, tmp_path)
-    frozen = open_frozen(str(tmp_path))
+    frozen = open_frozen_encoder(str(tmp_path))
     rows = encode_text_rows(frozen, [*TEXTS, " ".join(WORDS * 3)])
     assert max(map(len, rows)) == LENGTH, "what is too long is cut"
     ours = pooled_states(frozen, rows, POOLINGS)
@@ -67,7 +65,7 @@ def test_a_folder_s_states_are_those_of_transformers(name: str, tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def small(models: Models) -> FrozenEncoder:
-    return open_frozen(str(models("bert").folder))
+    return open_frozen_encoder(str(models("bert").folder))
 
 
 @pytest.mark.long
@@ -84,7 +82,10 @@ def test_a_text_s_states_do_not_depend_on_the_others(small: FrozenEncoder, texts
 def test_a_run_and_its_export_give_the_same(fresh_run: str, tmp_path: Path) -> None:
     Committing(fresh_run).commit(3)
     export_run(open_run(fresh_run), None, str(tmp_path / "out"))
-    of_run, of_folder = open_checkpoint(open_run(fresh_run)).frozen, open_frozen(str(tmp_path / "out"))
+    of_run, of_folder = (
+        open_checkpoint(open_run(fresh_run)).frozen,
+        open_frozen_encoder(str(tmp_path / "out")),
+    )
     states = [pooled_states(one, encode_text_rows(one, TEXTS), POOLINGS) for one in (of_run, of_folder)]
     for pooling in POOLINGS:
         np.testing.assert_array_equal(states[0][pooling], states[1][pooling])

@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from data_service.store.base import Store
 from launcher.after.embed.model import load_model
-from launcher.after.embed.settings import Encoding
+from launcher.after.embed.settings import EncodingSettings
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.after.finetune.pretrained import folder_digest, open_pretrained
 from tests.support.checks.command import exit_code
@@ -86,7 +86,7 @@ def test_two_commands_as_sentence_bert_did(place: Path, tmp_path: Path, maskflee
     assert code == 0, err
     assert "dev cosine accuracy" in out
     with open_pretrained(str(second)) as pretrained:
-        model = load_model(pretrained, Encoding())
+        model = load_model(pretrained, EncodingSettings())
     assert [type(module).__name__ for module in model] == ["Transformer", "Pooling", "Normalize"]
     assert model.max_seq_length == 20
     assert model.prompts["about"] == "a rank "
@@ -105,11 +105,11 @@ def test_a_folder_in_a_bucket_is_the_same_model(place: Path, tmp_path: Path, any
     """Modules in folders of their own come along, and decide the digest."""
     local = tmp_path / "model"
     with open_pretrained(str(place / "bert")) as pretrained:
-        load_model(pretrained, Encoding(pooling="max", normalize=True)).save_pretrained(str(local))
+        load_model(pretrained, EncodingSettings(pooling="max", normalize=True)).save_pretrained(str(local))
     for path in sorted(path for path in local.rglob("*") if path.is_file()):
         any_store.put(path.relative_to(local).as_posix(), path.read_bytes())
     with open_pretrained(any_store.uri) as there:
-        model = load_model(there, Encoding())
+        model = load_model(there, EncodingSettings())
         assert model[1].pooling_mode == "max"
         assert there.digest == folder_digest(local)
     config = local / "1_Pooling/config.json"
@@ -126,21 +126,15 @@ def test_what_a_folder_says_of_prompts_stays(place: Path, tmp_path: Path) -> Non
     path = folder / "config_sentence_transformers.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"default_prompt_name": "query"}))
     with open_pretrained(str(folder)) as pretrained:
-        ours = load_model(pretrained, Encoding()).encode(["a rank reads"])
-        told = load_model(pretrained, Encoding(prompts={"query": ""})).encode(["every step a rank reads"])
-    np.testing.assert_array_equal(
-        ours, SentenceTransformer(str(folder), device="cpu").encode(["a rank reads"])
-    )
+        ours = load_model(pretrained, EncodingSettings()).encode(["a rank reads"])
+        told = load_model(pretrained, EncodingSettings(prompts={"query": ""})).encode(["every step a rank reads"])
+    np.testing.assert_array_equal(ours, SentenceTransformer(str(folder), device="cpu").encode(["a rank reads"]))
     np.testing.assert_allclose(ours, told, rtol=1e-5)
 
 
-def test_an_export_is_not_put_on_top_of_something_else(
-    place: Path, tmp_path: Path, maskfleet: Command
-) -> None:
+def test_an_export_is_not_put_on_top_of_something_else(place: Path, tmp_path: Path, maskfleet: Command) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    code, _, err = maskfleet(
-        "embed", "train", str(place / "bert"), str(place / "nli.yaml"), "--out", str(tmp_path)
-    )
+    code, _, err = maskfleet("embed", "train", str(place / "bert"), str(place / "nli.yaml"), "--out", str(tmp_path))
     assert code == 2
     assert "thesis.txt" in err
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
@@ -162,9 +156,7 @@ def broken(place: Path, tmp_path: Path, what: str) -> Path:
             (folder / "model.safetensors").unlink()
             (folder / "pytorch_model.bin").write_bytes(next(iter(weights.values())).tobytes())
         case "foreign":
-            (folder / "modules.json").write_text(
-                json.dumps([*modules, {"path": "1", "type": "os.path.join"}])
-            )
+            (folder / "modules.json").write_text(json.dumps([*modules, {"path": "1", "type": "os.path.join"}]))
         case "dense":
             dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
             (folder / "2_Dense").mkdir()
@@ -191,9 +183,7 @@ def broken(place: Path, tmp_path: Path, what: str) -> Path:
         ("list", "does not list modules"),
     ],
 )
-def test_a_model_that_cannot_be_used(
-    place: Path, tmp_path: Path, maskfleet: Command, what: str, problem: str
-) -> None:
+def test_a_model_that_cannot_be_used(place: Path, tmp_path: Path, maskfleet: Command, what: str, problem: str) -> None:
     folder = broken(place, tmp_path, what)
     code, _, err = maskfleet("embed", "eval", str(folder), str(place / "topics.yaml"))
     assert code == 2

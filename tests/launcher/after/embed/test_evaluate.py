@@ -15,9 +15,9 @@ from scipy.stats import pearsonr, spearmanr
 from torch import nn
 
 from launcher.after.embed import evaluate
-from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors, score_ranking
+from launcher.after.embed.evaluate import VectorMeasureSettings, measure_checkpoint_vectors, score_ranking
 from launcher.after.embed.model import load_model
-from launcher.after.embed.settings import Encoding
+from launcher.after.embed.settings import EncodingSettings
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.after.tasks.examples import Retrieval, Sentences
 from launcher.after.tasks.task import Task, load_task
@@ -65,10 +65,10 @@ def test_similarity_is_the_correlation_of_the_cosine(bert: LocalModel, tmp_path:
     examples = task.read("dev")
     assert isinstance(examples, Sentences)
     assert examples.second is not None
-    model = load_model(bert, Encoding(pooling="max"))
+    model = load_model(bert, EncodingSettings(pooling="max"))
     first, second = (model.encode(list(texts)) for texts in (examples.first, examples.second))
     cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
-    found = measure_checkpoint_vectors(bert, task, CellSettings(pooling="max", batch=5))
+    found = measure_checkpoint_vectors(bert, task, VectorMeasureSettings(pooling="max", batch=5))
     assert list(found) == ["spearman", "pearson"]
     assert found["spearman"] == pytest.approx(spearmanr(cosines, examples.labels).statistic, abs=1e-3)
     assert found["pearson"] == pytest.approx(pearsonr(cosines, examples.labels).statistic, abs=1e-5)
@@ -98,7 +98,7 @@ def test_retrieval_is_beirs(bert: LocalModel, tmp_path: Path) -> None:
     task, grades = beir(tmp_path, random.Random(0))
     examples = task.read("test")
     assert isinstance(examples, Retrieval)
-    model = load_model(bert, Encoding(normalize=True))
+    model = load_model(bert, EncodingSettings(normalize=True))
     queries, documents = (
         dict(zip(texts, model.encode(list(texts.values())), strict=True))
         for texts in (examples.queries, examples.documents)
@@ -108,7 +108,7 @@ def test_retrieval_is_beirs(bert: LocalModel, tmp_path: Path) -> None:
         for query, vector in queries.items()
     }
     expected = [by_trec_eval(grades[query], run[query]) for query in grades]
-    found = measure_checkpoint_vectors(bert, task, CellSettings())
+    found = measure_checkpoint_vectors(bert, task, VectorMeasureSettings())
     assert list(found) == task.metrics
     for metric, value in found.items():
         assert value == pytest.approx(np.mean([one[metric] for one in expected]), abs=2e-6), metric
@@ -136,9 +136,7 @@ VECTORS = st.lists(st.integers(-1, 1), min_size=2, max_size=2).map(lambda pair: 
 def test_ties_and_the_querys_own_document_are_ranked_as_trec_eval_ranks_them(
     queries: dict[str, str], documents: dict[str, str], chunk: int, draw: random.Random
 ) -> None:
-    grades = {
-        query: {name: draw.randint(0, 3) for name in documents if draw.random() < 0.3} for query in queries
-    }
+    grades = {query: {name: draw.randint(0, 3) for name in documents if draw.random() < 0.3} for query in queries}
     relevant = {query: relevant_of(found) for query, found in grades.items()}
     vectors = {text: np.array(text.split(), float) for text in (*queries.values(), *documents.values())}
     expected = [
@@ -227,21 +225,19 @@ def test_a_task_that_vectors_do_not_answer(bert: LocalModel, tmp_path: Path) -> 
         "fields: {first: 1, label: 2}\nlabels: ['0', '1']\nmetrics: [accuracy]\n"
     )
     with pytest.raises(TaskError, match=r"\bkind\b.*\bvectors\b"):
-        measure_checkpoint_vectors(bert, load_task(str(tmp_path / "class.yaml")), CellSettings())
+        measure_checkpoint_vectors(bert, load_task(str(tmp_path / "class.yaml")), VectorMeasureSettings())
 
 
 def test_scores_that_are_all_equal(bert: LocalModel, tmp_path: Path) -> None:
     task = sts(tmp_path)
     (tmp_path / "dev.tsv").write_text("3\ta rank\trows\n3\tloss\tfalls\n")
     with pytest.raises(TaskError, match=r"\bscores\b.*\b3\b"):
-        measure_checkpoint_vectors(bert, task, CellSettings())
+        measure_checkpoint_vectors(bert, task, VectorMeasureSettings())
 
 
-def test_long_texts_are_cut_and_it_is_said(
-    bert: LocalModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_long_texts_are_cut_and_it_is_said(bert: LocalModel, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     task = sts(tmp_path)
     (tmp_path / "dev.tsv").write_text(f"3\ta rank\t{'rows ' * 100}\n1\tloss\tfalls\n")
     with caplog.at_level("WARNING"):
-        measure_checkpoint_vectors(bert, task, CellSettings())
+        measure_checkpoint_vectors(bert, task, VectorMeasureSettings())
     assert re.search(r"\b1 of 4 texts\b.*\b24 tokens\b", caplog.text)

@@ -19,9 +19,7 @@ from launcher.after.export.sentence_transformer import write_sentence_transforme
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, LENGTH, export
 
-TEXTS = st.lists(
-    st.lists(st.sampled_from(WORDS), min_size=1, max_size=40).map(" ".join), min_size=1, max_size=5
-)
+TEXTS = st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=40).map(" ".join), min_size=1, max_size=5)
 POOLINGS = ("cls", "mean", "weighted_mean", "last_token", "max")
 
 

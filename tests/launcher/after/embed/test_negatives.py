@@ -16,8 +16,8 @@ from data_service.ingest.options import BuildOptions, PairFields
 from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from launcher.after.embed.model import load_model
-from launcher.after.embed.negatives import PairExample, mine_negatives, read_examples, write_examples
-from launcher.after.embed.settings import Encoding, MiningSettings
+from launcher.after.embed.negatives import PairExample, mine_negatives, read_pair_examples, write_pair_examples
+from launcher.after.embed.settings import EncodingSettings, MiningSettings
 from launcher.errors import TaskError
 from tests.support.checks.command import exit_code
 from tests.support.data.made_up import WORDS
@@ -27,16 +27,13 @@ from tests.support.tasks.small_tasks import Models
 
 @pytest.fixture(scope="module")
 def model(models: Models) -> SentenceTransformer:
-    return load_model(models("bert"), Encoding(pooling="cls"))
+    return load_model(models("bert"), EncodingSettings(pooling="cls"))
 
 
 def pairs(seed: int, count: int = 24) -> list[PairExample]:
     """Some queries twice, with another positive; some positives of two queries; one that is its own query's text."""
     draw = random.Random(seed)
-    found = [
-        PairExample(" ".join(draw.choices(WORDS, k=4)), " ".join(draw.choices(WORDS, k=8)))
-        for _ in range(count)
-    ]
+    found = [PairExample(" ".join(draw.choices(WORDS, k=4)), " ".join(draw.choices(WORDS, k=8))) for _ in range(count)]
     found += [PairExample(found[0].query, found[5].positive), PairExample(found[1].query, "another one")]
     return [
         *found,
@@ -45,9 +42,7 @@ def pairs(seed: int, count: int = 24) -> list[PairExample]:
     ]
 
 
-def literal(
-    model: SentenceTransformer, examples: list[PairExample], count: int, share: float
-) -> list[list[str]]:
+def literal(model: SentenceTransformer, examples: list[PairExample], count: int, share: float) -> list[list[str]]:
     """Pair by pair, over all texts by their cosine."""
     texts = list(dict.fromkeys(example.positive for example in examples))
     vector = {
@@ -93,20 +88,20 @@ def test_pairs_are_read_as_corpora_of_pairs_are_and_written_once(tmp_path: Path,
     (tmp_path / "a.jsonl").write_text('{"q": "x", "a": "y", "negatives": ["old"]}\n{"q": "z", "a": " "}\n')
     (tmp_path / "b.csv").write_text("q,a\nu,v\n")
     options = BuildOptions(pairs=PairFields(query="q", positive="a"))
-    found = read_examples(list_inputs([str(tmp_path)]), options)
+    found = read_pair_examples(list_inputs([str(tmp_path)]), options)
     assert [(one.query, one.positive) for one in found] == [("x", "y"), ("u", "v")]
     (tmp_path / "c.jsonl").write_text('{"q": "x"}\n')
     with pytest.raises(InputError, match=r"\ba\b"):
-        read_examples(list_inputs([str(tmp_path / "c.jsonl")]), options)
+        read_pair_examples(list_inputs([str(tmp_path / "c.jsonl")]), options)
     out = f"{any_store.uri}/mined.jsonl"
-    write_examples([PairExample("ü", "y", ("n", "m"))], out)
+    write_pair_examples([PairExample("ü", "y", ("n", "m"))], out)
     assert json.loads(any_store.get("mined.jsonl")) == {
         "query": "ü",
         "positive": "y",
         "negatives": ["n", "m"],
     }
     with pytest.raises(TaskError, match=r"mined\.jsonl"):
-        write_examples([], out)
+        write_pair_examples([], out)
 
 
 @pytest.mark.long

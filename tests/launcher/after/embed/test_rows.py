@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from launcher.after.embed.rows import read_source
+from launcher.after.embed.rows import read_text_columns
 from launcher.after.embed.settings import RowSource, load_settings
 from launcher.errors import RecipeError, TaskError
 
-TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=30).filter(
-    str.strip
-)
+TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp")), min_size=1, max_size=30).filter(str.strip)
 ROWS = st.lists(st.tuples(TEXT, TEXT, st.floats(0, 5)), min_size=1, max_size=12)
 PAIRS: dict[str, Any] = {"texts": ("a", "b"), "label": "score", "scores": (0.0, 5.0)}
 
@@ -39,9 +37,7 @@ def write(folder: Path, rows: list[tuple[str, str, float]], form: str) -> str:
             with path.open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file).writerows([names, *rows])
         case _:
-            path.write_text(
-                "".join("\t".join(map(str, row)) + "\n" for row in [names, *rows]), encoding="utf-8"
-            )
+            path.write_text("".join("\t".join(map(str, row)) + "\n" for row in [names, *rows]), encoding="utf-8")
     return path.name
 
 
@@ -49,7 +45,7 @@ def write(folder: Path, rows: list[tuple[str, str, float]], form: str) -> str:
 @given(ROWS)
 def test_every_form_holds_the_same(tmp_path: Path, rows: list[tuple[str, str, float]]) -> None:
     found = [
-        read_source(RowSource(files=(write(tmp_path, rows, form),), **PAIRS), str(tmp_path))
+        read_text_columns(RowSource(files=(write(tmp_path, rows, form),), **PAIRS), str(tmp_path))
         for form in ("jsonl", "jsonl.gz", "csv", "tsv", "parquet")
     ]
     assert all(other == found[0] for other in found)
@@ -72,7 +68,7 @@ def test_rows_in_a_bucket_splits_in_one_file_and_labels_to_ignore(any_store: Sto
         where={"split": "train"},
         ignore=("-",),
     )
-    assert read_source(source, any_store.uri).labels == [1, 0]
+    assert read_text_columns(source, any_store.uri).labels == [1, 0]
 
 
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -99,15 +95,15 @@ def test_mistakes_in_a_file_have_their_line(tmp_path: Path, what: str) -> None:
     text, changes, problem = BAD[what]
     (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
     with pytest.raises(TaskError, match=problem) as error:
-        read_source(RowSource(files=("rows.jsonl",), **(PAIRS | changes)), str(tmp_path))
+        read_text_columns(RowSource(files=("rows.jsonl",), **(PAIRS | changes)), str(tmp_path))
     assert error.value.remedy
 
 
 def test_a_missing_file_and_a_form_of_no_kind(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"rows\.jsonl\b"):
-        read_source(RowSource(files=("rows.jsonl",), **PAIRS), str(tmp_path))
+        read_text_columns(RowSource(files=("rows.jsonl",), **PAIRS), str(tmp_path))
     with pytest.raises(TaskError, match=r"\bform\b"):
-        read_source(RowSource(files=("rows.xlsx",), **PAIRS), str(tmp_path))
+        read_text_columns(RowSource(files=("rows.xlsx",), **PAIRS), str(tmp_path))
 
 
 def test_tasks_give_their_pairs(tmp_path: Path) -> None:
@@ -117,7 +113,7 @@ def test_tasks_give_their_pairs(tmp_path: Path) -> None:
         "name: sts\nkind: similarity\npublished: here\nfiles: {train: rows.tsv}\nformat: tsv\n"
         "fields: {first: a, second: b, label: score}\nscore_range: [0, 4]\nmetrics: [spearman]\n"
     )
-    rows = read_source(RowSource(tasks=(str(task),)), str(tmp_path))
+    rows = read_text_columns(RowSource(tasks=(str(task),)), str(tmp_path))
     assert rows.texts == {"first": ["x", "z"], "second": ["y", "w"]}
     assert rows.labels == [1.0, 0.0]
 
@@ -154,10 +150,10 @@ def test_bundled_settings_read_glue_as_published(tmp_path: Path) -> None:
     nli, sts, pairs = (load_settings(name, data=str(tmp_path)) for name in ("nli", "stsb", "pairs"))
     assert {nli.data_folder, sts.data_folder, pairs.data_folder} == {str(tmp_path)}
     assert {nli.lr, sts.lr, pairs.lr} == {2e-5}
-    read = read_source(nli.train, nli.data_folder)
+    read = read_text_columns(nli.train, nli.data_folder)
     assert [read.classes[int(label)] for label in read.labels or []] == ["neutral", "entailment"]
     assert sts.dev is not None
-    assert read_source(sts.dev, sts.data_folder).labels == [0.5, 1.0]
+    assert read_text_columns(sts.dev, sts.data_folder).labels == [0.5, 1.0]
 
 
 def test_settings_of_a_file_look_for_data_beside_it(tmp_path: Path) -> None:
@@ -168,7 +164,7 @@ def test_settings_of_a_file_look_for_data_beside_it(tmp_path: Path) -> None:
     )
     training = load_settings(str(path), ["lr=3e-4"])
     assert training.lr == 3e-4
-    assert read_source(training.train, training.data_folder).labels == [1.0]
+    assert read_text_columns(training.train, training.data_folder).labels == [1.0]
     with pytest.raises(RecipeError, match="bundled"):
         load_settings(str(tmp_path / "not-there.yaml"))
     assert open_store(tmp_path).size("mine.yaml")

@@ -13,8 +13,8 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from encoder_core.errors import ModelError
-from launcher.after.embed.evaluate import CellSettings, measure_checkpoint_vectors
-from launcher.after.embed.settings import EmbedTraining
+from launcher.after.embed.evaluate import VectorMeasureSettings, measure_checkpoint_vectors
+from launcher.after.embed.settings import EmbedTrainingSettings
 from launcher.after.embed.train import export_embeddings, train_embeddings
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.after.tasks.task import Task, parse_task
@@ -51,7 +51,7 @@ def bert(models: Models) -> LocalModel:
     return models("bert")
 
 
-def settings(place: Path, loss: str = "cosent", **changes: Any) -> EmbedTraining:
+def settings(place: Path, loss: str = "cosent", **changes: Any) -> EmbedTrainingSettings:
     kind, table = LOSSES[loss]
     file = "triplets.jsonl" if "p" in table["texts"] else "pairs.jsonl"
     values: dict[str, Any] = {
@@ -62,7 +62,7 @@ def settings(place: Path, loss: str = "cosent", **changes: Any) -> EmbedTraining
         "max_length": 16,
         **changes,
     }
-    return EmbedTraining.model_validate(values)
+    return EmbedTrainingSettings.model_validate(values)
 
 
 def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -94,17 +94,14 @@ def test_matryoshka_trains_the_beginning_of_the_vector(place: Path, bert: LocalM
 def test_the_seed_decides(place: Path, bert: LocalModel) -> None:
     """Also of the softmax's head, which is drawn before the trainer begins."""
     first, again, other = (
-        weights(train_embeddings(bert, settings(place, "softmax", seed=seed, dev=None)).model)
-        for seed in (1, 1, 2)
+        weights(train_embeddings(bert, settings(place, "softmax", seed=seed, dev=None)).model) for seed in (1, 1, 2)
     )
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.long
-def test_the_best_weights_on_dev_are_kept(
-    place: Path, bert: LocalModel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_best_weights_on_dev_are_kept(place: Path, bert: LocalModel, caplog: pytest.LogCaptureFixture) -> None:
     training = settings(place, "cosent", epochs=4, lr=2e-2)
     with caplog.at_level("INFO"):
         last = train_embeddings(bert, training.model_copy(update={"keep": "last"}))
@@ -153,7 +150,7 @@ def test_every_family_finds_and_compares_texts(
     export_embeddings(trained, models(family), training, str(out))
     assert trained.dev["dev_spearman_cosine"] > 0.6
     with open_pretrained(str(out)) as written:
-        found = measure_checkpoint_vectors(written, finding(tmp_path), CellSettings())
+        found = measure_checkpoint_vectors(written, finding(tmp_path), VectorMeasureSettings())
     assert found["ndcg@10"] > 0.75
     texts = [str(row["a"]) for row in scored(20, seed=4)]
     loaded = SentenceTransformer(str(out), device="cpu")

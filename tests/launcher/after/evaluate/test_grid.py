@@ -17,7 +17,7 @@ import ray
 
 from data_service.store.open import open_store
 from launcher.after.evaluate import grid
-from launcher.after.evaluate.cells import CellFigures, CellWork, MeasureSpec, find_results, plan_cells
+from launcher.after.evaluate.cells import CellFigures, MeasureSpec, PlannedCell, find_results, plan_cells
 from launcher.after.evaluate.grid import CellFailure, CellResources, compute_cells
 from launcher.after.evaluate.measures import plan_measures
 from launcher.after.finetune.pretrained import LocalModel, folder_digest
@@ -29,9 +29,7 @@ from tests.support.tasks.small_tasks import task_files
 pytestmark = pytest.mark.cluster
 
 
-def counted(
-    pretrained: LocalModel, seed: int, *, task: str, diary: str, fault: str, times: int
-) -> CellFigures:
+def counted(pretrained: LocalModel, seed: int, *, task: str, diary: str, fault: str, times: int) -> CellFigures:
     """Count the bytes of a model's configuration, after noting in `diary` that it began. `fault`: what happens at its
     first `times` beginnings: `dies`, `mistake` or `breaks`."""
     with open(diary, "a") as file:
@@ -106,18 +104,16 @@ def test_deaths_are_repeated_and_failures_are_named(pretrained: LocalModel, tmp_
 
 
 def test_models_reach_other_machines_as_their_files(pretrained: LocalModel, tmp_path: Path) -> None:
-    packed = grid._pack_files(pretrained)
+    packed = grid._pack_model(pretrained)
     there = grid._unpack_model(replace(pretrained, folder=Path("/nowhere")), packed, tmp_path / "place")
     assert folder_digest(there.folder) == pretrained.digest
-    assert (
-        grid._unpack_model(there, {}, tmp_path / "place") == there
-    )  # another process of the machine has them already
+    assert grid._unpack_model(there, {}, tmp_path / "place") == there  # another process of the machine has them already
 
 
 def test_a_cell_that_wants_more_than_the_machine_has(pretrained: LocalModel, tmp_path: Path) -> None:
     if ray.is_initialized():
         ray.shutdown()
-    works: list[CellWork] = plan_cells([pretrained], [counting("a", str(tmp_path / "diary"))], [0])
+    works: list[PlannedCell] = plan_cells([pretrained], [counting("a", str(tmp_path / "diary"))], [0])
     with pytest.raises(OptionError, match="--cpus-per-cell"):
         list(compute_cells(works, {pretrained.digest: pretrained}, CellResources(cpus=4096)))
 

@@ -14,11 +14,11 @@ from data_service.ingest.options import BuildOptions
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.contamination import build_index, dump_index
 from data_service.prepare.prepare import prepare
-from launcher.after.evaluate.cells import CellFigures, Result, plan_cells, table
-from launcher.after.evaluate.measures import find_searches, plan_measures
+from launcher.after.evaluate.cells import CellFigures, CellResult, plan_cells, tabulate_results
+from launcher.after.evaluate.measures import find_contamination_searches, plan_measures
 from launcher.after.evaluate.model import find_models
 from launcher.after.export.export import export_run
-from launcher.after.export.model_card import DATA_CARDS
+from launcher.after.export.model_card import DATA_CARDS_FILE
 from launcher.after.finetune.pretrained import folder_digest
 from launcher.after.tasks.summary import texts_of_task
 from launcher.after.tasks.task import load_task
@@ -40,10 +40,7 @@ def folder(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("dev", "test"):
         table = [line.split("\t") for line in (folder / f"{split}.tsv").read_text().splitlines()]
         (folder / f"{split}.tsv").write_text(
-            "".join(
-                f"{text} {split} one two three {number}\t{label}\n"
-                for number, (text, label) in enumerate(table)
-            )
+            "".join(f"{text} {split} one two three {number}\t{label}\n" for number, (text, label) in enumerate(table))
         )
     word = load_task(str(folder / "word.yaml"))
     content = dump_index(build_index(one for one in texts_of_task(word) if one.split == "word/dev"))
@@ -73,11 +70,9 @@ def row_of(model: str, folder: Path) -> TableRow:
     """The row of a model and the task."""
     work = plan_measures([load_task(str(folder / "word.yaml"))], ["lr=1e-3"])
     (planned,) = plan_cells(find_models([model], []), work, [0])
-    cell, (searched,) = planned.cell, find_searches([planned]).values()
-    result = Result(
-        cell=cell, measured=CellFigures(metrics={"accuracy": 0.5}), searched=searched, versions={}
-    )
-    (row,) = table([cell], {cell.key: result})
+    cell, (searched,) = planned.cell, find_contamination_searches([planned]).values()
+    result = CellResult(cell=cell, measured=CellFigures(metrics={"accuracy": 0.5}), searched=searched, versions={})
+    (row,) = tabulate_results([cell], {cell.key: result})
     return row
 
 
@@ -90,9 +85,9 @@ def test_of_a_run_and_of_its_export(folder: Path, tmp_path: Path) -> None:
     assert table_cells([of_run])[0][-2] == "dev"
     assert "### text" in (tmp_path / "model" / MODEL_CARD).read_text()
     assert "word/dev" in (tmp_path / "model" / MODEL_CARD).read_text()
-    assert json.loads((tmp_path / "model" / DATA_CARDS).read_text())["sources"]["text"]["train"]["documents"]
+    assert json.loads((tmp_path / "model" / DATA_CARDS_FILE).read_text())["sources"]["text"]["train"]["documents"]
     before = folder_digest(tmp_path / "model")
-    (tmp_path / "model" / DATA_CARDS).unlink()
+    (tmp_path / "model" / DATA_CARDS_FILE).unlink()
     assert folder_digest(tmp_path / "model") == before
     assert row_of(str(tmp_path / "model"), folder).searched is None
 
@@ -117,11 +112,6 @@ def test_all_sources_count(folder: Path, inputs: Path, tmp_path: Path) -> None:
     row = row_of(uri, folder)
     known = row_of(str(folder / "run"), folder)
     assert row.searched == {"dev": False, "test": False}
-    assert (
-        len(table_cells([row])[0])
-        == len(column_names([row]))
-        == len(column_names([]))
-        < len(column_names([known]))
-    )
+    assert len(table_cells([row])[0]) == len(column_names([row])) == len(column_names([])) < len(column_names([known]))
     assert [searched_note([row]), searched_note([known])].count(None) == 1
     assert table_cells([row, known])[0][-2] == "no"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.store.open import open_store
-from launcher.after.evaluate.cells import Cell, CellFigures, Result, find_results, table
-from launcher.observe.inspect.report.page import ReportSubject, render
-from launcher.observe.inspect.report.task_table import average_rows, store_rows, stored_rows, table_cells
+from launcher.after.evaluate.cells import Cell, CellFigures, CellResult, find_results, tabulate_results
+from launcher.observe.inspect.report.page import ReportSubject, render_page
+from launcher.observe.inspect.report.task_table import average_over_tasks, store_rows, stored_rows, table_cells
 from launcher.runtime.run.history import read_history
 
 LRS, SEEDS = (1e-5, 2e-5, 5e-5), range(4)
@@ -42,9 +42,9 @@ GRID = [
 ]
 
 
-def result(of: Cell, value: float | None) -> Result:
+def result(of: Cell, value: float | None) -> CellResult:
     measured = CellFigures(metrics={"accuracy": value, "f1": 0.5})
-    return Result(cell=of, measured=measured, searched=None, versions={})
+    return CellResult(cell=of, measured=measured, searched=None, versions={})
 
 
 VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=len(GRID), max_size=len(GRID))
@@ -54,10 +54,10 @@ VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=len(GRID), max
 @given(VALUES, st.randoms())
 def test_the_choice_has_the_highest_median_and_the_order_of_results_is_nothing(values, random) -> None:  # type: ignore[no-untyped-def]
     results = {one.key: result(one, value) for one, value in zip(GRID, values, strict=True)}
-    rows = table(GRID, results)
+    rows = tabulate_results(GRID, results)
     shuffled = list(results.items())
     random.shuffle(shuffled)
-    assert table(GRID, dict(shuffled)) == rows
+    assert tabulate_results(GRID, dict(shuffled)) == rows
     assert [(row.checkpoint, row.task) for row in rows] == [
         ("runs/a", "sst2"), ("runs/a", "rte"), ("runs/b", "sst2"), ("runs/b", "rte"),
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_the_choice_has_the_highest_median_and_the_order_of_results_is_nothing(v
 @given(st.sets(st.integers(0, len(GRID) - 1)))
 def test_what_is_missing_is_counted_and_settings_with_fewer_seeds_are_not_chosen(gone: set[int]) -> None:
     results = {one.key: result(one, 0.5) for number, one in enumerate(GRID) if number not in gone}
-    rows = table(GRID, results)
+    rows = tabulate_results(GRID, results)
     assert sum(row.missing for row in rows) == len(gone)
     for row in rows:
         there = [
@@ -94,7 +94,7 @@ def test_what_is_missing_is_counted_and_settings_with_fewer_seeds_are_not_chosen
 
 
 def test_settings_that_do_not_differ_are_not_shown() -> None:
-    (row, *_) = table(GRID, {one.key: result(one, one.seed / 10) for one in GRID})
+    (row, *_) = tabulate_results(GRID, {one.key: result(one, one.seed / 10) for one in GRID})
     assert row.settings == {"lr": 1e-5}
     assert (row.lowest, row.highest) == (0.0, 0.3)
     assert row.median == pytest.approx(0.15)
@@ -107,8 +107,8 @@ def test_averages_are_of_checkpoints_that_have_a_figure_for_every_task() -> None
         for one in GRID
         if (one.source, one.task) != ("runs/b", "rte")
     }
-    rows = table(GRID, results)
-    [(uri, step, mean)] = average_rows(rows)
+    rows = tabulate_results(GRID, results)
+    [(uri, step, mean)] = average_over_tasks(rows)
     assert (uri, step) == ("runs/a", 100)
     assert mean == pytest.approx(0.7)
     last = table_cells(rows)[-1]
@@ -118,7 +118,7 @@ def test_averages_are_of_checkpoints_that_have_a_figure_for_every_task() -> None
 
 def test_the_same_task_with_other_data_is_told_apart() -> None:
     grid = [cell(data=data, task="sst2") for data in ("a" * 32, "b" * 32)]
-    rows = table(grid, {one.key: result(one, 0.5) for one in grid})
+    rows = tabulate_results(grid, {one.key: result(one, 0.5) for one in grid})
     assert [line[2] for line in table_cells(rows)][:2] == ["sst2 (aaaaaaaa)", "sst2 (bbbbbbbb)"]
 
 
@@ -148,7 +148,7 @@ def test_damaged_and_misplaced_results_are_not_there(tmp_path: Path) -> None:
 def test_rows_are_kept_with_the_run_and_its_page_shows_them(tmp_path: Path) -> None:
     def rows(value: float, step: int = 100) -> list:  # type: ignore[type-arg]
         grid = [cell(seed=seed, step=step, weights=str(step)) for seed in range(3)]
-        return table(grid, {one.key: result(one, value) for one in grid})
+        return tabulate_results(grid, {one.key: result(one, value) for one in grid})
 
     store = open_store(tmp_path)
     for found in (rows(0.8, step=200), rows(0.5), rows(0.6)):
@@ -157,6 +157,6 @@ def test_rows_are_kept_with_the_run_and_its_page_shows_them(tmp_path: Path) -> N
     assert stored_rows(store) == rows(0.6) + rows(0.8, step=200)
     subject = ReportSubject("base", "runs/base", "today", 100, "", {}, {})
     history = read_history(open_store(tmp_path))
-    page = render(replace(subject, evaluated=rows(0.625)), history, datetime.now(UTC))
+    page = render_page(replace(subject, task_rows=rows(0.625)), history, datetime.now(UTC))
     assert "62.50" in page
     assert "sst2" in page

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from checkpoints.attempt import claim
 from checkpoints.errors import ExportError
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.save import Saver
 from data_service.tokenizers.load import load_tokenizer
 from encoder_core.families.bert import BertConfig
@@ -29,7 +29,7 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.retromae import RetromaeConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.train.zero_state import MASTER, Fragment
-from launcher.after.diagnose.states import open_frozen
+from launcher.after.diagnose.states import open_frozen_encoder
 from launcher.after.export.export import export_run
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.recipe.continued import continued_recipe
@@ -55,9 +55,7 @@ CASES: dict[str, Case] = {
     "spanbert": family("spanbert", {".": "BertForMaskedLM"}, "boundary_head"),
     "albert-sop": family("albert", {".": "AlbertForPreTraining"}),
     "deberta-v2": family("deberta-v2", {".": "DebertaV2ForMaskedLM"}),
-    "deberta-v3": family(
-        "deberta-v3", {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2Model"}
-    ),
+    "deberta-v3": family("deberta-v3", {"generator": "DebertaV2ForMaskedLM", "discriminator": "DebertaV2Model"}),
     "xlnet": family("xlnet", {".": "XLNetLMHeadModel"}),
     "bert-retromae": (
         BertConfig(**SHAPE),
@@ -130,7 +128,7 @@ def test_a_checkpoint_becomes_what_transformers_loads(
     run = replace(run, recipe=recipe)
     model = random_weights(build_model(recipe, load_tokenizer(recipe.tokenizer.uri)))
     fragments = [Fragment(name, 0, {MASTER: p.detach().flatten()}) for name, p in model.named_parameters()]
-    saver = Saver(run.store, claim(run.store), Alone())
+    saver = Saver(run.store, claim(run.store), SingleRank())
     saver.begin(5, fragments, {name: tuple(p.shape) for name, p in model.named_parameters()}, {})
     saver.wait_for_all(lambda sent: None)
     saver.commit()
@@ -145,14 +143,10 @@ def test_a_checkpoint_becomes_what_transformers_loads(
             continue
         loaded, report = getattr(transformers, architecture).from_pretrained(where, output_loading_info=True)
         unexpected = {
-            name
-            for name in report["unexpected_keys"]
-            if "mask_predictions" not in name and not name.startswith("disc")
+            name for name in report["unexpected_keys"] if "mask_predictions" not in name and not name.startswith("disc")
         }
         assert not unexpected - {"deberta.embeddings.position_embeddings.weight"}
-        assert not [
-            name for name in report["missing_keys"] if not name.startswith("pooler.")
-        ]  # RoBERTa has none
+        assert not [name for name in report["missing_keys"] if not name.startswith("pooler.")]  # RoBERTa has none
         assert not report["mismatched_keys"]
         card = (where / "README.md").read_text()
         assert yaml.safe_load(card.split("---")[1])["license"] == "cc-by-4.0"
@@ -178,7 +172,7 @@ def _assert_names_no_class(folder: Path) -> None:
     assert not (folder / "modules.json").exists()
     with pytest.raises(ValueError, match="neobert"):
         transformers.AutoModel.from_pretrained(folder)
-    assert open_frozen(str(folder)).encoder is not None
+    assert open_frozen_encoder(str(folder)).encoder is not None
     assert continued_recipe(str(folder)).model.family == "neobert"
 
 
@@ -204,7 +198,7 @@ def test_the_card_states_the_loss_at_its_step(fresh_run: str, tmp_path: Path) ->
     journal = RunLog(run.store, 1, 1000.0, lambda line: None)
     for step, loss in ((2, 5.5), (4, 4.25), (6, 3.0)):
         figures = {"loss": loss, "mlm_loss": loss, "perplexity": 70.1}
-        journal.metric({"kind": "evaluation", "step": step, **figures})
+        journal.add_metrics({"kind": "evaluation", "step": step, **figures})
     journal.close()
     export_run(open_run(fresh_run), None, str(tmp_path / "out"))
     card = (tmp_path / "out/README.md").read_text()

@@ -13,11 +13,11 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from checkpoints.attempt import claim
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.hf.load import load_pretrained
 from checkpoints.layout import CheckpointManifest
 from checkpoints.listing import list_committed
-from checkpoints.load import Reader
+from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
 from data_service.store.base import digest
 from encoder_core.train.zero_state import Fragment
@@ -36,16 +36,14 @@ STEPS = (3, 5, 8, 9, 12)
 
 
 def stored(run: Run, manifest: CheckpointManifest, kind: str = "master") -> dict[str, np.ndarray]:
-    with Reader(run.store, manifest) as reader:
+    with CheckpointReader(run.store, manifest) as reader:
         return {name: reader.read_full(name, kind).numpy() for name in manifest.shapes}
 
 
 def mean(run: Run, steps: list[int]) -> dict[str, np.ndarray]:
     weights = [stored(run, select_checkpoint(run, step)) for step in steps]
     return {
-        name: np.asarray(np.mean([each[name] for each in weights], axis=0, dtype=np.float64)).astype(
-            np.float32
-        )
+        name: np.asarray(np.mean([each[name] for each in weights], axis=0, dtype=np.float64)).astype(np.float32)
         for name in weights[0]
     }
 
@@ -71,14 +69,12 @@ def run(fresh_run: str) -> Run:
 def test_any_steps_of_a_run_become_their_mean_which_a_run_starts_from(run: Run, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     steps = sorted(random.Random(1).sample(STEPS, 3))
-    said = maskfleet(
-        "checkpoints", "average", run.uri, "--steps", ",".join(map(str, reversed(steps))), "--out", out
-    )
+    said = maskfleet("checkpoints", "average", run.uri, "--steps", ",".join(map(str, reversed(steps))), "--out", out)
     assert all(str(step) in said for step in steps)
     expected = mean(run, steps)
     ensure_equal(exported(tmp_path / "out"), expected)
     start = replace(run, recipe=run.recipe.model_copy(update={"start": out}))
-    begin = initial_weights(start, run.tokenizer(), build_model(run.recipe, run.tokenizer()), Alone())
+    begin = initial_weights(start, run.tokenizer(), build_model(run.recipe, run.tokenizer()), SingleRank())
     assert begin is not None
     for name, values in expected.items():
         assert np.array_equal(begin.read(name, "master", 0, values.size).numpy(), values.ravel()), name
@@ -86,8 +82,7 @@ def test_any_steps_of_a_run_become_their_mean_which_a_run_starts_from(run: Run, 
     assert (named["run"], named["fingerprint"]) == (run.uri, run.record.fingerprint)
     marks = {mark.step: mark for mark in list_committed(run.store)}
     assert named["checkpoints"] == [
-        {"step": step, "attempt": 1, "manifest": digest(run.store.get(marks[step].manifest))}
-        for step in steps
+        {"step": step, "attempt": 1, "manifest": digest(run.store.get(marks[step].manifest_key))} for step in steps
     ]
 
 
@@ -117,10 +112,8 @@ def test_what_cannot_be_averaged_is_refused(run: Run, tmp_path: Path) -> None:
 
 def test_the_average_that_a_run_keeps(fresh_run: str, tmp_path: Path) -> None:
     run = open_run(fresh_run)
-    weights, average = (
-        random_weights(build_model(run.recipe, run.tokenizer()), seed=seed) for seed in (1, 2)
-    )
-    saver = Saver(run.store, claim(run.store), Alone())
+    weights, average = (random_weights(build_model(run.recipe, run.tokenizer()), seed=seed) for seed in (1, 2))
+    saver = Saver(run.store, claim(run.store), SingleRank())
     of = dict(average.named_parameters())
     shapes = {name: tuple(p.shape) for name, p in of.items()}
     saver.begin(
@@ -136,7 +129,7 @@ def test_the_average_that_a_run_keeps(fresh_run: str, tmp_path: Path) -> None:
     saver.commit()
     saver.close()
     journal = RunLog(run.store, 1, 1000.0, lambda line: None)
-    journal.metric(evaluation_record(4, {"loss": 4.0, "mlm_loss": 4.0, "average_mlm_loss": 3.5}))
+    journal.add_metrics(evaluation_record(4, {"loss": 4.0, "mlm_loss": 4.0, "average_mlm_loss": 3.5}))
     journal.close()
     maskfleet("checkpoints", "export", run.uri, "--average", "--out", str(tmp_path / "average"))
     export_run(run, None, str(tmp_path / "weights"))

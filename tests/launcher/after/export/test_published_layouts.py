@@ -19,7 +19,7 @@ from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.objectives.modules.network import masked_language_model
 from launcher.after.export.export import export_run
 from launcher.runtime.recipe.continued import commented_yaml, continued_recipe
-from launcher.runtime.recipe.load import loads, reload
+from launcher.runtime.recipe.load import parse_recipe, with_assignments
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import open_run
 from tests.parity.test_neobert import Written, published
@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def continue_and_export(place: Path, folder: Path, out: Path) -> None:
-    recipe = loads(commented_yaml(continued_recipe(str(folder))), "printed")
+    recipe = parse_recipe(commented_yaml(continued_recipe(str(folder))), "printed")
     changes = (
         f"corpus.sources.text.uri={place}/corpus",
         "corpus.heldout.fraction=0.1",
@@ -50,7 +50,7 @@ def continue_and_export(place: Path, folder: Path, out: Path) -> None:
         "data_service={workers: 1, memory: 64MiB}",
         "recovery.spares=0",
     )
-    create_run(reload(recipe, changes), f"{folder}-run", datetime.now(UTC))
+    create_run(with_assignments(recipe, changes), f"{folder}-run", datetime.now(UTC))
     finish(f"{folder}-run", 1)
     export_run(open_run(f"{folder}-run"), None, str(out))
 
@@ -59,7 +59,7 @@ def assert_same_logits(out: Path, theirs: Any) -> None:
     """`theirs`: from one row's tokens to logits [length, vocab] in fp64."""
     read = load_pretrained(out)
     ours = masked_language_model(read.config).double().eval()
-    batch = make_batch([40, 1, 9], read.config.vocabulary)
+    batch = make_batch([40, 1, 9], read.config.vocabulary_size)
     with torch.no_grad():
         for name, parameter in ours.named_parameters():  # a tied one stands once
             parameter.copy_(read.tensors[name])
@@ -134,15 +134,9 @@ def test_an_ultrabert_comes_back_as_transformers_has_it(place: Path, tmp_path: P
 
     continue_and_export(place, folder, tmp_path / "out")
 
-    again, report = transformers.AutoModelForMaskedLM.from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
+    again, report = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
-    assert not torch.equal(
-        again.model.layers[0].self_attn.q_proj.weight, model.model.layers[0].self_attn.q_proj.weight
-    )
+    assert not torch.equal(again.model.layers[0].self_attn.q_proj.weight, model.model.layers[0].self_attn.q_proj.weight)
     fields = json.loads((tmp_path / "out/config.json").read_bytes())
-    weights = {
-        name: tensor.double() for name, tensor in load_file(tmp_path / "out/model.safetensors").items()
-    }
+    weights = {name: tensor.double() for name, tensor in load_file(tmp_path / "out/model.safetensors").items()}
     assert_same_logits(tmp_path / "out", lambda row: logits_of(weights, fields, row))

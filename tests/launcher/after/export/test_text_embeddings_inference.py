@@ -47,9 +47,7 @@ def test_a_folder_of_vectors_has_every_field(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     export(family, tmp_path)
     folder = tmp_path / family.folders[-1]
-    write_sentence_transformer(
-        folder, pooling="mean", normalize=True, max_length=24, prompts={"query": "q: "}
-    )
+    write_sentence_transformer(folder, pooling="mean", normalize=True, max_length=24, prompts={"query": "q: "})
     if name in OTHER_NAMES:
         assert {line.partition(":")[0] for line in lacking(folder)} == {"config.json"}
         return
@@ -57,9 +55,7 @@ def test_a_folder_of_vectors_has_every_field(name: str, tmp_path: Path) -> None:
     fields, tokenizer = json.loads((folder / "config.json").read_bytes()), load_tokenizer(str(folder))
     assert fields["pad_token_id"] == tokenizer.special.pad
     offset = fields["pad_token_id"] + 1 if fields["model_type"] in OFFSET else 0
-    assert fields["max_position_embeddings"] - offset >= 24, (
-        "its longest text, without sentence_bert_config.json"
-    )
+    assert fields["max_position_embeddings"] - offset >= 24, "its longest text, without sentence_bert_config.json"
 
 
 @pytest.mark.parametrize(

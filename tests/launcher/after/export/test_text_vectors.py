@@ -13,7 +13,7 @@ from launcher.after.export.sentence_transformer import write_sentence_transforme
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import Run, open_run
-from launcher.runtime.run.text_vectors import kept_modules, store_modules
+from launcher.runtime.run.text_vectors import read_kept_modules, store_modules
 from tests.support.runs.starts import BERT, MLM, Setting, export, trained
 
 TEXTS = ["One text.", "Another text that is longer.", "x"]
@@ -76,9 +76,9 @@ def test_vectors_are_made_as_before_with_the_new_weights(
         torch.tensor(after.encode(TEXTS, prompt_name="query")), torch.tensor(expected), atol=1e-5, rtol=1e-5
     )
     other = started(source, tmp_path / "further", uri)
-    assert kept_modules(open_run(other).store) == kept_modules(open_run(uri).store)
-    store_modules(open_run(fresh_run).store, kept_modules(open_run(uri).store))
-    assert kept_modules(open_run(fresh_run).store) == kept_modules(open_run(uri).store)
+    assert read_kept_modules(open_run(other).store) == read_kept_modules(open_run(uri).store)
+    store_modules(open_run(fresh_run).store, read_kept_modules(open_run(uri).store))
+    assert read_kept_modules(open_run(fresh_run).store) == read_kept_modules(open_run(uri).store)
 
 
 @pytest.mark.long

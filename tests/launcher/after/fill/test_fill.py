@@ -29,9 +29,7 @@ from tests.support.models.written import export_model
 from tests.support.runs.small_runs import prepare_corpus
 
 
-def export_untrained(
-    folder: Path, shape: ModelConfig, build: Callable[[Any], torch.nn.Module], heads: Heads
-) -> Path:
+def export_untrained(folder: Path, shape: ModelConfig, build: Callable[[Any], torch.nn.Module], heads: Heads) -> Path:
     """A model with large weights, so that its candidates differ clearly."""
     prepare_corpus(folder)
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
@@ -72,7 +70,7 @@ def test_candidates_are_those_of_transformers(exported: Path, sentence: str) -> 
         logits = model.eval()(**encoded).logits
     place = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().item()
     best = logits[0, place].softmax(-1).topk(5)
-    guesses = MaskFiller(exported).guesses(sentence, 5)
+    guesses = MaskFiller(exported).top_candidates(sentence, 5)
     assert [guess.probability for guess in guesses] == pytest.approx(best.values.tolist(), rel=1e-4)
     assert [guess.text for guess in guesses] == [tokenizer.decode([i]) for i in best.indices.tolist()]
 
@@ -89,7 +87,7 @@ def test_a_model_that_predicts_no_masks_says_so(tmp_path: Path, exported: Path) 
 @pytest.mark.parametrize("sentence", ["no mask here", "<mask> and <mask>"])
 def test_exactly_one_mask(exported: Path, sentence: str) -> None:
     with pytest.raises(TokenizerError, match=r"\bone <mask>"):
-        MaskFiller(exported).guesses(sentence, 3)
+        MaskFiller(exported).top_candidates(sentence, 3)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5, 20])
@@ -150,7 +148,7 @@ def test_the_command_fills_and_shows_candidates(exported: Path) -> None:
     filled = maskfleet("fill", str(exported), many, "--steps", "2", "--json")
     assert json.loads(filled) == {"text": filler.fill(many, Sampling(steps=2))}
     shown = maskfleet("fill", str(exported), one, "--count", "2", "--json").splitlines()
-    assert [json.loads(line)["text"] for line in shown] == [guess.text for guess in filler.guesses(one, 2)]
+    assert [json.loads(line)["text"] for line in shown] == [guess.text for guess in filler.top_candidates(one, 2)]
 
 
 TEXT = "every rank <mask> its rows and the <mask> falls"

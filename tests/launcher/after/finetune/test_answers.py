@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.after.finetune.encode import ContextWindow, best_threshold, find_answers
+from launcher.after.finetune.encode import ContextWindow, best_no_answer_threshold, find_answers
 
 score = st.floats(-5, 5, width=32)
 
@@ -27,9 +27,7 @@ def test_the_best_stretch_is_the_best_of_all(scores: list[tuple[float, float]], 
         assert found.margin == float("inf")
 
 
-question = st.tuples(
-    st.one_of(st.floats(-10, 10), st.just(float("inf"))), st.floats(0, 1), st.sampled_from([0.0, 1.0])
-)
+question = st.tuples(st.one_of(st.floats(-10, 10), st.just(float("inf"))), st.floats(0, 1), st.sampled_from([0.0, 1.0]))
 
 
 @given(st.lists(question, min_size=1, max_size=20))
@@ -42,6 +40,6 @@ def test_the_threshold_is_as_good_as_any(questions: list[tuple[float, float, flo
 
     finite = margins[np.isfinite(margins)]
     possible = [total(-11.0), *(total(value) for value in finite)]
-    threshold = best_threshold(margins.tolist(), found.tolist(), none.tolist())
+    threshold = best_no_answer_threshold(margins.tolist(), found.tolist(), none.tolist())
     assert np.isfinite(threshold)
     assert total(threshold) >= max(possible) - 1e-9

@@ -46,9 +46,7 @@ def foreign_tokenizer(folder: Path) -> None:
 
 def another_kind_of_model(folder: Path) -> None:
     """One for which transformers has no class that tells texts apart."""
-    config = transformers.ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
-    )
+    config = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     config.vocab_size, config.pad_token_id = 100, 0
     transformers.ViTModel(config).save_pretrained(folder / "model")
 

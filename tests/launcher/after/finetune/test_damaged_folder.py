@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_service.errors import UserError as DataError
 from encoder_core.errors import UserError as ModelError
 from launcher.after.embed.model import load_model
-from launcher.after.embed.settings import Encoding
+from launcher.after.embed.settings import EncodingSettings
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from launcher.after.finetune.model import check_tokenizer_fits_model, open_model, open_tokenizer
 from launcher.after.finetune.pretrained import open_pretrained
@@ -36,7 +36,7 @@ def predict(folder: Path) -> None:
 
 def embed(folder: Path) -> None:
     with open_pretrained(str(folder)) as found:
-        vector = load_model(found, Encoding()).encode(["rank reads its rows"])
+        vector = load_model(found, EncodingSettings()).encode(["rank reads its rows"])
         assert vector.shape[0] == 1
 
 
@@ -57,9 +57,7 @@ def spoilt(models: Models, family: str, folder: Path, data: st.DataObject) -> Pa
 
 @pytest.mark.parametrize("use", [predict, embed])
 @pytest.mark.parametrize("content", NONSENSE)
-def test_a_tokenizer_that_is_json_and_nothing_else(
-    models: Models, tmp_path: Path, content: str, use: object
-) -> None:
+def test_a_tokenizer_that_is_json_and_nothing_else(models: Models, tmp_path: Path, content: str, use: object) -> None:
     folder = tmp_path / "model"
     shutil.copytree(models("bert").folder, folder)
     (folder / "tokenizer.json").write_text(content)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher.after.finetune.encode import IGNORED_LABEL, EncodedQuestions, EncodedWords, Encoder
+from launcher.after.finetune.encode import IGNORED_LABEL, EncodedQuestions, EncodedWords, ExampleEncoder
 from launcher.after.finetune.model import open_tokenizer
 from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
 from launcher.after.tasks.examples import Answer, Questions, TaggedSentences
@@ -20,10 +20,10 @@ ANY = settings(max_examples=15, deadline=None, suppress_health_check=list(Health
 WORD = st.sampled_from([*WORDS, "ré", "日本", "a-b", "\x00", "\u200b", "x\x07y", "..."])
 
 
-def encoder(models: Models, family: str, kind: str, folder: Path, length: int, **given: Any) -> Encoder:
+def encoder(models: Models, family: str, kind: str, folder: Path, length: int, **given: Any) -> ExampleEncoder:
     tokenizer = open_tokenizer(models(family).folder)
     chosen = FinetuneSettings(**{"stride": 8, "max_query": 8, **given})
-    return Encoder(task(kind, folder, train=1, dev=1), tokenizer, chosen, length)
+    return ExampleEncoder(task(kind, folder, train=1, dev=1), tokenizer, chosen, length)
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlnet", "deberta-v3"])
@@ -52,7 +52,7 @@ def test_each_word_has_its_tag_once(
     for row, values in enumerate(labels):
         for at, label in enumerate(values):
             outputs[row, at] = np.eye(3)[label if label != IGNORED_LABEL else 0]
-    assert found.scores(outputs).metrics["accuracy"] == 1.0
+    assert found.compute_scores(outputs).metrics["accuracy"] == 1.0
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlnet", "deberta-v3"])
@@ -76,15 +76,13 @@ def test_the_answer_is_found_where_a_window_shows_it(
         if begin != window.null
     ]
     assert set(shown) == {text}
-    assert all(
-        begin == window.null for window, begin in zip(found.windows, begins, strict=True) if window.question
-    )
+    assert all(begin == window.null for window, begin in zip(found.windows, begins, strict=True) if window.question)
     # Outputs that say the targets themselves are the answers.
     width = max(map(len, found.dataset["input_ids"]))
     logits = np.zeros((2, len(found.windows), width), np.float32)
     logits[0, np.arange(len(begins)), begins] = 1
     logits[1, np.arange(len(ends)), ends] = 1
-    scores = found.scores((logits[0], logits[1]))
+    scores = found.compute_scores((logits[0], logits[1]))
     assert scores.metrics == {"answer_f1": 1.0, "exact_match": 1.0}
 
 

@@ -39,9 +39,7 @@ def test_transformers_alone_has_the_figures_from_the_export(
     outcome = finetune(models(family), asked, LEARNS, 1, tmp_path / "out")
     assert [epoch.epoch for epoch in outcome.curves] == [1, 2, 3, 4]
     assert outcome.metrics == pytest.approx(outcome.curves[outcome.best_epoch - 1].metrics)
-    assert next(iter(outcome.metrics.values())) == max(
-        next(iter(epoch.metrics.values())) for epoch in outcome.curves
-    )
+    assert next(iter(outcome.metrics.values())) == max(next(iter(epoch.metrics.values())) for epoch in outcome.curves)
     assert outcome.curves[-1].loss < outcome.curves[0].loss
     examples = asked.read("dev")
     found = predictions(tmp_path / "out", kind, examples, outcome.threshold)
@@ -83,9 +81,7 @@ def test_microbatches_change_no_more_than_rounding(tmp_path: Path) -> None:
     start = model("bert", tmp_path / "model")
     config = json.loads((start.folder / "config.json").read_bytes())
     (start.folder / "config.json").write_text(json.dumps(config | still))
-    whole, parts = (
-        finetune(start, asked, QUICK.model_copy(update={"microbatch": size}), 1) for size in (None, 2)
-    )
+    whole, parts = (finetune(start, asked, QUICK.model_copy(update={"microbatch": size}), 1) for size in (None, 2))
     for one, other in zip(whole.curves, parts.curves, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-4)
 
@@ -154,19 +150,14 @@ def predictions(folder: Path, kind: str, examples: Any, threshold: float | None)
     match examples:
         case Sentences():
             pairs = () if examples.second is None else (list(examples.second),)
-            inputs = tokenizer(
-                list(examples.first), *pairs, truncation=True, padding=True, return_tensors="pt"
-            )
+            inputs = tokenizer(list(examples.first), *pairs, truncation=True, padding=True, return_tensors="pt")
             logits = model(**inputs).logits.numpy()
             return logits[:, 0] if kind == "regression" else logits.argmax(-1)
         case TaggedSentences():
             return tuple(_tags(tokenizer, model, " ".join(words), words) for words in examples.words)
         case Questions():
             given = zip(examples.ids, examples.questions, examples.contexts, strict=True)
-            return {
-                name: _answer(tokenizer, model, question, context, threshold)
-                for name, question, context in given
-            }
+            return {name: _answer(tokenizer, model, question, context, threshold) for name, question, context in given}
 
 
 def _tags(tokenizer: Any, model: Any, text: str, words: tuple[str, ...]) -> tuple[int, ...]:
@@ -193,10 +184,7 @@ def _answer(tokenizer: Any, model: Any, question: str, context: str, threshold: 
     start, end = (output[name][0].double().numpy() for name in ("start_logits", "end_logits"))
     inside = [index for index, place in enumerate(places) if place == 1]
     spans = [
-        (a, b)
-        for a in inside
-        for b in inside
-        if a <= b < a + 30 and context[offsets[a][0] : offsets[b][1]].strip()
+        (a, b) for a in inside for b in inside if a <= b < a + 30 and context[offsets[a][0] : offsets[b][1]].strip()
     ]
     best = max(spans, key=lambda span: start[span[0]] + end[span[1]])
     score = start[best[0]] + end[best[1]]

@@ -12,17 +12,17 @@ import torch
 from checkpoints.hf.load import load_pretrained, read_folder_config
 from encoder_core.batch import batch_without_targets
 from encoder_core.errors import ModelError
-from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.modules.network import build_network
 from launcher.after.export.sentence_transformer import write_sentence_transformer
-from launcher.after.onnx.graph import GRAPH, INT8_GRAPH, OPSET, write_graph
+from launcher.after.onnx.graph import GRAPH_FILE, INT8_GRAPH_FILE, OPSET, write_graph
 from launcher.after.onnx.network import open_network
 from launcher.after.onnx.parity import (
+    OnnxSession,
+    RandomBatch,
     ReferenceEncoder,
-    Sample,
-    Session,
     check_parity,
+    random_batches,
     relative_difference,
-    samples,
 )
 from launcher.errors import MissingPackage
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
@@ -45,13 +45,17 @@ def test_a_graph_computes_what_our_network_does(name: str, tmp_path: Path) -> No
     export(family, tmp_path)
     folder = tmp_path / family.folders[-1]
     made = write_graph(folder, int8=True)
-    session, own, config = Session(folder / GRAPH), ReferenceEncoder(folder), read_folder_config(folder)
+    session, own, config = (
+        OnnxSession(folder / GRAPH_FILE),
+        ReferenceEncoder(folder),
+        read_folder_config(folder),
+    )
     scores = _scores(family, folder) if "logits" in made.outputs else None
     pairs = []
-    for sample in samples(config, made.inputs, BATCHES, seed=1):
+    for sample in random_batches(config, made.inputs, BATCHES, seed=1):
         found = session(sample)
         assert relative_difference(found["last_hidden_state"], own(sample)) < 1e-5
-        if sample.mask.shape[1] + WIDER <= config.max_length:
+        if sample.token_mask.shape[1] + WIDER <= config.max_length:
             wider = session(_wider(sample, config.pad_id, left=config.class_token_last))
             assert relative_difference(wider["last_hidden_state"], found["last_hidden_state"]) < 1e-5
         if scores is not None:
@@ -62,7 +66,7 @@ def test_a_graph_computes_what_our_network_does(name: str, tmp_path: Path) -> No
         assert relative_difference(*map(np.concatenate, zip(*pairs, strict=True))) < 1e-5
     assert made.int8_cosine is not None
     assert made.int8_cosine > 0.95
-    assert (folder / INT8_GRAPH).stat().st_size < (folder / GRAPH).stat().st_size
+    assert (folder / INT8_GRAPH_FILE).stat().st_size < (folder / GRAPH_FILE).stat().st_size
     assert f"opset {OPSET}" in (folder / "README.md").read_text()
 
 
@@ -78,13 +82,9 @@ def test_weights_that_several_products_share_are_quantised_too(
     wider = small.config.model_copy(update={"hidden": 256, "feed_forward": 512})
     export(replace(small, config=wider), tmp_path)
     write_graph(tmp_path, int8=True)
-    assert (tmp_path / f"{INT8_GRAPH}.data").exists() == split
-    graph = onnx.load(tmp_path / INT8_GRAPH).graph
-    floats = {
-        one.name
-        for one in graph.initializer
-        if one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2
-    }
+    assert (tmp_path / f"{INT8_GRAPH_FILE}.data").exists() == split
+    graph = onnx.load(tmp_path / INT8_GRAPH_FILE).graph
+    floats = {one.name for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT and len(one.dims) == 2}
     products = ("MatMul", "Gemm", "Transpose")
     assert not floats & {name for node in graph.node if node.op_type in products for name in node.input}
     assert not list((tmp_path / "onnx").glob("*/")), "nothing temporary is left"
@@ -95,15 +95,15 @@ def _scores(family: Family, folder: Path) -> Any:
     heads = "rtd" if family.objective.rtd else exported_heads(family.config, family.objective)
     pretrained = load_pretrained(folder, heads)
     plain = {"mask_decoder": "plain"} if hasattr(pretrained.config, "mask_decoder") else {}
-    model: Any = network(pretrained.config.model_copy(update=plain), heads)
+    model: Any = build_network(pretrained.config.model_copy(update=plain), heads)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(pretrained.tensors[name])
     model.eval()
 
     @torch.no_grad()
-    def scores(sample: Sample) -> np.ndarray[Any, Any]:
-        mask = torch.from_numpy(sample.mask)
+    def scores(sample: RandomBatch) -> np.ndarray[Any, Any]:
+        mask = torch.from_numpy(sample.token_mask)
         batch = batch_without_targets(sample.inputs["input_ids"][mask], sample.lengths)
         types, langs = (sample.inputs.get(key) for key in ("token_type_ids", "langs"))
         every = torch.arange(len(batch.tokens))
@@ -120,14 +120,11 @@ def _scores(family: Family, folder: Path) -> Any:
     return scores
 
 
-def _wider(sample: Sample, pad: int, *, left: bool) -> Sample:
+def _wider(sample: RandomBatch, pad: int, *, left: bool) -> RandomBatch:
     """The same rows with more padding, of which the model knows nothing."""
     added = {name: torch.zeros(len(sample.lengths), WIDER, dtype=torch.int64) for name in sample.inputs}
     added["input_ids"] += pad
-    parts = {
-        name: [added[name], tensor] if left else [tensor, added[name]]
-        for name, tensor in sample.inputs.items()
-    }
+    parts = {name: [added[name], tensor] if left else [tensor, added[name]] for name, tensor in sample.inputs.items()}
     return replace(sample, inputs={name: torch.cat(pair, 1) for name, pair in parts.items()})
 
 
@@ -143,7 +140,7 @@ def test_a_sentence_transformer_has_its_vectors(tmp_path: Path, pooling: str, no
     wanted, given = model.encode(texts), model.tokenizer(texts, padding=True, return_tensors="pt")
     inputs = {name: given[name] for name in ("input_ids", "attention_mask")}
     lengths = tuple(inputs["attention_mask"].sum(1).tolist())
-    found = Session(tmp_path / GRAPH)(Sample(inputs, lengths))["sentence_embedding"]
+    found = OnnxSession(tmp_path / GRAPH_FILE)(RandomBatch(inputs, lengths))["sentence_embedding"]
     assert relative_difference(found, wanted) < 1e-5
 
 
@@ -153,20 +150,20 @@ def test_the_command_adds_a_graph_and_a_changed_one_is_refused(fresh_run: str, t
     out = tmp_path / "out"
     said = maskfleet("checkpoints", "export", fresh_run, "--out", out, "--onnx")
     assert f"opset {OPSET}" in said
-    graph = onnx.load(out / GRAPH)
+    graph = onnx.load(out / GRAPH_FILE)
     assert [one.version for one in graph.opset_import if one.domain == ""] == [OPSET]
     dimensions = graph.graph.input[0].type.tensor_type.shape.dim
     assert [dimension.dim_param for dimension in dimensions] == ["batch", "length"]
 
     served = open_network(out)
-    assert check_parity(out, Session(out / GRAPH), served) < 1e-5
+    assert check_parity(out, OnnxSession(out / GRAPH_FILE), served) < 1e-5
     weight = max(graph.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     values = onnx.numpy_helper.to_array(weight).copy()
     values.flat[len(values.flat) // 2 :] *= 1.01
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     onnx.save(graph, tmp_path / "changed.onnx")
     with pytest.raises(ModelError, match=r"\b(last_hidden_state|logits)\b"):
-        check_parity(out, Session(tmp_path / "changed.onnx"), served)
+        check_parity(out, OnnxSession(tmp_path / "changed.onnx"), served)
 
 
 def test_what_is_missing_is_named_before_anything_is_read(

@@ -219,9 +219,7 @@ TEXTS = '{"_id": "1", "text": "x"}\n'
         (TEXTS, TEXTS, QRELS, "is empty"),
     ],
 )
-def test_a_bad_retrieval_file_is_named(
-    corpus: str, queries: str, qrels: str, problem: str, tmp_path: Path
-) -> None:
+def test_a_bad_retrieval_file_is_named(corpus: str, queries: str, qrels: str, problem: str, tmp_path: Path) -> None:
     for name, content in zip(PARTS.values(), (corpus, queries, qrels), strict=True):
         (tmp_path / name).write_text(content)
     task = parse_task(json.dumps(BEIR), "mine.yaml", str(tmp_path))
@@ -323,9 +321,7 @@ def test_good_ones_are_read(name: str, tmp_path: Path) -> None:
     assert all(len(task.read(split)) for split in task.splits)
 
 
-@pytest.mark.parametrize(
-    "first", [b"a,b,y\ra b,c d,no\n", b'"a,b,y\n', b"a," + b"b" * 200_000 + b",y\n", b"\0\n"]
-)
+@pytest.mark.parametrize("first", [b"a,b,y\ra b,c d,no\n", b'"a,b,y\n', b"a," + b"b" * 200_000 + b",y\n", b"\0\n"])
 def test_a_first_line_that_is_no_csv_is_refused(first: bytes, tmp_path: Path) -> None:
     """It is read before the others, to find what stands between its columns."""
     (tmp_path / "dev").write_bytes(first + b"1,2,no\n")
@@ -341,9 +337,7 @@ def test_anything_damaged(data: st.DataObject, tmp_path: Path) -> None:
     described, files = case(data.draw(st.sampled_from(sorted(CASES))))
     changed = data.draw(st.one_of(st.just(described), altered(described)))
     if isinstance(changed, dict):
-        changed = changed | data.draw(
-            st.dictionaries(st.sampled_from(sorted(Task.model_fields)), VALUES, max_size=2)
-        )
+        changed = changed | data.draw(st.dictionaries(st.sampled_from(sorted(Task.model_fields)), VALUES, max_size=2))
     text = json.dumps(changed) if data.draw(st.booleans()) else yaml.safe_dump(changed)
     if data.draw(st.booleans()):
         text = data.draw(damaged(text.encode())).decode("utf-8", "surrogateescape")

@@ -20,10 +20,7 @@ def test_list_shows_tasks_and_suites_with_the_promised_keys() -> None:
     text = maskfleet("tasks", "list")
     assert re.search(r"^cola +classification +matthews, accuracy", text, re.MULTILINE)
     assert "glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte" in text
-    records = {
-        record["name"]: record
-        for record in map(json.loads, maskfleet("tasks", "list", "--json").splitlines())
-    }
+    records = {record["name"]: record for record in map(json.loads, maskfleet("tasks", "list", "--json").splitlines())}
     assert all(list(record) == promised("tasks list") for record in records.values())
     assert records["rte"]["suites"] == ["glue"]
 
@@ -42,17 +39,14 @@ def test_check_says_what_is_in_a_task(tmp_path: Path) -> None:
     assert re.search(r"\bcola train: 2 examples, 1 50\.0%, 0 50\.0%; .*\b27\b.*\b36\b", text)
     assert re.search(r"\b2 .*\btrain, too\b", text)
     records = [
-        json.loads(line)
-        for line in maskfleet("tasks", "check", "mnli", "--data", str(tmp_path), "--json").splitlines()
+        json.loads(line) for line in maskfleet("tasks", "check", "mnli", "--data", str(tmp_path), "--json").splitlines()
     ]
     assert [record["split"] for record in records] == ["train", "dev", "mismatched"]
     assert all(list(record) == promised("tasks check") for record in records)
     assert records[0]["repeated"] == 1
 
 
-def test_check_of_a_suite_names_all_that_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_of_a_suite_names_all_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published_folders.glue(tmp_path)
     for name in ("RTE", "SST-2"):
         (tmp_path / name / "dev.tsv").unlink()
@@ -67,9 +61,7 @@ def test_check_of_a_suite_names_all_that_is_missing(
 
 def test_a_split_with_one_class_is_refused_where_the_metric_needs_two(tmp_path: Path) -> None:
     published_folders.glue(tmp_path)
-    published_folders.write_tsv(
-        tmp_path / "CoLA/dev.tsv", ("gj04", "1", "", "Fine."), ("gj04", "1", "", "Good.")
-    )
+    published_folders.write_tsv(tmp_path / "CoLA/dev.tsv", ("gj04", "1", "", "Fine."), ("gj04", "1", "", "Good."))
     result = CliRunner().invoke(cli.app, ["tasks", "check", "cola", "--data", str(tmp_path)])
     assert re.search(r"\bsplit dev\b.*'1'.*\bmatthews\b", str(result.exception))
 
@@ -107,8 +99,7 @@ def test_a_damaged_file_does_not_hide_the_others(tmp_path: Path) -> None:
 def test_ngrams_of_a_task_and_a_file_drop_what_holds_them(tmp_path: Path) -> None:
     """Texts of dev and not of train; by the stage that the printed hash belongs to."""
     sentences = {
-        split: [" ".join(f"{split}{letter}{n}" for n in range(15)) for letter in "abc"]
-        for split in ("train", "dev")
+        split: [" ".join(f"{split}{letter}{n}" for n in range(15)) for letter in "abc"] for split in ("train", "dev")
     }
     for split, its in sentences.items():
         rows = [(text, "1") for text in its]
@@ -117,9 +108,7 @@ def test_ngrams_of_a_task_and_a_file_drop_what_holds_them(tmp_path: Path) -> Non
     published_folders.write(tmp_path / "notes.txt", notes)
     out = tmp_path / "found.ngrams"
     files = ("--data", str(tmp_path), "--file", str(tmp_path / "notes.txt"), "--out", str(out))
-    records = [
-        json.loads(line) for line in maskfleet("tasks", "ngrams", "sst2", *files, "--json").splitlines()
-    ]
+    records = [json.loads(line) for line in maskfleet("tasks", "ngrams", "sst2", *files, "--json").splitlines()]
     assert all(list(record) == promised("tasks ngrams") for record in records)
     assert [(one["split"], one["texts"], one["looked_up"]) for one in records] == [
         ("sst2/dev", 3, 3),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from launcher.after.tasks.examples import digest
+from launcher.after.tasks.examples import examples_digest
 from launcher.after.tasks.suite import load_suite
 from launcher.after.tasks.task import load_task, parse_task
 from launcher.errors import TaskError
@@ -84,7 +84,7 @@ def test_a_task_travels_to_a_worker_with_its_folder(tmp_path: Path) -> None:
     task = parse_task(MINE, "mine.yaml", str(tmp_path)).model_copy(update={"finetune": {"lr": 1e-5}})
     sent = ray.cloudpickle.loads(ray.cloudpickle.dumps(task))
     assert (sent, sent.root) == (task, str(tmp_path))
-    assert digest(sent.read("dev")) == digest(task.read("dev"))
+    assert examples_digest(sent.read("dev")) == examples_digest(task.read("dev"))
 
 
 def test_labels_may_be_indices_where_files_have_one_class_each(tmp_path: Path) -> None:

@@ -17,15 +17,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.after.tasks.examples import Questions, Sentences, TaggedSentences, digest
+from launcher.after.tasks.examples import Questions, Sentences, TaggedSentences, examples_digest
 from launcher.after.tasks.read import to_bio
 from launcher.after.tasks.task import Task, parse_task, task_digest
 from launcher.errors import TaskError
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\t\0"), max_size=12)
-PLAIN = TEXT.filter(
-    lambda text: bool(text.strip())
-)  # in a table without quotation marks, in a line of its own
+PLAIN = TEXT.filter(lambda text: bool(text.strip()))  # in a table without quotation marks, in a line of its own
 ROWS = st.lists(st.tuples(PLAIN, PLAIN, st.sampled_from(["no", "yes"])), min_size=1, max_size=8)
 
 
@@ -72,7 +70,7 @@ def test_the_same_examples_in_every_format(rows: list[tuple[str, str, str]]) -> 
     with tempfile.TemporaryDirectory() as folder:
         for form in ("jsonl", "tsv", "csv", "parquet"):
             Path(folder, f"pairs.{form}").write_bytes(spell(form, rows))
-            assert digest(pairs(folder, form).read("train")) == digest(expected), form
+            assert examples_digest(pairs(folder, form).read("train")) == examples_digest(expected), form
 
 
 ALPHABETS = {

@@ -33,7 +33,7 @@ def test_a_mistyped_name_is_refused_with_its_place(name: str, place: int, letter
     if mistyped in NAMES:
         return
     with pytest.raises(RecipeError, match=r"evaluation\.tasks\.1\.probe\.task: ") as caught:
-        check_tasks(tasks, files=False)
+        check_tasks(tasks, with_files=False)
     assert "tasks: " in caught.value.remedy
 
 

@@ -13,8 +13,8 @@ import seqeval.metrics
 import sklearn.metrics
 
 from launcher.after.tasks.examples import Answer, Questions, Sentences, TaggedSentences
-from launcher.after.tasks.metrics import compute_metrics, normalised_words
-from launcher.after.tasks.schema import METRICS, Kind, Metric
+from launcher.after.tasks.metrics import compute_metrics, squad_words
+from launcher.after.tasks.schema import METRICS_BY_KIND, MetricName, TaskKind
 from launcher.after.tasks.task import Task, load_task
 from launcher.errors import MissingPackage, TaskError
 
@@ -27,18 +27,16 @@ Draw = np.random.Generator
 SKLEARN: dict[str, Callable[[Any, Any], float]] = {
     "accuracy": sklearn.metrics.accuracy_score,
     "f1": lambda right, given: sklearn.metrics.f1_score(right, given, zero_division=0.0),
-    "macro_f1": lambda right, given: sklearn.metrics.f1_score(
-        right, given, average="macro", zero_division=0.0
-    ),
+    "macro_f1": lambda right, given: sklearn.metrics.f1_score(right, given, average="macro", zero_division=0.0),
     "matthews": sklearn.metrics.matthews_corrcoef,
 }
 
 
-def measured(task: Task, metric: Metric, examples: Any, predictions: Any) -> float:
+def measured(task: Task, metric: MetricName, examples: Any, predictions: Any) -> float:
     return compute_metrics(task.model_copy(update={"metrics": [metric]}), examples, predictions)[metric]
 
 
-def classes(metric: Metric, draw: Draw) -> Case:
+def classes(metric: MetricName, draw: Draw) -> Case:
     """Of several classes, all but one are missing now and then, from the right labels (`accuracy`, `macro_f1`) or the
     predictions."""
     task = PAIRS if metric == "f1" else CLASSES
@@ -52,7 +50,7 @@ def classes(metric: Metric, draw: Draw) -> Case:
     return found, SKLEARN[metric](right, given), "missing" if missing else "usual"
 
 
-def numbers(metric: Metric, draw: Draw) -> Case:
+def numbers(metric: MetricName, draw: Draw) -> Case:
     count, steps = int(draw.integers(3, 40)), int(draw.integers(1, 12))
     right = np.concatenate([[0.0, 5.0], draw.integers(0, 6, count)]).astype(float)
     given = draw.integers(0, steps, count + 2) / steps if draw.random() < 0.7 else draw.normal(size=count + 2)
@@ -64,13 +62,11 @@ def numbers(metric: Metric, draw: Draw) -> Case:
     return found, theirs, "tied" if len(np.unique(given)) < len(given) else "usual"
 
 
-def tags(metric: Metric, draw: Draw) -> Case:
+def tags(metric: MetricName, draw: Draw) -> Case:
     """Any tags in any order, so that entities begin with I-; sentences without entities; words of no sentence."""
     most = int(draw.choice([1, 3, len(TAGS.labels)]))
     lengths = [*draw.integers(0, 8, draw.integers(1, 6)).tolist(), 1]
-    right, given = (
-        tuple(tuple(draw.integers(0, most, length).tolist()) for length in lengths) for _ in range(2)
-    )
+    right, given = (tuple(tuple(draw.integers(0, most, length).tolist()) for length in lengths) for _ in range(2))
     examples = TaggedSentences(tuple(("w",) * length for length in lengths), right)
     found = measured(TAGS, metric, examples, given)
     if metric == "entity_f1":
@@ -92,9 +88,9 @@ def overlap(common: int, right: int, given: int) -> float:
 def squad_script(golds: tuple[str, ...], predicted: str, *, second: bool) -> tuple[float, float]:
     """The best exact match and F1 over the golds. In SQuAD 1.1 two texts of which nothing is left are equal and have no
     word in common; 2.0 drops golds of which nothing is left, and if a text is empty, F1 is whether both are."""
-    given, exact, f1 = normalised_words(predicted), 0.0, 0.0
-    kept = [gold for gold in golds if normalised_words(gold)] if second else golds
-    for right in map(normalised_words, kept or ("",)):
+    given, exact, f1 = squad_words(predicted), 0.0, 0.0
+    kept = [gold for gold in golds if squad_words(gold)] if second else golds
+    for right in map(squad_words, kept or ("",)):
         common = sum((Counter(right) & Counter(given)).values())
         exact = max(exact, float(right == given))
         whole = second and not (right and given)
@@ -136,7 +132,7 @@ def questions(golds: list[tuple[str, ...]]) -> Questions:
     return Questions(names, names, names, answers)
 
 
-def answers(metric: Metric, draw: Draw) -> Case:
+def answers(metric: MetricName, draw: Draw) -> Case:
     """The mean over questions of SQuAD 1.1, SQuAD 2.0 and CMRC."""
     chinese = metric.startswith("cmrc")
     task = CMRC if chinese else load_task(str(draw.choice(["squad", "squad2"])))
@@ -146,9 +142,7 @@ def answers(metric: Metric, draw: Draw) -> Case:
         return ("" if chinese else " ").join(words)
 
     least = 0 if task.no_answer else 1
-    golds = [
-        tuple(text() for _ in range(draw.integers(least, 3 + least))) for _ in range(draw.integers(1, 5))
-    ]
+    golds = [tuple(text() for _ in range(draw.integers(least, 3 + least))) for _ in range(draw.integers(1, 5))]
     given = [text() for _ in golds]
     found = measured(task, metric, questions(golds), {str(place): one for place, one in enumerate(given)})
     pairs = [
@@ -160,7 +154,7 @@ def answers(metric: Metric, draw: Draw) -> Case:
     return found, theirs, "missing" if () in golds else "empty" if empty else "usual"
 
 
-DRAWN: dict[Kind, Callable[[Metric, Draw], Case]] = {
+DRAWN: dict[TaskKind, Callable[[MetricName, Draw], Case]] = {
     "classification": classes,
     "pair_classification": classes,
     "regression": numbers,
@@ -172,10 +166,10 @@ DRAWN: dict[Kind, Callable[[Metric, Draw], Case]] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of scikit-learn and seqeval, about what is missing
 @pytest.mark.parametrize(
-    "kind", [kind for kind in METRICS if kind != "retrieval"]
+    "kind", [kind for kind in METRICS_BY_KIND if kind != "retrieval"]
 )  # which after/embed measures
-def test_each_metric_is_the_official_one(kind: Kind) -> None:
-    for metric in METRICS[kind]:
+def test_each_metric_is_the_official_one(kind: TaskKind) -> None:
+    for metric in METRICS_BY_KIND[kind]:
         draw = np.random.default_rng([*f"{kind} {metric}".encode()])
         drawn = [DRAWN[kind](metric, draw) for _ in range(CASES)]
         for ours, theirs, _ in drawn:

@@ -75,9 +75,7 @@ SEMEVAL = [("A dog.", "A cat."), ("Rain.", "Sun.")]  # without the pair that nob
         ),
     ],
 )
-def test_texts_and_labels(
-    name: str, split: str, texts: list[object], labels: list[float], root: Path
-) -> None:
+def test_texts_and_labels(name: str, split: str, texts: list[object], labels: list[float], root: Path) -> None:
     examples = sentences(name, root, split)
     second = examples.second
     assert list(examples.first if second is None else zip(examples.first, second, strict=True)) == texts
@@ -92,9 +90,7 @@ def test_mrpcs_byte_order_marks_and_line_ends_are_nothing(root: Path) -> None:
         assert (mrpc.first[0], mrpc.second[0]) == ('He said "yes.', "He agreed.")
 
 
-def test_qqp_rows_broken_by_a_line_end_are_left_out_and_counted(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_qqp_rows_broken_by_a_line_end_are_left_out_and_counted(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert len(sentences("qqp", root)) == 2
     assert re.search(r"\b2 rows\b", caplog.text)
 

@@ -56,9 +56,7 @@ def obstruct(folder: Path, names: Iterable[str] = _PACKAGES) -> Path:
     return folder
 
 
-def run(
-    *command: str | Path, cwd: Path, check: bool = True, **variables: str
-) -> "subprocess.CompletedProcess[str]":
+def run(*command: str | Path, cwd: Path, check: bool = True, **variables: str) -> "subprocess.CompletedProcess[str]":
     """A program of the environment, started in `cwd`, with nothing of ours in its environment."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     result = subprocess.run(
@@ -75,9 +73,9 @@ def run(
 
 TASKS = """
 from data_service.ingest.ray_pool import ray_pool
-from data_service.stream.stream import slab_rows
+from data_service.stream.stream import rows_per_slab
 with ray_pool(2, 0) as pool:
-    print(*(rows for _, rows in pool.run(slab_rows, [1 << 18, 1 << 18])))
+    print(*(rows for _, rows in pool.run(rows_per_slab, [1 << 18, 1 << 18])))
 """
 """Two tasks of Ray that import our code."""
 
@@ -125,9 +123,7 @@ def test_what_evaluation_needs_is_an_extra(wheel: Path) -> None:
     always = {re.split(r"[^\w-]", line)[0] for line in needed if "extra ==" not in line}
     assert len(always) > 20
     assert not always & beyond
-    of_extra = {
-        line.partition(";")[0].strip() for line in needed if "extra == 'evaluate'" in line.replace('"', "'")
-    }
+    of_extra = {line.partition(";")[0].strip() for line in needed if "extra == 'evaluate'" in line.replace('"', "'")}
     assert of_extra == beyond
 
 
@@ -173,8 +169,7 @@ def test_folders_without_code_are_in_nobodys_way(installed: Path, tmp_path: Path
 def test_a_run_is_trained_through_ray_beside_such_folders(installed: Path, hostile: Path) -> None:
     """Text to model, workers and ranks in Ray included, where every one of our packages has a broken namesake."""
     lines = [
-        json.dumps({"text": f"Rank {n} reads its rows. Every step is the same on any machine."})
-        for n in range(400)
+        json.dumps({"text": f"Rank {n} reads its rows. Every step is the same on any machine."}) for n in range(400)
     ]
     for part in range(2):
         (hostile / f"{part}.jsonl").write_text("\n".join(lines[part::2]))

@@ -32,9 +32,7 @@ def test_every_command_and_option_explains_itself() -> None:
     assert "--partition" in shown
 
 
-def test_a_users_mistake_is_a_message_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_users_mistake_is_a_message_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, err = failing("train", tmp_path / "nowhere", capsys=capsys)
     assert code == 2
     assert re.search(r"error: .*\bno run\b", err)
@@ -93,9 +91,9 @@ def test_export_without_a_checkpoint_says_so(
 
 @pytest.mark.long
 def test_python_documentation_is_real_text(tmp_path: Path) -> None:
-    from launcher.app.cli.demo_path import write_jsonl
+    from launcher.app.cli.demo_path import write_documentation
 
-    documents, size = write_jsonl(tmp_path / "python.jsonl")
+    documents, size = write_documentation(tmp_path / "python.jsonl")
     lines = [json.loads(line)["text"] for line in (tmp_path / "python.jsonl").read_text().splitlines()]
     assert documents == len(lines) == len(set(lines)) > 300
     assert 1_000_000 < size < 20_000_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_service.corpus.manifest import block_table
+from data_service.corpus.manifest import make_block_table
 from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
@@ -15,7 +15,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.store.open import open_store
 from launcher.errors import RecipeError
 from launcher.runtime.recipe.parts import CorpusOption
-from launcher.runtime.run.inputs import sections_for
+from launcher.runtime.run.inputs import recipe_sections
 from launcher.runtime.run.record import open_run
 from tests.support.checks.command import exit_code
 from tests.support.data.made_up import write_text
@@ -85,16 +85,14 @@ def test_init_takes_share_and_tokenizer_from_corpora_and_settings_come_last(
 
 def test_corpora_that_do_not_go_together_are_refused(corpora: Path) -> None:
     with pytest.raises(CorpusError, match=r"\bone 0\.1\b.*\bother 0\.2\b"):
-        sections_for([str(corpora / "one"), str(corpora / "other")], None)
+        recipe_sections([str(corpora / "one"), str(corpora / "other")], None)
     with pytest.raises(RecipeError, match=r"\bcorpora\b.*\bone\b"):
-        sections_for([str(corpora / "one"), str(corpora / "one")], None)
+        recipe_sections([str(corpora / "one"), str(corpora / "one")], None)
     with pytest.raises(CorpusError, match=r"manifest\.json"):
-        sections_for([str(corpora / "nothing")], None)
+        recipe_sections([str(corpora / "nothing")], None)
 
 
-def test_a_placeholder_is_answered_with_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_placeholder_is_answered_with_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     for recipe in ("roberta-base", "albert-base", "electra-small"):
         code, _, err = maskfleet("init", recipe, run, "--tiny", capsys=capsys)
@@ -132,9 +130,7 @@ def test_a_batch_larger_than_an_epoch_is_refused_with_the_size_that_fits(
     assert re.search(r"warning: model\.vocab .*\b320 ids\b", out)
 
 
-def test_very_many_epochs_are_a_warning(
-    corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_very_many_epochs_are_a_warning(corpora: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--tiny", "--corpus", corpora / "one", "--set", "phases.0.steps=2000000"]
     code, out, _ = maskfleet("init", "roberta-base", tmp_path / "run", *given, capsys=capsys)
     assert code == 0
@@ -148,7 +144,7 @@ def test_a_corpus_from_before_without_held_out_text_is_refused(
     manifest = load_manifest(open_store(corpora / "one"))
     without = replace(
         manifest,
-        heldout=block_table([], [], []),
+        heldout=make_block_table([], [], []),
         shard_sizes={key: size for key, size in manifest.shard_sizes.items() if key.startswith("train")},
         shard_digests={key: name for key, name in manifest.shard_digests.items() if key.startswith("train")},
     )

@@ -10,7 +10,7 @@ from checkpoints.attempt import claim
 from data_service.store.open import open_store
 from launcher.app.cli import main as cli
 from launcher.app.cli.main import app
-from launcher.runtime.recipe.source import source_text
+from launcher.runtime.recipe.source import recipe_text
 from tests.support.checks.guide import keys, promised
 from tests.support.ranks.checkpointing import commit_steps
 
@@ -23,7 +23,7 @@ def records(*arguments: str | Path) -> list[dict[str, object]]:
 
 
 def test_recipe_list_has_the_promised_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = source_text("roberta-large")
+    text = recipe_text("roberta-large")
     monkeypatch.setattr("launcher.runtime.recipe.source.bundled", lambda: {"roberta-large": text})
     found = records("recipe", "list")
     assert keys(found) == promised("recipe list")

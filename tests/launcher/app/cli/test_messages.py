@@ -20,12 +20,12 @@ from launcher import output
 from launcher.app.cli.main import app
 from launcher.errors import OutputError, RecipeError, RunError
 from launcher.observe.inspect import baselines as counting
-from launcher.observe.inspect.report.chart import Chart, ChartMark, Series, draw
+from launcher.observe.inspect.report.chart import Chart, ChartMark, Series, draw_chart
 from launcher.runtime.preflight.doctor import probe_store
 from launcher.runtime.preflight.measure import _checkpoint_bytes
 from launcher.runtime.rank.initial_weights import check_start
 from launcher.runtime.recipe.load import load
-from launcher.runtime.recipe.summary import parameters
+from launcher.runtime.recipe.summary import parameter_count
 from launcher.runtime.run.record import open_run, select_checkpoint
 from tests.support.checks.command import exit_code
 from tests.support.checks.silence import without_signs_of_life
@@ -41,9 +41,7 @@ def failing(*arguments: object, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("share", ["1.5", "-0.1", "1", "nan"])
-def test_a_share_that_is_none_is_refused(
-    share: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_share_that_is_none_is_refused(share: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("Text.\n")
     build = ("corpus", "build", tmp_path / "a.txt", "--out", tmp_path / "c", "--tokenizer", tmp_path)
     err = failing(*build, "--heldout", share, capsys=capsys)
@@ -174,16 +172,16 @@ def test_half_an_interval_that_is_set_does_not_silently_keep_the_other(
 def test_preflight_knows_the_vocabulary_of_the_run(inputs: Path) -> None:
     recipe = load("quickstart", (f"tokenizer.uri={inputs / 'tokenizer'}",))
     assert recipe.model.vocab is None
-    assert _checkpoint_bytes(recipe) == 12 * parameters(recipe, 320) < 12 * parameters(recipe) / 2
+    assert _checkpoint_bytes(recipe) == 12 * parameter_count(recipe, 320) < 12 * parameter_count(recipe) / 2
     elsewhere = load("quickstart", ("tokenizer.uri=/nowhere",))
-    assert _checkpoint_bytes(elsewhere) == 12 * parameters(elsewhere)
+    assert _checkpoint_bytes(elsewhere) == 12 * parameter_count(elsewhere)
 
 
 def test_a_forks_curves_begin_where_it_does() -> None:
 
     steps = np.arange(9000.0, 9100.0)
     series = (Series("loss", steps, steps),)
-    page = draw(
+    page = draw_chart(
         Chart(
             "Loss",
             "nats",
@@ -193,9 +191,7 @@ def test_a_forks_curves_begin_where_it_does() -> None:
             x_start=9000.0,
         )
     )
-    places = [
-        float(pair.split(",")[0]) for pair in page.split('class="line s1" points="')[1].split('"')[0].split()
-    ]
+    places = [float(pair.split(",")[0]) for pair in page.split('class="line s1" points="')[1].split('"')[0].split()]
     assert (min(places), max(places) > 415) == (56.0, True)
     assert page.count('class="mark"') == 1
     assert ">9,000<" in page
@@ -206,7 +202,7 @@ def test_a_report_needs_no_right_to_write_into_the_run(
     fresh_run: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(store: LocalStore, key: str, data: bytes) -> None:
-        raise AccessDenied.at(f"{store.uri}/{key}", "Read-only file system")
+        raise AccessDenied.for_uri(f"{store.uri}/{key}", "Read-only file system")
 
     run = open_run(fresh_run)
     monkeypatch.setattr(LocalStore, "put", refuse)

@@ -98,9 +98,7 @@ def test_a_row_says_what_was_removed_from_it(folder: Path, tmp_path: Path) -> No
     ("content", "named"),
     [("licens: l", "licens"), ("{", "YAML"), ("[]", "provenance"), ("may_lack: [url]", "url")],
 )
-def test_a_wrong_file_is_named_with_what_is_wrong(
-    folder: Path, tmp_path: Path, content: str, named: str
-) -> None:
+def test_a_wrong_file_is_named_with_what_is_wrong(folder: Path, tmp_path: Path, content: str, named: str) -> None:
     (tmp_path / "p.yaml").write_text(content)
     command = ["corpus", "build", folder / "in.jsonl", "--tokenizer", folder / "t", "--out", tmp_path / "c"]
     for path in (tmp_path / "p.yaml", tmp_path / "none.yaml"):

@@ -180,9 +180,7 @@ def mistakes() -> Iterator[list[str]]:
                     yield [*command.split(), *wrong]
             elif before in options and _is_narrow(options[before].bare_type):
                 yield [*command.split(), *words[:at], "many", *words[at + 1 :]]
-            if (
-                word in NAMED and before not in ("--recipe", "--task") and command != "runs watch"
-            ):  # it waits for runs
+            if word in NAMED and before not in ("--recipe", "--task") and command != "runs watch":  # it waits for runs
                 yield [*command.split(), *words[:at], "{gone}", *words[at + 1 :]]
     yield ["init", "quickstart", "{run}"]
     yield ["runs", "fork", "{run}", "{run}"]

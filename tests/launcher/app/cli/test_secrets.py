@@ -119,18 +119,14 @@ def test_a_key_in_a_uri_is_nowhere(
     if ":{secret}" not in form:  # there a slash would end it
         hidden = hidden.replace("/", "x")
     uri = form.format(key=key, secret=hidden)
-    (tmp_path / "mine.yaml").write_text(
-        f"{Path(SMALL).read_text()}\nnonsense: {uri}\ntokenizer: {{uri: {uri!r}}}\n"
-    )
+    (tmp_path / "mine.yaml").write_text(f"{Path(SMALL).read_text()}\nnonsense: {uri}\ntokenizer: {{uri: {uri!r}}}\n")
     places = {"uri": uri, "out": tmp_path, "root": root, "run": root / "run", "recipe": SMALL}
     command = [part.format(**places) for part in COMMANDS[draw % len(COMMANDS)].split()]
     monkeypatch.chdir(tmp_path)
     code = exit_code(*command)
     said = "".join(capfd.readouterr()) + caplog.text
     assert code, said
-    written = [
-        path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "mine.yaml"
-    ]
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "mine.yaml"]
     for piece in (*pieces(hidden), key):
         assert piece not in said
         assert piece.encode() not in b"".join(written)
@@ -153,9 +149,7 @@ def test_keys_of_a_training_are_nowhere(
     bucket = s3.new_bucket()
     root = f"s3://{bucket}/here"
     prepare_corpus(tmp_path, root)
-    trackers = (
-        "logging={flush_seconds: 1, tensorboard: false, wandb: {project: p, mode: offline}, mlflow: {}}"
-    )
+    trackers = "logging={flush_seconds: 1, tensorboard: false, wandb: {project: p, mode: offline}, mlflow: {}}"
     uri = new_run(root, "run", trackers, "events.webhook_env=HOOK", "trainers=1")
     with serving_webhook(200 if draw == 0 else 403) as server:
         hook = f"{server.url}/{secret(draws)}"
@@ -165,9 +159,7 @@ def test_keys_of_a_training_are_nowhere(
         said, lines = _train(uri, tmp_path)
         told = [str(body) for body in server.bodies]
     for command in (["runs", "status", uri], ["report", uri, "--out", str(tmp_path / "page.html")]):
-        done = subprocess.run(
-            [sys.executable, "-m", "maskfleet", *command], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-m", "maskfleet", *command], capture_output=True, text=True, check=True)
         said += done.stdout + done.stderr
     client = s3.client()
     stored = [

@@ -29,9 +29,7 @@ def lines(count: int, length: int = 10_000) -> bytes:
     return b"".join(json.dumps({"text": f"{n:06d} " + "x" * length}).encode() + b"\n" for n in range(count))
 
 
-@pytest.mark.parametrize(
-    ("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zstandard.compress)]
-)
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zstandard.compress)])
 def test_a_limit_inside_a_file(tmp_path: Path, suffix: str, pack: type[bytes]) -> None:
     (tmp_path / f"a.jsonl{suffix}").write_bytes(pack(lines(1400)))
     assert size(sample(tmp_path, 1_000_000)) == 1_000_000

@@ -67,9 +67,7 @@ def test_a_vocabulary_is_as_large_as_the_text_supports(tmp_path: Path, kind: str
     assert asked.vocab_size < 40_000
 
 
-def test_words_that_were_left_out_are_said_and_stay_on_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_that_were_left_out_are_said_and_stay_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text(tmp_path / "text.jsonl")
     train = ("tokenizer", "train", tmp_path / "text.jsonl", "--vocab-size", 270, "--out")
     assert "Left out" not in maskfleet(*train, tmp_path / "all")

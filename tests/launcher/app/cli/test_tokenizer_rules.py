@@ -40,15 +40,11 @@ def test_each_command_asks_and_obeys(tmp_path: Path, disagreeing: Path) -> None:
         assert "BertTokenizer" in str(asked.value)
         for rules in ("file", "class"):
             assert f"--tokenizer-rules {rules}" in str(asked.value)
-            maskfleet(
-                *command, *((tmp_path / f"corpus-{rules}",) if place else ()), "--tokenizer-rules", rules
-            )
+            maskfleet(*command, *((tmp_path / f"corpus-{rules}",) if place else ()), "--tokenizer-rules", rules)
             if name == "extend":
-                cased = load_tokenizer(str(tmp_path / "extended"), "agreeing").normalized("The") == "The"
+                cased = load_tokenizer(str(tmp_path / "extended"), "agreeing").normalize("The") == "The"
                 assert cased == (rules == "file")
-    hashes = {
-        rules: open_corpus(str(tmp_path / f"corpus-{rules}")).tokenizer().hash for rules in ("file", "class")
-    }
+    hashes = {rules: open_corpus(str(tmp_path / f"corpus-{rules}")).tokenizer().hash for rules in ("file", "class")}
     for rules, used in hashes.items():
         assert load_tokenizer(str(disagreeing), rules).hash == used  # type: ignore[arg-type]
         run = tmp_path / f"run-{rules}"

@@ -2,9 +2,7 @@
 
 import pytest
 
-HOSTILE = (
-    's3://bucket/runs/it\'s "a" run; $(touch /tmp/no) `x` $HOME & {{ x }} é'  # a legal key, all the same
-)
+HOSTILE = 's3://bucket/runs/it\'s "a" run; $(touch /tmp/no) `x` $HOME & {{ x }} é'  # a legal key, all the same
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from cfnlint.config import ManualArgs
 from data_service.corpus.corpus import open_corpus
 from data_service.ingest.append import append_documents
 from data_service.ingest.append_options import options_from_corpus
-from launcher.app.schedulers.aws_batch import BatchJob, part_uris, read_uris, render
+from launcher.app.schedulers.aws_batch import BatchJob, input_uris, merged_corpus_uris, render
 from launcher.errors import LaunchError
 from launcher.runtime.recipe.load import load
 from tests.support.data.raw_text import ignore_progress
@@ -53,9 +53,7 @@ def legal(gpus: dict[str, object]) -> dict[str, object]:
 @pytest.mark.long
 @pytest.mark.heavy
 @pytest.mark.parametrize("more", [{}, {"efa": 4, "reads": READS}])
-def test_the_stack_passes_cfn_lint(
-    gpus: dict[str, object], cpus: dict[str, object], more: dict[str, object]
-) -> None:
+def test_the_stack_passes_cfn_lint(gpus: dict[str, object], cpus: dict[str, object], more: dict[str, object]) -> None:
     for settings in (legal(gpus), cpus):
         template = render(BatchJob.from_options(**settings, **MACHINES, **more))
         assert lint(template, config=ManualArgs(regions=["us-east-1"])) == []
@@ -101,9 +99,7 @@ def test_no_role_may_do_everything(gpus: dict[str, object]) -> None:
     for role in roles:
         for policy in role["Properties"].get("Policies", []):
             for statement in policy["PolicyDocument"]["Statement"]:
-                actions = (
-                    [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
-                )
+                actions = [statement["Action"]] if isinstance(statement["Action"], str) else statement["Action"]
                 assert all("*" not in action for action in actions)
                 assert statement["Resource"] != "*" or actions == ["ecr:GetAuthorizationToken"]
 
@@ -123,7 +119,7 @@ def test_a_run_that_the_roles_do_not_open_is_refused(cpus: dict[str, object], ur
 def test_what_a_recipe_reads() -> None:
     recipe = load("roberta-base", ("tokenizer.uri=s3://c/bpe", "start=s3://c/old"))
     corpora = [source.uri for source in recipe.corpus.sources.values()]
-    assert read_uris(recipe) == (*corpora, "s3://c/bpe", "s3://c/old")
+    assert input_uris(recipe) == (*corpora, "s3://c/bpe", "s3://c/old")
 
 
 def test_a_corpus_that_grew_is_read_where_its_parts_lie(inputs: Path, tmp_path: Path) -> None:
@@ -141,7 +137,7 @@ def test_a_corpus_that_grew_is_read_where_its_parts_lie(inputs: Path, tmp_path: 
     )
     sources = f"corpus.sources={{a: {{uri: {tmp_path}/grown}}}}"
     recipe = load("roberta-base", (sources, f"tokenizer.uri={inputs}/tokenizer"))
-    assert part_uris(recipe) == (str(inputs / "corpus"), str(tmp_path / "grown" / "added"))
+    assert merged_corpus_uris(recipe) == (str(inputs / "corpus"), str(tmp_path / "grown" / "added"))
 
 
 def test_secrets_are_references(gpus: dict[str, object], secrets: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ KUBERAY = ("--image", "registry/maskfleet:1")
 @pytest.fixture(autouse=True)
 def shared_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """What pytest gives lies in /tmp, which the nodes of a job do not share."""
-    monkeypatch.setattr("launcher.app.schedulers.slurm.NODE_LOCAL", ("/var/tmp",))
+    monkeypatch.setattr("launcher.app.schedulers.slurm.NODE_LOCAL_FOLDERS", ("/var/tmp",))
 
 
 def launch(*arguments: str) -> str:
@@ -72,9 +72,7 @@ def test_a_run_on_a_disk_is_no_run_for_pods(fresh_run: str) -> None:
 
 def test_a_label_without_a_value_is_refused(fresh_run: str) -> None:
     with pytest.raises(LaunchError, match="--node-selector"):
-        launch(
-            "kuberay", fresh_run, *NODES, *KUBERAY, "--node-selector", "pool=gpu", "--node-selector", "zone"
-        )
+        launch("kuberay", fresh_run, *NODES, *KUBERAY, "--node-selector", "pool=gpu", "--node-selector", "zone")
 
 
 def test_a_job_for_a_running_cluster(fresh_run: str) -> None:
@@ -85,7 +83,7 @@ def test_a_job_for_a_running_cluster(fresh_run: str) -> None:
 
 
 def test_a_run_on_a_nodes_own_disk_is_for_one_node(fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.app.schedulers.slurm.NODE_LOCAL", (str(Path(fresh_run).parent),))
+    monkeypatch.setattr("launcher.app.schedulers.slurm.NODE_LOCAL_FOLDERS", (str(Path(fresh_run).parent),))
     with pytest.raises(LaunchError, match="2 nodes"):
         launch("slurm", fresh_run, *NODES)
     assert launch("slurm", fresh_run, *NODES, "--nodes", "1").startswith("#!/bin/bash\n")
@@ -109,9 +107,7 @@ def test_a_run_on_a_nodes_own_disk_is_for_one_node(fresh_run: str, monkeypatch: 
 def test_mistakes_in_options_are_told_before_the_run_is_looked_for(
     option: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "launcher.runtime.run.record.open_run", lambda *_: pytest.fail("the run was looked for")
-    )
+    monkeypatch.setattr("launcher.runtime.run.record.open_run", lambda *_: pytest.fail("the run was looked for"))
     with pytest.raises(LaunchError) as refused:
         launch("slurm", "s3://bucket/run", *NODES, option, value)
     assert option in refused.value.problem
@@ -124,6 +120,4 @@ def test_further_options_and_lines_of_setup(fresh_run: str) -> None:
     assert {"#SBATCH --exclusive", "#SBATCH --gres=shard:2", "#SBATCH --time=2-12"} <= set(printed)
     (line,) = [line for line in printed if line.startswith("eval ")]
     assert shlex.split(line)[1] == "module load 'cuda'"
-    assert printed.index(line) < next(
-        n for n, text in enumerate(printed) if text.startswith("RAY_AUTH_TOKEN")
-    )
+    assert printed.index(line) < next(n for n, text in enumerate(printed) if text.startswith("RAY_AUTH_TOKEN"))

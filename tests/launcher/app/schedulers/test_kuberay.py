@@ -10,9 +10,7 @@ from launcher.app.schedulers.kuberay import KubeRayJob, render
 
 
 def manifest(**settings: object) -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(
-        render(KubeRayJob.from_options(**settings, image="registry/maskfleet:1"))
-    )
+    loaded: dict[str, Any] = yaml.safe_load(render(KubeRayJob.from_options(**settings, image="registry/maskfleet:1")))
     return loaded
 
 
@@ -25,9 +23,7 @@ def pods(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("setting", ["gpus", "cpus"])
 def test_pods_are_valid_kubernetes(setting: str, request: pytest.FixtureRequest) -> None:
-    job = manifest(
-        **request.getfixturevalue(setting), node_selector={"pool": "a100"}, head_selector={"pool": "cpu"}
-    )
+    job = manifest(**request.getfixturevalue(setting), node_selector={"pool": "a100"}, head_selector={"pool": "cpu"})
     for spec in pods(job):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
         kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)

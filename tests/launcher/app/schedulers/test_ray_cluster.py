@@ -46,9 +46,7 @@ def test_the_head_is_one_of_the_nodes(gpus: dict[str, object]) -> None:
     assert "InstanceMarketOptions" not in types["head"]["node_config"]
 
 
-def test_the_token_is_a_file_that_ray_makes_and_copies(
-    gpus: dict[str, object], secrets: tuple[str, ...]
-) -> None:
+def test_the_token_is_a_file_that_ray_makes_and_copies(gpus: dict[str, object], secrets: tuple[str, ...]) -> None:
     text = render(RayCluster.from_options(**gpus, **AWS))
     assert not [value for value in secrets if value in text]
     config = cluster(**gpus)

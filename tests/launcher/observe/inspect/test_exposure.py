@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt, Owner, claim
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import Rewind, SampleSpan, record_rewind
-from data_service.corpus.corpus import locate_document, open_corpus
+from data_service.corpus.corpus import locate_document_tokens, open_corpus
 from data_service.corpus.remove import documents_by_number as documents_by_number_in
 from data_service.corpus.remove import remove_documents
 from data_service.errors import CorpusError
-from data_service.stream.positions import Positions, SampleRange
+from data_service.stream.positions import SampleRange, StepSampleRanges
 from data_service.stream.stream import Stream
 from launcher.app.cli.main import app
 from launcher.errors import RunError
@@ -30,7 +30,7 @@ from launcher.observe.inspect.document_selection import (
     removed_documents,
 )
 from launcher.observe.inspect.exposure import DocumentExposure, ExposureReport, find_exposures
-from launcher.runtime.rank.resume import settle_removals
+from launcher.runtime.rank.resume import agree_on_removals
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.streams import sample_positions, stream_spec
@@ -60,20 +60,18 @@ def documents_of(run: Run, count: int, seed: int) -> list[DocumentName]:
 
 
 def scanned(
-    run: Run, document: DocumentName, positions: Positions, steps: range, undone: int | None = None
+    run: Run, document: DocumentName, positions: StepSampleRanges, steps: range, undone: int | None = None
 ) -> Iterator[DocumentExposure]:
     """What holds the document, by looking at every row of `steps`."""
     corpus = open_corpus(run.recipe.corpus.sources["text"].uri)
-    block, start, stop = locate_document(corpus, "train", document.number)
+    block, start, stop = locate_document_tokens(corpus, "train", document.number)
     streams = streams_of(run)
     for step in steps:
         row = 0
-        for span in positions.ranges(step):
+        for span in positions.ranges_of_step(step):
             for sample in range(span.start, span.stop):
                 text = streams[span.phase].sample_text(span.epoch, sample)
-                if text.block == block and any(
-                    part.start < stop and start < part.stop for part in text.stretches
-                ):
+                if text.block == block and any(part.start < stop and start < part.stop for part in text.stretches):
                     yield DocumentExposure(document, step, row, span.phase, span.epoch, sample, undone)
                 row += 1
 
@@ -112,14 +110,12 @@ def test_rows_of_steps_that_a_run_went_back_from(run: Run) -> None:
     for number, (returned, reached) in enumerate([(3, 6), (2, 10)], start=1):
         positions = sample_positions(run, streams, skipped)
         undone.append((number, positions, range(returned, reached)))
-        skipped = (*skipped, *positions.joined_ranges(returned, reached))
+        skipped = (*skipped, *positions.ranges_of_steps(returned, reached))
         attempt = claim(run.store, owner=Owner.for_this_process(0.0))
         spans = tuple((span.phase, span.epoch, span.start, span.stop) for span in skipped)
         record_rewind(run.store, _rewind(attempt, returned, reached, spans), attempt)
     (document,) = documents_of(run, 1, seed=4)
-    expected = set(
-        scanned(run, document, sample_positions(run, streams, skipped), range(run.recipe.total_steps))
-    )
+    expected = set(scanned(run, document, sample_positions(run, streams, skipped), range(run.recipe.total_steps)))
     for number, positions, steps in undone:
         expected |= set(scanned(run, document, positions, steps, undone=number))
     assert {each.undone for each in expected} > {None}
@@ -169,7 +165,7 @@ def _accept(run: Run, step: int) -> Run:
         now=datetime(2026, 5, 1, tzinfo=UTC),
         without_removed=True,
     )
-    settle_removals(told, claim(run.store, owner=Owner.for_this_process(0.0)), step, Alone())
+    agree_on_removals(told, claim(run.store, owner=Owner.for_this_process(0.0)), step, SingleRank())
     return open_run(run.uri)
 
 
@@ -220,9 +216,7 @@ def test_ids_are_found_in_all_sources_and_held_out_ones_are_said(tmp_path: Path)
     (tmp_path / "p.yaml").write_text("id: name\n")
     maskfleet("tokenizer", "train", tmp_path / "lines.txt", "--vocab-size", "320", "--out", tmp_path / "t")
     for source, first in (("a", 0), ("b", 20)):  # both have d20 to d29
-        records = [
-            {"name": f"d{n}", "text": " ".join(lines[3 * n : 3 * n + 3])} for n in range(first, first + 30)
-        ]
+        records = [{"name": f"d{n}", "text": " ".join(lines[3 * n : 3 * n + 3])} for n in range(first, first + 30)]
         (tmp_path / f"{source}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         command = (
             "corpus",
@@ -241,9 +235,9 @@ def test_ids_are_found_in_all_sources_and_held_out_ones_are_said(tmp_path: Path)
     run = open_run(str(tmp_path / "run"))
     ids = [f"d{number}" for number in range(50)]
     asked = documents_by_id(run, ids)
-    assert sorted(
-        [*asked.ids.values(), *(re.findall(r"id (d\d+)", name)[0] for name in asked.heldout)]
-    ) == sorted([*ids, *(f"d{number}" for number in range(20, 30))])
+    assert sorted([*asked.ids.values(), *(re.findall(r"id (d\d+)", name)[0] for name in asked.heldout)]) == sorted(
+        [*ids, *(f"d{number}" for number in range(20, 30))]
+    )
     assert asked.heldout
     by_number = documents_by_number(run, list(asked.places))
     assert by_number.places == asked.places

@@ -10,19 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.observe.inspect.report.chart import Chart, Level, Series, buckets, draw
-from launcher.observe.inspect.report.curves import charts
+from launcher.observe.inspect.report.chart import Chart, ReferenceLine, Series, bucket_points, draw_chart
+from launcher.observe.inspect.report.curves import report_charts
 from launcher.observe.inspect.report.evaluations import evaluations_html
 from launcher.observe.inspect.report.figures import compute_figures, find_interruptions
-from launcher.observe.inspect.report.page import ReportSubject, draw_page, render
+from launcher.observe.inspect.report.page import ReportSubject, draw_page, render_page
 from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
-from launcher.runtime.run.evaluations import (
-    CommitWeights,
-    DiagnosticCell,
-    DiagnosticResult,
-    Evaluated,
-    Figure,
-)
+from launcher.runtime.run.evaluations import CommitWeights, DiagnosticCell, DiagnosticResult, EvaluatedCommit, Figure
 from launcher.runtime.run.history import History, StepHistory
 from launcher.runtime.run.outline import open_outline
 from tests.support.checks.html import Page
@@ -113,7 +107,7 @@ def test_what_a_death_cost() -> None:
         None,
         {},
     )
-    text = " ".join(Page(render(SUBJECT, DIED, NOW)).text.split())
+    text = " ".join(Page(render_page(SUBJECT, DIED, NOW)).text.split())
     assert re.search(r"group 0\.5 s, .* 1\.2 s", text)
 
 
@@ -152,7 +146,7 @@ def test_what_interrupts_a_run_and_what_does_not(
     ids=["killed", "new", "one", "bare"],
 )
 def test_the_page_stands_alone(case: History) -> None:
-    html = render(SUBJECT, case, NOW)
+    html = render_page(SUBJECT, case, NOW)
     page = Page(html)
     assert page.attributes("src", "href", "xlink:href") == []
     assert "script" not in html.replace("&lt;script&gt;", "")
@@ -161,7 +155,7 @@ def test_the_page_stands_alone(case: History) -> None:
 
 
 def test_the_page_shows_what_matters() -> None:
-    text = Page(render(SUBJECT, KILLED, NOW)).text
+    text = Page(render_page(SUBJECT, KILLED, NOW)).text
     for words in (
         "held-out loss on hidden tokens, perplexity 90.0",
         "2.00 nat",
@@ -177,8 +171,8 @@ def test_the_page_shows_what_matters() -> None:
 
 def test_damage_is_shown() -> None:
     damaged = replace(KILLED, damage=["metrics/a000001/00000003.jsonl, line 2: not <JSON>"])
-    assert "metrics/a000001/00000003.jsonl, line 2: not <JSON>" in Page(render(SUBJECT, damaged, NOW)).text
-    assert "Damaged" not in Page(render(SUBJECT, KILLED, NOW)).text
+    assert "metrics/a000001/00000003.jsonl, line 2: not <JSON>" in Page(render_page(SUBJECT, damaged, NOW)).text
+    assert "Damaged" not in Page(render_page(SUBJECT, KILLED, NOW)).text
 
 
 def test_every_term_has_its_curves() -> None:
@@ -192,7 +186,7 @@ def test_every_term_has_its_curves() -> None:
         0,
         0.0,
     )
-    text = Page(render(SUBJECT, both, NOW)).text
+    text = Page(render_page(SUBJECT, both, NOW)).text
     for words in (
         "weighted sum of all terms",
         "MLM loss",
@@ -210,7 +204,7 @@ def test_figures_of_an_average_of_the_weights_are_drawn_beside_theirs() -> None:
     averaged = {"average_mlm_loss": 4.25, "average_mlm_accuracy": 0.25}
     steps = StepHistory.from_records([step(number, **figures) for number in range(10)])
     evaluated = ({"kind": "evaluation", "step": 5} | figures | averaged,)
-    drawn = {chart.title: chart.series for chart in charts(History(steps, evaluated, (), 0, 0.0), (), {})}
+    drawn = {chart.title: chart.series for chart in report_charts(History(steps, evaluated, (), 0, 0.0), (), {})}
     for title, value in (("MLM loss", 4.25), ("MLM accuracy", 0.25)):
         assert [len(series.x) for series in drawn[title]] == [10, 1, 1]
         assert drawn[title][2].y.tolist() == [value]
@@ -219,28 +213,27 @@ def test_figures_of_an_average_of_the_weights_are_drawn_beside_theirs() -> None:
 
 def test_skipped_steps_leave_gaps_not_errors() -> None:
     steps = StepHistory.from_records([step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2)])
-    html = render(SUBJECT, History(steps, (), (), 0, 0.0), NOW)
+    html = render_page(SUBJECT, History(steps, (), (), 0, 0.0), NOW)
     assert "steps skipped" in html
     assert "nan" not in html.lower().replace("finance", "")
 
 
 def test_coordinates_stay_inside_the_chart() -> None:
     y = np.array([5.0, 1e6, 4.0, 3.0] * 300)
-    chart = Chart("t", "u", (Series("s", np.arange(1200.0), y),), 1200.0, levels=(Level("base", 7.0),))
+    chart = Chart("t", "u", (Series("s", np.arange(1200.0), y),), 1200.0, levels=(ReferenceLine("base", 7.0),))
     numbers = [
-        float(pair.split(",")[1])
-        for pair in re.findall(r"[\d.]+,[\d.-]+", draw(chart).split("points=", 1)[1])
+        float(pair.split(",")[1]) for pair in re.findall(r"[\d.]+,[\d.-]+", draw_chart(chart).split("points=", 1)[1])
     ]
     assert all(0 <= number <= 220 for number in numbers)
 
 
 def test_a_chart_without_points_is_left_out() -> None:
-    assert draw(Chart("t", "u", (Series("s", np.empty(0), np.empty(0)),), 1.0)) == ""
+    assert draw_chart(Chart("t", "u", (Series("s", np.empty(0), np.empty(0)),), 1.0)) == ""
 
 
 @pytest.mark.parametrize("value", [0.0, 5.0, -3.0, 1e-9, 1e12])
 def test_a_constant_series_can_be_drawn(value: float) -> None:
-    drawn = draw(Chart("t", "u", (Series("s", np.arange(3.0), np.full(3, value)),), 3.0))
+    drawn = draw_chart(Chart("t", "u", (Series("s", np.arange(3.0), np.full(3, value)),), 3.0))
     assert "nan" not in drawn
     assert "inf" not in drawn
 
@@ -265,7 +258,7 @@ def test_what_happened_is_listed_and_a_machine_s_lasting_problem_once() -> None:
     )
     (gap,) = find_interruptions(happened)
     assert (gap.cause, gap.resumed_from, gap.downtime) == ("went back: losses that are not finite", 990, 5.0)
-    page = render(SUBJECT, happened, NOW)
+    page = render_page(SUBJECT, happened, NOW)
     assert page.count("open files: 256") == 1, "every start finds it; once will do"
     for words in ("rank 3, host node-2, ratio 2.25", "from 2, to 3", "at step 1,030", "skipped 0, 3, 8, 10"):
         assert words in page
@@ -292,12 +285,12 @@ def test_a_curve_holds_every_finite_value(length: int) -> None:
     loss = np.asarray(draw_numbers.normal(size=length), dtype=np.float64)
     loss[draw_numbers.random(length) < 0.2] = np.nan
     steps = StepHistory.from_columns({"step": 3.0 * np.arange(length, dtype=np.float64), "mlm_loss": loss})
-    found = [chart for chart in charts(History(steps, (), (), 0, 0.0), (), {}) if chart.title == "MLM loss"]
+    found = [chart for chart in report_charts(History(steps, (), (), 0, 0.0), (), {}) if chart.title == "MLM loss"]
     trained = found[0].series[0]
     known = np.isfinite(loss)
     np.testing.assert_array_equal(trained.x, np.arange(length)[known] * 3.0)
     if known.any():
-        mean_x, mean, low, high = buckets(trained.x, trained.y)
+        mean_x, mean, low, high = bucket_points(trained.x, trained.y)
         assert np.all(np.diff(mean_x) > 0)
         assert np.all((low <= mean) & (mean <= high))
         assert (low.min(), high.max()) == (loss[known].min(), loss[known].max())
@@ -311,5 +304,5 @@ def test_held_out_losses_of_commits_are_drawn_by_length(term: str) -> None:
     cell = DiagnosticCell(weights=weights, task=task, data="d" * 64, seed=0)
     figures = tuple(Figure(measure=f"{term}_{name}", value=2.5, length=128) for name in ("loss", "accuracy"))
     result = DiagnosticResult(cell=cell, figures=figures, seconds=1.0)
-    page = evaluations_html([Evaluated(CommitWeights(step=4, attempt=1, weights=weights), (result,))], [])
+    page = evaluations_html([EvaluatedCommit(CommitWeights(step=4, attempt=1, weights=weights), (result,))], [])
     assert "128 tokens" in page

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_service.stream.positions import Positions
+from data_service.stream.positions import StepSampleRanges
 from data_service.stream.stream import Stream
 from data_service.tokenizers.load import load_tokenizer
 from launcher.errors import RunError
@@ -26,10 +26,10 @@ def run(fresh_run: str) -> Run:
 def test_every_row_of_a_step_is_what_training_reads(run: Run) -> None:
     tokenizer = load_tokenizer(run.recipe.tokenizer.uri)
     streams = [Stream(stream_spec(run, tokenizer, phase)) for phase in range(2)]
-    where: Positions = sample_positions(run, list(streams), ())
+    where: StepSampleRanges = sample_positions(run, list(streams), ())
     for step in (0, 7, 8, 13):
         row = 0
-        for span in where.ranges(step):
+        for span in where.ranges_of_step(step):
             for sample in range(span.start, span.stop):
                 shown = find_sample(run, step, row)
                 expected = streams[span.phase].read(span.epoch, sample, sample + 1)
@@ -71,9 +71,7 @@ def test_it_prints_place_and_a_line_for_each_target(run: Run) -> None:
         ("two_segments", set()),
     ],
 )
-def test_the_segments_of_a_pair_and_its_label(
-    inputs: Path, tmp_path: Path, packing: str, labels: set[str]
-) -> None:
+def test_the_segments_of_a_pair_and_its_label(inputs: Path, tmp_path: Path, packing: str, labels: set[str]) -> None:
     run = open_run(new_run(inputs, str(tmp_path / "run"), f"input={{packing: {packing}}}"))
     found = set()
     for step, row in itertools.product((8, 9), range(8)):

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from checkpoints.attempt import Attempt, Owner, claim, end_newest_attempt
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointName
 from checkpoints.save import Saver
 from data_service.store.base import Store
@@ -17,8 +17,8 @@ from encoder_core.train.zero_state import Fragment
 from launcher.app.cli.main import app
 from launcher.errors import RunError
 from launcher.observe.inspect.report.figures import Interruption
-from launcher.observe.inspect.status import RunStatus, UnreadableRun, describe, read_statuses, status
-from launcher.runtime.run.log import RunLog, evaluation_record, operator_event
+from launcher.observe.inspect.status import RunStatus, UnreadableRun, read_status, read_statuses, status_lines
+from launcher.runtime.run.log import RunLog, evaluation_record, record_operator_event
 from launcher.runtime.run.outline import open_outline, runs_at
 from launcher.runtime.run.record import open_run
 from tests.support.runs.small_runs import new_run
@@ -38,12 +38,12 @@ def begin(store: Store, now: float, owner: Owner = NODE) -> tuple[Attempt, RunLo
 def train(journal: RunLog, first: int, stop: int, seconds: float = 2.0) -> None:
     for step in range(first, stop):
         figures = {"loss": 9.0 - step / 10, "tokens": 1000, "seconds": seconds, "data_wait": 0.0}
-        journal.metric({"kind": "step", "step": step, "skipped": False, "samples": [], **figures})
+        journal.add_metrics({"kind": "step", "step": step, "skipped": False, "samples": [], **figures})
     assert journal.flush(WAIT_S)
 
 
 def save(attempt: Attempt, step: int, now: float, begun_at: Saver | None = None) -> Saver:
-    saver = begun_at or Saver(attempt.store, attempt, Alone(), clock=lambda: now)
+    saver = begun_at or Saver(attempt.store, attempt, SingleRank(), clock=lambda: now)
     tensors = {kind: torch.zeros(4) for kind in ("master", "exp_avg", "exp_avg_sq")}
     saver.begin(step, [Fragment("w", 0, tensors)], {"w": (4,)}, {"step": step, "tokens": 1000 * step})
     saver.wait_for_all(lambda sent: None)
@@ -58,8 +58,8 @@ def run(fresh_run: str) -> str:
 
 
 def said(uri: str, now: float) -> tuple[RunStatus, str]:
-    found = status(open_outline(uri), now)
-    return found, "\n".join(describe(found, now))
+    found = read_status(open_outline(uri), now)
+    return found, "\n".join(status_lines(found, now))
 
 
 def test_a_run_that_was_never_started(run: str) -> None:
@@ -74,7 +74,7 @@ def test_a_run_that_runs(run: str) -> None:
     attempt, journal = begin(store, NOW)
     journal.event("start", NOW, step=0)
     train(journal, 0, 9)
-    journal.metric(evaluation_record(7, {"loss": 4.0, "mlm_loss": 4.0, "mlm_accuracy": 0.2}))
+    journal.add_metrics(evaluation_record(7, {"loss": 4.0, "mlm_loss": 4.0, "mlm_accuracy": 0.2}))
     assert journal.flush(WAIT_S)
     save(attempt, 6, NOW + 20)
     attempt.write_heartbeat(NOW + 40)
@@ -115,10 +115,10 @@ def test_terms_are_shown_by_name(run: str) -> None:
     """Of ELECTRA: the perplexity is the generator's, and the weighted sum is no loss of anything."""
     _, journal = begin(open_run(run).store, NOW)
     terms = {"loss": 19.01, "mlm_loss": 4.4673, "rtd_loss": 0.291}
-    journal.metric(
+    journal.add_metrics(
         {"kind": "step", "step": 0, "skipped": False, "tokens": 9, "seconds": 1.0, "data_wait": 0, **terms}
     )
-    journal.metric(evaluation_record(1, terms))
+    journal.add_metrics(evaluation_record(1, terms))
     journal.flush()
     found, text = said(run, NOW)
     assert (found.terms, found.loss) == ({"mlm": 4.4673, "rtd": 0.291}, 19.01)
@@ -130,13 +130,13 @@ def test_terms_are_shown_by_name(run: str) -> None:
 def test_a_request_to_stop_is_shown_until_it_has_stopped(run: str) -> None:
     store = open_run(run).store
     begin(store, NOW)
-    operator_event(store, "stop_requested", NOW - 5, by="somebody before", of=0)
+    record_operator_event(store, "stop_requested", NOW - 5, by="somebody before", of=0)
     assert said(run, NOW + 1)[0].stop_requested is None
-    operator_event(store, "stop_requested", NOW + 1, by="ann@desk", of=1)
+    record_operator_event(store, "stop_requested", NOW + 1, by="ann@desk", of=1)
     found, text = said(run, NOW + 2)
     assert found.stop_requested == "ann@desk"
     assert re.search(r"\bstop by ann@desk\b", text)
-    operator_event(store, "stop", NOW + 4, step=0, reason="stop requested by ann@desk")
+    record_operator_event(store, "stop", NOW + 4, step=0, reason="stop requested by ann@desk")
     end_newest_attempt(store, NODE, NOW + 4)
     found, text = said(run, NOW + 5)
     assert (found.state, found.stop_requested) == ("stopped", None)
@@ -168,7 +168,7 @@ def test_interruptions_and_goodput(run: str) -> None:
     _, journal = begin(store, NOW + 40)
     journal.event("resume", NOW + 42, step=6, attempt_of=1)
     train(journal, 6, 14)
-    operator_event(store, "end", NOW + 60, step=14)
+    record_operator_event(store, "end", NOW + 60, step=14)
     end_newest_attempt(store, NODE, NOW + 60)
     found, text = said(run, NOW + 100)
     assert (found.state, found.step, found.repeated_steps) == ("finished", 14, 2)
@@ -184,7 +184,7 @@ def test_interruptions_and_goodput(run: str) -> None:
 def test_the_reason_of_a_failure_is_told_until_the_next_start(run: str) -> None:
     store = open_run(run).store
     begin(store, NOW)
-    operator_event(store, "failed", NOW + 3, reason="the disk is full")
+    record_operator_event(store, "failed", NOW + 3, reason="the disk is full")
     end_newest_attempt(store, NODE, NOW + 3)
     assert "failed: the disk is full" in said(run, NOW + 9)[1]
     begin(store, NOW + 10)
@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_is_said(run: str) -> None:
     store = open_run(run).store
     attempt, _ = begin(store, NOW)
     save(attempt, 6, NOW + 1)
-    store.put(CheckpointName(1, 6).manifest, b"{}")
+    store.put(CheckpointName(1, 6).manifest_key, b"{}")
     found, text = said(run, NOW + 2)
     assert found.checkpoint is None
     assert " digest" in text
@@ -221,11 +221,14 @@ def test_the_brief_status_reads_the_newest_segments_only(run: str) -> None:
     attempt, journal = begin(store, NOW)
     for step in range(14):
         train(journal, step, step + 1, seconds=1.0 if step < 10 else 3.0)
-        journal.metric(evaluation_record(step + 1, {"loss": 4.0, "mlm_loss": 4.0}))
+        journal.add_metrics(evaluation_record(step + 1, {"loss": 4.0, "mlm_loss": 4.0}))
         assert journal.flush(WAIT_S)
     saver = save(attempt, 6, NOW)
     save(attempt, 13, NOW, saver)
-    whole, brief = status(open_outline(run), NOW + 1), status(open_outline(run), NOW + 1, brief=True)
+    whole, brief = (
+        read_status(open_outline(run), NOW + 1),
+        read_status(open_outline(run), NOW + 1, brief=True),
+    )
     assert (brief.step, brief.evaluated) == (whole.step, whole.evaluated) == (14, 14)
     assert brief.loss == pytest.approx(whole.loss, rel=0.05), "a mean over the steps that were read"
     assert (whole.step_seconds, brief.step_seconds) == (1.0, 2.0), "the newest 16 segments hold 8 steps"

@@ -21,16 +21,9 @@ from launcher.observe.sinks.publish import publish_until_end as publishing_loop
 from launcher.observe.sinks.sink import PublishRequest
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.history import read_history
-from launcher.runtime.run.log import operator_event
-from launcher.runtime.run.metrics import figures
-from tests.support.runs.listeners import (
-    Values,
-    mlflow_runs,
-    mlflow_values,
-    wandb_records,
-    wandb_rows,
-    wandb_values,
-)
+from launcher.runtime.run.log import record_operator_event
+from launcher.runtime.run.metrics import tracker_figures
+from tests.support.runs.listeners import Values, mlflow_runs, mlflow_values, wandb_records, wandb_rows, wandb_values
 from tests.support.runs.small_runs import step_records
 from tests.support.runs.untrained import Attempt
 
@@ -63,7 +56,7 @@ def publish(store: Store) -> None:
     """One start of the command: everything that is there by its end, to all sinks."""
     notes: list[str] = []
     process = SinkProcess(wanted(store, "tensorboard", "wandb", "mlflow"), notes.append)
-    process.ask_to_end()
+    process.request_end()
     process.end_process(PATIENCE_S)
     assert notes == []
 
@@ -74,15 +67,13 @@ def board_values(store: Store) -> Values:
 
     board = EventAccumulator(str(Path(store.uri) / "tensorboard"), size_guidance={"scalars": 0})
     board.Reload()
-    return {
-        name: {event.step: event.value for event in board.Scalars(name)} for name in board.Tags()["scalars"]
-    }
+    return {name: {event.step: event.value for event in board.Scalars(name)} for name in board.Tags()["scalars"]}
 
 
 def committed_lineage(store: Store) -> Values:
     values = Values()
     for record in (*step_records(store), *read_history(store).evaluations):
-        for name, value in figures(record).items():
+        for name, value in tracker_figures(record).items():
             values.setdefault(name, {})[record["step"]] = value
     return values
 
@@ -108,7 +99,7 @@ def test_one_run_across_restarts_and_a_rewind(store: Store, tmp_path: Path) -> N
 
     Attempt(store).train(16).commit()
     Attempt(store).train(24).commit()
-    operator_event(store, "end", 9.0, step=24)
+    record_operator_event(store, "end", 9.0, step=24)
     publish(store)
 
     expected = committed_lineage(store)
@@ -120,9 +111,7 @@ def test_one_run_across_restarts_and_a_rewind(store: Store, tmp_path: Path) -> N
     for name, by_step in expected.items():
         assert board[name] == pytest.approx(by_step, rel=1e-6), name
     rows = [row for row in wandb_rows(tmp_path / "run") if "train/lr" in row]
-    assert [row["step"] for row in rows] == [*range(20), *range(8, 24)], (
-        "each once, but for what the run repeated"
-    )
+    assert [row["step"] for row in rows] == [*range(20), *range(8, 24)], "each once, but for what the run repeated"
     assert [row["times_gone_back"] for row in rows] == [0] * 20 + [1] * 16
     ensure_described(store, tmp_path)
 
@@ -174,7 +163,7 @@ def test_a_client_that_fails_is_one_line_to_the_operator(
     Attempt(store).train(4).commit()
     process = SinkProcess(wanted(store, "wandb", "mlflow"), note, restart_s=0.01)
     assert noted.wait(PATIENCE_S)
-    process.ask_to_end()
+    process.request_end()
     process.end_process(PATIENCE_S)
     text = notes[0]
     assert re.match(r"wandb(, mlflow)?: not published: ", text)
@@ -199,7 +188,7 @@ def test_a_client_that_hangs_is_ended_with_the_command_and_holds_up_no_other(
     while store.size("trackers/tensorboard.state.json") is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    publisher.ask_to_end()
+    publisher.request_end()
     publisher.end_process(5.0)
     assert [note.partition(":")[0] for note in notes] == ["wandb"]
     assert " time" in notes[0]
@@ -230,14 +219,14 @@ def test_a_server_that_is_down_does_not_keep_the_command(store: Store) -> None:
     notes: list[str] = []
     settings = ("logging.mlflow={uri: 'http://127.0.0.1:9'}", "logging.tensorboard=false")
     process = SinkProcess(make_publish_request(store, load("quickstart", settings), 0.05), notes.append)
-    process.ask_to_end()
+    process.request_end()
     process.end_process(0.5)
     (note,) = notes
     assert re.match(r"mlflow: .*\btime\b", note)
 
 
 def test_a_disk_that_fails_for_a_while_costs_no_figure(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.observe.sinks.publish._REOPEN_S", 0.05)
+    monkeypatch.setattr("launcher.observe.sinks.publish._REOPEN_DELAY_S", 0.05)
     Attempt(store).train(6).commit()
     obstacle = Path(store.uri) / "tensorboard"
     obstacle.write_text("")
@@ -274,9 +263,7 @@ threading.Event().wait()
 def test_what_a_killed_driver_leaves_is_published_and_then_the_process_ends(store: Store) -> None:
     Attempt(store).train(6).commit()
     request = wanted(store, "mlflow", poll_s=600.0)
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert driver.stdin is not None
     assert driver.stdout is not None
     driver.stdin.write(request.model_dump_json() + "\n")
@@ -307,9 +294,7 @@ def test_nothing_is_started_unless_the_recipe_asks(store: Store) -> None:
 
 
 def test_a_recipe_names_trackers_and_never_a_secret() -> None:
-    recipe = load(
-        "quickstart", ("logging.mlflow={uri: 'https://ml.example.com'}", "logging.wandb={project: p}")
-    )
+    recipe = load("quickstart", ("logging.mlflow={uri: 'https://ml.example.com'}", "logging.wandb={project: p}"))
     assert recipe.logging.wandb is not None
     assert recipe.logging.wandb.mode == "online"
     with pytest.raises(RecipeError, match="MLFLOW_TRACKING_USERNAME"):

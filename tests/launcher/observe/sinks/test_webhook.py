@@ -19,7 +19,7 @@ from launcher.observe.sinks.publish import publish_until_end
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, UnusableSink
 from launcher.observe.sinks.webhook import EventPoster
 from launcher.runtime.recipe.load import load
-from launcher.runtime.run.log import RunLog, operator_event
+from launcher.runtime.run.log import RunLog, record_operator_event
 from tests.support.runs.listeners import SECRET, WAIT_S, serving_webhook
 
 
@@ -38,23 +38,17 @@ def request(store: Store, monkeypatch: pytest.MonkeyPatch, url: str) -> PublishR
     return make_publish_request(store, recipe, 0.02)
 
 
-def post(
-    store: Store, monkeypatch: pytest.MonkeyPatch, url: str, *kinds: str, timeout_s: float = 5.0
-) -> list[str]:
+def post(store: Store, monkeypatch: pytest.MonkeyPatch, url: str, *kinds: str, timeout_s: float = 5.0) -> list[str]:
     """The notes about events of these kinds, posted as the process does."""
     notes: list[str] = []
-    poster = EventPoster(
-        request(store, monkeypatch, url), str, notes.append, timeout_s=timeout_s, max_wait_s=0.01
-    )
+    poster = EventPoster(request(store, monkeypatch, url), str, notes.append, timeout_s=timeout_s, max_wait_s=0.01)
     poster.publish_events(EventSummary([{"kind": kind, "time": 9e9, "attempt": 0} for kind in kinds]))
     return notes
 
 
-def test_everything_that_matters_is_posted_whoever_writes_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_that_matters_is_posted_whoever_writes_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Events of ranks, of their successors, and of operators; not those from before, nor routine."""
-    operator_event(store, "recipe_changed", 1.0)
+    record_operator_event(store, "recipe_changed", 1.0)
     before = journal(claim(store))
     before.event("start", 1.0)
     assert before.flush(WAIT_S)
@@ -69,8 +63,8 @@ def test_everything_that_matters_is_posted_whoever_writes_it(
         assert first.flush(WAIT_S)
         journal(claim(store)).event("damaged_checkpoint", 5.0, what="step 9")
         server.wait(3)
-        operator_event(store, "end", time.time(), step=20)  # as the command does, just before it ends
-        process.ask_to_end()
+        record_operator_event(store, "end", time.time(), step=20)  # as the command does, just before it ends
+        process.request_end()
         process.end_process(WAIT_S)
         assert [body["kind"] for body in server.bodies] == [
             "resume",
@@ -83,9 +77,7 @@ def test_everything_that_matters_is_posted_whoever_writes_it(
     assert notes == []
 
 
-def test_a_server_that_fails_for_a_moment_gets_it_all_the_same(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_fails_for_a_moment_gets_it_all_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_webhook(503, 429, 200) as server:
         assert post(store, monkeypatch, server.url, "stop") == []
         assert server.wait(3) == ["stop", "stop", "stop"]
@@ -110,18 +102,16 @@ def test_the_operator_reads_of_a_webhook_once(store: Store, monkeypatch: pytest.
     with serving_webhook(404) as server:
         process = SinkProcess(request(store, monkeypatch, server.url), notes.append)
         for kind in ("stop", "end"):
-            operator_event(store, kind, time.time())
+            record_operator_event(store, kind, time.time())
         assert server.wait(2) == ["stop", "end"]
-        process.ask_to_end()
+        process.request_end()
         process.end_process(WAIT_S)
     (note,) = notes
     assert note.startswith("webhook: ")
     assert "404" in note
 
 
-def test_a_server_that_is_down_or_hangs_costs_four_tries(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_down_or_hangs_costs_four_tries(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_webhook(hangs=True) as server:
         hanging = post(store, monkeypatch, server.url, "stop", "end", timeout_s=0.1)
         assert server.wait(8) == ["stop"] * 4 + ["end"] * 4
@@ -131,16 +121,14 @@ def test_a_server_that_is_down_or_hangs_costs_four_tries(
     assert SECRET not in "".join(hanging + down)
 
 
-def test_the_command_does_not_wait_long_for_it_at_its_end(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_does_not_wait_long_for_it_at_its_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
     with serving_webhook(hangs=True) as server:
         process = SinkProcess(request(store, monkeypatch, server.url), notes.append)
-        operator_event(store, "stop", time.time())
+        record_operator_event(store, "stop", time.time())
         server.wait(1)
         before = time.monotonic()
-        process.ask_to_end()
+        process.request_end()
         process.end_process(0.2)
         assert time.monotonic() - before < WAIT_S
     assert "time" in notes[0]
@@ -154,9 +142,9 @@ def malformed(store: Store, monkeypatch: pytest.MonkeyPatch) -> PublishRequest:
 SECRETS = st.sampled_from(
     ["hunter2secret", "user:hunter2secret@", ":hunter2secret", "[hunter2secret", "%hunter2secret%"]
 )
-PARTS = st.sampled_from(
-    ["http://", "https://", "//", "127.0.0.1:9", "::1", "%zz", "..", "99999"]
-) | st.sampled_from("@:/?#[] \\\t\n\x00é")
+PARTS = st.sampled_from(["http://", "https://", "//", "127.0.0.1:9", "::1", "%zz", "..", "99999"]) | st.sampled_from(
+    "@:/?#[] \\\t\n\x00é"
+)
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])

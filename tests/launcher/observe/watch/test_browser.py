@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from data_service.store.open import open_store
-from launcher.observe.watch.site import Server, Site
+from launcher.observe.watch.site import PageServer, Site
 from tests.support.runs.untrained import ToldRun
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -155,7 +155,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @contextmanager
 def served(place: Path) -> Iterator[str]:
-    server = Server(Site(str(place), open_store(place)), "127.0.0.1", 0)
+    server = PageServer(Site(str(place), open_store(place)), "127.0.0.1", 0)
     Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield server.url
     server.shutdown()
@@ -186,9 +186,7 @@ def test_the_page_is_drawn_again_as_records_come(run: ToldRun, tab: Browser) -> 
         run.event("hang", 2, what="rank 1 has been silent")
         tab.wait("document.body.innerText.includes('step 600 of 1,000')")
         tab.wait("document.querySelector('tr.bad')?.innerText.includes('rank 1 has been silent')")
-        assert tab.value(
-            "document.querySelector('details').open && document.querySelector('#s-configuration').marked"
-        )
+        assert tab.value("document.querySelector('details').open && document.querySelector('#s-configuration').marked")
         assert tab.value("document.title") == "base - Maskfleet"
         shutil.move(run.folder / "run.json", run.folder / "moved.json")
         tab.wait("document.getElementById('live').innerText.includes('cannot be read since')")
@@ -202,9 +200,7 @@ def test_the_page_is_drawn_again_as_records_come(run: ToldRun, tab: Browser) -> 
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (768, True), (360, False), (360, True)])
-def test_everything_fits_and_can_be_read(
-    run: ToldRun, tab: Browser, width: int, dark: bool, tmp_path: Path
-) -> None:
+def test_everything_fits_and_can_be_read(run: ToldRun, tab: Browser, width: int, dark: bool, tmp_path: Path) -> None:
     with served(run.folder) as url:
         tab.open(url, width=width, dark=dark)
         tab.wait("document.querySelector('svg .line.s2') && document.querySelector('#s-events td')")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_service.store.base import Entry
 from data_service.store.errors import KeyMissing
 from data_service.store.local import LocalStore
-from launcher.observe.watch.live import _CachedReads, draw_run, make_caching_store
+from launcher.observe.watch.live import _CachingStore, draw_run_page, make_caching_store
 from tests.support.runs.untrained import ToldRun
 
 KEYS = ["metrics/a", "metrics/b", "events/c"]
@@ -44,7 +44,7 @@ class CountingStore(LocalStore):
 def test_what_is_read_after_a_listing_is_what_is_there(deeds: list[tuple[str, str]]) -> None:
     with TemporaryDirectory() as folder:
         store = LocalStore(Path(folder, "run"))
-        cached = _CachedReads(store, str(Path(folder, "copies")))
+        cached = _CachingStore(store, str(Path(folder, "copies")))
         for number, (what, key) in enumerate(deeds):
             match what:
                 case "put":
@@ -65,11 +65,11 @@ def test_an_object_is_requested_once_for_each_version(tmp_path: Path) -> None:
     for first in range(0, 300, 100):
         run.steps(1, first, first + 100)
     store = CountingStore(run.folder)
-    cached = _CachedReads(store, str(tmp_path / "copies"))
+    cached = _CachingStore(store, str(tmp_path / "copies"))
 
     def requested() -> list[str]:
         store.requested.clear()
-        draw_run(str(run.folder), cached, "")
+        draw_run_page(str(run.folder), cached, "")
         return [key for key in store.requested if key.startswith(("metrics/", "events/"))]
 
     at_first = requested()
@@ -86,4 +86,4 @@ def test_a_local_run_is_not_copied(tmp_path: Path) -> None:
 
 def test_an_object_that_is_gone_is_missing(tmp_path: Path) -> None:
     with pytest.raises(KeyMissing):
-        _CachedReads(LocalStore(tmp_path / "run"), str(tmp_path / "copies")).get("metrics/a")
+        _CachingStore(LocalStore(tmp_path / "run"), str(tmp_path / "copies")).get("metrics/a")

@@ -24,7 +24,7 @@ from launcher.errors import OptionError
 from launcher.observe.inspect.report.page import draw_page
 from launcher.observe.watch import live
 from launcher.observe.watch.live import require_one_run
-from launcher.observe.watch.site import Server, Site
+from launcher.observe.watch.site import PageServer, Site
 from launcher.runtime.run.outline import open_outline
 from tests.support.checks.html import Page
 from tests.support.runs.untrained import ToldRun
@@ -36,7 +36,7 @@ HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e"
 class Asked:
     """A server, asked."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: PageServer) -> None:
         self.port = server.server_address[1]
 
     def __call__(
@@ -72,7 +72,7 @@ class Asked:
 
 @contextmanager
 def serving(place: Path, store: Store | None = None) -> Iterator[Asked]:
-    server = Server(Site(str(place), store or open_store(place)), "127.0.0.1", 0)
+    server = PageServer(Site(str(place), store or open_store(place)), "127.0.0.1", 0)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield Asked(server)
@@ -84,7 +84,7 @@ def serving(place: Path, store: Store | None = None) -> Iterator[Asked]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawings follow each other at once."""
-    monkeypatch.setattr(live, "_INTERVAL_S", 0.1)
+    monkeypatch.setattr(live, "_MIN_DRAW_WAIT_S", 0.1)
     monkeypatch.setattr(live, "_MIN_WAIT_PER_DRAW_TIME", 0.0)
 
 
@@ -155,16 +155,12 @@ def test_only_who_names_this_machine_is_answered(run: ToldRun) -> None:
 
 
 @given(
-    st.lists(
-        st.sampled_from(
-            ["localhost", "127.0.0.1", "[::1]", "evil", ".", ":", "@", "/", "80", "?", "#", ",", "%"]
-        )
-    )
+    st.lists(st.sampled_from(["localhost", "127.0.0.1", "[::1]", "evil", ".", ":", "@", "/", "80", "?", "#", ",", "%"]))
 )
 def test_a_host_that_is_answered_is_a_name_and_a_port(parts: list[str]) -> None:
     """By another rule: what stands before the last colon and digits is one of the names."""
     host = "".join(parts)
-    server = object.__new__(Server)
+    server = object.__new__(PageServer)
     server.names = {"localhost"}
     name = re.sub(r":[0-9]{1,5}$", "", host) if not host.endswith("::1") else host
     assert server.is_allowed_host(host) == (name in ("localhost", "127.0.0.1", "[::1]"))
@@ -203,13 +199,9 @@ def test_no_script_but_its_own_may_run(run: ToldRun) -> None:
             assert "default-src 'none'; script-src 'self'; style-src 'sha256-" in policy
             assert "unsafe" not in policy
         page = Page(ask.page())
-        assert [attrs for tag, attrs in page.elements if tag == "script"] == [
-            {"src": "/live.js", "defer": None}
-        ]
+        assert [attrs for tag, attrs in page.elements if tag == "script"] == [{"src": "/live.js", "defer": None}]
         assert not [
-            attrs
-            for _, attrs in page.elements
-            if any(name.startswith("on") or name == "style" for name in attrs)
+            attrs for _, attrs in page.elements if any(name.startswith("on") or name == "style" for name in attrs)
         ]
 
 
@@ -279,14 +271,10 @@ def test_a_store_that_hangs_keeps_nobody_waiting(run: ToldRun) -> None:
         ask.until("step 210 of")
 
 
-@pytest.mark.parametrize(
-    "draw", [0, 1, *(pytest.param(draw, marks=pytest.mark.long) for draw in range(2, 8))]
-)
-def test_a_page_is_fresh_when_it_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: int
-) -> None:
+@pytest.mark.parametrize("draw", [0, 1, *(pytest.param(draw, marks=pytest.mark.long) for draw in range(2, 8))])
+def test_a_page_is_fresh_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: int) -> None:
     """However long nobody has looked: nothing is read meanwhile, and the next page shows what is there now."""
-    monkeypatch.setattr(live, "_IDLE_S", -1.0)
+    monkeypatch.setattr(live, "_IDLE_TIMEOUT_S", -1.0)
     monkeypatch.setattr(live, "_FIRST_DRAW_TIMEOUT_S", 60.0)  # a busy machine
     draws, run, done = random.Random(draw), ToldRun(tmp_path), 0
     run.begin(1)
@@ -308,7 +296,7 @@ def asleep() -> None:
 def test_many_browsers_cost_one_drawing(run: ToldRun, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[object] = []
     monkeypatch.setattr(live, "draw_page", lambda *given: drawn.append(given) or draw_page(*given))
-    monkeypatch.setattr(live, "_INTERVAL_S", 600.0)
+    monkeypatch.setattr(live, "_MIN_DRAW_WAIT_S", 600.0)
     with serving(run.folder) as ask, ThreadPoolExecutor(30) as browsers:
         pages = list(browsers.map(lambda _: ask.page(), range(30)))
     assert len(drawn) == len(set(pages)) == 1
@@ -316,4 +304,4 @@ def test_many_browsers_cost_one_drawing(run: ToldRun, monkeypatch: pytest.Monkey
 
 def test_a_port_that_is_taken(run: ToldRun) -> None:
     with serving(run.folder) as ask, pytest.raises(OptionError, match=r"\bport \d+: "):
-        Server(Site(str(run.folder), open_store(run.folder)), "127.0.0.1", ask.port)
+        PageServer(Site(str(run.folder), open_store(run.folder)), "127.0.0.1", ask.port)

@@ -12,7 +12,7 @@ from data_service.store.open import open_store
 from launcher.app.cli.main import app
 from launcher.errors import EstimateError
 from launcher.output import hours_or_days
-from launcher.plan.estimate.estimate import Estimate, estimate
+from launcher.plan.estimate.estimate import Estimate, estimate_recipe
 from launcher.plan.estimate.render import render_text
 from launcher.runtime.capacity.devices import Cluster, find_gpu, parse_text_size
 from launcher.runtime.capacity.memory_fit import fixed_memory
@@ -23,10 +23,8 @@ from launcher.runtime.run.log import RunLog
 LARGE = ("roberta-large-160gb", "--nodes", "16", "--gpus-per-node", "8", "--gpu", "h100")
 
 
-def of(
-    name: str, *settings: str, nodes: int = 16, gpu: str = "H100", mfu: str | float | None = None
-) -> Estimate:
-    return estimate(load(name, settings), Cluster(nodes, 8, find_gpu(gpu), mtbf=1e8), mfu)
+def of(name: str, *settings: str, nodes: int = 16, gpu: str = "H100", mfu: str | float | None = None) -> Estimate:
+    return estimate_recipe(load(name, settings), Cluster(nodes, 8, find_gpu(gpu), mtbf=1e8), mfu)
 
 
 @pytest.mark.long
@@ -51,9 +49,7 @@ def test_the_command_shows_its_arithmetic() -> None:
     assert "RESULTS-gpu.md" not in given
 
 
-@pytest.mark.parametrize(
-    ("told", "size"), [("160GB", 160e9), ("1.5 TiB", 1.5 * 2**40), ("300m", 300e6), ("17", 17.0)]
-)
+@pytest.mark.parametrize(("told", "size"), [("160GB", 160e9), ("1.5 TiB", 1.5 * 2**40), ("300m", 300e6), ("17", 17.0)])
 def test_sizes_of_texts(told: str, size: float) -> None:
     assert parse_text_size(told) == size
 
@@ -92,7 +88,7 @@ def test_as_json_it_has_the_same_figures() -> None:
 )
 def test_nonsense_is_refused(nodes: int, gpus: int, gpu: str, mfu: float | None, what: str) -> None:
     with pytest.raises(EstimateError, match=what) as error:
-        estimate(load("bert-tiny"), Cluster(nodes, gpus, find_gpu(gpu), mtbf=1e6), mfu)
+        estimate_recipe(load("bert-tiny"), Cluster(nodes, gpus, find_gpu(gpu), mtbf=1e6), mfu)
     assert what != "Voodoo2" or all(name in error.value.remedy for name in ("A100-40", "H100", "B200", "L4"))
 
 
@@ -125,7 +121,7 @@ def test_a_rising_batch_takes_the_time_of_its_steps(zero: int) -> None:
         of("roberta-base", f"phases=[{phases}]", *settings, nodes=1).phases
         for phases in (f"{{steps: 6, {first}}}", each)
     )
-    assert rising[0].seconds == pytest.approx(sum(phase.seconds for phase in apart), rel=1e-9)
+    assert rising[0].total_seconds == pytest.approx(sum(phase.total_seconds for phase in apart), rel=1e-9)
     assert rising[0].spared > 0
 
 
@@ -141,7 +137,7 @@ def test_a_phase_of_long_rows_takes_fewer_at_a_time() -> None:
     assert own.phase_with_most_memory.length == 512
     assert own.configured_memory is not None
     assert alike.configured_memory is not None
-    assert own.configured_memory.bytes < 0.6 * alike.configured_memory.bytes
+    assert own.configured_memory.total_bytes < 0.6 * alike.configured_memory.total_bytes
 
 
 @pytest.mark.long
@@ -152,7 +148,7 @@ def test_recomputation_costs_a_third_and_saves_memory() -> None:
     assert recomputed.phases[0].compute / plain.phases[0].compute == pytest.approx(4 / 3, rel=0.02)
     assert plain.configured_memory is not None
     assert recomputed.configured_memory is not None
-    assert recomputed.configured_memory.bytes < 0.4 * plain.configured_memory.bytes
+    assert recomputed.configured_memory.total_bytes < 0.4 * plain.configured_memory.total_bytes
 
 
 @pytest.mark.long
@@ -160,19 +156,18 @@ def test_recomputation_costs_a_third_and_saves_memory() -> None:
 def test_muon_keeps_one_moment_of_matrices_and_takes_time_to_orthogonalise_them(zero: int) -> None:
     matrices = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096)
     adamw, muon = (
-        of("roberta-large-160gb", f"zero={zero}", *settings)
-        for settings in ((), ("optimizer={muon: {lr: 4.0e-4}}",))
+        of("roberta-large-160gb", f"zero={zero}", *settings) for settings in ((), ("optimizer={muon: {lr: 4.0e-4}}",))
     )
     assert adamw.checkpoints.bytes - muon.checkpoints.bytes == 4 * matrices
     assert adamw.configured_memory is not None
     assert muon.configured_memory is not None
-    saved = adamw.configured_memory.bytes - muon.configured_memory.bytes
+    saved = adamw.configured_memory.total_bytes - muon.configured_memory.total_bytes
     assert saved == pytest.approx(4 * matrices / 128, abs=2)
     one = 24 * 5 * (4 * (4 * 1024**3 + 2 * 1024**3) + 2 * (4 * 1024**2 * 4096 + 2 * 1024**3))
     assert muon.phases[0].orthogonalising == pytest.approx(one / 128)
     plain = adamw.phases[0]
     assert plain.optimizer == 0.0
-    assert muon.phases[0].step > plain.step == plain.compute + plain.network
+    assert muon.phases[0].step_seconds > plain.step_seconds == plain.compute + plain.network
     text = render_text(muon)
     assert "orthogonalising" in text
     assert f"8 B x {matrices:,} / 128 ranks" in text
@@ -183,9 +178,7 @@ def test_the_share_is_that_which_a_run_recorded(tmp_path: Path) -> None:
     """The median of its steps, of which some may have none."""
     log = RunLog(open_store(str(tmp_path)), 1, flush_seconds=0.0)
     for step, share in enumerate([0.3, 0.5, 0.31, None, 0.1]):
-        log.metric(
-            {"kind": "step", "step": step, "seconds": 1.0, **({} if share is None else {"mfu": share})}
-        )
+        log.add_metrics({"kind": "step", "step": step, "seconds": 1.0, **({} if share is None else {"mfu": share})})
     assert log.close()
     found = of("roberta-base", mfu=str(tmp_path)).phases[0].utilisation
     assert found.share == pytest.approx(0.305)
@@ -201,7 +194,7 @@ def test_what_is_neither_share_nor_run_is_refused(told: str, tmp_path: Path) -> 
 
 def test_memory_of_xlnet_counts() -> None:
     """155 GB at a batch of 8,192 in bf16, over all ranks (DESIGN: XLNet's memory)."""
-    parts = fixed_memory(load("xlnet-large"), count=1, ranks=128, stage=1, rows=8192 // 128)
+    parts = fixed_memory(load("xlnet-large"), trained_count=1, ranks=128, stage=1, rows=8192 // 128)
     remembered = next(part for part in parts if part.what == "memory of earlier tokens")
     assert 128 * remembered.bytes == 8192 * 384 * 1024 * 24 * 2
 

@@ -4,13 +4,7 @@ import random
 
 import pytest
 
-from launcher.plan.estimate.estimate import (
-    CheckpointTimes,
-    best_interval,
-    daly_interval_s,
-    goodput,
-    young_interval_s,
-)
+from launcher.plan.estimate.estimate import CheckpointTimes, best_interval_s, daly_interval_s, goodput, young_interval_s
 
 HOUR = 3600.0
 
@@ -27,15 +21,13 @@ def test_where_saving_takes_longer_than_machines_last_the_interval_is_their_life
 @pytest.mark.parametrize("blocked", [5.0, 60.0, 600.0])
 def test_no_other_interval_has_more_goodput(blocked: float) -> None:
     saving = CheckpointTimes(blocked, behind=0.0, restart=120.0)
-    best = best_interval(saving, 6 * HOUR)
+    best = best_interval_s(saving, 6 * HOUR)
     at_best = goodput(saving, best, 6 * HOUR)
-    assert all(
-        goodput(saving, best * factor, 6 * HOUR) < at_best + 1e-4 for factor in (0.3, 0.6, 0.9, 1.1, 1.6, 3)
-    )
+    assert all(goodput(saving, best * factor, 6 * HOUR) < at_best + 1e-4 for factor in (0.3, 0.6, 0.9, 1.1, 1.6, 3))
 
 
 def test_an_interval_is_no_shorter_than_a_save() -> None:
-    assert best_interval(CheckpointTimes(0.01, behind=900.0, restart=60.0), HOUR) == 900.0
+    assert best_interval_s(CheckpointTimes(0.01, behind=900.0, restart=60.0), HOUR) == 900.0
 
 
 def test_machines_that_fail_all_the_time_get_nothing_done() -> None:

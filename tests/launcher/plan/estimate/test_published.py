@@ -8,23 +8,22 @@ import pytest
 from encoder_core.families import albert
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.electra import ElectraConfig
-from launcher.plan.estimate.estimate import estimate
-from launcher.plan.estimate.utilisation import KNOWN_RUNS, assume_utilisation
+from launcher.plan.estimate.estimate import estimate_recipe
+from launcher.plan.estimate.utilisation import REFERENCE_RUNS, assume_utilisation
 from launcher.runtime.capacity.devices import Cluster, find_gpu
-from launcher.runtime.capacity.workload import Shape, objective_cost
+from launcher.runtime.capacity.workload import MicrobatchShape, objective_cost
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.objective import RecipeObjective
 from tests.support.models import official
 
 MLM, NSP, RTD = (
-    RecipeObjective.model_validate({name: {} for name in names})
-    for names in (["mlm"], ["mlm", "nsp"], ["mlm", "rtd"])
+    RecipeObjective.model_validate({name: {} for name in names}) for names in (["mlm"], ["mlm", "nsp"], ["mlm", "rtd"])
 )
 
 
 def flops(model: ModelConfig, objective: RecipeObjective, length: int, targets: int) -> int:
     """Forward and backward of one row."""
-    return objective_cost(model, objective, Shape(1, length, targets), "bf16").model
+    return objective_cost(model, objective, MicrobatchShape(1, length, targets), "bf16").model
 
 
 MLPERF_TOKENS = 247_000 * 8 / 7760  # of a sequence, on average
@@ -86,7 +85,7 @@ def test_training_flops_that_electra_states(
     targets = round(0.15625 * length)
     forward = flops(model, objective, length, targets) / 3
     networks = [model, model.generator] if isinstance(model, ElectraConfig) else [model]
-    looked_up = sum(2 * length * _width(network) * network.vocabulary for network in networks)
+    looked_up = sum(2 * length * _width(network) * network.vocabulary_size for network in networks)
     ours = 2 * rows * (forward + looked_up)
     small = model.hidden < 512
     assert ours == pytest.approx(published, rel=0.10 if small else 0.05)
@@ -101,11 +100,9 @@ def test_roberta_large_took_a_day_for_a_fifth_of_its_steps() -> None:
     """Liu et al. 2019, section 5: 100k steps of 8,192 rows on 1,024 V100 took about a day, 8 % of their peak: with that
     we say a day. With DeepSpeed's utilisation of a year later and a p3dn's network, less than half of it."""
     settings = ("phases.0.steps=100000", "microbatch=8", "schedule.warmup=6000")
-    recipe = load(
-        "roberta-large-160gb", (*settings, "reduce_dtype=bf16")
-    )  # fairseq adds up in half precision
+    recipe = load("roberta-large-160gb", (*settings, "reduce_dtype=bf16"))  # fairseq adds up in half precision
     cluster = Cluster(128, 8, find_gpu("V100"), mtbf=1e9)
-    days = {mfu: estimate(recipe, cluster, mfu).seconds / 86400 for mfu in ("0.08", None)}
+    days = {mfu: estimate_recipe(recipe, cluster, mfu).seconds / 86400 for mfu in ("0.08", None)}
     assert days["0.08"] == pytest.approx(1.0, abs=0.2)
     assert 0.25 < days[None] < 0.5
 
@@ -114,14 +111,14 @@ def test_electra_small_took_four_days_on_one_v100() -> None:
     """1M steps, about four days: 2.7 % of the tensor cores' peak, in fp32. Narrow models are assumed to reach that, so
     this shows no more than that the arithmetic is consistent."""
     recipe = load("electra-small")
-    found = estimate(recipe, Cluster(1, 1, find_gpu("V100"), mtbf=1e9))
+    found = estimate_recipe(recipe, Cluster(1, 1, find_gpu("V100"), mtbf=1e9))
     assert found.seconds / 86400 == pytest.approx(4.0, rel=0.15)
 
 
 def test_known_runs_are_those_of_the_measurements() -> None:
     """Each of ours has a line in RESULTS-gpu.md with its share; each names its source."""
     table = (Path(__file__).parents[3] / "bench" / "RESULTS-gpu.md").read_text("utf-8")
-    for known in KNOWN_RUNS:
+    for known in REFERENCE_RUNS:
         assert 0 < known.share < 1
         name, _, ours = known.source.partition(", tests/bench/RESULTS-gpu.md")
         rows = re.findall(

@@ -5,11 +5,11 @@ from typing import get_args
 
 import pytest
 
-from encoder_core.train.zero_memory import Device, total
-from launcher.plan.estimate.estimate import estimate
+from encoder_core.train.zero_memory import Device, total_bytes
+from launcher.plan.estimate.estimate import estimate_recipe
 from launcher.plan.estimate.render import estimate_figures, render_text
-from launcher.runtime.capacity.devices import Cluster, find_gpu, usable
-from launcher.runtime.capacity.memory_fit import CPU_TOKENS, RankMemory, microbatch_memory, rows_that_fit
+from launcher.runtime.capacity.devices import Cluster, find_gpu, usable_gpu_bytes
+from launcher.runtime.capacity.memory_fit import CPU_MICROBATCH_TOKENS, RankMemory, microbatch_memory, rows_that_fit
 from launcher.runtime.capacity.workload import microbatch_cost, microbatch_shape
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import RecipePhase
@@ -19,8 +19,8 @@ DEVICES: tuple[Device, ...] = get_args(Device)
 
 
 def filled(bill: RankMemory, phase: RecipePhase, rows: int) -> int:
-    return bill.kept(phase) + total(
-        bill.microbatches(phase, rows).parts(rows * bill.recipe.input.texts_per_row)
+    return bill.fixed_bytes(phase) + total_bytes(
+        bill.memory_of_microbatches(phase, rows).parts(rows * bill.recipe.input.texts_per_row)
     )
 
 
@@ -33,9 +33,7 @@ def filled(bill: RankMemory, phase: RecipePhase, rows: int) -> int:
         ("contrastive-base", DEVICES[:1], (24,)),
     ],
 )
-def test_a_few_rows_more_would_not_fit(
-    name: str, devices: tuple[Device, ...], sizes: tuple[int, ...]
-) -> None:
+def test_a_few_rows_more_would_not_fit(name: str, devices: tuple[Device, ...], sizes: tuple[int, ...]) -> None:
     recipe = load(name, ("microbatch=auto", "model.layers=2"))
     for device in devices:
         bill = RankMemory.from_recipe(recipe, 2, device)
@@ -43,27 +41,27 @@ def test_a_few_rows_more_would_not_fit(
             found = rows_that_fit(bill, gib << 30)
             for phase, rows in zip(bill.recipe.phases, found, strict=True):
                 assert rows == 1 or filled(bill, phase, rows) <= 1.1 * (gib << 30)
-                useful = -(-phase.rows // 2)
+                useful = -(-phase.rows_per_step // 2)
                 if device == "cpu":
-                    useful = max(1, min(useful, CPU_TOKENS // (phase.length * recipe.input.texts_per_row)))
+                    useful = max(1, min(useful, CPU_MICROBATCH_TOKENS // (phase.length * recipe.input.texts_per_row)))
                 more = min(useful, rows + 1 + rows // 16)
                 assert rows == useful or filled(bill, phase, more) > 0.85 * (gib << 30)
-                assert bill.kept(phase) < filled(bill, phase, rows)
+                assert bill.fixed_bytes(phase) < filled(bill, phase, rows)
 
 
 @pytest.mark.long
 def test_an_estimate_goes_by_what_fits_and_says_so() -> None:
     cluster = Cluster(1, 8, find_gpu("A100-40"), 3600.0 * 1000)
-    found = estimate(load("roberta-large", ("microbatch=auto",)), cluster)
+    found = estimate_recipe(load("roberta-large", ("microbatch=auto",)), cluster)
     assert found.configured_memory is not None
     assert found.configured_memory.fits
-    rows = found.recipe.phase_microbatches
+    rows = found.recipe.microbatch_rows_by_phase
     assert f"microbatch: auto takes {rows[0]} rows at ZeRO 1" in render_text(found)
     assert estimate_figures(found)["microbatch"] == list(rows)
-    smaller = estimate(load("roberta-large", ("microbatch=auto",)), replace(cluster, gpu=find_gpu("L4")))
-    assert smaller.recipe.phase_microbatches < rows
+    smaller = estimate_recipe(load("roberta-large", ("microbatch=auto",)), replace(cluster, gpu=find_gpu("L4")))
+    assert smaller.recipe.microbatch_rows_by_phase < rows
     assert smaller.configured_memory is not None
-    assert smaller.configured_memory.bytes <= usable(find_gpu("L4").memory)
+    assert smaller.configured_memory.total_bytes <= usable_gpu_bytes(find_gpu("L4").memory)
 
 
 @pytest.mark.default_cases(1)
@@ -76,4 +74,4 @@ def test_memory_between_the_counted_sizes_is_near_that_counted_there(name: str) 
     between = microbatch_memory(recipe, shape)
     for rows in (shape.group, shape.rows // 4, shape.rows):
         peak = max(group.peak for group in microbatch_cost(recipe, replace(shape, rows=rows)).bytes)
-        assert 0.92 * peak <= total(between.parts(rows)) <= 1.1 * peak
+        assert 0.92 * peak <= total_bytes(between.parts(rows)) <= 1.1 * peak

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_service.store.local import LocalStore
-from launcher.runtime.cluster.orders import FatalError, RankOrders, RestartFromEarlierState, Unsaved
+from launcher.runtime.cluster.orders import EndedUnsaved, FatalError, RankOrders, RestartFromEarlierState
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.failures import NODE_FAILURES, SILENT_DEATHS, UNSAVED_FAILURES
+from launcher.runtime.policies.failures import NODE_FAILURE_LIMIT, SILENT_DEATH_LIMIT, UNSAVED_FAILURE_LIMIT
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.control import ELASTIC, FIXED, Cluster, driver, raised, started
 
@@ -61,9 +61,7 @@ def test_a_state_is_saved_if_nobody_goes_on_at_once(cluster: Cluster, tmp_path: 
     assert loop.loop.end.finished == 9
 
 
-def test_a_state_that_only_the_memory_has_is_saved_before_the_command_ends(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_state_that_only_the_memory_has_is_saved_before_the_command_ends(cluster: Cluster, tmp_path: Path) -> None:
     for room in (True, False):
         loop = started(tmp_path / str(room), "a", "a", "b")
         cluster.draining = {"b": 1_800_000_000_000}
@@ -85,7 +83,7 @@ def test_a_state_that_only_the_memory_has_is_saved_before_the_command_ends(
 def test_who_died_first_is_what_ray_says(cluster: Cluster, tmp_path: Path) -> None:
     """Rank 1 dies without a word, rank 0 raises because of it, rank 2 has noticed nothing yet."""
     loop = driver(tmp_path, ELASTIC)
-    for _ in range(NODE_FAILURES):
+    for _ in range(NODE_FAILURE_LIMIT):
         assert loop.next_group() == GroupStart(3, frozenset())
         loop.begin("a", "b", "a")
         loop.worked()
@@ -112,8 +110,8 @@ def test_what_one_rank_alone_knows_is_on_record(cluster: Cluster, tmp_path: Path
 
 def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) -> None:
     loop = driver(tmp_path, FIXED)
-    for turn in range(max(NODE_FAILURES, SILENT_DEATHS) + 1):
-        assert loop.next_group() == GroupStart(2, frozenset(), frugal=turn >= SILENT_DEATHS)
+    for turn in range(max(NODE_FAILURE_LIMIT, SILENT_DEATH_LIMIT) + 1):
+        assert loop.next_group() == GroupStart(2, frozenset(), frugal=turn >= SILENT_DEATH_LIMIT)
         loop.begin("a", "b")
         loop.worked()
         loop.end(0)
@@ -125,7 +123,7 @@ def test_a_node_that_cannot_be_spared_stays(cluster: Cluster, tmp_path: Path) ->
 def test_deaths_before_ranks_come_together_end_the_run_at_last(cluster: Cluster, tmp_path: Path) -> None:
     """They may be the machines': so not soon. Ranks that only lost each other count as well."""
     loop = driver(tmp_path, FIXED)
-    for turn in range(UNSAVED_FAILURES):
+    for turn in range(UNSAVED_FAILURE_LIMIT):
         assert loop.next_group() is not None
         loop.end(0, 1) if turn % 2 else loop.end(rank0=raised("RuntimeError: gone", "silent"))
     assert loop.next_group() is None
@@ -135,7 +133,7 @@ def test_deaths_before_ranks_come_together_end_the_run_at_last(cluster: Cluster,
 
 def test_places_that_ray_does_not_find_are_nobodys_failure(cluster: Cluster, tmp_path: Path) -> None:
     loop = driver(tmp_path, FIXED)
-    for _ in range(2 * UNSAVED_FAILURES):
+    for _ in range(2 * UNSAVED_FAILURE_LIMIT):
         assert loop.next_group() is not None
         loop.end()
     assert loop.loop.end.fatal is None
@@ -143,7 +141,7 @@ def test_places_that_ray_does_not_find_are_nobodys_failure(cluster: Cluster, tmp
 
 def test_who_ends_to_go_back_has_not_died(cluster: Cluster, tmp_path: Path) -> None:
     loop = driver(tmp_path, FIXED)
-    for _ in range(2 * UNSAVED_FAILURES):
+    for _ in range(2 * UNSAVED_FAILURE_LIMIT):
         assert loop.next_group() is not None
         loop.begin("a", "a")
         loop.end(
@@ -170,7 +168,7 @@ def test_a_mistake_ends_the_run(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_last_save_that_failed_is_told(cluster: Cluster, tmp_path: Path) -> None:
     loop = started(tmp_path, "a", "a", "b")
     loop.stopping.asked.set()
-    loop.end(rank0=Unsaved("the final checkpoint failed"))
+    loop.end(rank0=EndedUnsaved("the final checkpoint failed"))
     assert loop.next_group() is None
     end = loop.loop.end
     assert (end.unsaved, end.finished, end.fatal) == ("the final checkpoint failed", None, None)

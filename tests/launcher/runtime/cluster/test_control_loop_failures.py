@@ -9,9 +9,9 @@ import pytest
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster import control_loop
 from launcher.runtime.cluster.operator_log import read_deaths
-from launcher.runtime.cluster.orders import TakenOver, UnfitNodes
+from launcher.runtime.cluster.orders import RunTakenOver, UnfitNodes
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.failures import NODE_FAILURES, SAME_ERROR, UNSAVED_FAILURES, Failure
+from launcher.runtime.policies.failures import NODE_FAILURE_LIMIT, SAME_ERROR_LIMIT, UNSAVED_FAILURE_LIMIT, Failure
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.run.history import read_history
 from tests.support.clusters.control import ELASTIC, FIXED, Cluster, Driver, Ranks, driver, raised, started
@@ -68,7 +68,7 @@ def test_a_stop_does_not_wait_for_a_claim(cluster: Cluster, tmp_path: Path) -> N
 
 def test_stores_that_do_not_answer_end_no_run(cluster: Cluster, tmp_path: Path) -> None:
     loop = driver(tmp_path, ELASTIC)
-    for _ in range(2 * UNSAVED_FAILURES):
+    for _ in range(2 * UNSAVED_FAILURE_LIMIT):
         assert loop.next_group() == GroupStart(3, frozenset())
         loop.take_rank_news(0, "a", step=0, doing="starting")
         closed = raised("RuntimeError: connection closed by peer", "silent")
@@ -80,7 +80,7 @@ def test_stores_that_do_not_answer_end_no_run(cluster: Cluster, tmp_path: Path) 
 def test_a_rank_that_only_lost_its_peer_has_raised_nothing(cluster: Cluster, tmp_path: Path) -> None:
     """Ray may notice those that raise before the one that was killed: that is no error of the program."""
     loop = driver(tmp_path, ELASTIC)
-    for _ in range(SAME_ERROR + 1):
+    for _ in range(SAME_ERROR_LIMIT + 1):
         assert loop.next_group() is not None
         loop.begin("a", "b", "a")
         closed = raised("RuntimeError: connection closed by peer", "silent")
@@ -116,31 +116,29 @@ def freeze(loop: Driver, *nodes: str, frozen: int | None) -> None:
 def test_who_hung_is_blamed(cluster: Cluster, tmp_path: Path, killed: list[list[RankLocation]]) -> None:
     """A9: all are killed, once a group, and still it is known for whom they waited."""
     loop = driver(tmp_path, ELASTIC)
-    for _ in range(NODE_FAILURES):
+    for _ in range(NODE_FAILURE_LIMIT):
         assert loop.next_group() == GroupStart(3, frozenset())
         loop.begin("a", "b", "a")
         freeze(loop, "a", "b", "a", frozen=1)
         assert loop.ranks.orders.stacks
         loop.end(0, 1, 2)
-    assert [[place.node for place in places] for places in killed] == [["a", "b", "a"]] * NODE_FAILURES
+    assert [[place.node for place in places] for places in killed] == [["a", "b", "a"]] * NODE_FAILURE_LIMIT
     assert loop.next_group() == GroupStart(2, frozenset("b"))
     assert loop.close()
     hangs = [e for e in read_history(LocalStore(tmp_path)).events if e["kind"] == "hang"]
-    assert [hang["without_stacks"] for hang in hangs] == [[1, 2]] * NODE_FAILURES
+    assert [hang["without_stacks"] for hang in hangs] == [[1, 2]] * NODE_FAILURE_LIMIT
     assert all(hang["what"].startswith("rank 1 has been silent for") for hang in hangs)
     assert LocalStore(tmp_path).get("events/stacks/a000001/rank-00000.txt") == b"thread MainThread"
 
 
-def test_nobody_is_blamed_for_a_hang_of_all(
-    cluster: Cluster, tmp_path: Path, killed: list[list[RankLocation]]
-) -> None:
+def test_nobody_is_blamed_for_a_hang_of_all(cluster: Cluster, tmp_path: Path, killed: list[list[RankLocation]]) -> None:
     loop = driver(tmp_path, ELASTIC)
-    for _ in range(NODE_FAILURES + 1):
+    for _ in range(NODE_FAILURE_LIMIT + 1):
         assert loop.next_group() == GroupStart(3, frozenset())
         loop.begin("a", "b", "a")
         freeze(loop, "a", "b", "a", frozen=None)
         loop.end(0, 1, 2)
-    assert len(killed) == NODE_FAILURES + 1
+    assert len(killed) == NODE_FAILURE_LIMIT + 1
     assert loop.close()
 
 
@@ -170,7 +168,7 @@ def test_a_driver_that_was_stopped_kills_nobody(
 def test_deaths_are_counted_over_all_commands(cluster: Cluster, tmp_path: Path) -> None:
     """75 cannot go round for ever: each command dies once, in the same way."""
     failures, store = list[Failure](), FaultyStore(tmp_path / "run")
-    for command in range(SAME_ERROR):
+    for command in range(SAME_ERROR_LIMIT):
         loop = Driver(store, ELASTIC, None, failures)
         assert loop.next_group() is not None, command
         loop.begin("a", "a", "b")
@@ -184,7 +182,7 @@ def test_deaths_are_counted_over_all_commands(cluster: Cluster, tmp_path: Path) 
 
 def test_what_earlier_commands_knew_of_a_node_holds(cluster: Cluster, tmp_path: Path) -> None:
     bad = Failure(time=time.time(), step=7, committed=0, worked=True, node="b", error=None, kind="silent")
-    loop = driver(tmp_path, ELASTIC, failures=[bad] * NODE_FAILURES)
+    loop = driver(tmp_path, ELASTIC, failures=[bad] * NODE_FAILURE_LIMIT)
     assert loop.next_group() == GroupStart(2, frozenset("b"))
 
 
@@ -201,7 +199,7 @@ def test_a_death_while_stopping_is_nobodys_failure(cluster: Cluster, tmp_path: P
 def test_the_run_was_taken_over(cluster: Cluster, tmp_path: Path, killed: list[list[RankLocation]]) -> None:
     """A15: its ranks do not train on until their next commit."""
     loop = started(tmp_path / "told", "a", "a", "b")
-    loop.end(0, rank0=TakenOver("attempt 1 was superseded by attempt 2"))
+    loop.end(0, rank0=RunTakenOver("attempt 1 was superseded by attempt 2"))
     assert (loop.loop.end.taken_over, loop.loop.end.fatal, loop.next_group()) == (True, None, None)
     seen = started(tmp_path / "seen", "a", "a", "b")
     assert not seen.loop.supervise_group(seen.ranks)
@@ -210,9 +208,7 @@ def test_the_run_was_taken_over(cluster: Cluster, tmp_path: Path, killed: list[l
     assert len(killed) == 1
 
 
-def test_nodes_that_are_unfit_are_left_out_as_far_as_they_can_be_spared(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_nodes_that_are_unfit_are_left_out_as_far_as_they_can_be_spared(cluster: Cluster, tmp_path: Path) -> None:
     for sizing, least in ((ELASTIC, True), (FIXED, False)):
         loop = driver(tmp_path / str(least), sizing)
         loop.next_group()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.attempt import claim, newest_attempt
+from checkpoints.attempt import claim, newest_attempt_number
 from data_service.store.local import LocalStore
 from launcher.runtime.cluster.operator_log import (
     DEATHS_KEY,
@@ -14,7 +14,7 @@ from launcher.runtime.cluster.operator_log import (
     read_deaths,
     write_deaths,
 )
-from launcher.runtime.policies.failures import UNSAVED_FAILURES, Failure, Stop
+from launcher.runtime.policies.failures import UNSAVED_FAILURE_LIMIT, Failure, StopDecision
 
 
 def failure(step: int, *, committed: int = 0, error: str | None = "ValueError: bad row") -> Failure:
@@ -42,12 +42,10 @@ def test_the_newest_come_back_as_they_were(tmp_path: Path) -> None:
     write_deaths(store, [failure(1, error="x" * 100_000)])
     assert (store.size(DEATHS_KEY) or 0) in range(1, 2000)
     claim(store)
-    assert newest_attempt(store) == 1, "it is no attempt"
+    assert newest_attempt_number(store) == 1, "it is no attempt"
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"{", b"[[]]", b'{"a": 1}', b'[{"time": "soon"}]', b"\xff", b"[" * 100_000]
-)
+@pytest.mark.parametrize("text", [b"", b"{", b"[[]]", b'{"a": 1}', b'[{"time": "soon"}]', b"\xff", b"[" * 100_000])
 def test_a_damaged_record_counts_as_none_and_is_told(tmp_path: Path, text: bytes) -> None:
     notes: list[str] = []
     store = LocalStore(tmp_path)
@@ -72,6 +70,6 @@ def test_a_driver_that_died_without_a_word_is_counted(tmp_path: Path) -> None:
 def test_drivers_that_die_for_ever_without_a_commit_end_the_run(tmp_path: Path) -> None:
     """75, or 137, cannot go round for ever."""
     store = LocalStore(tmp_path)
-    for start in range(UNSAVED_FAILURES + 1):
+    for start in range(UNSAVED_FAILURE_LIMIT + 1):
         failures = past_failures(claim(store), committed=40, now=1e9 + start, note=silence)
-    assert isinstance(FailureHistory(failures).decide(nodes=2), Stop)
+    assert isinstance(FailureHistory(failures).decide(node_count=2), StopDecision)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from launcher.output import human_bytes, human_count, human_duration
-from launcher.runtime.cluster.display import Watch
+from launcher.runtime.cluster.display import ProgressDisplay
 
 
 def step_record(step: int, **fields: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ class Clock:
 
 def test_a_log_gets_a_line_now_and_then() -> None:
     out, clock = io.StringIO(), Clock()
-    watch = Watch(Console(file=out, width=200), 100, clock)
+    watch = ProgressDisplay(Console(file=out, width=200), 100, clock)
     for step in range(100):
         clock.now = step / 2
         watch.record(step_record(step))
@@ -47,7 +47,7 @@ def test_a_log_gets_a_line_now_and_then() -> None:
 def test_terms_are_shown_by_name_and_the_perplexity_beside_its_own() -> None:
     """Of ELECTRA: the weighted sum is nobody's loss, and the perplexity is the generator's."""
     out = io.StringIO()
-    watch = Watch(Console(file=out, width=200), 10)
+    watch = ProgressDisplay(Console(file=out, width=200), 10)
     terms = {"loss": 19.01, "mlm_loss": 4.4673, "rtd_loss": 0.291}
     evaluation = {"kind": "evaluation", "step": 2, "perplexity": 87.13, **terms}
     watch.record(step_record(1, mfu=0.314, **terms))
@@ -60,7 +60,7 @@ def test_terms_are_shown_by_name_and_the_perplexity_beside_its_own() -> None:
 
 def test_a_terminal_gets_one_live_line_and_notes_above_it() -> None:
     out = io.StringIO()
-    watch = Watch(Console(file=out, width=120, force_terminal=True), 10)
+    watch = ProgressDisplay(Console(file=out, width=120, force_terminal=True), 10)
     watch.record(step_record(0))
     watch.note("a [bold]note[/] is text")
     watch.record(step_record(9, mlm_loss=1.0))
@@ -96,18 +96,18 @@ def test_before_the_first_step_the_live_line_names_what_the_first_rank_does(
     @contextmanager
     def work(name: str) -> Iterator[Any]:
         named.append(name)
-        yield SimpleNamespace(begin=named.append)
+        yield SimpleNamespace(begin_part=named.append)
 
     monkeypatch.setattr("launcher.runtime.cluster.display.work", work)
-    watch = Watch(Console(file=io.StringIO()), 10)
+    watch = ProgressDisplay(Console(file=io.StringIO()), 10)
     watch.note("starting 2 ranks")
     for doing in ("starting", "trying kernels", "trying kernels", "starting", "compiling"):
-        watch.doing(doing)
+        watch.show_activity(doing)
     assert named[1:] == ["starting 2 ranks", "trying kernels", "starting 2 ranks", "compiling"]
 
 
 def test_a_skipped_step_does_not_spoil_the_loss() -> None:
     out = io.StringIO()
-    watch = Watch(Console(file=out, width=200), 1)
+    watch = ProgressDisplay(Console(file=out, width=200), 1)
     watch.record(step_record(0, skipped=True, loss=float("nan"), mlm_loss=float("nan")))
     assert "nan" not in out.getvalue()

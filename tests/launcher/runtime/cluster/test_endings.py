@@ -23,14 +23,14 @@ from data_service.store.errors import (
 from encoder_core.errors import TrainingError
 from launcher.app.companions import TRAINING_COMPANIONS
 from launcher.errors import RecipeError, RunChanged, RunError, TransientRunError
-from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, STOPPED, code_of
+from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, STOPPED, exit_code_for
 from launcher.runtime.cluster import train as training
-from launcher.runtime.cluster.display import Watch
+from launcher.runtime.cluster.display import ProgressDisplay
 from launcher.runtime.cluster.operator_log import OperatorLog
 from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.cluster.train import RunOutcome, supervise
-from launcher.runtime.policies.failures import UNSAVED_FAILURES
-from launcher.runtime.recipe.load import reload
+from launcher.runtime.policies.failures import UNSAVED_FAILURE_LIMIT
+from launcher.runtime.recipe.load import with_assignments
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import Run, open_run
 from tests.support.clusters.control import Display
@@ -45,12 +45,12 @@ PASSING: tuple[Any, ...] = (
 
 
 def test_mistakes_are_final_and_what_may_pass_is_tried_again_as_is_everything_else() -> None:
-    assert {kind: code_of(kind("what", remedy="do")) for kind in (*MISTAKES, *PASSING)} == {
+    assert {kind: exit_code_for(kind("what", remedy="do")) for kind in (*MISTAKES, *PASSING)} == {
         **dict.fromkeys(MISTAKES, MISTAKE),
         **dict.fromkeys(PASSING, REPEAT),
     }
     others = (SaveFailed(9, 6, "no answer"), KeyError("x"), OSError(5))
-    assert {code_of(error) for error in others} == {REPEAT}
+    assert {exit_code_for(error) for error in others} == {REPEAT}
 
 
 def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str, list[dict[str, Any]]]:
@@ -63,22 +63,18 @@ def ended(run: str, monkeypatch: pytest.MonkeyPatch, end: Any) -> tuple[int, str
 
     monkeypatch.setattr(training, "supervise", instead)
     shown: list[str] = []
-    monkeypatch.setattr(Watch, "note", lambda self, text: shown.append(text))
+    monkeypatch.setattr(ProgressDisplay, "note", lambda self, text: shown.append(text))
     outcome = training.train(open_run(run), Console(), TRAINING_COMPANIONS)
     return outcome.code, "\n".join(shown), list(read_history(open_run(run).store).events)
 
 
 @pytest.mark.parametrize("code", [FINISHED, STOPPED, REPEAT])
-def test_an_orderly_end_is_an_event_with_the_step(
-    code: int, fresh_run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_orderly_end_is_an_event_with_the_step(code: int, fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, _, (event,) = ended(fresh_run, monkeypatch, RunOutcome(code, 7, "SIGTERM" if code else None))
     assert (found, event["kind"], event["step"]) == (code, "stop" if code else "end", 7)
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("x"), ConnectionError("GCS"), RuntimeError("a\nb"), AssertionError()]
-)
+@pytest.mark.parametrize("error", [KeyError("x"), ConnectionError("GCS"), RuntimeError("a\nb"), AssertionError()])
 def test_a_failure_of_ray_or_of_ours_is_a_line(
     error: Exception, fresh_run: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,11 +94,11 @@ def test_an_outage_does_not_mask_the_reason(fresh_run: str, monkeypatch: pytest.
     """Though the closing record cannot be written either."""
 
     def away(*_: object, **__: object) -> None:
-        raise StoreUnavailable.at(fresh_run, "no answer")
+        raise StoreUnavailable.for_uri(fresh_run, "no answer")
 
-    monkeypatch.setattr("launcher.runtime.cluster.operator_log.operator_event", away)
+    monkeypatch.setattr("launcher.runtime.cluster.operator_log.record_operator_event", away)
     monkeypatch.setattr(training, "_LOG_CLOSE_TIMEOUT_S", 0.1)
-    code, shown, events = ended(fresh_run, monkeypatch, StoreUnavailable.at("s3://b/k", "refused"))
+    code, shown, events = ended(fresh_run, monkeypatch, StoreUnavailable.for_uri("s3://b/k", "refused"))
     assert (code, events) == (REPEAT, [])
     assert " s3://b/k: refused" in shown
 
@@ -131,16 +127,14 @@ def test_a_store_that_leaves_no_memory_is_named_with_the_key(
     if memory is None:  # half of the machine, where everything else takes more than the other half
         memory = str(psutil.virtual_memory().total // 4)
         monkeypatch.setattr("ray._private.utils.estimate_available_memory", lambda: 1 << 30)
-    run = replace(run, recipe=reload(run.recipe, (f"data_service.memory={memory}",)))
+    run = replace(run, recipe=with_assignments(run.recipe, (f"data_service.memory={memory}",)))
     with pytest.raises(RunError) as caught:
         supervised(run, [])
     assert isinstance(caught.value, TransientRunError) == passes
     assert "data_service.memory=" in caught.value.remedy
 
 
-def test_starts_that_fail_before_the_first_step_end_the_run(
-    fresh_run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_starts_that_fail_before_the_first_step_end_the_run(fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fails them: 75 does not go round for ever."""
 
     def connect(**local: object) -> None:
@@ -149,11 +143,11 @@ def test_starts_that_fail_before_the_first_step_end_the_run(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("launcher.runtime.cluster.ray_session.connect_ray", connect)
     codes: list[int] = []
-    for _ in range(UNSAVED_FAILURES):
+    for _ in range(UNSAVED_FAILURE_LIMIT):
         with pytest.raises((OSError, RunError)) as caught:
             supervised(open_run(fresh_run), [])
-        codes.append(code_of(caught.value))
-    assert codes == [REPEAT] * (UNSAVED_FAILURES - 1) + [MISTAKE]
+        codes.append(exit_code_for(caught.value))
+    assert codes == [REPEAT] * (UNSAVED_FAILURE_LIMIT - 1) + [MISTAKE]
     assert isinstance(caught.value.__cause__, OSError)
     with pytest.raises(OSError):  # noqa: PT011  # who starts it again has mended something
         supervised(open_run(fresh_run), [])

@@ -70,7 +70,7 @@ def test_goodput_counts_a_step_once(shown: Shown) -> None:
 def test_restarts_are_the_starts_after_the_first(shown: Shown) -> None:
     state = Gauges("run")
     for starts in (1, 2, 3):
-        state.started(starts)
+        state.count_start(starts)
     assert shown.values["restarts"] == 2
 
 

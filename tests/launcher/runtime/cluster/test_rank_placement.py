@@ -76,11 +76,11 @@ def test_cuda_shows_every_rank_its_nodes_gpus_and_its_own_is_the_one_that_ray_ga
             environment = seat.environment()
             devices = shown(environment["CUDA_VISIBLE_DEVICES"], machine)
             (given_gpu,) = shown(placement.gpus[0], machine)
-            assert devices[seat.device] == given_gpu
-            assert environment["LOCAL_RANK"] == str(seat.device)
+            assert devices[seat.device_index] == given_gpu
+            assert environment["LOCAL_RANK"] == str(seat.device_index)
             assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
             assert environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-            assert len(devices) == len(seat.visible)
+            assert len(devices) == len(seat.visible_gpus)
             own.append(given_gpu)
             seen.append(devices)
         cut = here[0][1].shares_gpu
@@ -149,9 +149,7 @@ def test_the_module_that_imported_a_library_is_named(how: str, tmp_path: Path) -
     (tmp_path / "heavy").mkdir()
     (tmp_path / "heavy/__init__.py").write_text("class Thing: pass\nfrom heavy import part\n")
     (tmp_path / "heavy/part.py").write_text("import heavy\nimport json\ndef work(): pass\n")
-    (tmp_path / "guilty.py").write_text(
-        f"import wave\n{IMPORTS[how].format(library='heavy')}\nimport plistlib\n"
-    )
+    (tmp_path / "guilty.py").write_text(f"import wave\n{IMPORTS[how].format(library='heavy')}\nimport plistlib\n")
     (tmp_path / "outer.py").write_text("import csv\nimport guilty\nfrom heavy import Thing\n")
     (tmp_path / "later.py").write_text("import heavy\n")
     code = "from launcher.runtime.cluster.rank_process import find_importer as of\nprint(of('heavy'))"

@@ -29,9 +29,9 @@ def within(seconds: float, holds: object) -> bool:
 def test_attempts_of_its_own_follow_each_other(tmp_path: Path) -> None:
     store, owner = FaultyStore(tmp_path / "run"), Owner.for_this_process(time.time())
     tenure = RunClaim(claim(store, owner=owner), owner, look_s=0.01)
-    assert [tenure.next().number for _ in range(3)] == [1, 2, 3]
+    assert [tenure.claim_next().number for _ in range(3)] == [1, 2, 3]
     assert within(10, lambda: store.size("attempts/000003.heartbeat.json") is not None)
-    assert not tenure.taken
+    assert not tenure.is_superseded
     tenure.close(10)
 
 
@@ -39,28 +39,28 @@ def test_a_successor_is_noticed_even_after_an_outage(tmp_path: Path) -> None:
     """A15: not only at the next commit."""
     store, owner = FaultyStore(tmp_path / "run"), Owner.for_this_process(time.time())
     tenure = RunClaim(claim(store, owner=owner), owner, look_s=0.01)
-    tenure.next()
+    tenure.claim_next()
     seize(store, 2)
     set_fault(store, "down")
     time.sleep(0.05)  # some looks, none of which says anything
     set_fault(store, None)
-    assert within(10, lambda: tenure.taken)
+    assert within(10, lambda: tenure.is_superseded)
     Attempt(store, 2).write_heartbeat(time.time())
     with pytest.raises(RunIsActive):
-        tenure.next()
+        tenure.claim_next()
     tenure.close(10)
 
 
 def test_a_claim_in_an_outage_can_be_asked_again(tmp_path: Path) -> None:
     store, owner = FaultyStore(tmp_path / "run"), Owner.for_this_process(time.time())
     tenure = RunClaim(claim(store, owner=owner), owner)
-    assert tenure.next().number == 1, "the driver has claimed it: no store is needed"
+    assert tenure.claim_next().number == 1, "the driver has claimed it: no store is needed"
     set_fault(store, "down")
     for _ in range(3):
         with pytest.raises(StoreUnavailable):
-            tenure.next()
+            tenure.claim_next()
     set_fault(store, None)
-    assert tenure.next().number == 2
+    assert tenure.claim_next().number == 2
     tenure.close(10)
 
 

@@ -26,9 +26,7 @@ def _signal_soon(number: int, began: threading.Event) -> threading.Thread:
 def test_a_signal_in_the_middle_of_a_line_is_a_request_like_any_other(tmp_path: Path, round_: int) -> None:
     number, began = (signal.SIGTERM, signal.SIGHUP)[round_ % 2], threading.Event()
     with (
-        io.TextIOWrapper(
-            io.BufferedWriter(io.FileIO(tmp_path / "screen", "w")), line_buffering=True
-        ) as screen,
+        io.TextIOWrapper(io.BufferedWriter(io.FileIO(tmp_path / "screen", "w")), line_buffering=True) as screen,
         StopRequests(lambda text: print(text, file=screen)) as stopping,
     ):
         sender = _signal_soon(number, began)

@@ -11,25 +11,25 @@ import torch.distributed as dist
 from torch.distributed import DistNetworkError
 
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint, Superseded
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from data_service.errors import CorpusError, CorruptBlock, PlanError, TokenizerError
 from data_service.store.errors import AccessDenied, CredentialsExpired, OutOfSpace, StoreUnavailable
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.train.engine import leave_groups
-from encoder_core.train.exchange import Control
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.groups import GroupsAborted, ensure_not_aborted
 from encoder_core.train.weight_check import CorruptReplica
 from launcher.errors import RecipeError, RunError
 from launcher.runtime.cluster import worker
 from launcher.runtime.cluster.orders import (
+    EndedUnsaved,
     FatalError,
-    Raised,
+    RankError,
     RankOrders,
     RankOutcome,
     RestartFromEarlierState,
-    TakenOver,
+    RunTakenOver,
     UnfitNodes,
-    Unsaved,
 )
 from launcher.runtime.cluster.rank_device import MIN_NCCL_VERSION_FOR_MIG, DeviceMissing, select_device
 from launcher.runtime.cluster.rank_placement import Placement, Seat, SeatError, assign_seats
@@ -40,7 +40,7 @@ from launcher.runtime.preflight.findings import Finding, RankSums, WrongNumbers
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
 
-AWAY = StoreUnavailable.at("s3://bucket/run", "no answer")
+AWAY = StoreUnavailable.for_uri("s3://bucket/run", "no answer")
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_a_rank_ends_by_orders() -> None:
     saving, handing, other, stopped = (DriverLink(rank, save_multiple=4) for rank in (0, 0, 1, 1))
     for link in (saving, handing, other, stopped):
         link.beat(7, "training")
-        assert (link.stop_requested(), link.ends) == (False, None)
+        assert (link.stop_requested(), link.end_action) == (False, None)
     saving.talk(RankOrders(pause=True))
     handing.talk(RankOrders(pause=True, hand_over=True))
     other.talk(RankOrders(pause=True, hand_over=True))
@@ -86,7 +86,7 @@ def test_a_rank_ends_by_orders() -> None:
     for link in (saving, handing, other):
         link.beat(8, "training")
     assert [link.stop_requested() for link in (saving, handing, other)] == [True, True, False]
-    assert [link.ends for link in (saving, handing, other, stopped)] == [
+    assert [link.end_action for link in (saving, handing, other, stopped)] == [
         "save",
         "hand over",
         "hand over",
@@ -137,9 +137,9 @@ def test_a_mistake_ends_the_run(kind: Any) -> None:
     ("error", "kind"),
     [
         (AWAY, "transient"),
-        (CredentialsExpired.at("s3://bucket", "old"), "transient"),
-        (AccessDenied.at("s3://bucket", "the metadata service is slow"), "raised"),
-        (OutOfSpace.at("/disk", "full"), "raised"),
+        (CredentialsExpired.for_uri("s3://bucket", "old"), "transient"),
+        (AccessDenied.for_uri("s3://bucket", "the metadata service is slow"), "raised"),
+        (OutOfSpace.for_uri("/disk", "full"), "raised"),
         (CorruptBlock("a block", remedy="-"), "raised"),
         (DamagedCheckpoint("a chunk", remedy="-"), "raised"),
         (CheckpointError("the final save", remedy="-"), "raised"),
@@ -154,7 +154,7 @@ def test_a_mistake_ends_the_run(kind: Any) -> None:
 )
 def test_all_else_is_for_the_policy(error: BaseException, kind: str) -> None:
     outcome, notes = told(error)
-    assert isinstance(outcome, Raised)
+    assert isinstance(outcome, RankError)
     assert (outcome.kind, outcome.blamed, notes) == (kind, None, [])
     assert outcome.text.startswith(type(error).__name__)
     assert type(error).__name__ in outcome.trace
@@ -165,7 +165,7 @@ def test_what_is_nobodys_failure() -> None:
     unfit, _ = told(UnfitGroup([report]))
     assert isinstance(unfit, UnfitNodes)
     assert ([one["node"] for one in unfit.preflights], unfit.remedy) == (["n"], "more")
-    assert told(Superseded("a newer one", remedy="-")) == (TakenOver("a newer one"), [])
+    assert told(Superseded("a newer one", remedy="-")) == (RunTakenOver("a newer one"), [])
     assert told(Rewound("back")) == (RestartFromEarlierState(), [])
     assert told(Rewound("back"), rank=0) == (RestartFromEarlierState(), ["back"])
     assert told(SmallerMicrobatch("half")) == (RestartFromEarlierState(), ["half"])
@@ -174,31 +174,29 @@ def test_what_is_nobodys_failure() -> None:
 def test_who_found_the_weights_of_another_wrong_is_not_blamed() -> None:
     error = CorruptReplica(7, (1,), "a.weight")
     outcome, _ = told(error)
-    assert isinstance(outcome, Raised)
+    assert isinstance(outcome, RankError)
     assert (outcome.text, outcome.blamed) == (str(error), (1,))
 
 
 @pytest.mark.parametrize("error", [CheckpointError("not saved", remedy="-"), AWAY])
 def test_a_last_save_that_fails_ends_in_good_order_if_a_stop_was_asked_for(error: Any) -> None:
-    assert told(error, stopped=True, doing="saving")[0] == Unsaved(error.problem)
-    assert isinstance(told(error, stopped=True, doing="training")[0], Raised)
-    assert isinstance(told(error, stopped=False, doing="saving")[0], Raised)
+    assert told(error, stopped=True, doing="saving")[0] == EndedUnsaved(error.problem)
+    assert isinstance(told(error, stopped=True, doing="training")[0], RankError)
+    assert isinstance(told(error, stopped=False, doing="saving")[0], RankError)
 
 
-@pytest.mark.parametrize(
-    "error", [TrainingError("not finite", remedy="-"), RuntimeError("any"), GroupsAborted()]
-)
+@pytest.mark.parametrize("error", [TrainingError("not finite", remedy="-"), RuntimeError("any"), GroupsAborted()])
 def test_a_rank_that_was_freed_because_another_is_gone_is_not_at_fault(error: Exception) -> None:
     """Whatever it raises: it may have computed with garbage."""
     link = DriverLink(0, save_multiple=1)
     link.talk(RankOrders(abort=True))
     outcome = outcome_for_error(error, link)
-    assert isinstance(outcome, Raised)
+    assert isinstance(outcome, RankError)
     assert outcome.kind == "silent"
     with pytest.raises(GroupsAborted):
-        Control(0, 1, None).table([1.0])
+        RankGroup(0, 1, None).gather_rows([1.0])
     leave_groups()
-    assert Control(0, 1, None).table([1.0]).item() == 1
+    assert RankGroup(0, 1, None).gather_rows([1.0]).item() == 1
 
 
 def test_a_late_order_frees_nobody_from_the_next_group() -> None:
@@ -238,7 +236,7 @@ def test_a_device_that_cuda_does_not_show_is_missed_before_another_is_taken(
         select_device(seats_of(*gpus)[0])
     assert cuda == []
     assert ",".join(gpus) in str(raised.value)
-    assert isinstance(told(raised.value)[0], Raised)
+    assert isinstance(told(raised.value)[0], RankError)
 
 
 def test_instances_of_one_machine_need_an_nccl_that_connects_them(
@@ -274,7 +272,7 @@ def test_a_group_sums_once_its_nodes_are_fit_and_a_wrong_sum_makes_them_unfit(
         monkeypatch.setattr(worker, "first_sums", sum_up)
         assignment: Any = SimpleNamespace(recipe=None, run_uri="run")
         with pytest.raises(UnfitGroup) if unfit else nullcontext():
-            reports = worker.run_preflight(assignment, link, Alone(), ["n"])  # type: ignore[arg-type]
+            reports = worker.run_preflight(assignment, link, SingleRank(), ["n"])  # type: ignore[arg-type]
             assert [f.what for f in reports[0].findings] == ["sums"]
             assert link._where == (0, "starting", 0)
         assert sums == []

@@ -26,62 +26,62 @@ def roster(last: int | None = None) -> tuple[WorldSizeTracker, Clock]:
 
 def test_a_machine_is_lost_and_comes_back() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(2)) == 8
-    assert ranks.entered(8) is None
+    assert ranks.ranks_to_start(machines(2)) == 8
+    assert ranks.record_world_size(8) is None
     clock.now += 5000
-    assert ranks.start(machines(1)) is None
+    assert ranks.ranks_to_start(machines(1)) is None
     clock.now += 59
-    assert ranks.start(machines(1)) is None
+    assert ranks.ranks_to_start(machines(1)) is None
     clock.now += 1
-    assert ranks.start(machines(1)) == 4
-    assert ranks.entered(4) == WorldSizeChange(8, 4, "no place for 8 ranks within 60 s")
+    assert ranks.ranks_to_start(machines(1)) == 4
+    assert ranks.record_world_size(4) == WorldSizeChange(8, 4, "no place for 8 ranks within 60 s")
     clock.now += 10
-    assert ranks.start(machines(1)) == 4, "a death among them is nothing to wait for"
-    assert ranks.entered(4) is None
+    assert ranks.ranks_to_start(machines(1)) == 4, "a death among them is nothing to wait for"
+    assert ranks.record_world_size(4) is None
 
     clock.now += 100
     assert not ranks.should_grow(machines(2))
     clock.now += 1700
     assert ranks.should_grow(machines(2))
-    assert ranks.start(machines(2)) == 8
-    assert ranks.entered(8) == WorldSizeChange(4, 8, "the cluster has places for 8 ranks")
+    assert ranks.ranks_to_start(machines(2)) == 8
+    assert ranks.record_world_size(8) == WorldSizeChange(4, 8, "the cluster has places for 8 ranks")
 
 
 def test_the_first_group_waits_for_what_is_expected() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(1)) is None
+    assert ranks.ranks_to_start(machines(1)) is None
     clock.now += 30
-    assert ranks.start(machines(3)) == 12, "all that there are"
-    assert ranks.entered(12) is None
+    assert ranks.ranks_to_start(machines(3)) == 12, "all that there are"
+    assert ranks.record_world_size(12) is None
 
 
 def test_and_for_as_many_as_wrote_the_checkpoint() -> None:
     ranks, clock = roster(last=12)
-    assert ranks.start(machines(2)) is None
+    assert ranks.ranks_to_start(machines(2)) is None
     clock.now += 60
-    assert ranks.start(machines(2)) == 8
-    assert ranks.entered(8) == WorldSizeChange(12, 8, "the command was started again")
+    assert ranks.ranks_to_start(machines(2)) == 8
+    assert ranks.record_world_size(8) == WorldSizeChange(12, 8, "the command was started again")
 
 
 def test_and_when_ray_finds_no_room() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(2)) == 8
-    assert ranks.news() == "starting 8 ranks"
+    assert ranks.ranks_to_start(machines(2)) == 8
+    assert ranks.start_message() == "starting 8 ranks"
     clock.now += 10
-    assert ranks.start(machines(2)) == 8
+    assert ranks.ranks_to_start(machines(2)) == 8
     assert (
-        ranks.news() == "Ray could not start 8 ranks: a node has just left the cluster, or other jobs fill it"
+        ranks.start_message() == "Ray could not start 8 ranks: a node has just left the cluster, or other jobs fill it"
     )
-    ranks.entered(8)
-    assert ranks.start(machines(2)) == 8
-    assert ranks.news() == "starting 8 ranks"
-    assert ranks.news() is None, "once"
+    ranks.record_world_size(8)
+    assert ranks.ranks_to_start(machines(2)) == 8
+    assert ranks.start_message() == "starting 8 ranks"
+    assert ranks.start_message() is None, "once"
 
 
 def test_machines_that_come_and_go_do_not_disturb() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(2)) == 8
-    ranks.entered(8)
+    assert ranks.ranks_to_start(machines(2)) == 8
+    ranks.record_world_size(8)
     clock.now += 5000
     for count in (3, 2, 3, 2, 3):
         assert not ranks.should_grow(machines(count))
@@ -92,11 +92,11 @@ def test_machines_that_come_and_go_do_not_disturb() -> None:
 
 def test_the_operator_is_told_now_and_then() -> None:
     ranks, clock = roster()
-    assert ranks.start(machines(1)) is None
-    assert ranks.news() == "waiting for machines: places for 4 ranks, 8 wanted"
+    assert ranks.ranks_to_start(machines(1)) is None
+    assert ranks.start_message() == "waiting for machines: places for 4 ranks, 8 wanted"
     clock.now += 30
-    assert ranks.start(machines(0)) is None
-    assert ranks.news() is None
+    assert ranks.ranks_to_start(machines(0)) is None
+    assert ranks.start_message() is None
     clock.now += 31
-    assert ranks.start(machines(0)) is None
-    assert ranks.news() == "waiting for machines: places for 0 ranks, 1 at least wanted"
+    assert ranks.ranks_to_start(machines(0)) is None
+    assert ranks.start_message() == "waiting for machines: places for 0 ranks, 1 at least wanted"

@@ -5,14 +5,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.runtime.cluster.resources import (
-    choose_sizing,
-    data_workers,
-    plan_resources,
-    total_cpus,
-    total_gpus,
-)
-from launcher.runtime.policies.elastic import Sizing, Trainers, exclude_nodes, places, rank_count, should_grow
+from launcher.runtime.cluster.resources import choose_sizing, data_worker_count, plan_resources, total_cpus, total_gpus
+from launcher.runtime.policies.elastic import Sizing, Trainers, count_places, nodes_to_exclude, rank_count, should_grow
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 
@@ -47,7 +41,7 @@ def test_an_elastic_run_starts_with_what_is_there_after_its_wait(
 
 @pytest.mark.parametrize(("found", "ranks"), [(3, None), (4, 4), (9, 4)])
 def test_a_fixed_number_is_waited_for(found: int, ranks: int | None) -> None:
-    assert rank_count(FIXED, found, wanted=4, waited=1e9) == ranks
+    assert rank_count(FIXED, found, wanted_ranks=4, waited_s=1e9) == ranks
 
 
 @pytest.mark.parametrize(
@@ -61,9 +55,7 @@ def test_a_fixed_number_is_waited_for(found: int, ranks: int | None) -> None:
         (9, 8, 9999, 999, False),  # as many as are wanted
     ],
 )
-def test_when_more_ranks_are_taken(
-    found: int, world: int, worked: float, unchanged: float, expected: bool
-) -> None:
+def test_when_more_ranks_are_taken(found: int, world: int, worked: float, unchanged: float, expected: bool) -> None:
     assert should_grow(ELASTIC, found, world, worked, unchanged) is expected
 
 
@@ -74,24 +66,20 @@ def test_places_are_counted_on_living_nodes_only() -> None:
         node("b", alive=False, GPU=8, CPU=99),
         node("c", GPU=4),
     ]
-    assert places(nodes, {"GPU": 1.0}, ()) == 12
-    assert places(nodes, {"GPU": 1.0}, {"a"}) == 4
-    assert places(nodes, {"GPU": 1.0, "CPU": 0.25}, ()) == 6, (
-        "a GPU without a core for its process is no place"
-    )
-    assert places(nodes, {"CPU": 1.0}, ()) == 3, "no rank on half a core"
+    assert count_places(nodes, {"GPU": 1.0}, ()) == 12
+    assert count_places(nodes, {"GPU": 1.0}, {"a"}) == 4
+    assert count_places(nodes, {"GPU": 1.0, "CPU": 0.25}, ()) == 6, "a GPU without a core for its process is no place"
+    assert count_places(nodes, {"CPU": 1.0}, ()) == 3, "no rank on half a core"
     assert total_gpus(nodes) == 12
 
 
 def test_a_bad_node_is_left_out_if_enough_places_remain() -> None:
     nodes = [node(name, GPU=4) for name in "abc"]
     four = frozenset[str]()
-    assert exclude_nodes(nodes, FIXED, four, frozenset("a")) == {"a"}
-    assert exclude_nodes(nodes, FIXED, frozenset("b"), frozenset("a")) == {"a", "b"}
-    assert exclude_nodes(nodes, FIXED, frozenset("bc"), frozenset("a")) == {"b", "c"}, "no place would remain"
-    assert exclude_nodes(nodes, FIXED, four, frozenset("abc")) == {"a", "b"}, (
-        "as many as can be exclude_nodes"
-    )
+    assert nodes_to_exclude(nodes, FIXED, four, frozenset("a")) == {"a"}
+    assert nodes_to_exclude(nodes, FIXED, frozenset("b"), frozenset("a")) == {"a", "b"}
+    assert nodes_to_exclude(nodes, FIXED, frozenset("bc"), frozenset("a")) == {"b", "c"}, "no place would remain"
+    assert nodes_to_exclude(nodes, FIXED, four, frozenset("abc")) == {"a", "b"}, "as many as can be exclude_nodes"
 
 
 def recipe(*assignments: str) -> Recipe:
@@ -113,9 +101,7 @@ def recipe(*assignments: str) -> Recipe:
         ("{max: 3}", 0, 1, 3, 3),
     ],
 )
-def test_what_a_recipe_asks_of_a_cluster(
-    trainers: str, gpus: int, least: int, most: int, expected: int
-) -> None:
+def test_what_a_recipe_asks_of_a_cluster(trainers: str, gpus: int, least: int, most: int, expected: int) -> None:
     size = choose_sizing(recipe(f"trainers={trainers}"), gpus)
     assert (size.least, size.most, size.expected) == (least, most, expected)
 
@@ -124,9 +110,7 @@ def test_without_gpus_auto_is_this_machine_as_it_is() -> None:
     size = choose_sizing(recipe("trainers=auto"), gpus=0)
     assert size.least == size.most == size.expected <= 2
     assert size.each == {"CPU": 0.25}
-    assert choose_sizing(recipe("trainers={max: 3}"), gpus=0).each == {"CPU": 0.75}, (
-        "a core, but for a data task"
-    )
+    assert choose_sizing(recipe("trainers={max: 3}"), gpus=0).each == {"CPU": 0.75}, "a core, but for a data task"
 
 
 @pytest.mark.parametrize("trainers", ["7", "auto", "{min: 7}", "{min: 5, max: 9}"])
@@ -134,12 +118,12 @@ def test_a_cluster_started_here_has_room_for_the_least(trainers: str) -> None:
     asked = recipe(f"trainers={trainers}")
     cluster = [node("here", CPU=plan_resources(asked).local_cpus)]
     size = choose_sizing(asked, gpus=0)
-    assert places(cluster, size.each, ()) >= size.least
+    assert count_places(cluster, size.each, ()) >= size.least
 
 
 def test_a_batch_by_tokens_has_at_least_the_microbatches_of_full_rows() -> None:
-    assert recipe("phases=[{steps: 8, length: 32, batch: {tokens: 1000}}]").microbatches == 8
-    assert recipe().microbatches == 12
+    assert recipe("phases=[{steps: 8, length: 32, batch: {tokens: 1000}}]").max_microbatches_per_step == 8
+    assert recipe().max_microbatches_per_step == 12
 
 
 @pytest.mark.parametrize(
@@ -165,15 +149,12 @@ def test_data_workers_are_counted_by_the_cluster_not_by_the_machine_that_starts_
         node("c", alive=False, CPU=96),
     ]
     cores = total_cpus(cluster)
-    assert data_workers(recipe("data_service.workers=auto"), cores, ranks=16) == 64, "four a rank"
-    assert data_workers(recipe("data_service.workers=auto"), cores, ranks=128) == 97, "half of the cores"
-    assert data_workers(recipe("data_service.workers=auto"), 1, ranks=1) == 1
+    assert data_worker_count(recipe("data_service.workers=auto"), cores, ranks=16) == 64, "four a rank"
+    assert data_worker_count(recipe("data_service.workers=auto"), cores, ranks=128) == 97, "half of the cores"
+    assert data_worker_count(recipe("data_service.workers=auto"), 1, ranks=1) == 1
 
 
 def test_the_bounds_are_kept_with_the_run() -> None:
     asked = recipe("trainers={min: 2, max: 6, wait: 5, grow: 60}")
     assert asked.trainers == Trainers(min=2, max=6, wait=5, grow=60)
-    assert (
-        load("quickstart", (f"trainers={asked.to_data()['trainers']}".replace("'", ""),)).trainers
-        == asked.trainers
-    )
+    assert load("quickstart", (f"trainers={asked.to_data()['trainers']}".replace("'", ""),)).trainers == asked.trainers

@@ -6,14 +6,14 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runtime.policies.recovery import PROCESS_BYTES, partners, spares_for
+from launcher.runtime.policies.recovery import PROCESS_BYTES, copy_partners, spare_counts
 
 LAYOUTS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=60)
 
 
 @given(LAYOUTS)
 def test_a_copy_is_on_another_node_whenever_there_is_one(nodes: list[str]) -> None:
-    found = partners(nodes)
+    found = copy_partners(nodes)
     if len(set(nodes)) > 1:
         assert all(nodes[partner] != nodes[rank] for rank, partner in enumerate(found))
     elif len(nodes) > 1:
@@ -25,7 +25,7 @@ def test_a_copy_is_on_another_node_whenever_there_is_one(nodes: list[str]) -> No
 
 @given(LAYOUTS)
 def test_copies_are_shared_out_as_evenly_as_the_nodes_allow(nodes: list[str]) -> None:
-    kept = Counter(partners(nodes))
+    kept = Counter(copy_partners(nodes))
     most = max(Counter(nodes).values())
     if len(set(nodes)) == 1 or 2 * most <= len(nodes):
         assert set(kept.values()) == {1}
@@ -40,7 +40,7 @@ def test_copies_are_shared_out_as_evenly_as_the_nodes_allow(nodes: list[str]) ->
 
 @given(st.integers(2, 40), st.integers(1, 8))
 def test_equal_nodes_keep_each_others_copies_rank_by_rank(count: int, each: int) -> None:
-    found = partners([f"node-{rank // each}" for rank in range(count * each)])
+    found = copy_partners([f"node-{rank // each}" for rank in range(count * each)])
     for rank, partner in enumerate(found):
         assert partner % each == rank % each
         assert (partner // each - rank // each) % count == count // 2
@@ -51,7 +51,7 @@ def test_names_of_nodes_do_not_matter(nodes: list[str], random: Random) -> None:
     names = [f"n{number}" for number in range(8)]
     random.shuffle(names)
     renamed = dict(zip("abcdefgh", names, strict=True))
-    assert partners([renamed[node] for node in nodes]) == partners(nodes)
+    assert copy_partners([renamed[node] for node in nodes]) == copy_partners(nodes)
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(1, 8), min_size=1), st.integers(0, 5), st.data())
@@ -59,10 +59,8 @@ def test_spare_processes_fit_into_a_node_beside_its_ranks(
     ranks: dict[str, int], most: int, data: st.DataObject
 ) -> None:
     """One is always made if any is asked for: it is what a death waits for."""
-    memory = {
-        node: data.draw(st.floats(0, 16.0)) * PROCESS_BYTES for node in ranks if data.draw(st.booleans())
-    }
-    for node, count in spares_for(ranks, memory, most).items():
+    memory = {node: data.draw(st.floats(0, 16.0)) * PROCESS_BYTES for node in ranks if data.draw(st.booleans())}
+    for node, count in spare_counts(ranks, memory, most).items():
         assert min(most, 1) <= count <= most
         fits = (ranks[node] + count + 1) * PROCESS_BYTES <= memory.get(node, 0.0)
         assert count == most or not fits, "another would have had room"

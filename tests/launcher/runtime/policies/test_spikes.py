@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import Rewind
-from launcher.runtime.policies.failures import Stop
+from launcher.runtime.policies.failures import StopDecision
 from launcher.runtime.policies.spikes import (
     LOSS,
     SpikeHistory,
     Spikes,
-    Verdict,
-    decide,
-    describe,
-    is_spike,
-    max_allowed,
+    SpikeVerdict,
+    decide_after_spike,
+    describe_bad_step,
+    max_allowed_figure,
     next_history,
+    should_go_back,
     upper_bound,
 )
 
@@ -35,9 +35,7 @@ def watch(
     """What is remembered after each step, the first being step 0; a phase has so many steps."""
     recent, found = recent or SpikeHistory(), []
     for step, loss in enumerate(losses):
-        recent = next_history(
-            settings, recent, step // phases, step, {LOSS: loss}, updated=math.isfinite(loss)
-        )
+        recent = next_history(settings, recent, step // phases, step, {LOSS: loss}, updated=math.isfinite(loss))
         found.append(recent)
     return found
 
@@ -45,7 +43,7 @@ def watch(
 def reached(settings: Spikes, losses: list[float]) -> int | None:
     """Steps done when the run would go back first."""
     for steps, recent in enumerate(watch(settings, losses), start=1):
-        if is_spike(settings, recent, steps):
+        if should_go_back(settings, recent, steps):
             return steps
     return None
 
@@ -89,7 +87,7 @@ def test_a_step_that_was_not_updated_counts_whatever_its_loss() -> None:
     for step in range(3):
         recent = next_history(SETTINGS, recent, 0, step, {LOSS: 3.0}, updated=False)
     assert (recent.since, recent.series) == (0, {})
-    assert is_spike(SETTINGS, recent, 3)
+    assert should_go_back(SETTINGS, recent, 3)
 
 
 def test_a_new_phase_is_measured_by_its_own_losses() -> None:
@@ -102,7 +100,7 @@ def test_a_new_phase_is_measured_by_its_own_losses() -> None:
 def test_but_a_spike_may_span_two() -> None:
     recent = watch(SETTINGS, [*noisy(28), NAN, NAN, NAN], phases=30)[-1]
     assert recent.since == 28
-    assert is_spike(SETTINGS, recent, 31)
+    assert should_go_back(SETTINGS, recent, 31)
 
 
 finite = st.floats(0.5, 12.0, allow_nan=False)
@@ -121,9 +119,7 @@ def test_a_resume_anywhere_changes_no_decision(losses: list[float], cut: int) ->
         assert recent == undisturbed[step]
 
 
-@given(
-    st.lists(finite, min_size=8, max_size=40), st.lists(st.just(NAN) | st.just(1e6), min_size=1, max_size=20)
-)
+@given(st.lists(finite, min_size=8, max_size=40), st.lists(st.just(NAN) | st.just(1e6), min_size=1, max_size=20))
 def test_bad_steps_leave_no_trace(good: list[float], bad: list[float]) -> None:
     recent = watch(SETTINGS, good)[-1]
     later = recent
@@ -144,18 +140,16 @@ def test_one_outlier_in_the_measure_hardly_moves_the_bound(losses: list[float], 
 
 def test_the_bound_is_the_median_and_spreads_of_normal_noise() -> None:
     assert upper_bound([1.0, 2.0, 3.0, 4.0, 100.0], 5, 2.0) == pytest.approx(3.0 + 2.0 * 1.4826)
-    assert upper_bound([9.0, 9.0, 2.0, 2.0, 2.0, 2.0], 4, 5.0) == pytest.approx(2.0 + 5.0 * 0.02), (
-        "only the last four"
-    )
+    assert upper_bound([9.0, 9.0, 2.0, 2.0, 2.0, 2.0], 4, 5.0) == pytest.approx(2.0 + 5.0 * 0.02), "only the last four"
 
 
 def test_an_outlier_makes_no_update() -> None:
     settings = SETTINGS.model_copy(update={"outlier": 20.0})
     recent = SpikeHistory(phase=1, series={"all_grad_norm": (1.0, 1.1, 0.9, 1.0, 1.0, 1.1, 0.9, 1.0)})
-    assert 2.0 < max_allowed(settings, recent, 1, "all_grad_norm") < 4.0
-    assert max_allowed(settings, recent, 1, "unheard of") == math.inf
-    assert max_allowed(settings, recent, 2, "all_grad_norm") == math.inf, "a new phase"
-    assert max_allowed(SETTINGS, recent, 1, "all_grad_norm") == math.inf, "not asked for"
+    assert 2.0 < max_allowed_figure(settings, recent, 1, "all_grad_norm") < 4.0
+    assert max_allowed_figure(settings, recent, 1, "unheard of") == math.inf
+    assert max_allowed_figure(settings, recent, 2, "all_grad_norm") == math.inf, "a new phase"
+    assert max_allowed_figure(SETTINGS, recent, 1, "all_grad_norm") == math.inf, "not asked for"
 
 
 def gone_back(began: int, reached: int, to: int | None = 0) -> Rewind:
@@ -182,7 +176,7 @@ HISTORY = [
     ("began", "to"), [(53, 48), (50, 46), (49, 46), (48, 40), (43, 40), (42, 10), (13, 10), (55, 52)]
 )
 def test_back_to_the_newest_checkpoint_well_before_it(began: int, to: int) -> None:
-    verdict = decide(SETTINGS, began, "a spike", HISTORY, [])
+    verdict = decide_after_spike(SETTINGS, began, "a spike", HISTORY, [])
     assert verdict.stop is None
     assert verdict.to is not None
     assert verdict.to.step == to
@@ -190,9 +184,9 @@ def test_back_to_the_newest_checkpoint_well_before_it(began: int, to: int) -> No
 
 @pytest.mark.parametrize("history", [[], HISTORY])
 def test_without_such_a_checkpoint_the_run_ends(history: list[CheckpointName]) -> None:
-    verdict = decide(SETTINGS, 12, "losses that are not finite", history, [])
+    verdict = decide_after_spike(SETTINGS, 12, "losses that are not finite", history, [])
     assert verdict.to is None
-    assert isinstance(verdict.stop, Stop)
+    assert isinstance(verdict.stop, StopDecision)
     assert re.search(r"\bfinite, .*\bstep 12\b", verdict.stop.reason)
     assert re.search(r"\bcheckpoint is 3 ", verdict.stop.reason)
 
@@ -212,7 +206,7 @@ def test_without_such_a_checkpoint_the_run_ends(history: list[CheckpointName]) -
 )
 def test_it_gives_up_when_going_back_again_and_again_does_not_help(past: list[Rewind], stops: bool) -> None:
     """Two are allowed in a row, each within 8 steps of where the one before had got to."""
-    verdict = decide(SETTINGS, 53, "a spike", HISTORY, past)
+    verdict = decide_after_spike(SETTINGS, 53, "a spike", HISTORY, past)
     assert verdict.to == CheckpointName(2, 48), "a later start goes on from there in any case"
     assert (verdict.stop is not None) == stops
     if verdict.stop:
@@ -230,10 +224,10 @@ def test_it_gives_up_when_going_back_again_and_again_does_not_help(past: list[Re
 )
 def test_the_cause_is_told(loss: float, norm: float, expected: str) -> None:
     recent = replace(watch(SETTINGS, [3.0] * 9)[-1], since=9)
-    assert describe(recent, loss, norm) == expected
+    assert describe_bad_step(recent, loss, norm) == expected
 
 
 def test_none_may_be_allowed() -> None:
     settings = SETTINGS.model_copy(update={"most_rewinds": 0})
-    assert decide(settings, 53, "a spike", HISTORY, []).stop is not None
-    assert decide(SETTINGS, 53, "a spike", HISTORY, []) == Verdict(CheckpointName(2, 48), None)
+    assert decide_after_spike(settings, 53, "a spike", HISTORY, []).stop is not None
+    assert decide_after_spike(SETTINGS, 53, "a spike", HISTORY, []) == SpikeVerdict(CheckpointName(2, 48), None)

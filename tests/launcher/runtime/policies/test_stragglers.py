@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from encoder_core.train.settings import Pace
-from launcher.runtime.policies.stragglers import SLOW_WINDOWS, Detector, Straggler, Stragglers, slowness
+from launcher.runtime.policies.stragglers import SLOW_WINDOWS, Straggler, StragglerDetector, Stragglers, rank_slowness
 from launcher.runtime.recipe.parts import WeightCheck
 
 TOKENS, SECOND = 1000, 1.0
@@ -14,13 +14,11 @@ SETTINGS = Stragglers(window=4, ratio=1.5)
 
 def paces(forward: Sequence[float], data: Sequence[float] | None = None) -> tuple[Pace, ...]:
     """A step of ranks with these seconds; forward passes of `TOKENS` tokens."""
-    return tuple(
-        Pace(wait, busy, TOKENS) for busy, wait in zip(forward, data or [0.01] * len(forward), strict=True)
-    )
+    return tuple(Pace(wait, busy, TOKENS) for busy, wait in zip(forward, data or [0.01] * len(forward), strict=True))
 
 
-def feed(detector: Detector, steps: int, *args: Sequence[float]) -> list[Straggler]:
-    return [slow for _ in range(steps) for slow in detector.step(paces(*args), SECOND)]
+def feed(detector: StragglerDetector, steps: int, *args: Sequence[float]) -> list[Straggler]:
+    return [slow for _ in range(steps) for slow in detector.add_step(paces(*args), SECOND)]
 
 
 @pytest.mark.parametrize(
@@ -42,29 +40,29 @@ def feed(detector: Detector, steps: int, *args: Sequence[float]) -> list[Straggl
 def test_slowness_is_the_ratio_to_the_median_and_says_at_what(
     forward: list[float], data: list[float], ratios: list[float], doing: str
 ) -> None:
-    found = slowness([(paces(forward, data), SECOND)] * 3, forward=True)
+    found = rank_slowness([(paces(forward, data), SECOND)] * 3, forward=True)
     assert [s.ratio for s in found] == pytest.approx(ratios, rel=0.01)
     assert max(found, key=lambda s: s.ratio).doing == doing
 
 
 def test_half_of_the_ranks_may_be_slow_and_the_median_still_holds() -> None:
-    found = slowness([(paces([0.1, 0.1, 0.1, 0.3, 0.3]), SECOND)], forward=True)
+    found = rank_slowness([(paces([0.1, 0.1, 0.1, 0.3, 0.3]), SECOND)], forward=True)
     assert [s.rank for s in found if s.ratio >= 1.5] == [3, 4]
 
 
 def test_computing_is_counted_by_the_token() -> None:
     twice_the_work = (Pace(0, 0.1, TOKENS), Pace(0, 0.2, 2 * TOKENS), Pace(0, 0.1, TOKENS))
-    assert [s.ratio for s in slowness([(twice_the_work, SECOND)], forward=True)] == pytest.approx([1, 1, 1])
+    assert [s.ratio for s in rank_slowness([(twice_the_work, SECOND)], forward=True)] == pytest.approx([1, 1, 1])
 
 
 def test_a_rank_without_tokens_is_not_judged() -> None:
     idle = (Pace(0, 0.1, TOKENS), Pace(0, 0.0, 0), Pace(0, 0.1, TOKENS))
-    assert all(s.ratio < 1.5 for s in slowness([(idle, SECOND)], forward=True))
-    assert all(s.ratio == 1 for s in slowness([(idle[:2], SECOND)], forward=True))
+    assert all(s.ratio < 1.5 for s in rank_slowness([(idle, SECOND)], forward=True))
+    assert all(s.ratio == 1 for s in rank_slowness([(idle[:2], SECOND)], forward=True))
 
 
 def test_it_takes_some_windows_and_is_said_once() -> None:
-    detector = Detector(SETTINGS, forward=True)
+    detector = StragglerDetector(SETTINGS, forward=True)
     slow, well = [0.1, 0.3, 0.1], [0.1, 0.1, 0.1]
     assert feed(detector, SLOW_WINDOWS * SETTINGS.window - 1, slow) == []
     (said,) = feed(detector, 1, slow)
@@ -75,14 +73,14 @@ def test_it_takes_some_windows_and_is_said_once() -> None:
 
 
 def test_a_single_slow_window_says_nothing() -> None:
-    detector = Detector(SETTINGS, forward=True)
+    detector = StragglerDetector(SETTINGS, forward=True)
     for _ in range(5):
         assert feed(detector, (SLOW_WINDOWS - 1) * SETTINGS.window, [0.1, 9.0, 0.1]) == []
         assert feed(detector, SETTINGS.window, [0.1, 0.1, 0.1]) == []
 
 
 def test_forward_passes_that_wait_for_others_say_nothing() -> None:
-    detector = Detector(SETTINGS, forward=False)
+    detector = StragglerDetector(SETTINGS, forward=False)
     assert feed(detector, 40, [0.1, 0.9, 0.1]) == []
     assert feed(detector, 40, [0.1, 0.1, 0.1], [0.0, 0.6, 0.0])[0].doing == "data"
 
@@ -105,4 +103,4 @@ def test_how_often_weights_are_compared(every: object, zero: int, interval: int 
 
 
 def test_one_rank_has_nobody_to_be_slower_than() -> None:
-    assert feed(Detector(SETTINGS, forward=True), 40, [0.1]) == []
+    assert feed(StragglerDetector(SETTINGS, forward=True), 40, [0.1]) == []

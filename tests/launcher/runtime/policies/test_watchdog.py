@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from launcher.runtime.policies.watchdog import (
-    FIRST_SUMS,
-    Beat,
-    Observer,
+    TRIAL_SUM_ACTIVITIES,
+    HeartbeatObserver,
+    RankHeartbeat,
     RankLocation,
-    Stuck,
+    StuckRank,
     Watchdog,
-    culprits,
-    next_beat,
+    find_culprits,
     stack_of_every_thread,
+    with_count,
 )
 
 LIMITS = Watchdog(step=100, other=500, silence=30)
@@ -28,10 +28,10 @@ class Watched:
 
     def __init__(self, ranks: int, start: float = 1000.0) -> None:
         self.now = start
-        self.observer = Observer(lambda: self.now)
-        self.beats = {rank: Beat(1, 7, "training", 0, HERE) for rank in range(ranks)}
+        self.observer = HeartbeatObserver(lambda: self.now)
+        self.beats = {rank: RankHeartbeat(1, 7, "training", 0, HERE) for rank in range(ranks)}
         self.mute: set[int] = set()
-        self.observer.look(self.beats)
+        self.observer.observe(self.beats)
 
     def move(self, rank: int, step: int = 7, doing: str = "training", done: int = 0) -> None:
         self.beats[rank] = replace(self.beats[rank], step=step, doing=doing, done=done)
@@ -43,13 +43,13 @@ class Watched:
             self.now += 0.25
             if self.now % 1 == 0:
                 self.sound()
-            self.observer.look(self.beats)
-        return [str(stuck) for stuck in self.observer.stuck(LIMITS)]
+            self.observer.observe(self.beats)
+        return [str(stuck) for stuck in self.observer.find_stuck_ranks(LIMITS)]
 
     def sound(self) -> None:
         for rank, beat in self.beats.items():
             if rank not in self.mute:
-                self.beats[rank] = next_beat(beat, beat)
+                self.beats[rank] = with_count(beat, beat)
 
     def gap(self, seconds: float, *, ranks_live: bool) -> None:
         """The observer sees nothing for a while."""
@@ -65,19 +65,17 @@ def test_all_is_well_within_the_limits() -> None:
     watched.mute = {1}
     watched.move(0, step=8)
     assert watched.wait(30) == []
-    assert Observer().stuck(LIMITS) == []
+    assert HeartbeatObserver().find_stuck_ranks(LIMITS) == []
 
 
-@pytest.mark.parametrize("doing", FIRST_SUMS.values())
+@pytest.mark.parametrize("doing", TRIAL_SUM_ACTIVITIES.values())
 def test_a_first_sum_may_take_as_long_as_a_step_and_who_never_comes_to_it_is_behind(doing: str) -> None:
     watched = Watched(3)
     for rank in range(3):
         watched.move(rank, step=0, doing="starting" if rank == 1 else doing)
     assert watched.wait(100) == []
-    assert watched.wait(1) == [
-        f"rank {rank} has made no progress for 101 s, {doing} at step 0" for rank in (0, 2)
-    ]
-    assert culprits(watched.observer.stuck(LIMITS), watched.beats) == [1]
+    assert watched.wait(1) == [f"rank {rank} has made no progress for 101 s, {doing} at step 0" for rank in (0, 2)]
+    assert find_culprits(watched.observer.find_stuck_ranks(LIMITS), watched.beats) == [1]
 
 
 def test_who_is_stuck_is_named() -> None:
@@ -109,7 +107,7 @@ def test_another_process_begins_anew() -> None:
     watched = Watched(1)
     watched.mute = {0}
     watched.wait(29)
-    watched.beats[0] = next_beat(watched.beats[0], Beat(1, 7, "training", 0, ELSEWHERE))
+    watched.beats[0] = with_count(watched.beats[0], RankHeartbeat(1, 7, "training", 0, ELSEWHERE))
     assert watched.beats[0].count == 1
     assert watched.wait(29) == []
 
@@ -164,12 +162,10 @@ def test_at_random_the_healthy_are_spared_and_the_dead_are_found(seed: int) -> N
         ([], [(40, "loading", 3), (40, "training", 0), (40, "training", 0)], [0]),
     ],
 )
-def test_whose_fault_a_hang_is(
-    silent: list[int], places: list[tuple[int, str, int]], behind: list[int]
-) -> None:
-    beats = {rank: Beat(9, *where, HERE) for rank, where in enumerate(places)}
-    found = [Stuck(rank, rank in silent, "is stuck") for rank in beats if not silent or rank in silent]
-    assert culprits(found, beats) == behind
+def test_whose_fault_a_hang_is(silent: list[int], places: list[tuple[int, str, int]], behind: list[int]) -> None:
+    beats = {rank: RankHeartbeat(9, *where, HERE) for rank, where in enumerate(places)}
+    found = [StuckRank(rank, rank in silent, "is stuck") for rank in beats if not silent or rank in silent]
+    assert find_culprits(found, beats) == behind
 
 
 def test_stacks_show_what_a_waiting_thread_does() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.trials.trial_network import Subject
-from launcher.runtime.preflight.kernels import Compile, choose_compilation, compiled_name
+from encoder_core.trials.trial_network import TrialSubject
+from launcher.runtime.preflight.kernels import CompileSetting, choose_compilation, compiled_code_name
 
 GPU = "a GPU, driver 1"
 NETWORK = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, vocab=64)
@@ -25,7 +25,7 @@ NETWORK = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, vocab=64)
     ],
 )
 def test_auto_compiles_on_gpus_where_triton_is(
-    asked: Compile, gpu: str | None, unfit: str, compiled: bool
+    asked: CompileSetting, gpu: str | None, unfit: str, compiled: bool
 ) -> None:
     choice = choose_compilation(asked, gpu, unfit=unfit)
     assert choice.compiled == compiled
@@ -36,16 +36,16 @@ def test_auto_compiles_on_gpus_where_triton_is(
 
 @pytest.mark.long
 def test_the_name_is_of_all_that_compiled_code_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = Subject((NETWORK,), torch.float32, torch.device("cpu"), 4, 32)
-    name = compiled_name(subject, 1)
-    assert compiled_name(subject, 1) == name
+    subject = TrialSubject((NETWORK,), torch.float32, torch.device("cpu"), 4, 32)
+    name = compiled_code_name(subject, 1)
+    assert compiled_code_name(subject, 1) == name
     wider = NETWORK.model_copy(update={"hidden": 32})
     others = [
-        compiled_name(subject, 3),
-        compiled_name(Subject((wider,), torch.float32, torch.device("cpu"), 4, 32), 1),
-        compiled_name(Subject((NETWORK,), torch.bfloat16, torch.device("cpu"), 4, 32), 1),
-        compiled_name(Subject((NETWORK,), torch.float32, torch.device("cpu"), 8, 32), 1),
+        compiled_code_name(subject, 3),
+        compiled_code_name(TrialSubject((wider,), torch.float32, torch.device("cpu"), 4, 32), 1),
+        compiled_code_name(TrialSubject((NETWORK,), torch.bfloat16, torch.device("cpu"), 4, 32), 1),
+        compiled_code_name(TrialSubject((NETWORK,), torch.float32, torch.device("cpu"), 8, 32), 1),
     ]
     monkeypatch.setattr("launcher.runtime.preflight.kernels._CPUINFO", Path("/nowhere"))
-    others.append(compiled_name(subject, 1))
+    others.append(compiled_code_name(subject, 1))
     assert len({name, *others}) == 6

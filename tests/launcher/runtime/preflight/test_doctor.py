@@ -9,12 +9,12 @@ import pytest
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from launcher.runtime.preflight import doctor
-from launcher.runtime.preflight.doctor import examine, probe_store
+from launcher.runtime.preflight.doctor import examine_machine, probe_store
 
 
 @pytest.mark.long
 def test_this_machine_can_train() -> None:
-    findings = list(examine([]))
+    findings = list(examine_machine([]))
     assert {finding.what for finding in findings} >= {
         "Python",
         "torch",
@@ -74,13 +74,11 @@ def test_a_store_that_would_lose_runs_is_found_out(
 
 
 @pytest.mark.long
-def test_another_version_than_the_pinned_one_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_than_the_pinned_one_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pins = tmp_path / "constraints.txt"
     pins.write_text("torch==1.0\nnumpy==1.0\n")
     monkeypatch.setattr(doctor, "_PINS", pins)
-    found = {finding.what: finding for finding in examine([])}
+    found = {finding.what: finding for finding in examine_machine([])}
     assert found["numpy"].verdict == "warning"
     assert "tested with 1.0" in found["numpy"].found
     assert found["torch"].verdict == "ok", "torch is compared with all that were tested"

@@ -11,30 +11,30 @@ MIB, GIB = 1 << 20, 1 << 30
 @pytest.mark.parametrize(
     ("finding", "verdict"),
     [
-        (findings.clock(None), "ok"),
-        (findings.clock(0.9), "ok"),
-        (findings.clock(-6), "warning"),
-        (findings.clock(6), "warning"),
-        (findings.clock(-301), "failure"),
-        (findings.clock(16 * 60), "failure"),
-        (findings.shared_memory(16 * GIB, 15 * GIB, gpus=8), "ok"),
-        (findings.shared_memory(64 * MIB, 64 * MIB, gpus=8), "failure"),
-        (findings.shared_memory(64 * MIB, 64 * MIB, gpus=1), "warning"),
-        (findings.shared_memory(64 * MIB, 64 * MIB, gpus=0), "warning"),
-        (findings.shared_memory(16 * GIB, MIB, gpus=8), "warning"),
-        (findings.open_files(65_536, 1 << 20), "ok"),
-        (findings.open_files(20_000, 20_000), "ok"),
-        (findings.open_files(4096, 4096), "warning"),
-        (findings.open_files(256, 65_536), "failure"),
-        (findings.open_files(256, -1), "failure"),
-        (findings.open_files(-1, -1), "ok"),
-        (findings.memory(5 * GIB, 8 * GIB), "ok"),
-        (findings.memory(3 * GIB, 8 * GIB), "warning"),
-        (findings.temporary_disk(6 * GIB, "/tmp"), "ok"),
-        (findings.temporary_disk(GIB, "/tmp"), "warning"),
-        (findings.checkpoint_disk(4 * GIB, "/runs", GIB, kept=3), "ok"),
-        (findings.checkpoint_disk(3 * GIB, "/runs", GIB, kept=3), "warning"),
-        (findings.checkpoint_disk(GIB - 1, "/runs", GIB, kept=3), "failure"),
+        (findings.judge_clock(None), "ok"),
+        (findings.judge_clock(0.9), "ok"),
+        (findings.judge_clock(-6), "warning"),
+        (findings.judge_clock(6), "warning"),
+        (findings.judge_clock(-301), "failure"),
+        (findings.judge_clock(16 * 60), "failure"),
+        (findings.judge_shared_memory(16 * GIB, 15 * GIB, gpus=8), "ok"),
+        (findings.judge_shared_memory(64 * MIB, 64 * MIB, gpus=8), "failure"),
+        (findings.judge_shared_memory(64 * MIB, 64 * MIB, gpus=1), "warning"),
+        (findings.judge_shared_memory(64 * MIB, 64 * MIB, gpus=0), "warning"),
+        (findings.judge_shared_memory(16 * GIB, MIB, gpus=8), "warning"),
+        (findings.judge_open_files(65_536, 1 << 20), "ok"),
+        (findings.judge_open_files(20_000, 20_000), "ok"),
+        (findings.judge_open_files(4096, 4096), "warning"),
+        (findings.judge_open_files(256, 65_536), "failure"),
+        (findings.judge_open_files(256, -1), "failure"),
+        (findings.judge_open_files(-1, -1), "ok"),
+        (findings.judge_memory(5 * GIB, 8 * GIB), "ok"),
+        (findings.judge_memory(3 * GIB, 8 * GIB), "warning"),
+        (findings.judge_temporary_disk(6 * GIB, "/tmp"), "ok"),
+        (findings.judge_temporary_disk(GIB, "/tmp"), "warning"),
+        (findings.judge_checkpoint_disk(4 * GIB, "/runs", GIB, kept=3), "ok"),
+        (findings.judge_checkpoint_disk(3 * GIB, "/runs", GIB, kept=3), "warning"),
+        (findings.judge_checkpoint_disk(GIB - 1, "/runs", GIB, kept=3), "failure"),
     ],
 )
 def test_each_finding_has_its_verdict_and_a_remedy_unless_well(finding: Finding, verdict: str) -> None:
@@ -43,8 +43,8 @@ def test_each_finding_has_its_verdict_and_a_remedy_unless_well(finding: Finding,
 
 
 def test_a_clock_says_which_way_it_is_off() -> None:
-    assert findings.clock(301).found == "301.0 s ahead of the store's"
-    assert findings.clock(-301).found == "301.0 s behind the store's"
+    assert findings.judge_clock(301).found == "301.0 s ahead of the store's"
+    assert findings.judge_clock(-301).found == "301.0 s behind the store's"
 
 
 def test_a_node_with_another_version_is_named() -> None:
@@ -66,12 +66,15 @@ def test_what_one_node_lacks_is_a_difference() -> None:
 
 def test_the_worst_counts() -> None:
     assert worst_verdict([]) == "ok"
-    assert worst_verdict([findings.clock(0), findings.clock(6)]) == "warning"
-    assert worst_verdict([findings.clock(6), findings.clock(400), findings.clock(0)]) == "failure"
+    assert worst_verdict([findings.judge_clock(0), findings.judge_clock(6)]) == "warning"
+    assert worst_verdict([findings.judge_clock(6), findings.judge_clock(400), findings.judge_clock(0)]) == "failure"
 
 
 def test_a_torch_without_cuda_has_another_remedy_than_a_machine_without_a_gpu() -> None:
-    built, machine = findings.no_gpu("2.13.0+cpu", None), findings.no_gpu("2.13.0+cu130", "13.0")
+    built, machine = (
+        findings.missing_gpu_finding("2.13.0+cpu", None),
+        findings.missing_gpu_finding("2.13.0+cu130", "13.0"),
+    )
     assert built.verdict == machine.verdict == "warning"
     assert "13.0" in machine.found
     assert built.remedy != machine.remedy

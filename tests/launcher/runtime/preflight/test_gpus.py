@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runtime.preflight.findings import gpu
+from launcher.runtime.preflight.findings import judge_gpu
 from launcher.runtime.preflight.measure import gpu_states
 from tests.support.clusters.fake_gpus import shown
 
@@ -53,7 +53,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> None:
 def verdicts(monkeypatch: pytest.MonkeyPatch, **answers: Any) -> list[tuple[str, str]]:
     """What is found of each GPU. What is not well has a remedy."""
     answer(monkeypatch, **answers)
-    findings = [finding for state in gpu_states() for finding in gpu(state)]
+    findings = [finding for state in gpu_states() for finding in judge_gpu(state)]
     assert all(bool(finding.remedy) == (finding.verdict != "ok") for finding in findings)
     return [(finding.verdict, finding.found) for finding in findings]
 

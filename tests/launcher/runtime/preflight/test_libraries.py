@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from launcher.runtime.preflight.doctor import (
-    LIBRARIES,
-    SLOW_S,
-    Imports,
+    IMPORTED_MODULES,
+    SLOW_IMPORTS_S,
+    ImportTimes,
     examine_imports,
-    file_system,
+    file_system_kind,
     judge_imports,
     measure_imports,
 )
@@ -38,7 +38,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_time_files_and_bytes_are_those_of_the_modules(made: str) -> None:
     nothing, found = measure_imports({}), measure_imports({"all": made, "again": "made_up.m3"})
     assert list(found.seconds) == ["all", "again"]
-    assert 0.2 <= found.seconds["all"] < found.total
+    assert 0.2 <= found.seconds["all"] < found.total_s
     assert found.seconds["again"] < 0.1, "it is loaded already"
     assert found.files - nothing.files >= 42
     assert SIZE <= found.size - nothing.size < 2 * SIZE
@@ -64,11 +64,11 @@ def test_modules_without_bytecode_are_counted(made: str, monkeypatch: pytest.Mon
     assert "4,000" in finding.found
 
 
-@pytest.mark.parametrize(("seconds", "verdict"), [(SLOW_S - 1, "ok"), (SLOW_S + 1, "warning")])
+@pytest.mark.parametrize(("seconds", "verdict"), [(SLOW_IMPORTS_S - 1, "ok"), (SLOW_IMPORTS_S + 1, "warning")])
 def test_slow_imports_have_a_remedy(seconds: float, verdict: str) -> None:
-    parts = dict.fromkeys(LIBRARIES, seconds / len(LIBRARIES))
+    parts = dict.fromkeys(IMPORTED_MODULES, seconds / len(IMPORTED_MODULES))
     finding = judge_imports(
-        Imports(parts, files=4321, size=1 << 30, read=1 << 20, uncompiled=0), "nfs4 (on the network)"
+        ImportTimes(parts, files=4321, size=1 << 30, read=1 << 20, uncompiled=0), "nfs4 (on the network)"
     )
     assert finding.verdict == verdict
     assert bool(finding.remedy) == (verdict == "warning")
@@ -80,4 +80,4 @@ def test_a_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
     for path in (tmp_path, Path("/proc/self"), Path("/dev/shm"), Path("/")):
         real = Path(os.path.realpath(path))
         nearest = next(str(place) for place in (real, *real.parents) if str(place) in mounts)
-        assert file_system(path).split(" (")[0] == mounts[nearest]
+        assert file_system_kind(path).split(" (")[0] == mounts[nearest]

@@ -17,12 +17,12 @@ from launcher.runtime.preflight.findings import Finding, worst_verdict
 from launcher.runtime.preflight.measure import (
     PreflightSubject,
     clock_skew,
-    examine,
-    open_files,
+    open_files_finding,
     raise_open_files,
     read_subject,
+    run_checks,
 )
-from launcher.runtime.recipe.load import reload
+from launcher.runtime.recipe.load import with_assignments
 
 LIMIT_S = 3.0
 
@@ -33,7 +33,7 @@ def by_name(found: list[Finding]) -> dict[str, Finding]:
 
 def test_a_run_that_could_be_trained_here(fresh_run: str) -> None:
     started = time.monotonic()
-    found = by_name(examine(read_subject(fresh_run)))
+    found = by_name(run_checks(read_subject(fresh_run)))
     assert time.monotonic() - started < LIMIT_S
     assert worst_verdict(found.values()) != "failure", found
     names = {"memory", "/dev/shm", "open files", "temporary disk", "corpus text", "run's store", "clock"}
@@ -45,10 +45,10 @@ def test_a_limit_that_we_may_raise_is_nothing_to_warn_of() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
     try:
-        assert open_files().verdict == "failure"
+        assert open_files_finding().verdict == "failure"
         raise_open_files()
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, 65_536), hard)
-        assert open_files().verdict == "ok"
+        assert open_files_finding().verdict == "ok"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -57,29 +57,27 @@ def test_a_folder_that_is_not_mounted_here_is_refused(fresh_run: str, tmp_path: 
     here = read_subject(fresh_run)
     assert here.run is not None
     elsewhere = tmp_path / "not-mounted"
-    found = by_name(examine(PreflightSubject(here.recipe, str(elsewhere))))
+    found = by_name(run_checks(PreflightSubject(here.recipe, str(elsewhere))))
     assert found["run's store"].verdict == "failure"
     assert "run.json" in found["run's store"].found
     assert not elsewhere.exists(), "nothing was written to the wrong disk"
 
 
 def test_a_corpus_that_is_not_mounted_here_is_refused(fresh_run: str, tmp_path: Path) -> None:
-    recipe = reload(read_subject(fresh_run).recipe, (f"corpus.sources.text.uri={tmp_path}/nowhere",))
-    found = by_name(examine(PreflightSubject(recipe, fresh_run)))
+    recipe = with_assignments(read_subject(fresh_run).recipe, (f"corpus.sources.text.uri={tmp_path}/nowhere",))
+    found = by_name(run_checks(PreflightSubject(recipe, fresh_run)))
     assert found["corpus text"].verdict == "failure"
 
 
-def test_a_store_that_never_answers_is_a_warning_in_time(
-    fresh_run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_never_answers_is_a_warning_in_time(fresh_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training waits for a store; the preflight does not."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and says nothing
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-        recipe = reload(read_subject(fresh_run).recipe, ("corpus.sources.text.uri=s3://bucket/corpus",))
+        recipe = with_assignments(read_subject(fresh_run).recipe, ("corpus.sources.text.uri=s3://bucket/corpus",))
         started = time.monotonic()
-        found = by_name(examine(PreflightSubject(recipe, None)))
+        found = by_name(run_checks(PreflightSubject(recipe, None)))
         assert time.monotonic() - started < LIMIT_S
     assert found["corpus text"].verdict == "warning"
 
@@ -88,10 +86,10 @@ def test_the_ray_cluster_must_be_reachable(monkeypatch: pytest.MonkeyPatch) -> N
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
-        assert by_name(examine(None))["Ray cluster"].verdict == "ok"
-    assert by_name(examine(None))["Ray cluster"].verdict == "failure"
+        assert by_name(run_checks(None))["Ray cluster"].verdict == "ok"
+    assert by_name(run_checks(None))["Ray cluster"].verdict == "failure"
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert by_name(examine(None))["Ray cluster"].verdict == "ok"
+    assert by_name(run_checks(None))["Ray cluster"].verdict == "ok"
 
 
 def test_a_store_with_a_clock_tells_how_far_ours_is_off(any_store: Store) -> None:

@@ -14,9 +14,9 @@ from launcher.runtime.preflight.network import (
     connection_error,
     examine_network,
     interface_with_address,
-    line_rate,
-    rank_variables,
-    ray_head,
+    network_line_rate,
+    parse_ray_head,
+    rank_network_variables,
 )
 
 INTERFACES = {
@@ -43,7 +43,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "address"), [(n, a) for n, found in INTERFACES.items() for a in found])
 def test_the_interface_with_the_address_is_taken(interfaces: None, name: str, address: str) -> None:
     assert interface_with_address(address) == name
-    found = rank_variables(address, {})
+    found = rank_network_variables(address, {})
     assert found["GLOO_SOCKET_IFNAME"] == name
     assert found["NCCL_SOCKET_IFNAME"] == f"={name.split(':')[0]}"
     assert found["NCCL_SOCKET_FAMILY"] == ("AF_INET6" if ":" in address else "AF_INET")
@@ -61,16 +61,16 @@ def test_the_interface_with_the_address_is_taken(interfaces: None, name: str, ad
 )
 def test_an_address_is_more_than_its_letters(interfaces: None, address: str, name: str | None) -> None:
     assert interface_with_address(address) == name
-    assert ("GLOO_SOCKET_IFNAME" in rank_variables(address, {})) == (name is not None)
+    assert ("GLOO_SOCKET_IFNAME" in rank_network_variables(address, {})) == (name is not None)
 
 
-NAMES = sorted(rank_variables("127.0.0.1", {}))
+NAMES = sorted(rank_network_variables("127.0.0.1", {}))
 
 
 @given(st.sets(st.sampled_from(NAMES)), st.sampled_from(["127.0.0.1", "203.0.113.9"]))
 def test_what_a_user_has_set_stays(own: set[str], address: str) -> None:
-    found = rank_variables(address, dict.fromkeys(own, "own"))
-    assert found == {name: value for name, value in rank_variables(address, {}).items() if name not in own}
+    found = rank_network_variables(address, dict.fromkeys(own, "own"))
+    assert found == {name: value for name, value in rank_network_variables(address, {}).items() if name not in own}
 
 
 def test_this_machines_loopback_takes_connections() -> None:
@@ -126,7 +126,7 @@ def test_a_line_has_the_rate_that_the_kernel_tells(
         port.mkdir(parents=True)
         (port / "rate").write_text(f"{rate}\n")
         (port / "state").write_text(f"{state}\n")
-    assert line_rate() == expected
+    assert network_line_rate() == expected
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_a_line_has_the_rate_that_the_kernel_tells(
     ],
 )
 def test_the_head_that_an_address_of_ray_names(address: str, head: tuple[str, int] | None) -> None:
-    assert ray_head(address) == head
+    assert parse_ray_head(address) == head
 
 
 def test_only_a_head_that_takes_no_connection_refuses() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runtime.preflight.collective import NodeReport, warning_lines, with_versions
+from launcher.runtime.preflight.collective import NodeReport, add_version_findings, warning_lines
 from launcher.runtime.preflight.findings import Finding
 from tests.support.ranks.forked import run_ranks
 from tests.support.ranks.measures import hold
@@ -44,7 +44,7 @@ def test_all_ranks_agree_on_the_unfit_node(fresh_run: str, tmp_path: Path) -> No
 
 def test_other_code_on_a_node_makes_it_unfit() -> None:
     same = {"maskfleet": "0.1.0+aaaa"}
-    odd = with_versions([report("a", **same), report("b", maskfleet="0.1.0+bbbb"), report("c", **same)])
+    odd = add_version_findings([report("a", **same), report("b", maskfleet="0.1.0+bbbb"), report("c", **same)])
     assert [r.verdict for r in odd] == ["ok", "failure", "ok"]
 
 

@@ -37,9 +37,7 @@ def ensure_named(example: dict[str, Any], world: int) -> None:
             assert all(f"rank {rank} (node" in text for text in failures.values())
             assert all(f"number {place} is" in text for text in failures.values())
         case "gives":
-            assert set(failures) == set(nodes), (
-                "the sum is wrong alike for all, and nobody can tell who it was"
-            )
+            assert set(failures) == set(nodes), "the sum is wrong alike for all, and nobody can tell who it was"
         case "delays":
             assert not failures
             assert f"from rank {rank} (node" in bad[nodes[next_rank], "warning", "network"]

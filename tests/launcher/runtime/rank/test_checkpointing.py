@@ -6,11 +6,11 @@ import pytest
 
 from checkpoints.attempt import claim
 from data_service.store.open import open_store
-from launcher.runtime.recipe.schema import Every
+from launcher.runtime.recipe.schema import Interval
 from tests.support.ranks.checkpointers import Silent, keeper_of
 
 
-def due(folder: Path, every: Every, grid: int, times: dict[int, float] | None = None) -> list[int]:
+def due(folder: Path, every: Interval, grid: int, times: dict[int, float] | None = None) -> list[int]:
     """The steps up to 40 at which a save is due, if none is ever begun; `times`: the clock from a step on."""
     now = [0.0]
     store = open_store(folder)
@@ -18,7 +18,7 @@ def due(folder: Path, every: Every, grid: int, times: dict[int, float] | None = 
     found = []
     for step in range(1, 41):
         now[0] = (times or {}).get(step, now[0])
-        if keeper.due(step):
+        if keeper.is_due(step):
             found.append(step)
     return found
 
@@ -27,11 +27,9 @@ def due(folder: Path, every: Every, grid: int, times: dict[int, float] | None = 
     ("steps", "grid", "expected"),
     [(10, 1, [10, 20, 30, 40]), (10, 5, [10, 20, 30, 40]), (10, 4, [12, 20, 32, 40]), (3, 8, [8, 16, 24, 32, 40])],
 )  # fmt: skip
-def test_a_multiple_off_the_grid_waits_for_its_next(
-    tmp_path: Path, steps: int, grid: int, expected: list[int]
-) -> None:
-    assert due(tmp_path, Every(steps=steps), grid) == expected
+def test_a_multiple_off_the_grid_waits_for_its_next(tmp_path: Path, steps: int, grid: int, expected: list[int]) -> None:
+    assert due(tmp_path, Interval(steps=steps), grid) == expected
 
 
 def test_so_does_the_time(tmp_path: Path) -> None:
-    assert due(tmp_path, Every(minutes=1), 10, {13: 61.0})[0] == 20
+    assert due(tmp_path, Interval(minutes=1), 10, {13: 61.0})[0] == 20

@@ -14,18 +14,12 @@ from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import list_committed
 from data_service.store.base import Store
-from data_service.store.errors import (
-    TRANSIENT_ERRORS,
-    CredentialsExpired,
-    OutOfSpace,
-    StoreError,
-    StoreUnavailable,
-)
+from data_service.store.errors import TRANSIENT_ERRORS, CredentialsExpired, OutOfSpace, StoreError, StoreUnavailable
 from data_service.store.open import open_store
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
 from encoder_core.train.zero_state import Fragment
-from launcher.runtime.run.record import COMMITTED
+from launcher.runtime.run.record import COMMITTED_KEY
 from tests.support.ranks.checkpointers import Engine, Silent, keeper_of
 from tests.support.ranks.checkpointing import on_threads
 
@@ -48,9 +42,7 @@ class _Uploading:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None
-    ) -> None:
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None) -> None:
         assert sent is not None
         self._upload(sent)
         self._store.put_buffers(key, buffers, sent)
@@ -107,16 +99,16 @@ def test_so_does_the_wait_for_a_save_that_was_under_way(store: Store) -> None:
     keeper.begin(Engine(), state_at(3))  # type: ignore[arg-type]
     keeper.finish(Engine(), state_at(4), StoredMemory())  # type: ignore[arg-type]
     assert list_committed(store) == [CheckpointName(1, 4), CheckpointName(1, 3)]
-    assert store.size(COMMITTED) is not None
+    assert store.size(COMMITTED_KEY) is not None
 
 
 @pytest.mark.parametrize(
     ("errors", "transient"),
     [
-        ((StoreUnavailable.at("s3://b", "down"), None), True),
-        ((StoreUnavailable.at("s3://b", "down"), CredentialsExpired.at("s3://b", "token")), True),
-        ((None, OutOfSpace.at("s3://b", "quota")), False),
-        ((StoreUnavailable.at("s3://b", "down"), OutOfSpace.at("s3://b", "quota")), False),
+        ((StoreUnavailable.for_uri("s3://b", "down"), None), True),
+        ((StoreUnavailable.for_uri("s3://b", "down"), CredentialsExpired.for_uri("s3://b", "token")), True),
+        ((None, OutOfSpace.for_uri("s3://b", "quota")), False),
+        ((StoreUnavailable.for_uri("s3://b", "down"), OutOfSpace.for_uri("s3://b", "quota")), False),
     ],
 )
 def test_a_last_save_that_fails_says_whether_it_may_be_only_the_store(
@@ -156,11 +148,11 @@ def test_a_store_that_fails_after_a_commit_costs_no_rank(store: Store) -> None:
 
     class Failing(_Uploading):
         def list(self, prefix: str = "") -> object:
-            raise StoreUnavailable.at("s3://b", "down")
+            raise StoreUnavailable.for_uri("s3://b", "down")
 
         def put_if_absent(self, key: str, data: bytes) -> bool:
-            if key == COMMITTED:
-                raise StoreUnavailable.at("s3://b", "down")
+            if key == COMMITTED_KEY:
+                raise StoreUnavailable.for_uri("s3://b", "down")
             return self._store.put_if_absent(key, data)
 
     keeper = keeper_of(Failing(store, lambda sent: None), claim(store), Silent())  # type: ignore[arg-type]

@@ -8,25 +8,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from checkpoints.attempt import claim
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import (
-    Rewind,
-    checkpoint_rows,
-    is_on_lineage,
-    list_committed,
-    read_rewinds,
-    record_rewind,
-)
-from checkpoints.load import Reader
-from checkpoints.verify import newest_good
+from checkpoints.listing import Rewind, checkpoint_rows, is_on_lineage, list_committed, read_rewinds, record_rewind
+from checkpoints.load import CheckpointReader
+from checkpoints.verify import find_newest_good
 from data_service.store.base import Store
 from data_service.store.open import open_store
-from encoder_core.train.settings import MEMORY
+from encoder_core.train.settings import MEMORY_KIND
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
 from encoder_core.train.zero_state import Fragment
-from launcher.runtime.run.record import COMMITTED
+from launcher.runtime.run.record import COMMITTED_KEY
 from tests.support.ranks.checkpointers import Engine, Silent, keeper_of
 from tests.support.ranks.checkpointing import assert_holds, random_state
 
@@ -54,12 +47,10 @@ class _Run:
         if self._running:
             return
         self._attempt = claim(self.store)
-        good = newest_good(self.store, Alone())
+        good = find_newest_good(self.store, SingleRank())
         self._resumed = good.manifest if good else None
         self._state = replace(TrainState(), step=self._resumed.step if self._resumed else 0)
-        self._keeper = keeper_of(
-            self.store, self._attempt, Silent(), self._resumed, keep_last=self._keep_last
-        )
+        self._keeper = keeper_of(self.store, self._attempt, Silent(), self._resumed, keep_last=self._keep_last)
         self._begun: int | None = None
         self._engine, self._running = Engine(), True
 
@@ -83,7 +74,7 @@ class _Run:
         """As the loop does it: memory is given where the next step would not recompute it."""
         if not self._running:
             return
-        lane = Fragment(_REMEMBERED, 0, {MEMORY: random_state(0)["scale"]["master"]})
+        lane = Fragment(_REMEMBERED, 0, {MEMORY_KIND: random_state(0)["scale"]["master"]})
         carried = StoredMemory((lane,), {_REMEMBERED: (1,)}) if self._state.step % _GRID else StoredMemory()
         self._keeper.finish(self._engine, self._state, carried)  # type: ignore[arg-type]
         self.expected = self._state.step or None
@@ -106,10 +97,10 @@ class _Run:
         self.expected, self._running = to.step, False
 
     def check(self) -> None:
-        good = newest_good(self.store, Alone())
+        good = find_newest_good(self.store, SingleRank())
         if self.expected is None:
             assert good is None
-            assert self.store.size(COMMITTED) is None
+            assert self.store.size(COMMITTED_KEY) is None
             return
         assert good is not None
         assert good.passed_over == ()
@@ -121,8 +112,8 @@ class _Run:
     def _check_memory(self, manifest: CheckpointManifest) -> None:
         assert (_REMEMBERED in manifest.memory) == (manifest.step % _GRID != 0)
         if manifest.memory:
-            with Reader(self.store, manifest) as reader:
-                assert reader.read_full(_REMEMBERED, MEMORY).shape == (1,)
+            with CheckpointReader(self.store, manifest) as reader:
+                assert reader.read_full(_REMEMBERED, MEMORY_KIND).shape == (1,)
 
 
 @pytest.mark.long
@@ -130,9 +121,7 @@ class _Run:
 @given(orders=st.lists(_ORDERS, max_size=14), keep_last=st.integers(1, 3))
 @example(orders=[("stop", 0), ("start", 0), ("steps", 1), ("stop", 0)], keep_last=1)
 @example(orders=[("stop", 0)] * 2 + [("start", 0), ("steps", 3), ("begin", 0), ("commit", 0)], keep_last=1)
-@example(
-    orders=[("steps", 4), ("stop", 0), ("start", 0), ("stop", 0), ("start", 0), ("kill", 0)], keep_last=1
-)
+@example(orders=[("steps", 4), ("stop", 0), ("start", 0), ("stop", 0), ("start", 0), ("kill", 0)], keep_last=1)
 def test_in_any_order_there_is_a_way_on(
     tmp_path_factory: pytest.TempPathFactory, orders: list[Order], keep_last: int
 ) -> None:

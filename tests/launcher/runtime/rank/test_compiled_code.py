@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from encoder_core.trials.compile_trial import TriedCompilation
 from launcher.runtime.rank import kernels as compilation
-from launcher.runtime.rank.kernels import CompiledCode, settle_compilation
-from launcher.runtime.recipe.load import reload
+from launcher.runtime.rank.kernels import CompiledCode, agree_on_compilation
+from launcher.runtime.recipe.load import with_assignments
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.checkpointers import Silent
 
@@ -36,7 +36,7 @@ def test_the_process_that_tries_decides(
     monkeypatch.setattr(compilation, "try_compilation", lambda *_, **__: TriedCompilation(1.0, 3))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     run = open_run(fresh_run)
-    run = replace(run, recipe=reload(run.recipe, ("compile=true",)))
-    pieces, found = settle_compilation(run, run.tokenizer(), Alone(), Silent(), "here")
+    run = replace(run, recipe=with_assignments(run.recipe, ("compile=true",)))
+    pieces, found = agree_on_compilation(run, run.tokenizer(), SingleRank(), Silent(), "here")
     assert found is not None
     assert (pieces is not None, found.compiled, found.error, found.bound) == (compiled, compiled, error, 1e-4)

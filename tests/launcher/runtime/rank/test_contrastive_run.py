@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
 
-from checkpoints.gather import Alone
-from checkpoints.load import Reader
-from checkpoints.verify import newest_good
+from checkpoints.gather import SingleRank
+from checkpoints.load import CheckpointReader
+from checkpoints.verify import find_newest_good
 from data_service.ingest.options import PairFields
 from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
@@ -106,11 +106,11 @@ def test_it_starts_from_a_folder_too_and_says_what_it_leaves(folder: Path, tmp_p
     (start,) = small_runs.events(run, "start")
     assert start["fresh"] == []
     assert any("lm_head" in name for name in start["left"])
-    before, after = (newest_good(open_run(uri).store, Alone()) for uri in (f"{folder}/pretrained", run))
+    before, after = (find_newest_good(open_run(uri).store, SingleRank()) for uri in (f"{folder}/pretrained", run))
     assert before is not None
     assert after is not None
     for name in after.manifest.shapes:
-        with Reader(open_run(run).store, after.manifest) as reader:
+        with CheckpointReader(open_run(run).store, after.manifest) as reader:
             trained = reader.read_full(name)
-        with Reader(open_run(f"{folder}/pretrained").store, before.manifest) as reader:
+        with CheckpointReader(open_run(f"{folder}/pretrained").store, before.manifest) as reader:
             np.testing.assert_allclose(trained, reader.read_full(name), rtol=0, atol=1e-6)

@@ -15,7 +15,7 @@ from torch import nn
 from checkpoints.hf.export import write_model
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
-from encoder_core.families.catalogue import ModelConfig, interchange
+from encoder_core.families.catalogue import ModelConfig, hf_format_of
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.contrastive import ContrastiveConfig
@@ -41,9 +41,7 @@ def model_of(name: str, objective: ContrastiveConfig) -> tuple[ContrastiveModel,
     return model, config, tokenizer
 
 
-def exported(
-    name: str, objective: ContrastiveConfig, folder: Path
-) -> tuple[ContrastiveModel, Any, Tokenizer]:
+def exported(name: str, objective: ContrastiveConfig, folder: Path) -> tuple[ContrastiveModel, Any, Tokenizer]:
     """Our model, theirs with the same weights, and the tokenizer."""
     model, config, tokenizer = model_of(name, objective)
     read = {key: parameter.detach() for key, parameter in model.named_parameters()}.__getitem__
@@ -56,9 +54,7 @@ def exported(
 
 def examples() -> list[list[str]]:
     draw = random.Random(4)
-    return [
-        [" ".join(draw.choices(WORDS, k=draw.randint(1, 4))) for _ in range(TEXTS)] for _ in range(EXAMPLES)
-    ]
+    return [[" ".join(draw.choices(WORDS, k=draw.randint(1, 4))) for _ in range(TEXTS)] for _ in range(EXAMPLES)]
 
 
 def to_batch(tokenizer: Tokenizer, texts: Sequence[Sequence[str]], *, cls_last: bool) -> Batch:
@@ -83,13 +79,11 @@ def to_batch(tokenizer: Tokenizer, texts: Sequence[Sequence[str]], *, cls_last: 
     )
 
 
-def gradient_of_ours(
-    model: ContrastiveModel, batches: Sequence[Batch]
-) -> tuple[float, dict[str, np.ndarray]]:
+def gradient_of_ours(model: ContrastiveModel, batches: Sequence[Batch]) -> tuple[float, dict[str, np.ndarray]]:
     """As a step does it: vectors without a graph, then each microbatch with what these make of it."""
     with torch.no_grad():
         own = [model(batch).memory[0] for batch in batches]
-    everyone, joined = RankExamples.meet(own)
+    everyone, joined = RankExamples.from_all_ranks(own)
     parts = [torch.split(tensor, [len(part) for part in own]) for tensor in model.couple(joined, everyone)]
     total = 0.0
     for batch, *memory in zip(batches, *parts, strict=True):
@@ -122,9 +116,7 @@ def test_the_cached_loss_and_its_gradient_are_theirs(
     """CachedMultipleNegativesRankingLoss in fp32, with hard negatives, in microbatches of 3 and the last of 1."""
     model, other, tokenizer = exported("bert", objective, tmp_path)
     texts = examples()
-    loss: Any = CachedMultipleNegativesRankingLoss(
-        other, scale=1 / objective.temperature, mini_batch_size=4, **theirs
-    )
+    loss: Any = CachedMultipleNegativesRankingLoss(other, scale=1 / objective.temperature, mini_batch_size=4, **theirs)
     if objective.matryoshka is not None:
         loss = MatryoshkaLoss(other, loss, list(objective.matryoshka))
     other.train()
@@ -136,7 +128,7 @@ def test_the_cached_loss_and_its_gradient_are_theirs(
     ]
     total, ours = gradient_of_ours(model.train(), batches)
     assert abs(total - value.item()) < 1e-5 * value.item()
-    names = interchange(FAMILIES["bert"].config, "none").table.names(FAMILIES["bert"].config.layers)
+    names = hf_format_of(FAMILIES["bert"].config, "none").table.their_names(FAMILIES["bert"].config.layers)
     found = gradients(other[0].auto_model)
     expected = np.concatenate([found[names[name].removeprefix("bert.")].ravel() for name in ours])
     flat = np.concatenate([values.ravel() for values in ours.values()])
@@ -145,9 +137,7 @@ def test_the_cached_loss_and_its_gradient_are_theirs(
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exported_folder_gives_the_vectors_that_were_trained(
-    name: str, pooling: Any, tmp_path: Path
-) -> None:
+def test_an_exported_folder_gives_the_vectors_that_were_trained(name: str, pooling: Any, tmp_path: Path) -> None:
     objective = ContrastiveConfig(pooling=pooling)
     model, other, tokenizer = exported(name, objective, tmp_path)
     texts = examples()

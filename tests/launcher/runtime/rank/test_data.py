@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from data_service.stream.positions import PhaseBatches, Positions, SampleRange
+from data_service.stream.positions import PhaseBatches, SampleRange, StepSampleRanges
 from data_service.stream.stream import StepStart, Stream
 from launcher.runtime.rank.data import ANNOUNCED_STEPS, RankData, RankShard
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
@@ -33,11 +33,9 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 def told(uri: str, rank: int, world: int, phase: PhaseBatches, skips: list[SampleRange]) -> Told:
     """What rank `rank` has announced at its first step."""
     stream = Told(spec_of(source_of(uri)))
-    positions = Positions([phase], skips)
+    positions = StepSampleRanges([phase], skips)
     share = RankShard(rank, world, (MICROBATCH,))
-    data = RankData(
-        [stream], positions, {"": ([stream], 4)}, share, torch.device("cpu"), lambda batch: {"mlm": 1}
-    )
+    data = RankData([stream], positions, {"": ([stream], 4)}, share, torch.device("cpu"), lambda batch: {"mlm": 1})
     with closing(data):
         data.fetch(0)
     return stream
@@ -47,7 +45,7 @@ def told(uri: str, rank: int, world: int, phase: PhaseBatches, skips: list[Sampl
 def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
     streams = [Told(spec_of(source_of(uri))) for _ in range(3)]
     count = streams[0].samples_per_epoch
-    positions = Positions([PhaseBatches.from_samples(2, 8, count)] * 2, [])
+    positions = StepSampleRanges([PhaseBatches.from_samples(2, 8, count)] * 2, [])
     found = dict[int, list[int]]()
     for rank in range(world):
         share, device = RankShard(rank, world, (4, 3)), torch.device("cpu")
@@ -62,13 +60,13 @@ def test_each_phase_has_a_microbatch_of_its_own(uri: str, world: int) -> None:
         with closing(data):
             for step in range(4):
                 work = data.fetch(step).work
-                assert work.total == data.microbatches(step)
+                assert work.total == data.microbatch_count(step)
                 for part in work.microbatches:
                     assert part.batch.numbers is not None
-                    assert part.batch.numbers[0] == part.index * data.rows(step)
+                    assert part.batch.numbers[0] == part.index * data.microbatch_rows(step)
                     found.setdefault(step, []).append(len(part.batch.cu_seqlens) - 1)
             for at, prefix in ((-1, ""), (-2, "before_")):
-                heldout = [len(part.batch.cu_seqlens) - 1 for part in data.heldout(4)[prefix]]
+                heldout = [len(part.batch.cu_seqlens) - 1 for part in data.heldout_microbatches(4)[prefix]]
                 found.setdefault(at, []).extend(rows for rows in heldout if rows)
     assert {step: sorted(rows) for step, rows in found.items()} == {
         0: [4, 4],
@@ -90,7 +88,7 @@ def test_ranks_together_announce_every_row_once(uri: str, world: int, batch: str
     if batch == "tokens":
         phase = PhaseBatches(STEPS, 20 * 25, count, stream.token_axis())
     skips = [SampleRange(0, 0, 57, 93)]
-    expected = [r for step in range(ANNOUNCED_STEPS) for r in Positions([phase], skips).ranges(step)]
+    expected = [r for step in range(ANNOUNCED_STEPS) for r in StepSampleRanges([phase], skips).ranges_of_step(step)]
     ranks = [told(uri, rank, world, phase, skips) for rank in range(world)]
     found = [(e, n) for rank in ranks for e, start, stop in rank.ranges for n in range(start, stop)]
     assert sorted(found) == sorted((r.epoch, n) for r in expected for n in range(r.start, r.stop))

@@ -64,6 +64,6 @@ def test_its_export_is_a_masked_language_model(run: str, tmp_path: Path) -> None
     with torch.no_grad():
         logits = model.eval()(**tokenizer("the loss<mask>", return_tensors="pt")).logits[0]
     best = logits[-2].softmax(-1).max()
-    (guess,) = MaskFiller(tmp_path).guesses("the loss <mask>", 1)
+    (guess,) = MaskFiller(tmp_path).top_candidates("the loss <mask>", 1)
     assert guess.probability == pytest.approx(float(best), rel=1e-4)
     assert MaskFiller(tmp_path).fill("<mask:6>", Sampling(steps=3))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.gather import Alone
-from checkpoints.verify import newest_good
+from checkpoints.gather import SingleRank
+from checkpoints.verify import find_newest_good
 from data_service.errors import UserError
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
@@ -16,7 +16,7 @@ from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
 from launcher.after.export.export import export_run
 from launcher.errors import RunChanged
-from launcher.runtime.recipe.load import reload
+from launcher.runtime.recipe.load import with_assignments
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import KILLED, finish, run_group
@@ -69,10 +69,10 @@ def test_killed_and_resumed_it_is_the_same_run(folder: Path) -> None:
     assert undisturbed[2] == pytest.approx(undisturbed[3], rel=1e-5)
     run = open_run(f"{folder}/whole2")
     assert [teacher.step for teacher in run.record.inputs.teachers] == [6]
-    good = newest_good(run.store, Alone())
+    good = find_newest_good(run.store, SingleRank())
     assert good is not None
-    assert not [name for name in good.manifest.tensors if "teacher" in name or "frozen" in name]
-    assert not [name for name in good.manifest.tensors if "layers.1." in name]
+    assert not [name for name in good.manifest.tensor_shapes if "teacher" in name or "frozen" in name]
+    assert not [name for name in good.manifest.tensor_shapes if "layers.1." in name]
     figures = history(f"{folder}/whole2").evaluations[-1]
     assert {"mlm_loss", "distil_loss", "distil_accuracy", "cosine_loss"} <= figures.keys()
     assert 0 < figures["cosine_loss"] < 1
@@ -85,10 +85,7 @@ def test_killed_and_resumed_it_is_the_same_run(folder: Path) -> None:
 @pytest.mark.long
 def test_losses_of_a_checkpoint_are_measured_with_the_teacher(folder: Path) -> None:
     run = finish(new_run(folder, "measured", *taught_by(folder / "teacher")), 1)
-    found = {
-        (f.measure, f.length, f.source): f.value
-        for f in measure_heldout_loss(open_checkpoint(open_run(run)), 12)
-    }
+    found = {(f.measure, f.length, f.source): f.value for f in measure_heldout_loss(open_checkpoint(open_run(run)), 12)}
     recorded = history(run).evaluations[-1]
     for name in ("distil_loss", "cosine_loss", "mlm_loss"):
         assert found[name, 32, None] == pytest.approx(recorded[name], rel=1e-4)
@@ -98,10 +95,10 @@ def test_losses_of_a_checkpoint_are_measured_with_the_teacher(folder: Path) -> N
 def test_a_teacher_that_was_moved_is_the_same_and_one_that_was_trained_on_is_another(folder: Path) -> None:
     run = new_run(folder, "held", *taught_by(folder / "exported"))
     finish(run, 1, stop_at=3)
-    moved = reload(open_run(run).recipe, (f"objective.distil.teachers.0.uri={folder}/teacher",))
+    moved = with_assignments(open_run(run).recipe, (f"objective.distil.teachers.0.uri={folder}/teacher",))
     assert open_run(run).recipe != moved
     reconcile(open_run(run), recipe=moved, accept_changes=False, now=datetime.now(UTC))
-    earlier = reload(moved, ("objective.distil.teachers.0.step=2",))
+    earlier = with_assignments(moved, ("objective.distil.teachers.0.step=2",))
     with pytest.raises(RunChanged, match=r"teachers\.0 \(weights\)"):
         reconcile(open_run(run), recipe=earlier, accept_changes=False, now=datetime.now(UTC))
 

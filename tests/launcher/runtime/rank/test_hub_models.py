@@ -19,7 +19,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from encoder_core.errors import ModelError
 from launcher.app.cli.main import app
 from launcher.errors import MissingPackage, RecipeError, RunError
@@ -119,15 +119,13 @@ def test_a_run_keeps_the_files_of_one_commit(asked: Setting, hub: Path, tmp_path
     assert not (copy / "pytorch_model.bin").exists()
     (hub / "config.json").write_text("{}")  # the Hub's copy may change, or go
     run = create_run(recipe, str(uri), datetime.now(UTC))
-    start = initial_weights(run, asked.tokenizer, build_model(run.recipe, asked.tokenizer), Alone())
+    start = initial_weights(run, asked.tokenizer, build_model(run.recipe, asked.tokenizer), SingleRank())
     assert start is not None
     assert start.record["start"] == str(copy)
 
 
 @pytest.mark.long
-def test_pickled_weights_are_fetched_where_there_are_no_others(
-    asked: Setting, hub: Path, tmp_path: Path
-) -> None:
+def test_pickled_weights_are_fetched_where_there_are_no_others(asked: Setting, hub: Path, tmp_path: Path) -> None:
     tensors = load_file(hub / "model.safetensors")
     (hub / "model.safetensors").unlink()
     torch.save(tensors, hub / "pytorch_model.bin")
@@ -174,9 +172,7 @@ def test_nothing_is_fetched_where_there_is_a_run(asked: Setting, hub: Path) -> N
         ("hf://org/../model", "does not name a model"),
     ],
 )
-def test_what_is_not_there_is_refused(
-    asked: Setting, hub: Path, tmp_path: Path, name: str, problem: str
-) -> None:
+def test_what_is_not_there_is_refused(asked: Setting, hub: Path, tmp_path: Path, name: str, problem: str) -> None:
     with pytest.raises(RecipeError, match=problem):
         keep_start(starting(asked, name), str(tmp_path / "new"))
 
@@ -194,9 +190,7 @@ def test_without_a_network_the_remedy_comes_at_once(
     assert " start" in found.value.remedy
 
 
-def test_without_the_package_it_is_named(
-    asked: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_it_is_named(asked: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingPackage, match="huggingface_hub") as found:
         keep_start(asked.run.recipe, str(tmp_path / "new"))

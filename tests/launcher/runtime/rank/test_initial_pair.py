@@ -60,9 +60,7 @@ def of_layers(theirs: Any, layers: list[int]) -> Any:
     """A transformers model of these layers of theirs."""
     from transformers import DebertaV2Model
 
-    shallow = DebertaV2Model(
-        type(theirs.config)(**theirs.config.to_dict() | {"num_hidden_layers": len(layers)})
-    )
+    shallow = DebertaV2Model(type(theirs.config)(**theirs.config.to_dict() | {"num_hidden_layers": len(layers)}))
     state = {name: value for name, value in theirs.state_dict().items() if ".layer." not in name}
     for own, its in enumerate(layers):
         layer = theirs.encoder.layer[its].state_dict()

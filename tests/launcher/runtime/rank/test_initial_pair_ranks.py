@@ -59,9 +59,7 @@ def new_run(folder: Path, name: str, start: Path | str, *settings: str) -> str:
         f"tokenizer.uri={folder}/tokenizer",
         f"start={start}",
     )
-    recipe = load(
-        small_runs.SMALL, (*places, *small_runs.SETTINGS[:1], *small_runs.SETTINGS[11:], *PAIR, *settings)
-    )
+    recipe = load(small_runs.SMALL, (*places, *small_runs.SETTINGS[:1], *small_runs.SETTINGS[11:], *PAIR, *settings))
     uri = f"{folder}/{name}"
     create_run(keep_start(recipe, uri), uri, datetime.now(UTC))
     return uri

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.hf.folder import WEIGHTS
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
@@ -70,9 +70,7 @@ def test_the_first_evaluation_is_the_exporters(
 
 
 @pytest.mark.parametrize(("config", "sharing"), PAIRS.values(), ids=PAIRS)
-def test_a_pair_begins_as_it_was(
-    setting: Setting, tmp_path: Path, config: ModelConfig, sharing: Sharing
-) -> None:
+def test_a_pair_begins_as_it_was(setting: Setting, tmp_path: Path, config: ModelConfig, sharing: Sharing) -> None:
     objective = RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig(embeddings=sharing))
     asked = setting.asks(config, objective, tmp_path / "pair")
     exported = export(asked, tmp_path / "pair")
@@ -136,7 +134,7 @@ def test_heads_of_other_tasks_are_left_and_named(setting: Setting, tmp_path: Pat
     ]
 
 
-class Differing(Alone):
+class Differing(SingleRank):
     """A second rank that has read other bytes."""
 
     def all_gather(self, value: JsonValue) -> list[JsonValue]:

@@ -12,11 +12,11 @@ import pytest
 from data_service.store.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from data_service.store.local import LocalStore
 from encoder_core.train.engine import Update
-from encoder_core.train.exchange import Signals
+from encoder_core.train.exchange import StepSignals
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from launcher.runtime.rank.journal import RankJournal
-from launcher.runtime.rank.startup import Startup
+from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog
 from tests.support.ranks.checkpointers import Silent
@@ -65,8 +65,8 @@ def test_a_store_that_hangs_holds_up_no_step_and_a_commit_a_moment_only(store: T
 
     def train(start: int, stop: int) -> None:
         for number in range(start, stop):
-            journal.metric(step(number))
-            journal.flush_due(float(number))
+            journal.add_metrics(step(number))
+            journal.flush_if_due(float(number))
             journal.event("skipped_step", float(number), step=number)
 
     assert lasts(lambda: train(0, 200)) < QUICK_S
@@ -84,7 +84,7 @@ def test_a_store_that_hangs_holds_up_no_step_and_a_commit_a_moment_only(store: T
 
 def test_the_end_of_training_waits_for_a_bounded_time_too(store: Troubled) -> None:
     journal = RunLog(store, 1, flush_seconds=1000.0)
-    journal.metric(step(0))
+    journal.add_metrics(step(0))
     assert lasts(lambda: journal.close(0.05)) < QUICK_S
     store.open.set()
 
@@ -97,24 +97,22 @@ ERRORS: list[type[StoreUnavailable] | type[AccessDenied] | type[OutOfSpace]] = [
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_fails_in_whatever_order_every_record_is_there_once_in_the_end(
-    store: Troubled, seed: int
-) -> None:
+def test_whatever_fails_in_whatever_order_every_record_is_there_once_in_the_end(store: Troubled, seed: int) -> None:
     draw = random.Random(seed)
     for _ in range(40):
         when = draw.choice(["before", "after", "after", "never"])
-        store.plan.append((when, draw.choice(ERRORS).at("s3://bucket/key", "a fault")))
+        store.plan.append((when, draw.choice(ERRORS).for_uri("s3://bucket/key", "a fault")))
     notes: list[str] = []
     journal = RunLog(store, 1, flush_seconds=0.0, note=notes.append, again_s=0.001)
     store.open.set()
     done = 0
     for _ in range(100):
         for _ in range(draw.randint(0, 3)):
-            journal.metric(step(done))
+            journal.add_metrics(step(done))
             done += 1
         match draw.choice(["due", "event", "flush", "outage", "back"]):
             case "due":
-                journal.flush_due(float(done))
+                journal.flush_if_due(float(done))
             case "event":
                 journal.event("skipped_step", float(done))
             case "flush":
@@ -137,7 +135,7 @@ def test_what_does_not_fit_in_memory_is_told_and_put_on_record(store: Troubled) 
     journal.event("start", 0.0)
     assert store.waiting.wait(WAIT_S)
     for number in range(100):
-        journal.metric(step(number))
+        journal.add_metrics(step(number))
     (note,) = notes
     assert "1,000 bytes " in note
     store.open.set()
@@ -151,7 +149,7 @@ def test_what_does_not_fit_in_memory_is_told_and_put_on_record(store: Troubled) 
 
 
 def test_an_outage_is_told_once(store: Troubled) -> None:
-    store.plan.extend([("before", StoreUnavailable.at("s3://bucket/key", "no answer"))] * 5)
+    store.plan.extend([("before", StoreUnavailable.for_uri("s3://bucket/key", "no answer"))] * 5)
     notes: list[str] = []
     journal = RunLog(store, 1, flush_seconds=1000.0, note=notes.append, again_s=0.001)
     store.open.set()
@@ -164,10 +162,10 @@ def test_an_outage_is_told_once(store: Troubled) -> None:
 def test_records_of_an_attempt_that_died_before_it_could_write_leave_a_gap(store: Troubled) -> None:
     store.open.set()
     first = RunLog(store, 1, flush_seconds=1000.0)
-    first.metric(step(0))
+    first.add_metrics(step(0))
     assert first.close(WAIT_S)  # steps 1 and 2 were made, committed, and never recorded
     second = RunLog(store, 2, flush_seconds=1000.0)
-    second.metric(step(3))
+    second.add_metrics(step(3))
     assert second.close(WAIT_S)
     history = read_history(store)
     assert (history.steps.numbers.tolist(), history.repeated) == ([0, 3], 0)
@@ -175,18 +173,18 @@ def test_records_of_an_attempt_that_died_before_it_could_write_leave_a_gap(store
 
 def test_a_rank_goes_on_at_speed_though_the_store_hangs(store: Troubled) -> None:
     """Steps, a skipped one, an evaluation and what a commit asks for."""
-    line, startup = Silent(), Startup()
-    startup.done("data")
+    line, startup = Silent(), StartupClock()
+    startup.end_part("data")
     journal = RankJournal(line, startup, RunLog(store, 1, flush_seconds=0.0))
 
     def train() -> None:
         for step in range(100):
             update = Update(applied=step != 7, grad_norm=1.0)
-            signals = Signals(False, False, False, True, False, 0.0, 1000, 0, {"mlm": 100.0})
+            signals = StepSignals(False, False, False, True, False, 0.0, 1000, 0, {"mlm": 100.0})
             sums = {"mlm_loss": 100.0, "mlm_weighted": 100.0, "mlm_targets": 100.0}
-            journal.step(StepReport(TrainState(step=step), (), signals, sums, 1e-3, {"all": update}, 0.1, ()))
-        journal.evaluation(100, {"loss": 2.0, "mlm_loss": 2.0})
-        journal.doing(100, "evaluating", 3)
+            journal.report_step(StepReport(TrainState(step=step), (), signals, sums, 1e-3, {"all": update}, 0.1, ()))
+        journal.report_evaluation(100, {"loss": 2.0, "mlm_loss": 2.0})
+        journal.report_activity(100, "evaluating", 3)
         journal.flush()
 
     assert lasts(train) < 2.0 + QUICK_S

@@ -33,9 +33,7 @@ def ensure_goes_on(run: str, undisturbed: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["wrong", pytest.param("broken", marks=pytest.mark.long)])
-def test_a_kernel_that_is_wrong_is_left_out_and_the_run_goes_on(
-    folder: Path, undisturbed: str, how: str
-) -> None:
+def test_a_kernel_that_is_wrong_is_left_out_and_the_run_goes_on(folder: Path, undisturbed: str, how: str) -> None:
     run = small_runs.new_run(folder, f"{how}-kernel", *SETTINGS)
     ended = run_group(run, 2, kernel=how, stop_at=6)
     assert ended.codes == [0, 0], ended.output
@@ -63,9 +61,7 @@ def test_right_kernels_stay_the_usual_ones(folder: Path, undisturbed: str) -> No
 
 
 @pytest.mark.long
-def test_a_kernel_that_ends_its_process_is_left_out_at_the_first_start(
-    folder: Path, undisturbed: str
-) -> None:
+def test_a_kernel_that_ends_its_process_is_left_out_at_the_first_start(folder: Path, undisturbed: str) -> None:
     event = ensure_goes_on(
         finish(small_runs.new_run(folder, "deadly-kernel", *SETTINGS), 2, kernel="deadly"), undisturbed
     )
@@ -77,9 +73,7 @@ def test_a_kernel_that_ends_its_process_is_left_out_at_the_first_start(
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.long) for seed in range(9)])
 def test_a_run_goes_on_whatever_a_kernel_does(folder: Path, undisturbed: str, seed: int) -> None:
     how = drawn(random.Random(seed))
-    event = ensure_goes_on(
-        finish(small_runs.new_run(folder, f"drawn-{seed}", *SETTINGS), 2, kernel=how), undisturbed
-    )
+    event = ensure_goes_on(finish(small_runs.new_run(folder, f"drawn-{seed}", *SETTINGS), 2, kernel=how), undisturbed)
     assert {one["kernel"] for one in event["left_out"]} == {"blocked"}
     assert not event["ended"]
 

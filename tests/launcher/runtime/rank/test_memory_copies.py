@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from checkpoints.attempt import claim
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.listing import list_committed
 from checkpoints.memory_slots import Slot
 from encoder_core.train.state import TrainState
@@ -17,7 +17,7 @@ from encoder_core.train.zero_state import Fragment
 from launcher.runtime.policies.recovery import COPY_TIME_SHARE
 from launcher.runtime.rank.checkpointing import MemoryCopies
 from launcher.runtime.rank.journal import RankJournal
-from launcher.runtime.rank.startup import Startup
+from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.checkpointers import Nothing, Silent
@@ -34,10 +34,10 @@ class Node:
     def __init__(self) -> None:
         self.slots: Sequence[Slot] = ()
 
-    def completed(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
+    def note_completed_set(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         self.slots = slots
 
-    def drop(self) -> None: ...
+    def drop_all_sets(self) -> None: ...
 
 
 class Engine:
@@ -51,35 +51,36 @@ class Engine:
 @pytest.fixture
 def made(inputs: Path, tmp_path: Path) -> tuple[MemoryCopies, Node, Silent]:
     run, node, line = open_run(new_run(inputs, str(tmp_path / "run"))), Node(), Silent()
-    journal = RankJournal(line, Startup(), None)
-    attempt, second = claim(run.store), Alone(rank=1, world=2)  # one that is not the first keeps no journal
+    journal = RankJournal(line, StartupClock(), None)
+    attempt, second = (
+        claim(run.store),
+        SingleRank(rank=1, world=2),
+    )  # one that is not the first keeps no journal
     copies = MemoryCopies(run, attempt, second, keeper=node, extra=Nothing(), journal=journal, resumed=None)
     return copies, node, line
 
 
 def copy(copies: MemoryCopies, step: int) -> int | None:
     engine: Any = Engine()
-    return copies.keep(engine, TrainState(step=step), StoredMemory((), {}), time.monotonic())
+    return copies.copy_state(engine, TrainState(step=step), StoredMemory((), {}), time.monotonic())
 
 
 def test_a_machine_without_memory_is_on_record_once(
     made: tuple[MemoryCopies, Node, Silent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies, node, line = made
-    monkeypatch.setattr("checkpoints.memory_slots.FREE_SHARE", 1.0)
-    assert copies.due(3)
+    monkeypatch.setattr("checkpoints.memory_slots.FREE_MEMORY_SHARE", 1.0)
+    assert copies.is_due(3)
     assert copy(copies, 3) is None
     assert [(kind, fields["step"]) for kind, fields in line.events] == [("memory_failed", 3)]
-    assert not copies.due(4)
+    assert not copies.is_due(4)
     assert node.slots == ()
 
 
 @pytest.mark.parametrize("full", [0, 1])
 def test_a_state_that_not_all_ranks_can_hand_over_is_saved(inputs: Path, full: int) -> None:
     """Otherwise the steps since the last checkpoint would be gone without a death."""
-    run = new_run(
-        inputs, f"full-{full}", "checkpoint={every: {steps: 5}, keep_last: 3}", "recovery.memory_every=2"
-    )
+    run = new_run(inputs, f"full-{full}", "checkpoint={every: {steps: 5}, keep_last: 3}", "recovery.memory_every=2")
     ended = run_group(run, 2, stop_at=7, full=full)
     assert ended.codes == [0, 0], ended.output
     assert "memory_failed" in ended.output
@@ -91,14 +92,14 @@ def test_a_partner_without_memory_is_on_record_once_and_copies_go_on(
 ) -> None:
     copies, node, line = made
     for step in range(1, 8):
-        assert copies.due(step)
+        assert copies.is_due(step)
         assert copy(copies, step)
-        assert not copies.due(step + 1), "the other node has not answered"
+        assert not copies.is_due(step + 1), "the other node has not answered"
         newest = max(node.slots, key=lambda slot: slot.seal)
         if step == 2:
-            newest.mark_awaits_copy(False)  # it has a copy
+            newest.mark_copy_awaited(False)  # it has a copy
         else:
-            newest.mark_refused()
+            newest.mark_copy_refused()
     assert [(kind, fields["step"]) for kind, fields in line.events] == [("memory_unshared", 1)]
 
 
@@ -108,16 +109,16 @@ def test_copies_take_as_small_a_share_of_the_time_as_auto_says(
     """The first copies, whose pages are new, count as nothing."""
     run, node, now, took = open_run(new_run(inputs, str(tmp_path / "run"))), Node(), 1000.0, 0.3
     attempt = claim(run.store)
-    journal = RankJournal(Silent(), Startup(), RunLog(run.store, attempt.number, 1000.0))
+    journal = RankJournal(Silent(), StartupClock(), RunLog(run.store, attempt.number, 1000.0))
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    copies = MemoryCopies(run, attempt, Alone(), keeper=node, extra=Nothing(), journal=journal, resumed=None)
+    copies = MemoryCopies(run, attempt, SingleRank(), keeper=node, extra=Nothing(), journal=journal, resumed=None)
     engine: Any = Engine()
     for step in (1, 2, 3):
-        assert copies.due(step)
-        assert copies.keep(engine, TrainState(step=step), StoredMemory((), {}), now - took)
+        assert copies.is_due(step)
+        assert copies.copy_state(engine, TrainState(step=step), StoredMemory((), {}), now - took)
         for slot in node.slots:
-            slot.mark_awaits_copy(False)
+            slot.mark_copy_awaited(False)
     now += 0.99 * took / COPY_TIME_SHARE
-    assert not copies.due(4)
+    assert not copies.is_due(4)
     now += 0.02 * took / COPY_TIME_SHARE
-    assert copies.due(5)
+    assert copies.is_due(5)

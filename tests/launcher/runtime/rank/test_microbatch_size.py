@@ -47,10 +47,7 @@ def test_what_does_not_fit_on_one_rank_is_halved_on_all(folder: Path, undisturbe
     kept = [PLENTY] * world
     kept[draw.randrange(world)] = least
     memory = Memory(PLENTY, tuple(kept), backward=draw.choice((0, 1, 3, 10)))
-    assert (
-        KILLED
-        in run_group(run, world, memory=memory, kill={draw.randrange(world): draw.randint(3, 12)}).codes
-    )
+    assert KILLED in run_group(run, world, memory=memory, kill={draw.randrange(world): draw.randint(3, 12)}).codes
     finish(run, world, memory=memory)
     found = small_runs.events(run, "microbatch")
     assert {event["device"] for event in found} == {DEVICE}
@@ -59,9 +56,7 @@ def test_what_does_not_fit_on_one_rank_is_halved_on_all(folder: Path, undisturbe
     assert any("did not fit with" in event["why"] for event in found)
     assert found[-1]["rows"][0] <= found[0]["rows"][0] // 2 + 1
     assert all(late["rows"] <= early["rows"] for early, late in pairwise(found))
-    again = next(
-        event for event in found if event["why"] == "as many as fitted in earlier starts, shared out evenly"
-    )
+    again = next(event for event in found if event["why"] == "as many as fitted in earlier starts, shared out evenly")
     assert again["rows"][0] < found[0]["rows"][0]
     ensure_same(run, undisturbed)
 

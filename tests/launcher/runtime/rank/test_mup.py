@@ -7,10 +7,10 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.optim.updates import set_update
 from launcher.errors import RecipeError
 from launcher.runtime.rank.build import build_model, build_optimizer
-from launcher.runtime.recipe.identity import diff, identity
-from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.identity import diff_lines, identity_fields
+from launcher.runtime.recipe.load import load, parse_recipe
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.recipe.summary import summary
+from launcher.runtime.recipe.summary import summary_lines
 from launcher.runtime.recipe.tiny import tiny
 from tests.support.models.exports import fitting_tokenizer
 
@@ -54,9 +54,7 @@ def test_fresh_weights_and_rates_follow_the_base(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [ADAMW, MUON])
-def test_at_the_width_of_the_base_a_run_is_what_it_would_be_without(
-    tokenizer: Tokenizer, optimizer: str
-) -> None:
+def test_at_the_width_of_the_base_a_run_is_what_it_would_be_without(tokenizer: Tokenizer, optimizer: str) -> None:
     """Bit for bit after some steps, in the same groups."""
     ends = []
     for base in (None, 64):
@@ -87,9 +85,7 @@ def test_at_the_width_of_the_base_a_run_is_what_it_would_be_without(
         ("bert-base", ("model.mup={width: 64}",), "model.mup.width"),
     ],
 )
-def test_what_mup_cannot_scale_is_refused_at_its_place(
-    name: str, settings: tuple[str, ...], place: str
-) -> None:
+def test_what_mup_cannot_scale_is_refused_at_its_place(name: str, settings: tuple[str, ...], place: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load(name, settings)
     assert place in str(caught.value)
@@ -97,18 +93,18 @@ def test_what_mup_cannot_scale_is_refused_at_its_place(
 
 def test_a_recipe_without_it_is_the_recipe_that_it_was() -> None:
     assert "mup" not in load("bert-base").model.model_dump()
-    assert not any(path.startswith("model.mup") for path in identity(load("eurobert-210m")))
+    assert not any(path.startswith("model.mup") for path in identity_fields(load("eurobert-210m")))
 
 
 @pytest.mark.long
 def test_the_base_is_identity_and_stays_written() -> None:
     plain, based = load("bert-base"), load("bert-base", (f"model.mup={{hidden: {BASE}}}",))
-    assert loads(based.to_yaml(), "again") == based
-    (line, other) = diff(identity(plain), identity(based))
+    assert parse_recipe(based.to_yaml(), "again") == based
+    (line, other) = diff_lines(identity_fields(plain), identity_fields(based))
     assert "model.mup.feed_forward" in line
     assert f"model.mup.hidden: (absent) -> {BASE}" in other
-    assert str(BASE) in summary(based)[0]
-    assert summary(plain)[0] in summary(based)[0]
+    assert str(BASE) in summary_lines(based)[0]
+    assert summary_lines(plain)[0] in summary_lines(based)[0]
 
 
 @pytest.mark.parametrize("name", ["bert-base", "electra-base", "modernbert-base"])

@@ -12,7 +12,7 @@ from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
 from encoder_core.batch import Batch
 from encoder_core.objectives.modules.multitask import MultitaskModel
-from encoder_core.objectives.modules.network import network
+from encoder_core.objectives.modules.network import build_network
 from launcher.errors import RunError
 from launcher.runtime.recipe.objective import RecipeObjective
 from tests.support.models.parity import make_batch, pad, parameters_of, random_weights
@@ -42,7 +42,7 @@ def batch_without(setting: Setting, excluded: set[int]) -> Batch:
 @pytest.mark.parametrize("padding", random.Random(1).sample(PADS, len(PADS)))
 def test_the_model_is_the_same_one(setting: Setting, tmp_path: Path, padding: int) -> None:
     theirs = setting.known(ROBERTA).model_copy(update={"pad_id": padding})
-    weights = parameters_of(random_weights(network(theirs, "mlm")))
+    weights = parameters_of(random_weights(build_network(theirs, "mlm")))
     export_model(weights.__getitem__, theirs, {}, open_store(str(tmp_path / "model")))
     asked = setting.asks(ROBERTA, RecipeObjective(mlm=MLM), tmp_path / "model")
     model, start = asked.begin()
@@ -67,15 +67,11 @@ def test_the_model_is_the_same_one(setting: Setting, tmp_path: Path, padding: in
 
 
 @pytest.mark.parametrize("role", ["cls", "sep"])
-def test_a_padding_id_that_stands_in_every_row_is_refused(
-    setting: Setting, tmp_path: Path, role: str
-) -> None:
+def test_a_padding_id_that_stands_in_every_row_is_refused(setting: Setting, tmp_path: Path, role: str) -> None:
     padding = getattr(setting.tokenizer.special, role)
     theirs = setting.known(ROBERTA).model_copy(update={"pad_id": padding})
-    weights = parameters_of(random_weights(network(theirs, "mlm")))
-    export_model(
-        weights.__getitem__, theirs, setting.tokenizer.save_files(), open_store(str(tmp_path / "model"))
-    )
+    weights = parameters_of(random_weights(build_network(theirs, "mlm")))
+    export_model(weights.__getitem__, theirs, setting.tokenizer.save_files(), open_store(str(tmp_path / "model")))
     with pytest.raises(RunError, match=f"pad_token_id {padding}") as error:
         setting.asks(ROBERTA, RecipeObjective(mlm=MLM), tmp_path / "model").begin()
     assert str(tmp_path / "model") in str(error.value)

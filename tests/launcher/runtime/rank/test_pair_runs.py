@@ -14,7 +14,7 @@ from launcher.app.api.stream import StepDataset
 from launcher.errors import RecipeError
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.recipe.checks import combination_issues
-from launcher.runtime.recipe.identity import identity
+from launcher.runtime.recipe.identity import identity_fields
 from launcher.runtime.recipe.load import load
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.streams import stream_spec
@@ -28,9 +28,7 @@ def records(source: str, count: int, negatives: int) -> list[dict[str, object]]:
     draw = random.Random(source)
 
     def text() -> str:
-        return f"{source} " + " ".join(
-            draw.choices(["rank", "reads", "rows", "step", "loss"], k=draw.randint(2, 6))
-        )
+        return f"{source} " + " ".join(draw.choices(["rank", "reads", "rows", "step", "loss"], k=draw.randint(2, 6)))
 
     return [
         {"query": f"{text()} {n}", "positive": text(), "negatives": [text() for _ in range(negatives)]}
@@ -113,9 +111,7 @@ def test_loops_of_users_get_texts_as_rows_and_how_many_make_an_example(run: Run)
     shown = find_sample(run, 2, 1)
     length = int(item["attention_mask"][3:6].sum())
     assert length == len(shown.samples.tokens)
-    np.testing.assert_array_equal(
-        item["input_ids"][3:6][item["attention_mask"][3:6] > 0], shown.samples.tokens
-    )
+    np.testing.assert_array_equal(item["input_ids"][3:6][item["attention_mask"][3:6] > 0], shown.samples.tokens)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +190,11 @@ def test_what_does_not_go_together_is_refused(name: str, settings: tuple[str, ..
 
 def test_how_sources_are_mixed_is_part_of_a_runs_identity() -> None:
     recipe = load("roberta-base")
-    assert identity(load("roberta-base", ("mixing={batches: mixed, temperature: 1.0}",))) == identity(recipe)
+    assert identity_fields(load("roberta-base", ("mixing={batches: mixed, temperature: 1.0}",))) == identity_fields(
+        recipe
+    )
     changed = load("roberta-base", ("mixing={batches: one_source, temperature: 2.0}",))
-    assert {path for path in identity(changed) if path.startswith("mixing")} == {
+    assert {path for path in identity_fields(changed) if path.startswith("mixing")} == {
         "mixing.batches",
         "mixing.temperature",
     }

@@ -7,22 +7,22 @@ import pytest
 
 from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointManifest, CheckpointName
 from checkpoints.listing import list_committed, read_manifest, read_rewinds
-from data_service.stream.positions import PhaseBatches, Positions
+from data_service.stream.positions import PhaseBatches, StepSampleRanges
 from encoder_core.train.engine import Update
-from encoder_core.train.exchange import Control, Signals
+from encoder_core.train.exchange import RankGroup, StepSignals
 from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from launcher.errors import RunError
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.spike_guard import Rewound, SpikeGuard
-from launcher.runtime.rank.startup import Startup
+from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import Run, open_run
-from launcher.runtime.run.streams import read_skipped
+from launcher.runtime.run.streams import read_skipped_data
 from tests.support.ranks.checkpointers import Silent
 from tests.support.ranks.checkpointing import commit_steps
 from tests.support.runs.small_runs import new_run
@@ -38,10 +38,10 @@ def run(inputs: Path, tmp_path: Path) -> Run:
 
 
 def guard_of(run: Run, attempt: Attempt, resumed: CheckpointManifest | None = None) -> SpikeGuard:
-    lost = read_skipped(run, resumed, Alone())
-    journal = RankJournal(Silent(), Startup(), RunLog(run.store, attempt.number, 1e9))
-    positions = Positions(PHASES, lost.ranges)
-    return SpikeGuard(run, attempt, Control(0, 1, None), Alone(), journal, positions, resumed, lost)
+    lost = read_skipped_data(run, resumed, SingleRank())
+    journal = RankJournal(Silent(), StartupClock(), RunLog(run.store, attempt.number, 1e9))
+    positions = StepSampleRanges(PHASES, lost.ranges)
+    return SpikeGuard(run, attempt, RankGroup(0, 1, None), SingleRank(), journal, positions, resumed, lost)
 
 
 def sums(loss: float) -> dict[str, float]:
@@ -50,13 +50,11 @@ def sums(loss: float) -> dict[str, float]:
 
 def make_step(guard: SpikeGuard, step: int, loss: float, norm: float = 1.0) -> bool:
     """As the loop does it, with an engine that follows the limit. Whether the update was made."""
-    limit = guard.limit(step, "all", sums(loss))
+    limit = guard.gradient_norm_limit(step, "all", sums(loss))
     applied = math.isfinite(norm) and norm <= limit
-    signals = Signals(False, False, False, True, False, 0.0, 1000, 0, COUNTS)
-    guard.after(
-        StepReport(
-            TrainState(step=step), (), signals, sums(loss), 1e-3, {"all": Update(applied, norm)}, 0.1, ()
-        )
+    signals = StepSignals(False, False, False, True, False, 0.0, 1000, 0, COUNTS)
+    guard.receive_report(
+        StepReport(TrainState(step=step), (), signals, sums(loss), 1e-3, {"all": Update(applied, norm)}, 0.1, ())
     )
     return applied
 
@@ -99,7 +97,7 @@ def test_it_goes_back_on_record(run: Run) -> None:
 
     attempt.record_end(0.0)
     again = guard_of(run, claim(run.store), read_manifest(run.store, CheckpointName(1, 8)))
-    assert [(r.start, r.stop) for r in again.positions.ranges(8)] == [(55, 65)], "what follows moves up"
+    assert [(r.start, r.stop) for r in again.positions.ranges_of_step(8)] == [(55, 65)], "what follows moves up"
     assert again.state()["skips"] == [[0, 0, 80, 95], [0, 1, 0, 55]]
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import launcher.runtime.rank.journal
-from launcher.runtime.capacity.devices import GIB, gpu_of_device
-from launcher.runtime.capacity.workload import Shape, model_cost, targets_per_row
-from launcher.runtime.rank.journal import Utilisation, utilisation
+from launcher.runtime.capacity.devices import GIB, match_gpu_by_device_name
+from launcher.runtime.capacity.workload import MicrobatchShape, model_cost, targets_per_row
+from launcher.runtime.rank.journal import Utilisation, run_utilisation
 from launcher.runtime.recipe.load import load
 
 CPU = torch.device("cpu")
@@ -25,18 +25,18 @@ def test_the_flops_are_those_that_estimate_counts_without_recomputation(
     """Of every phase; a vocabulary that the tokenizer decides is the tokenizer's."""
     monkeypatch.setattr(launcher.runtime.rank.journal, "peak_flops", lambda device, precision: 1e12)
     recipe = load("bert-base", ("activation_checkpointing=true", "model.layers=2"))
-    meter = utilisation(recipe, 30522, CPU, ranks=3)
+    meter = run_utilisation(recipe, 30522, CPU, ranks=3)
     assert meter is not None
     assert meter.peak == 3e12
     assert len(meter.flops) == len(recipe.phases) > 1
     for phase, flops in zip(recipe.phases, meter.flops, strict=True):
-        shape = Shape(64, phase.length, targets_per_row(recipe, phase.length))
+        shape = MicrobatchShape(64, phase.length, targets_per_row(recipe, phase.length))
         known = recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab": 30522})})
         assert flops == pytest.approx(model_cost(known, shape).model / shape.tokens)
 
 
 def test_a_cpu_has_none() -> None:
-    assert utilisation(load("quickstart"), 1000, CPU, ranks=2) is None
+    assert run_utilisation(load("quickstart"), 1000, CPU, ranks=2) is None
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_a_cpu_has_none() -> None:
     ],
 )
 def test_a_gpu_is_known_by_its_drivers_name(name: str, memory: int, expected: str | None) -> None:
-    found = gpu_of_device(name, memory)
+    found = match_gpu_by_device_name(name, memory)
     assert (found.name if found else None) == expected

@@ -22,18 +22,7 @@ from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import TokenizerRef
 from launcher.runtime.run.record import open_run
 from tests.support.models.parity import parameters_of
-from tests.support.runs.starts import (
-    BERT,
-    CASES,
-    MLM,
-    PAIRS,
-    SPANS,
-    Setting,
-    export,
-    fresh,
-    rows,
-    trained,
-)
+from tests.support.runs.starts import BERT, CASES, MLM, PAIRS, SPANS, Setting, export, fresh, rows, trained
 
 
 @pytest.mark.long
@@ -128,9 +117,7 @@ def test_a_run_with_another_tokenizer(setting: Setting, other_run: str) -> None:
 
 
 @pytest.mark.long
-def test_a_runs_own_tokenizer_counts_whatever_lies_where_it_came_from(
-    setting: Setting, other_run: str
-) -> None:
+def test_a_runs_own_tokenizer_counts_whatever_lies_where_it_came_from(setting: Setting, other_run: str) -> None:
     saved = trained(setting, other_run, BERT, RecipeObjective(mlm=MLM))
     run = open_run(other_run)
     longer = replace(setting, tokenizer=extend_tokenizer(setting.tokenizer, ["neurotransmitter"]).tokenizer)

@@ -6,11 +6,11 @@ import pytest
 
 from data_service.samples.masking import MlmMasking
 from data_service.samples.next_token import NextToken
-from encoder_core.layers.planned import visible_pairs
+from encoder_core.layers.planned import visible_pair_count
 from launcher.errors import RecipeError
 from launcher.runtime.capacity.workload import microbatch_shape, model_cost
-from launcher.runtime.recipe.load import load, loads
-from launcher.runtime.recipe.phases import in_phase
+from launcher.runtime.recipe.load import load, parse_recipe
+from launcher.runtime.recipe.phases import recipe_in_phase
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.timeline import causal_after
@@ -19,9 +19,7 @@ LENGTH = 128
 
 
 def phased(*phases: str, recipe: str = "roberta-base", settings: tuple[str, ...] = ()) -> Recipe:
-    each = ", ".join(
-        f"{{steps: 10, length: {LENGTH}, batch: {{sequences: 64}}, {phase}}}" for phase in phases
-    )
+    each = ", ".join(f"{{steps: 10, length: {LENGTH}, batch: {{sequences: 64}}, {phase}}}" for phase in phases)
     return load(recipe, (f"phases=[{each}]", "schedule.warmup=0", "objective.clm={}", *settings))
 
 
@@ -29,12 +27,12 @@ BOTH = phased("objective: clm", "objective: mlm, mlm: {rate: 0.4}", "objective: 
 
 
 def test_a_phase_trains_one_of_the_two() -> None:
-    assert [set(in_phase(BOTH, phase).objective.terms) for phase in BOTH.phases] == [
+    assert [set(recipe_in_phase(BOTH, phase).objective.terms) for phase in BOTH.phases] == [
         {"clm"},
         {"mlm"},
         {"clm"},
     ]
-    maskings = [in_phase(BOTH, phase).objective.masking for phase in BOTH.phases]
+    maskings = [recipe_in_phase(BOTH, phase).objective.masking for phase in BOTH.phases]
     assert maskings[0] == maskings[2] == NextToken()
     assert isinstance(maskings[1], MlmMasking)
     assert maskings[1].rate == 0.4
@@ -47,7 +45,7 @@ def test_a_phase_trains_one_of_the_two() -> None:
         True,
         True,
     ]
-    assert loads(BOTH.to_yaml(), "printed") == BOTH
+    assert parse_recipe(BOTH.to_yaml(), "printed") == BOTH
 
 
 def test_only_pairs_in_sight_count_in_causal_phases() -> None:
@@ -58,19 +56,19 @@ def test_only_pairs_in_sight_count_in_causal_phases() -> None:
     shapes = [microbatch_shape(recipe, phase) for phase in BOTH.phases[:2]]
     assert [shape.targets_per_row for shape in shapes] == [LENGTH - 3, round(0.4 * (LENGTH - 2))]
     causal, masked = (
-        model_cost(in_phase(recipe, phase), replace(shape, targets_per_row=20)).model
+        model_cost(recipe_in_phase(recipe, phase), replace(shape, targets_per_row=20)).model
         for phase, shape in zip(BOTH.phases, shapes, strict=False)
     )
-    hidden = LENGTH**2 - visible_pairs(LENGTH, None, causal=True)
+    hidden = LENGTH**2 - visible_pair_count(LENGTH, None, causal=True)
     assert masked - causal == 3 * 2 * 2 * hidden * shapes[0].rows * model.hidden * model.layers
-    assert visible_pairs(LENGTH, None, causal=True) == LENGTH * (LENGTH + 1) // 2
+    assert visible_pair_count(LENGTH, None, causal=True) == LENGTH * (LENGTH + 1) // 2
 
 
 @pytest.mark.parametrize("window", [1, 7, 127, 200])
 def test_pairs_in_a_causal_window_are_counted_one_by_one(window: int) -> None:
     places = range(LENGTH)
     seen = sum(0 <= query - key <= window for query in places for key in places)
-    assert visible_pairs(LENGTH, window, causal=True) == seen
+    assert visible_pair_count(LENGTH, window, causal=True) == seen
 
 
 REFUSED = {
@@ -86,9 +84,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("phases", "recipe", "settings"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_trained_is_refused(
-    phases: tuple[str, ...], recipe: str, settings: tuple[str, ...]
-) -> None:
+def test_what_cannot_be_trained_is_refused(phases: tuple[str, ...], recipe: str, settings: tuple[str, ...]) -> None:
     with pytest.raises(RecipeError) as caught:
         phased(*phases, recipe=recipe, settings=settings)
     assert "clm" in caught.value.problem

@@ -70,7 +70,7 @@ def sums(module: ObjectiveModule, batch: Batch) -> list[LossSums]:
     if isinstance(module, CoupledObjective):
         with torch.no_grad():
             vectors = module(batch).memory
-        everyone, joined = RankExamples.meet(vectors)
+        everyone, joined = RankExamples.from_all_ranks(vectors)
         return [module(batch, module.couple(joined, everyone))]
     if len(module.update_groups()) == 1:
         return [module(batch)]
@@ -87,9 +87,7 @@ def loss_of(module: ObjectiveModule, batch: Batch) -> torch.Tensor:
 
 @pytest.mark.default_cases(12)
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("family", "row"), CELLS, ids=[f"{family}-{row.name}-{row.packing}" for family, row in CELLS]
-)
+@pytest.mark.parametrize(("family", "row"), CELLS, ids=[f"{family}-{row.name}-{row.packing}" for family, row in CELLS])
 def test_it_learns_or_is_refused_with_a_reason(family: str, row: Row) -> None:
     config, found = model_of(family, VOCAB), refused(family, row)
     if found:

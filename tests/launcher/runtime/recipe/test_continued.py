@@ -21,8 +21,8 @@ from launcher.errors import RunError
 from launcher.runtime.cluster.resources import plan_resources
 from launcher.runtime.rank.initial_weights import check_start
 from launcher.runtime.recipe.checks import tokenizer_issues
-from launcher.runtime.recipe.continued import TOKENIZER, commented_yaml, continued_recipe
-from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.continued import TOKENIZER_PLACEHOLDER, commented_yaml, continued_recipe
+from launcher.runtime.recipe.load import load, parse_recipe
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from tests.support.models.exports import FAMILIES, LENGTH, Family, export, fitting_tokenizer
 from tests.support.models.published import described, publish
@@ -35,7 +35,7 @@ def test_every_export_is_continued_without_an_edit(tmp_path: Path, name: str) ->
     family, folder = FAMILIES[name], tmp_path / "my model"
     export(family, folder)
     recipe = continued_recipe(str(folder))
-    assert loads(commented_yaml(recipe), "printed") == recipe
+    assert parse_recipe(commented_yaml(recipe), "printed") == recipe
     assert recipe.start == str(folder)
     assert tokenizer_issues(recipe, load_tokenizer(recipe.tokenizer.uri)) == []
     check_start(recipe)
@@ -86,7 +86,7 @@ def pickle_in(folder: Path, *, zipped: bool, shards: int) -> None:
 def test_deberta_v3_as_published_is_continued_as_a_discriminator(tmp_path: Path, layers: int) -> None:
     config = published(tmp_path / "v3", layers=layers)
     recipe = continued_recipe(str(tmp_path / "v3"))
-    assert loads(commented_yaml(recipe), "printed") == recipe
+    assert parse_recipe(commented_yaml(recipe), "printed") == recipe
     bundled = load("deberta-v3-base")
     assert (recipe.objective, recipe.input) == (bundled.objective, bundled.input)
     assert isinstance(recipe.model, DebertaV2Config)
@@ -109,9 +109,7 @@ def test_the_generator_beside_it_says_how_deep_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("zipped", "shards"), [(True, 1), (False, 1), (True, 3)])
 @pytest.mark.parametrize("heads", [True, False])
-def test_pickled_weights_are_told_by_their_names(
-    tmp_path: Path, zipped: bool, shards: int, heads: bool
-) -> None:
+def test_pickled_weights_are_told_by_their_names(tmp_path: Path, zipped: bool, shards: int, heads: bool) -> None:
     published(tmp_path / "model", heads=heads)
     pickle_in(tmp_path / "model", zipped=zipped, shards=shards)
     assert (continued_recipe(str(tmp_path / "model")).objective.rtd is not None) == heads
@@ -149,7 +147,7 @@ def test_a_model_without_heads_gets_no_pair_task(setting: Setting, tmp_path: Pat
     AutoModel.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "bare")
     recipe = continued_recipe(str(tmp_path / "bare"))
     assert (recipe.objective.nsp, recipe.input.packing) == (None, "full_sentences")
-    assert recipe.tokenizer.uri == TOKENIZER
+    assert recipe.tokenizer.uri == TOKENIZER_PLACEHOLDER
     inputs = {"corpus": setting.run.recipe.corpus, "tokenizer": setting.run.recipe.tokenizer}
     asked = replace(setting, run=replace(setting.run, recipe=recipe.model_copy(update=inputs)))
     fresh = asked.begin()[1].record["fresh"]

@@ -9,10 +9,10 @@ from launcher.runtime.recipe.schema import Recipe
 
 def test_every_top_level_field_has_a_row_of_its_own() -> None:
     """A field added to Recipe must be decided upon; a pattern that matches nothing is stale."""
-    heads = [pattern.split(".")[0] for pattern, _ in identity.FIELDS]
+    heads = [pattern.split(".")[0] for pattern, _ in identity.FIELD_KINDS]
     assert set(heads) == set(Recipe.model_fields)
     with pytest.raises(KeyError):
-        identity.kind_of("something_new")
+        identity.field_kind("something_new")
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def test_every_top_level_field_has_a_row_of_its_own() -> None:
     ],
 )
 def test_identity_changes_the_fingerprint(assignment: str) -> None:
-    old, new = (identity.identity(load("quickstart", sets)) for sets in ((), (assignment,)))
+    old, new = (identity.identity_fields(load("quickstart", sets)) for sets in ((), (assignment,)))
     assert identity.fingerprint(old) != identity.fingerprint(new)
-    assert len(identity.diff(old, new)) == 1
+    assert len(identity.diff_lines(old, new)) == 1
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_identity_changes_the_fingerprint(assignment: str) -> None:
      "tokenizer.uri=b", "corpus.sources.text.uri=elsewhere", "data_service.memory=1GiB", "logging.tensorboard=false"],
 )  # fmt: skip
 def test_how_a_run_is_operated_does_not_change_its_identity(assignment: str) -> None:
-    assert identity.identity(load("quickstart")) == identity.identity(load("quickstart", (assignment,)))
+    assert identity.identity_fields(load("quickstart")) == identity.identity_fields(load("quickstart", (assignment,)))
 
 
 def test_the_fingerprint_does_not_depend_on_order() -> None:

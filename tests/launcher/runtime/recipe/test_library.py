@@ -5,20 +5,15 @@ from itertools import accumulate
 import pytest
 import yaml
 
-from encoder_core.families import (
-    albert,
-    electra,
-    modernbert,
-    xlnet,
-)
+from encoder_core.families import albert, electra, modernbert, xlnet
 from encoder_core.families.catalogue import ModelConfig
-from launcher.runtime.recipe.identity import flatten, kind_of
-from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.identity import field_kind, flatten
+from launcher.runtime.recipe.load import load, parse_recipe
 from launcher.runtime.recipe.network import meta_module
-from launcher.runtime.recipe.phases import in_phase, source_shares, source_temperature
+from launcher.runtime.recipe.phases import recipe_in_phase, source_shares, source_temperature
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 from launcher.runtime.recipe.source import bundled
-from launcher.runtime.recipe.summary import discriminator_parameters, parameters, title, tokens_per_step
+from launcher.runtime.recipe.summary import discriminator_parameter_count, model_title, parameter_count, tokens_per_step
 from launcher.runtime.recipe.timeline import tokens_before
 from launcher.runtime.recipe.tiny import tiny
 from tests.support.models import official
@@ -143,10 +138,10 @@ def test_every_official_size_has_a_recipe() -> None:
 def test_a_bundled_recipe_is_complete_and_reads_back_as_itself(name: str) -> None:
     text, recipe = bundled()[name], load(name)
     assert recipe.name == name
-    assert loads(recipe.to_yaml(), "again") == recipe
-    assert loads(text, name, ours=True) == recipe, "libyaml reads it as PyYAML does"
+    assert parse_recipe(recipe.to_yaml(), "again") == recipe
+    assert parse_recipe(text, name, is_bundled=True) == recipe, "libyaml reads it as PyYAML does"
     assert written_keys(recipe.to_data()) - written_keys(yaml.safe_load(text)) <= IMPLIED
-    assert {kind_of(path) for path in flatten(recipe.to_data())} == {"identity", "operational"}
+    assert {field_kind(path) for path in flatten(recipe.to_data())} == {"identity", "operational"}
     lines = text.splitlines()
     assert max(map(len, lines)) <= 125
     assert len(lines) < 100, "it fits a screen"
@@ -159,8 +154,8 @@ def test_its_model_is_the_official_size(name: str) -> None:
     recipe = load(name)
     official, count, (low, high) = PUBLISHED[name]
     assert recipe.model == official
-    assert parameters(recipe) == count
-    assert low <= (discriminator_parameters(recipe) or count) / 1e6 <= high
+    assert parameter_count(recipe) == count
+    assert low <= (discriminator_parameter_count(recipe) or count) / 1e6 <= high
 
 
 @pytest.mark.parametrize(
@@ -191,9 +186,7 @@ def test_its_model_is_the_official_size(name: str) -> None:
         ("deberta-v3-large", 3e-4, 10_000, 500_000, 8192 * 512),
     ],
 )
-def test_its_training_is_the_published_one(
-    name: str, lr: float, warmup: int, steps: int, tokens: int
-) -> None:
+def test_its_training_is_the_published_one(name: str, lr: float, warmup: int, steps: int, tokens: int) -> None:
     """Where no public configuration says all of it (test_public_configurations.py)."""
     recipe = load(name)
     assert recipe.optimizer.settings.lr == lr
@@ -233,11 +226,9 @@ def test_phases_of_modernbert_and_its_successors_have_the_published_tokens(
 def test_mmberts_masks_and_languages_anneal() -> None:
     for name in ("mmbert-small", "mmbert-base"):
         recipe = load(name)
-        masks = [in_phase(recipe, phase).objective.mlm for phase in recipe.phases]
+        masks = [recipe_in_phase(recipe, phase).objective.mlm for phase in recipe.phases]
         assert [mlm.rate for mlm in masks if mlm is not None] == [0.3, 0.15, 0.05]
-        assert [1 / source_temperature(recipe, phase) for phase in recipe.phases] == pytest.approx(
-            [0.7, 0.5, 0.3]
-        )
+        assert [1 / source_temperature(recipe, phase) for phase in recipe.phases] == pytest.approx([0.7, 0.5, 0.3])
         entered = [
             {source for source, share in (source_shares(recipe, phase) or {}).items() if share != 0}
             for phase in recipe.phases
@@ -257,7 +248,7 @@ def test_albert_xxlarge_has_the_papers_parameters_but_for_the_pooler() -> None:
 @pytest.mark.parametrize("name", bundled())
 def test_its_small_form_is_the_same_kind_of_run(name: str) -> None:
     recipe, small = load(name), tiny(load(name))
-    assert loads(small.to_yaml(), "again") == small
+    assert parse_recipe(small.to_yaml(), "again") == small
     assert structure(small) == structure(recipe)
     assert [phase.batch.sequences is None for phase in small.phases] == [
         phase.batch.sequences is None for phase in recipe.phases
@@ -272,16 +263,20 @@ def test_its_small_form_is_the_same_kind_of_run(name: str) -> None:
 
 def structure(recipe: Recipe) -> tuple[object, ...]:
     """What a small form keeps."""
-    objective = recipe.objective.model_dump(
-        exclude={"plm": {"predict", "permutation"}, "distil": {"teachers"}}
-    )
-    optimizer = recipe.optimizer.model_dump(
-        exclude={name: {"lr"} for name in type(recipe.optimizer).model_fields}
-    )
+    objective = recipe.objective.model_dump(exclude={"plm": {"predict", "permutation"}, "distil": {"teachers"}})
+    optimizer = recipe.optimizer.model_dump(exclude={name: {"lr"} for name in type(recipe.optimizer).model_fields})
     start = "scratch" if recipe.start.startswith(PLACEHOLDER) else recipe.start
     reading = recipe.input.model_dump(exclude={"copies", "reuse"})
     return (
-        *(title(recipe), objective, optimizer, reading, recipe.schedule.decay, recipe.zero, recipe.corpus),
+        *(
+            model_title(recipe),
+            objective,
+            optimizer,
+            reading,
+            recipe.schedule.decay,
+            recipe.zero,
+            recipe.corpus,
+        ),
         *(recipe.tokenizer, recipe.seed, start, recipe.model.activation, recipe.model.layer_norm_eps),
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.tiny import tiny
@@ -18,7 +18,7 @@ def mistake(name: str, *assignments: str) -> RecipeError:
 
 
 def test_overrides_adjust_a_tiny_recipe() -> None:
-    adjusted = reload(tiny(load("roberta-base")), ("phases.0.steps=2", "schedule.warmup=1"))
+    adjusted = with_assignments(tiny(load("roberta-base")), ("phases.0.steps=2", "schedule.warmup=1"))
     assert (adjusted.total_steps, adjusted.model.layers) == (2, 2)
 
 
@@ -126,8 +126,7 @@ def _lr(recipe: Recipe) -> float:
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
-    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
 )
 
 HOSTILE = {

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.errors import RecipeError
 from launcher.runtime.recipe import identity
-from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.load import load, parse_recipe
 from launcher.runtime.recipe.phase_parts import PhaseMixture
 from launcher.runtime.recipe.phases import is_staged, source_shares, source_temperature
 from launcher.runtime.recipe.tiny import tiny
@@ -31,7 +31,7 @@ def test_shares_are_those_of_the_phase_or_of_the_corpus() -> None:
     ]
     by_size = load("roberta-base", (SOURCES % ("auto", "auto"), *MIXED))
     assert source_shares(by_size, by_size.phases[2]) is None
-    assert loads(recipe.to_yaml(), "again") == recipe
+    assert parse_recipe(recipe.to_yaml(), "again") == recipe
 
 
 ANNEALED = (
@@ -57,16 +57,16 @@ def test_languages_enter_late_and_share_out_what_is_left_by_the_temperature_of_t
         None,
     ]
     assert [source_temperature(recipe, phase) for phase in recipe.phases] == [1.428571, 2, 3.333333, 1.25]
-    assert loads(recipe.to_yaml(), "again") == recipe
-    assert identity.kind_of("phases.0.mixture.temperature") == "identity"
+    assert parse_recipe(recipe.to_yaml(), "again") == recipe
+    assert identity.field_kind("phases.0.mixture.temperature") == "identity"
 
 
 def test_recipes_without_mixtures_are_as_they_were() -> None:
     plain = load("roberta-base")
     assert not is_staged(plain)
     assert "mixture" not in plain.phases[0].model_dump(mode="json")
-    assert identity.kind_of("phases.1.mixture.most_readings") == "operational"
-    assert identity.kind_of("phases.1.mixture.weights.books") == "identity"
+    assert identity.field_kind("phases.1.mixture.most_readings") == "operational"
+    assert identity.field_kind("phases.1.mixture.weights.books") == "identity"
 
 
 TWO = "corpus.sources.rare={uri: b, weight: auto}"

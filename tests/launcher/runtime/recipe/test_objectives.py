@@ -131,9 +131,7 @@ def test_words_are_masked_only_with_a_tokenizer_that_knows_them(
     assert found.path == place
     assert found.what.startswith(problem)
     assert not tokenizer_issues(load("bert-base"), wordless), "it masks by token"
-    assert not tokenizer_issues(
-        load(name), from_files({"vocab.txt": "\n".join((*SPECIAL, "a", "##b")).encode()})
-    )
+    assert not tokenizer_issues(load(name), from_files({"vocab.txt": "\n".join((*SPECIAL, "a", "##b")).encode()}))
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:

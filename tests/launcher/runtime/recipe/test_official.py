@@ -7,7 +7,7 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.layers.parameters import AttentionBias, ScaledLinear
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.optim.groups import parameter_groups
-from launcher.plan.estimate.estimate import estimate
+from launcher.plan.estimate.estimate import estimate_recipe
 from launcher.runtime.capacity.devices import Cluster, find_gpu
 from launcher.runtime.capacity.workload import targets_per_row
 from launcher.runtime.recipe.load import load
@@ -17,9 +17,7 @@ from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.tiny import tiny
 
 # by the text: fifty recipes take two seconds to load, at each collection
-PUBLISHED = sorted(
-    name for name, text in bundled().items() if name != "quickstart" and "\n  contrastive:" not in text
-)
+PUBLISHED = sorted(name for name, text in bundled().items() if name != "quickstart" and "\n  contrastive:" not in text)
 ROBERTA = ("roberta-base", "roberta-large")  # Chinese RoBERTa-wwm-ext is BERT's code
 NORMAL = (*ROBERTA, "spanbert", "xlnet", "deberta", "distilbert", "eurobert", "xlm", "bart")
 MODERN = ("modernbert", "ettin", "mmbert", "chinese-modernbert")
@@ -39,9 +37,7 @@ def fresh(recipe: Recipe) -> ObjectiveModule:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_weights_are_drawn_as_in_the_official_code(name: str) -> None:
     model, std = fresh(load(name)), 0.02 if name.startswith(NORMAL) else 0.0176
-    drawn = [
-        (path, p) for path, p in model.named_parameters() if p.ndim > 1 and p.numel() > LARGE and p.any()
-    ]
+    drawn = [(path, p) for path, p in model.named_parameters() if p.ndim > 1 and p.numel() > LARGE and p.any()]
     assert drawn
     for path, p in drawn:
         module = model.get_submodule(path.rpartition(".")[0])
@@ -52,9 +48,7 @@ def test_weights_are_drawn_as_in_the_official_code(name: str) -> None:
 
 
 def test_xlnet_draws_the_biases_of_attention() -> None:
-    biases = [
-        module.bias for module in fresh(load("xlnet-base")).modules() if isinstance(module, AttentionBias)
-    ]
+    biases = [module.bias for module in fresh(load("xlnet-base")).modules() if isinstance(module, AttentionBias)]
     assert len(biases) == 6
     assert nn.utils.parameters_to_vector(biases).std().item() == pytest.approx(0.02, rel=0.1)
 
@@ -80,9 +74,7 @@ def test_weight_decay_acts_on_the_official_parameters(name: str) -> None:
     attention = {id(m.bias) for m in model.modules() if isinstance(m, AttentionBias)}
     for path, p in model.named_parameters():
         plain = path.endswith("bias") or "norm" in path
-        expected = (
-            not plain or name.startswith((*ROBERTA, "spanbert", "bart", "neobert")) or id(p) in attention
-        )
+        expected = not plain or name.startswith((*ROBERTA, "spanbert", "bart", "neobert")) or id(p) in attention
         assert (id(p) in decaying) == (expected and settings.weight_decay > 0), path
 
 
@@ -115,5 +107,5 @@ def test_64_ranks_share_every_batch_evenly(name: str) -> None:
         assert recipe.microbatch != "auto"
         microbatches, rest = divmod(phase.batch.sequences, recipe.microbatch)
         assert (rest, microbatches % (8 * nodes)) == (0, 0)
-    for took in estimate(recipe, Cluster(nodes, 8, find_gpu("H100"), mtbf=1e8), None).phases:
+    for took in estimate_recipe(recipe, Cluster(nodes, 8, find_gpu("H100"), mtbf=1e8), None).phases:
         assert took.microbatches == took.rounds * 8 * nodes  # nobody idles

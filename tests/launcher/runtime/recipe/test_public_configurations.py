@@ -75,9 +75,7 @@ def _line_of(lines: list[str], at: range, keys: list[str]) -> int:
     """The line of the last key of a path, each below or on the line of the one before."""
     place = at.start
     for key in keys:
-        place = next(
-            (i for i in range(place, at.stop) if re.search(rf"\b{key}:", lines[i].partition("#")[0])), place
-        )
+        place = next((i for i in range(place, at.stop) if re.search(rf"\b{key}:", lines[i].partition("#")[0])), place)
     return place
 
 

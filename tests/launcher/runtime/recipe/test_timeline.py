@@ -11,17 +11,17 @@ from encoder_core.objectives.term import Weight, WeightSchedule, weight_at
 from encoder_core.optim import schedules
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.errors import OptionError, RecipeError
-from launcher.runtime.rank.build import schedule, training_plan
+from launcher.runtime.rank.build import learning_rate_schedule, training_plan
 from launcher.runtime.recipe import identity
-from launcher.runtime.recipe.load import load, loads
+from launcher.runtime.recipe.load import load, parse_recipe
 from launcher.runtime.recipe.phases import layer_settings
 from launcher.runtime.recipe.schema import BatchSize, Recipe, RecipePhase
 from launcher.runtime.recipe.timeline import (
+    batch_schedule,
     changing_weights,
     learning_rate,
     phase_at,
     recipe_after,
-    step_batches,
     term_weights,
     timeline,
     tokens_before,
@@ -110,15 +110,15 @@ def test_what_does_not_fit_is_refused(phase: str, problem: str) -> None:
 
 def test_a_schedule_that_every_phase_replaces_need_not_fit() -> None:
     phase = "steps: 9, schedule: {decay: constant}"
-    rate = schedule(phased(phase, settings=("schedule.warmup=1000",)))
+    rate = learning_rate_schedule(phased(phase, settings=("schedule.warmup=1000",)))
     assert {rate(step) for step in range(9)} == {6e-4}
 
 
 def test_a_phase_without_keys_of_its_own_has_none_in_its_data() -> None:
     assert not {"lr", "schedule", "mlm"} & BASE.phases[0].model_dump(mode="json").keys()
-    assert loads(BASE.to_yaml(), "again") == BASE
+    assert parse_recipe(BASE.to_yaml(), "again") == BASE
     changed = load("roberta-base", ("phases.0.lr=1e-4",))
-    assert identity.diff(identity.identity(BASE), identity.identity(changed)) == [
+    assert identity.diff_lines(identity.identity_fields(BASE), identity.identity_fields(changed)) == [
         "- phases.0.lr: (absent) -> 0.0001"
     ]
 
@@ -132,7 +132,7 @@ def test_a_small_form_keeps_rates_and_schedules_in_proportion() -> None:
     assert [phase.steps for phase in small.phases] == [1200, 800]
     assert small.phases[0].schedule == ScheduleConfig(warmup=120, decay="constant")
     assert small.phases[1].schedule == ScheduleConfig(decay="one_minus_sqrt", decay_steps=400, restarts=1)
-    assert small.phases[1].lr == pytest.approx(schedule(small)(200) / 10)
+    assert small.phases[1].lr == pytest.approx(learning_rate_schedule(small)(200) / 10)
 
 
 @pytest.mark.parametrize(("unit", "start", "batch"), [("sequences", 16, 32), ("tokens", 16 * 32, 32 * 32)])
@@ -171,7 +171,7 @@ FULL = phased(
 
 
 def test_a_timeline_is_cut_where_something_changes() -> None:
-    found = timeline(FULL, schedule(FULL))
+    found = timeline(FULL, learning_rate_schedule(FULL))
     assert [(at.phase, at.first, at.last, at.curve) for at in found] == [
         (0, 0, 7, "warmup"),
         (0, 8, 19, "stable"),
@@ -191,14 +191,10 @@ LINES = st.builds(WeightSchedule, start=st.floats(0, 9), end=NUMBERS, steps=st.i
 
 @pytest.mark.long
 @given(run=NUMBERS | LINES, own=st.lists(st.none() | NUMBERS | LINES, min_size=1, max_size=4))
-def test_a_term_weighs_in_each_step_what_its_phase_or_the_run_says(
-    run: Weight, own: list[Weight | None]
-) -> None:
+def test_a_term_weighs_in_each_step_what_its_phase_or_the_run_says(run: Weight, own: list[Weight | None]) -> None:
     bert = load("bert-base")
     assert bert.objective.nsp is not None
-    objective = bert.objective.model_copy(
-        update={"nsp": bert.objective.nsp.model_copy(update={"weight": run})}
-    )
+    objective = bert.objective.model_copy(update={"nsp": bert.objective.nsp.model_copy(update={"weight": run})})
     phases = tuple(
         RecipePhase(
             steps=20,
@@ -231,7 +227,7 @@ def test_tokens_are_those_of_every_step() -> None:
         assert tokens_before(FULL, step) == total
         number, start = phase_at(FULL, step)
         phase = FULL.phases[number]
-        batch = step_batches(FULL, phase).at(step - start)
+        batch = batch_schedule(FULL, phase).batch_at_step(step - start)
         total += batch if phase.batch.tokens else batch * phase.length
 
 
@@ -255,9 +251,7 @@ def test_the_command_prints_a_table_and_a_picture(tmp_path: Path, monkeypatch: p
 @given(own=st.lists(st.none() | st.sampled_from([1e4, 5e5]), min_size=1, max_size=4))
 def test_the_base_of_rotary_positions_is_the_phases_or_the_models(own: list[float | None]) -> None:
     base = load("modernbert-base")
-    phases = tuple(
-        RecipePhase(steps=3, length=128, batch=BatchSize(sequences=64), rope_base=value) for value in own
-    )
+    phases = tuple(RecipePhase(steps=3, length=128, batch=BatchSize(sequences=64), rope_base=value) for value in own)
     recipe = base.model_copy(update={"phases": phases})
     literal = [value or 160_000.0 for value in own for _ in range(3)]
     layers = training_plan(recipe).layers

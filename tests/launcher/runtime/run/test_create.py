@@ -14,12 +14,12 @@ from data_service.errors import CorpusError, TokenizerError, UserError
 from data_service.store.errors import AccessDenied, StoreError
 from data_service.store.open import open_store
 from launcher.errors import RecipeError, RunChanged, RunError
-from launcher.runtime.recipe.load import load, reload
+from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run, reconcile
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.outline import open_outline
-from launcher.runtime.run.record import RECIPE, RECORD, open_run
+from launcher.runtime.run.record import RECIPE_FILE, RECORD_FILE, open_run
 from tests.support.data.made_up import write_text
 from tests.support.runs.small_runs import SETTINGS, build_text, new_run, prepare_corpus
 
@@ -41,10 +41,10 @@ def test_init_records_what_the_run_is(inputs: Path, tmp_path: Path) -> None:
 
 
 def test_init_refuses_an_existing_run(fresh_run: str, inputs: Path) -> None:
-    before = Path(fresh_run, RECORD).read_bytes()
+    before = Path(fresh_run, RECORD_FILE).read_bytes()
     with pytest.raises(RunError, match=r"\ba run\b"):
         create_run(recipe(inputs, "seed=9"), fresh_run, NOW)
-    assert Path(fresh_run, RECORD).read_bytes() == before
+    assert Path(fresh_run, RECORD_FILE).read_bytes() == before
 
 
 def test_of_many_inits_at_once_one_wins(inputs: Path, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_of_many_inits_at_once_one_wins(inputs: Path, tmp_path: Path) -> None:
 def test_an_interrupted_init_can_be_repeated(inputs: Path, tmp_path: Path) -> None:
     uri = str(tmp_path / "run")
     create_run(recipe(inputs), uri, NOW)
-    Path(uri, RECORD).unlink()
+    Path(uri, RECORD_FILE).unlink()
     with pytest.raises(RunError, match=r"\bmaskfleet init\b"):
         open_run(uri)
     with pytest.raises(RunError, match=r"recipe\.yaml\b.*run\.json\b"):
@@ -81,14 +81,14 @@ def test_opening_never_creates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"format": 0}', b"\xff"])
 def test_a_damaged_record_is_refused(fresh_run: str, content: bytes) -> None:
-    Path(fresh_run, RECORD).write_bytes(content)
+    Path(fresh_run, RECORD_FILE).write_bytes(content)
     with pytest.raises(RunError, match="damaged"):
         open_run(fresh_run)
 
 
 @pytest.mark.parametrize("change", [{"format": 3}, {"format": 99, "inputs": []}, {"later": True}])
 def test_a_record_of_a_newer_version_is_refused_and_kept(fresh_run: str, change: dict[str, object]) -> None:
-    record = Path(fresh_run, RECORD)
+    record = Path(fresh_run, RECORD_FILE)
     record.write_text(newer := json.dumps(json.loads(record.read_text()) | change))
     with pytest.raises(RunError, match="newer"):
         open_run(fresh_run)
@@ -101,7 +101,7 @@ def test_a_record_of_a_newer_version_is_refused_and_kept(fresh_run: str, change:
 @pytest.mark.parametrize("former", [{"format": 1}, {}])
 def test_a_record_of_a_former_version_names_it_and_is_kept(fresh_run: str, former: dict[str, object]) -> None:
     """The first version wrote no number of the format."""
-    record = Path(fresh_run, RECORD)
+    record = Path(fresh_run, RECORD_FILE)
     fields = {name: value for name, value in json.loads(record.read_text()).items() if name != "format"}
     versions = fields["versions"] | {"maskfleet": "0.1.0"}
     record.write_text(written := json.dumps(former | fields | {"versions": versions}))
@@ -113,7 +113,7 @@ def test_a_record_of_a_former_version_names_it_and_is_kept(fresh_run: str, forme
 
 
 def test_a_run_without_its_recipe_is_refused(fresh_run: str) -> None:
-    Path(fresh_run, RECIPE).unlink()
+    Path(fresh_run, RECIPE_FILE).unlink()
     with pytest.raises(RunError, match=r"no recipe\.yaml"):
         open_run(fresh_run)
 
@@ -186,7 +186,7 @@ def test_a_manifest_that_was_edited_is_noticed(inputs: Path, tmp_path: Path) -> 
 def test_operation_may_change_and_is_recorded(fresh_run: str) -> None:
     run = open_run(fresh_run)
     changed = reconcile(
-        run, recipe=reload(run.recipe, ("zero=2", "trainers=4")), accept_changes=False, now=NOW
+        run, recipe=with_assignments(run.recipe, ("zero=2", "trainers=4")), accept_changes=False, now=NOW
     )
     assert (changed.recipe.zero, open_run(fresh_run).recipe.trainers) == (2, 4)
     assert changed.record == run.record
@@ -205,7 +205,7 @@ def test_nothing_changed_writes_nothing(fresh_run: str) -> None:
 )
 def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str, change: str, told: str) -> None:
     run = open_run(fresh_run)
-    wanted = reload(run.recipe, (change, "zero=3"))
+    wanted = with_assignments(run.recipe, (change, "zero=3"))
     with pytest.raises(RunChanged, match=told) as caught:
         reconcile(run, recipe=wanted, accept_changes=False, now=NOW)
     assert "maskfleet runs fork" in caught.value.remedy
@@ -215,7 +215,7 @@ def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str, change: str
 
 def test_a_forced_change_of_identity_is_on_record(fresh_run: str) -> None:
     run = open_run(fresh_run)
-    reconcile(run, recipe=reload(run.recipe, ("seed=5",)), accept_changes=True, now=NOW)
+    reconcile(run, recipe=with_assignments(run.recipe, ("seed=5",)), accept_changes=True, now=NOW)
     again = open_run(fresh_run)
     assert (again.recipe.seed, again.record.identity["seed"]) == (5, 5)
     assert again.record.fingerprint != run.record.fingerprint
@@ -227,7 +227,7 @@ def test_a_forced_change_of_identity_is_on_record(fresh_run: str) -> None:
 
 
 def test_an_edited_recipe_file_does_not_slip_through(fresh_run: str) -> None:
-    path = Path(fresh_run, RECIPE)
+    path = Path(fresh_run, RECIPE_FILE)
     path.write_text(path.read_text().replace("seed: 1", "seed: 2"))
     with pytest.raises(RunChanged, match="- seed: 1 -> 2"):
         reconcile(open_run(fresh_run), recipe=None, accept_changes=False, now=NOW)
@@ -239,7 +239,7 @@ def test_another_corpus_in_its_place_is_refused(tmp_path: Path) -> None:
     write_text(tmp_path / "text.jsonl", seed=99)
     build_text(tmp_path / "text.jsonl", str(tmp_path / "other"), str(tmp_path / "tokenizer"))
     run = open_run(uri)
-    moved = reload(run.recipe, (f"corpus.sources.text.uri={tmp_path / 'other'}",))
+    moved = with_assignments(run.recipe, (f"corpus.sources.text.uri={tmp_path / 'other'}",))
     with pytest.raises(RunChanged, match=r"corpus\.sources\.text \(content\)"):
         reconcile(run, recipe=moved, accept_changes=False, now=NOW)
 
@@ -247,5 +247,5 @@ def test_another_corpus_in_its_place_is_refused(tmp_path: Path) -> None:
 def test_the_same_corpus_elsewhere_is_the_same(fresh_run: str, inputs: Path, tmp_path: Path) -> None:
     shutil.copytree(inputs / "corpus", tmp_path / "copy")
     run = open_run(fresh_run)
-    moved = reload(run.recipe, (f"corpus.sources.text.uri={tmp_path / 'copy'}",))
+    moved = with_assignments(run.recipe, (f"corpus.sources.text.uri={tmp_path / 'copy'}",))
     assert reconcile(run, recipe=moved, accept_changes=False, now=NOW).recipe == moved

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoints.attempt import Attempt, Owner, claim
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import Rewind, read_manifest, record_rewind
 from checkpoints.save import Saver
@@ -18,7 +18,7 @@ from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
 from launcher.errors import RunError
 from launcher.runtime.run.following import EventFollower, LineageFollower
-from launcher.runtime.run.log import encode, operator_event
+from launcher.runtime.run.log import encode_line, record_operator_event
 from launcher.runtime.run.packing import pack_once
 from launcher.runtime.run.segments import segment_key
 
@@ -35,7 +35,7 @@ class Writer:
         self.store = store
         self.attempt = claim(store, owner=Owner.for_this_process(0.0))
         self.saver = Saver(
-            store, self.attempt, Alone(), resumed=read_manifest(store, resumed) if resumed else None
+            store, self.attempt, SingleRank(), resumed=read_manifest(store, resumed) if resumed else None
         )
         self.step = resumed.step if resumed else 0
         self.lines: list[str] = []
@@ -43,9 +43,9 @@ class Writer:
 
     def train(self, stop: int) -> "Writer":
         for step in range(self.step, stop):
-            self.lines.append(encode({"kind": "step", "step": step, "by": self.attempt.number}))
+            self.lines.append(encode_line({"kind": "step", "step": step, "by": self.attempt.number}))
             if (step + 1) % 3 == 0:
-                self.lines.append(encode({"kind": "evaluation", "step": step + 1, "by": self.attempt.number}))
+                self.lines.append(encode_line({"kind": "evaluation", "step": step + 1, "by": self.attempt.number}))
         self.step = stop
         return self
 
@@ -65,11 +65,9 @@ class Writer:
 
 
 def told(follower: LineageFollower, most: int = 4096) -> tuple[int | None, list[tuple[str, int, int]]]:
-    news = follower.new(most)
+    news = follower.read_new(most)
     assert news.damage == ()
-    return news.superseded_from, [
-        (record["kind"][:4], record["step"], record["by"]) for record in news.records
-    ]
+    return news.superseded_from, [(record["kind"][:4], record["step"], record["by"]) for record in news.records]
 
 
 def test_nothing_is_returned_before_it_is_committed_and_nothing_twice(store: Store) -> None:
@@ -106,16 +104,14 @@ def test_damage_is_told_and_passed_over(store: Store) -> None:
     key = segment_key("metrics", 1, 1)
     store.put(key, b'{"kind": "st\n' + store.get(key))
     writer.commit()
-    news = LineageFollower(store).new()
+    news = LineageFollower(store).read_new()
     assert [record["step"] for record in news.records if record["kind"] == "step"] == [0, 1, 2, 3]
     (damage,) = news.damage
     assert "00000001.jsonl, line 1: not JSON" in damage
 
 
-def test_events_come_once_and_an_idle_look_lists_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operator_event(store, "stop_requested", 1.0, by="somebody", of=0)
+def test_events_come_once_and_an_idle_look_lists_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_operator_event(store, "stop_requested", 1.0, by="somebody", of=0)
     everything, later = EventFollower(store, past=True), EventFollower(store)
     for number in range(2):
         attempt = claim(store, owner=Owner.for_this_process(0.0)).number
@@ -124,30 +120,26 @@ def test_events_come_once_and_an_idle_look_lists_nothing(
             for kind in ("start", "commit")
         )
         store.put(segment_key("events", attempt, 0), events.encode())
-    assert [event["kind"] for event in everything.new()] == ["stop_requested", *("start", "commit") * 2]
-    assert [event["attempt"] for event in later.new()] == [1, 1, 2, 2]
+    assert [event["kind"] for event in everything.read_new()] == ["stop_requested", *("start", "commit") * 2]
+    assert [event["attempt"] for event in later.read_new()] == [1, 1, 2, 2]
     monkeypatch.setattr(type(store), "list", None)
-    assert everything.new() == later.new() == []
+    assert everything.read_new() == later.read_new() == []
 
 
 def test_an_event_of_a_newer_version_is_told_behind_what_was_read_before(store: Store) -> None:
     follower = EventFollower(store, past=True)
     attempt = claim(store, owner=Owner.for_this_process(0.0)).number
     for segment, kind in enumerate(("start", "commit", "resume")):
-        event = {"kind": kind, "time": float(segment), "attempt": attempt} | (
-            {"format": 2} if kind == "commit" else {}
-        )
-        store.put(segment_key("events", attempt, segment), encode(event).encode())
-    assert [event["kind"] for event in follower.new()] == ["start"]
+        event = {"kind": kind, "time": float(segment), "attempt": attempt} | ({"format": 2} if kind == "commit" else {})
+        store.put(segment_key("events", attempt, segment), encode_line(event).encode())
+    assert [event["kind"] for event in follower.read_new()] == ["start"]
     with pytest.raises(RunError, match=r"00000001\.jsonl"):
-        follower.new()
-    assert [event["kind"] for event in follower.new()] == ["resume"]
-    assert follower.new() == []
+        follower.read_new()
+    assert [event["kind"] for event in follower.read_new()] == ["resume"]
+    assert follower.read_new() == []
 
 
-def apply(
-    kept: dict[tuple[str, int], int], superseded: int | None, records: list[tuple[str, int, int]]
-) -> None:
+def apply(kept: dict[tuple[str, int], int], superseded: int | None, records: list[tuple[str, int, int]]) -> None:
     """As a tracker does."""
     if superseded is not None:
         for kind, step in list(kept):
@@ -176,7 +168,7 @@ def test_whenever_one_looks_what_was_returned_is_the_committed_lineage(
             follower = LineageFollower(store, follower.cursor) if act == "look anew" else follower
             apply(kept, *told(follower, data.draw(st.integers(1, 9))))
         elif act == "pack":
-            pack_once(store, data.draw(st.integers(1, writer.attempt.number)), over=True)
+            pack_once(store, data.draw(st.integers(1, writer.attempt.number)), ended=True)
         elif act == "die":
             writer = Writer(store, marks[-1] if marks else None)
         elif act == "go back" and len(marks) > 1:

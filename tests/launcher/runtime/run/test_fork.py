@@ -18,8 +18,8 @@ from launcher.errors import RunChanged, RunError
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.rank.data import checksum
 from launcher.runtime.recipe.phase_parts import PhaseMixture
-from launcher.runtime.run.fork import Forked, fork
-from launcher.runtime.run.record import RECORD, Run, open_run
+from launcher.runtime.run.fork import ForkResult, fork
+from launcher.runtime.run.record import RECORD_FILE, Run, open_run
 from launcher.runtime.run.step_table import Record
 from launcher.runtime.run.streams import SPIKES_KEY, sample_positions, stream_spec
 from tests.support.checks.command import maskfleet
@@ -50,7 +50,7 @@ def make(
     step: int | None = STEP,
     keep_position: bool = False,
     decay: int | None = None,
-) -> Forked:
+) -> ForkResult:
     run = open_run(source)
     return fork(run, str(uri), step, settings, now=NOW, keep_position=keep_position, decay=decay)
 
@@ -118,13 +118,11 @@ def test_the_data_goes_on_where_the_steps_so_far_would_have_been_the_same(
     assert (kept.restarted, kept.run.record.data_begins) == ((), 0)
 
 
-def test_moments_of_another_optimizer_are_refused_unless_they_are_the_same(
-    source: str, tmp_path: Path
-) -> None:
+def test_moments_of_another_optimizer_are_refused_unless_they_are_the_same(source: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"\bstep \d+ .*\boptimizer\b") as refused:
         make(source, tmp_path / "muon", "optimizer={muon: {lr: 1.0e-3}}")
     assert f"--set start={source}" in refused.value.remedy
-    assert not (tmp_path / "muon" / RECORD).exists()
+    assert not (tmp_path / "muon" / RECORD_FILE).exists()
     make(source, tmp_path / "stable", "optimizer={stableadamw: {lr: 1.0e-3}}")
 
 
@@ -149,9 +147,7 @@ def test_what_the_run_leaves_out_the_fork_leaves_out(source: str, tmp_path: Path
     shutil.copytree(source, copy)
     store = open_run(str(copy)).store
     left_out = ((1, 4, 8, 16),)
-    back = Rewind(
-        attempt=3, to=CheckpointName(1, STEP), began=11, reached=14, cause="a spike", skips=left_out
-    )
+    back = Rewind(attempt=3, to=CheckpointName(1, STEP), began=11, reached=14, cause="a spike", skips=left_out)
     record_rewind(store, back, Attempt(store, 3))
     for name, settings, expected in (("same", (), left_out), ("other", ("seed=5",), ())):
         forked = make(str(copy), tmp_path / name, *settings, step=None)
@@ -170,9 +166,7 @@ def test_what_the_run_leaves_out_the_fork_leaves_out(source: str, tmp_path: Path
         (("objective.mlm.unit=span", "objective.sbo={weight: 1}"), "other parameters"),
     ],
 )
-def test_another_model_is_refused(
-    source: str, tmp_path: Path, settings: tuple[str, ...], message: str
-) -> None:
+def test_another_model_is_refused(source: str, tmp_path: Path, settings: tuple[str, ...], message: str) -> None:
     with pytest.raises(RunChanged, match=message) as caught:
         make(source, tmp_path / "fork", *settings)
     assert f"start={source}" in caught.value.remedy
@@ -189,9 +183,7 @@ def test_a_fork_has_something_to_train(source: str, tmp_path: Path) -> None:
         make(source, Path(source))
 
 
-def test_a_stable_run_is_ended_by_a_decay_on_the_data_that_it_would_have_read(
-    source: str, tmp_path: Path
-) -> None:
+def test_a_stable_run_is_ended_by_a_decay_on_the_data_that_it_would_have_read(source: str, tmp_path: Path) -> None:
     stable = make(source, tmp_path / "stable", "schedule={warmup: 3, decay: constant}").run.uri
     ended = make(stable, tmp_path / "ended", decay=4, step=None)
     assert (ended.step, ended.restarted) == (STEP, ())
@@ -200,16 +192,12 @@ def test_a_stable_run_is_ended_by_a_decay_on_the_data_that_it_would_have_read(
     assert adamw is not None
     assert [record["lr"] for record in steps(uri)] == [adamw.lr * (1 - (n / 4) ** 0.5) for n in range(4)]
     for what in ("step", "samples", "digest"):
-        assert [record[what] for record in steps(uri)] == [
-            record[what] for record in steps(source)[STEP : STEP + 4]
-        ]
+        assert [record[what] for record in steps(uri)] == [record[what] for record in steps(source)[STEP : STEP + 4]]
     with pytest.raises(RunError, match=r"\bdecays\b.*\bstep 9\b"):
         make(source, tmp_path / "not", decay=4)
 
 
-def test_forks_of_a_phase_with_a_mixture_go_on_in_its_data_however_long_they_are(
-    source: str, tmp_path: Path
-) -> None:
+def test_forks_of_a_phase_with_a_mixture_go_on_in_its_data_however_long_they_are(source: str, tmp_path: Path) -> None:
     """The plan of a mixture depends on the length of its phase: a fork keeps the one that was made."""
     mixed = f"phases=[{FIRST}, {{steps: 30, length: 64, batch: {{sequences: 8}}, mixture: {{weights: {{text: 1}}}}}}]"
     stable = make(source, tmp_path / "stable", mixed, "schedule={warmup: 3, decay: constant}")
@@ -231,17 +219,17 @@ def test_forks_of_a_phase_with_a_mixture_go_on_in_its_data_however_long_they_are
 def digest(run: Run, step: int) -> int:
     """Of what a step reads."""
     streams = [Stream(stream_spec(run, run.tokenizer(), phase)) for phase in range(len(run.recipe.phases))]
-    taken = sample_positions(run, streams, ()).ranges(step)
+    taken = sample_positions(run, streams, ()).ranges_of_step(step)
     return sum(checksum(streams[r.phase].read(r.epoch, r.start, r.stop)) for r in taken)
 
 
 def test_an_interrupted_fork_can_be_repeated(source: str, tmp_path: Path) -> None:
     forked = make(source, tmp_path / "fork")
     store = forked.run.store
-    for key in (RECORD, CheckpointName(COPIED_ATTEMPT, STEP).manifest):
+    for key in (RECORD_FILE, CheckpointName(COPIED_ATTEMPT, STEP).manifest_key):
         store.delete(key)
         assert make(source, tmp_path / "fork").run.record == forked.run.record
-        store.delete(RECORD)
+        store.delete(RECORD_FILE)
     with pytest.raises(RunError, match=r"\banother\b.*\bcheckpoint\b"):
         make(source, tmp_path / "fork", step=12)
     make(source, tmp_path / "fork")

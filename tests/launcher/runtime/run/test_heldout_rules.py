@@ -15,8 +15,8 @@ from data_service.store.open import open_store
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run, reconcile
-from launcher.runtime.run.log import OPERATOR
-from launcher.runtime.run.readiness import differing_rules
+from launcher.runtime.run.log import OPERATOR_ATTEMPT
+from launcher.runtime.run.readiness import pairs_with_differing_rules
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.segments import segment_prefix
 from tests.support.data.made_up import write_text
@@ -46,17 +46,15 @@ def mixed(corpora: Path, inputs: Path, names: Sequence[str]) -> Recipe:
 
 
 def events(run: Run) -> list[dict[str, object]]:
-    stored = [entry.key for entry in run.store.list(segment_prefix("events", OPERATOR))]
+    stored = [entry.key for entry in run.store.list(segment_prefix("events", OPERATOR_ATTEMPT))]
     lines = [line for key in stored for line in run.store.get(key).splitlines()]
     return [event for event in map(json.loads, lines) if event["kind"] == "heldout_rules"]
 
 
-def test_a_source_that_trains_on_what_another_holds_out_is_refused(
-    corpora: Path, inputs: Path, tmp_path: Path
-) -> None:
+def test_a_source_that_trains_on_what_another_holds_out_is_refused(corpora: Path, inputs: Path, tmp_path: Path) -> None:
     for names in (("large", "small"), ("small", "large")):
         recipe = mixed(corpora, inputs, names)
-        assert differing_rules(recipe) == [("small", "large")]
+        assert pairs_with_differing_rules(recipe) == [("small", "large")]
         with pytest.raises(CorpusError) as refused:
             create_run(recipe, str(tmp_path / "run"), NOW)
         assert all(str(corpora / name) in str(refused.value) for name in names)

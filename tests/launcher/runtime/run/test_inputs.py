@@ -26,9 +26,7 @@ def test_a_source_that_would_be_read_too_often_is_refused(
     """By its rows where these are soon counted, else by the tokens of full rows; the limit that is named is enough."""
     if not counted:
         monkeypatch.setattr("launcher.runtime.run.readiness.MAX_COUNTED", 0)
-    phase = (
-        "{steps: 20, length: 32, batch: {sequences: 12}, mixture: {weights: {text: 1}, most_readings: %s}}"
-    )
+    phase = "{steps: 20, length: 32, batch: {sequences: 12}, mixture: {weights: {text: 1}, most_readings: %s}}"
     with pytest.raises(UserError, match=r"\btext\b.* [\d,]+ tokens\b.*\bread\b") as raised:
         new_run(inputs, str(tmp_path / "refused"), f"phases=[{phase % 2}]")
     enough = raised.value.remedy.split("most_readings to ")[1].split()[0]

@@ -15,7 +15,7 @@ from launcher.after.export.export import export_run
 from launcher.observe.inspect.show import find_sample
 from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.fork import fork
-from launcher.runtime.run.kept_tokenizer import TOKENIZERS
+from launcher.runtime.run.kept_tokenizer import TOKENIZERS_FOLDER
 from launcher.runtime.run.record import Run, open_run
 from tests.support.runs.small_runs import new_run
 from tests.support.runs.starts import Setting as Asked
@@ -53,7 +53,7 @@ def test_what_a_run_can_do_it_can_without_the_place_of_its_tokenizer(home: Path)
 def test_a_lost_copy_is_found_elsewhere_and_kept_from_then_on(home: Path) -> None:
     run = open_run(new_run(home, "run"))
     wanted = run.tokenizer().hash
-    shutil.rmtree(home / "run" / TOKENIZERS)
+    shutil.rmtree(home / "run" / TOKENIZERS_FOLDER)
     assert run.tokenizer().hash == wanted  # where the recipe says
     shutil.rmtree(home / "tokenizer")
     assert run.tokenizer().hash == wanted  # the corpus' copy
@@ -64,7 +64,7 @@ def test_a_lost_copy_is_found_elsewhere_and_kept_from_then_on(home: Path) -> Non
 
 def test_another_one_in_its_place_is_not_taken_for_it(home: Path) -> None:
     run = open_run(new_run(home, "run"))
-    shutil.rmtree(home / "run" / TOKENIZERS)
+    shutil.rmtree(home / "run" / TOKENIZERS_FOLDER)
     shutil.rmtree(home / "corpus/tokenizer")
     other = train_tokenizer("byte_bpe", ["quite another text of words"] * 9, 270)
     save_tokenizer(other, str(home / "tokenizer"))
@@ -74,7 +74,7 @@ def test_another_one_in_its_place_is_not_taken_for_it(home: Path) -> None:
 
 def test_a_damaged_copy_is_passed_over_and_mended(home: Path) -> None:
     run = open_run(new_run(home, "run"))
-    (definition,) = (home / "run" / TOKENIZERS).glob("*/tokenizer.json")
+    (definition,) = (home / "run" / TOKENIZERS_FOLDER).glob("*/tokenizer.json")
     whole = definition.read_bytes()
     definition.write_bytes(whole[:100])
     wanted = load_tokenizer(str(home / "tokenizer")).hash

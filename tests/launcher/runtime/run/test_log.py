@@ -9,7 +9,7 @@ import pytest
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.runtime.run.history import read_history
-from launcher.runtime.run.log import RunLog, encode, evaluation_record, operator_event
+from launcher.runtime.run.log import RunLog, encode_line, evaluation_record, record_operator_event
 
 WAIT_S = 30.0  # for a thread that has something to do; never as long
 
@@ -29,13 +29,13 @@ def keys(store: Store) -> list[str]:
 
 def test_records_wait_in_memory_until_they_are_due(store: Store) -> None:
     journal = RunLog(store, attempt=3, flush_seconds=10)
-    journal.flush_due(100.0)
-    journal.metric(step(0))
-    journal.flush_due(109.0)
+    journal.flush_if_due(100.0)
+    journal.add_metrics(step(0))
+    journal.flush_if_due(109.0)
     journal.event("straggler", 5.0)  # an event is written at once, and the metrics before it
     assert journal.flush(WAIT_S)
-    journal.metric(step(1))
-    journal.flush_due(109.9)
+    journal.add_metrics(step(1))
+    journal.flush_if_due(109.9)
     assert journal.flush(WAIT_S)
     assert journal.flush(WAIT_S)
     names = ["events/a000003/00000000", "metrics/a000003/00000000", "metrics/a000003/00000001"]
@@ -44,35 +44,33 @@ def test_records_wait_in_memory_until_they_are_due(store: Store) -> None:
 
 def test_what_is_due_is_written_without_being_waited_for(store: Store) -> None:
     journal = RunLog(store, attempt=1, flush_seconds=10)
-    journal.flush_due(100.0)
-    journal.metric(step(0))
-    journal.flush_due(110.0)
-    journal._metrics.wait(WAIT_S)
+    journal.flush_if_due(100.0)
+    journal.add_metrics(step(0))
+    journal.flush_if_due(110.0)
+    journal._metrics.wait_until_written(WAIT_S)
     assert len(read_history(store).steps) == 1
 
 
 def test_a_later_attempt_supersedes_the_steps_it_repeats(store: Store) -> None:
     first = RunLog(store, 1, 1000)
     for number in range(6):
-        first.metric(step(number, loss=1.0))
+        first.add_metrics(step(number, loss=1.0))
         if number in (2, 4):
-            first.metric(evaluation_record(number + 1, {"mlm_loss": 1.0}))
+            first.add_metrics(evaluation_record(number + 1, {"mlm_loss": 1.0}))
     assert first.flush(WAIT_S)
     second = RunLog(store, 2, 1000)  # resumes from a commit after 3 steps
-    second.metric(step(3, loss=2.0))
+    second.add_metrics(step(3, loss=2.0))
     assert second.flush(WAIT_S)
     history = read_history(store)
     assert history.steps.numbers.tolist() == [0, 1, 2, 3]
     assert history.steps.column("loss").tolist() == [1, 1, 1, 2]
-    assert [record["step"] for record in history.evaluations] == [3], (
-        "made after 3 steps, none of them repeated"
-    )
+    assert [record["step"] for record in history.evaluations] == [3], "made after 3 steps, none of them repeated"
     assert (history.repeated, history.repeated_seconds) == (3, 6.0)
 
 
 def test_an_attempt_that_did_no_step_supersedes_nothing(store: Store) -> None:
     first = RunLog(store, 1, 1000)
-    first.metric(step(0))
+    first.add_metrics(step(0))
     assert first.flush(WAIT_S)
     second = RunLog(store, 2, 1000)
     second.event("resume", 9.0, step=0)
@@ -81,8 +79,8 @@ def test_an_attempt_that_did_no_step_supersedes_nothing(store: Store) -> None:
 
 
 def test_events_between_attempts_have_a_place_of_their_own(store: Store) -> None:
-    operator_event(store, "recipe_changed", 2.0, changes=["- zero: 1 -> 2"])
-    operator_event(store, "recipe_changed", 3.0, changes=[])
+    record_operator_event(store, "recipe_changed", 2.0, changes=["- zero: 1 -> 2"])
+    record_operator_event(store, "recipe_changed", 3.0, changes=[])
     journal = RunLog(store, 1, 1000)
     journal.event("start", 1.0, step=0)
     assert journal.flush(WAIT_S)
@@ -94,7 +92,7 @@ def test_events_between_attempts_have_a_place_of_their_own(store: Store) -> None
 
 
 def test_numbers_that_json_does_not_have_become_null() -> None:
-    line = encode({"loss": math.nan, "nested": [math.inf, {"x": -math.inf}], "fine": 1.5})
+    line = encode_line({"loss": math.nan, "nested": [math.inf, {"x": -math.inf}], "fine": 1.5})
     assert line == '{"loss":null,"nested":[null,{"x":null}],"fine":1.5}\n'
 
 
@@ -119,7 +117,7 @@ UNSOUND = {b'{"kind":"step","step":%s}' % number for number in (b"1.5", b"-1", b
 
 @pytest.mark.parametrize("line", [*LINES, *sorted(UNSOUND)])
 def test_a_damaged_line_is_named_and_the_rest_is_read(store: Store, line: bytes) -> None:
-    lines = (encode(step(0)).encode(), line + b"\n", encode(step(1)).encode())
+    lines = (encode_line(step(0)).encode(), line + b"\n", encode_line(step(1)).encode())
     store.put("metrics/a000001/00000000.jsonl", b"".join(lines))
     history = read_history(store)
     assert history.steps.numbers.tolist() == [0, 1]
@@ -140,7 +138,7 @@ def test_what_is_no_number_is_none_and_unknown_fields_hurt_nobody(store: Store, 
 @pytest.mark.parametrize("line", [b'{"kind": "st', b"{}", b'{"kind":"stop","time":"x","attempt":0}', b"7"])
 def test_a_damaged_event_is_named_and_the_rest_is_read(store: Store, line: bytes) -> None:
     store.put("events/a000001/00000000.jsonl", line)
-    operator_event(store, "end", 2.0)
+    record_operator_event(store, "end", 2.0)
     history = read_history(store)
     assert [event["kind"] for event in history.events] == ["end"]
     assert "events/a000001/00000000.jsonl, line 1" in history.damage[0]

@@ -62,9 +62,7 @@ def test_a_name_that_is_no_utf8_is_refused(name: str, surrogate: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["~nobody-of-this-name/run", "~ run", "~*[{"])
-def test_a_home_folder_that_there_is_not_is_a_name(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_folder_that_there_is_not_is_a_name(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert open_store(text).uri == str(tmp_path / text)
 
@@ -72,9 +70,7 @@ def test_a_home_folder_that_there_is_not_is_a_name(
 @settings(max_examples=20)
 @given(names | st.just(SIGNS) | names.map("-{}".format))
 def test_a_copied_word_means_the_same_path(name: str) -> None:
-    said = subprocess.run(
-        ["sh", "-c", f"printf %s {shell_word(name)}"], capture_output=True, check=True
-    ).stdout
+    said = subprocess.run(["sh", "-c", f"printf %s {shell_word(name)}"], capture_output=True, check=True).stdout
     assert Path(said.decode()) == Path(name)
     assert not said.startswith(b"-")
 

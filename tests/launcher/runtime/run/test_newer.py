@@ -20,17 +20,17 @@ from data_service.errors import CorpusError
 from data_service.samples.similar_words import dump_similar_words, parse_similar_words
 from data_service.store.base import digest
 from data_service.store.local import LocalStore
-from launcher.after.evaluate.cells import Cell, table
+from launcher.after.evaluate.cells import Cell, tabulate_results
 from launcher.errors import RunError
 from launcher.observe.inspect.kept_baselines import Baselines
 from launcher.observe.inspect.report.task_table import store_rows
 from launcher.observe.sinks.publish import Publisher
 from launcher.runtime.cluster.operator_log import read_deaths
 from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
-from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit, write_result
+from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit_weights, write_result
 from launcher.runtime.run.packing import Packer, pack_once
 from launcher.runtime.run.record import open_run
-from launcher.runtime.run.sealed import seal
+from launcher.runtime.run.sealed import sealed_bytes
 from launcher.runtime.run.segments import METRICS, segment_key
 from tests.support.checks.command import exit_code
 from tests.support.runs.small_runs import new_run
@@ -42,8 +42,7 @@ Change = Callable[[bytes, random.Random], bytes]
 def _more(draw: random.Random) -> dict[str, object]:
     """A number that this version does not know, and often fields that it does not know either."""
     fields: dict[str, object] = {
-        f"new_{draw.randrange(99)}": draw.choice([None, 1, "x", [1.5], {"a": {}}])
-        for _ in range(draw.randrange(3))
+        f"new_{draw.randrange(99)}": draw.choice([None, 1, "x", [1.5], {"a": {}}]) for _ in range(draw.randrange(3))
     }
     return fields | {"format": draw.choice([3, 4, 1 << 40])}
 
@@ -74,9 +73,7 @@ def _archive(data: bytes, draw: random.Random) -> bytes:
     body = strip_digest("maskfleet", table.schema.metadata[b"maskfleet"])
     assert body is not None
     about = add_digest("maskfleet", _object(body, draw))
-    pq.write_table(
-        table.append_column("new", [[0.0] * len(table)]).replace_schema_metadata({"maskfleet": about}), file
-    )
+    pq.write_table(table.append_column("new", [[0.0] * len(table)]).replace_schema_metadata({"maskfleet": about}), file)
     return file.getvalue()
 
 
@@ -129,20 +126,18 @@ def _record_steps(store: LocalStore) -> None:
         for step in range(attempt.step + 2, stop + 1, 2):
             attempt.train(step).journal.flush()
         attempt.journal.close()
-        pack_once(store, 2, over=True)
+        pack_once(store, 2, ended=True)
 
 
 def _measure(store: LocalStore, fingerprint: str) -> None:
-    write_commit(store, CheckpointName(1, 3), weights := "ab" * 32)
-    measured = DiagnosticCell(
-        weights=weights, task=EvaluationTask(heldout=HeldOutSettings()), data="d", seed=0
-    )
+    write_commit_weights(store, CheckpointName(1, 3), weights := "ab" * 32)
+    measured = DiagnosticCell(weights=weights, task=EvaluationTask(heldout=HeldOutSettings()), data="d", seed=0)
     write_result(store, DiagnosticResult(cell=measured, figures=(), seconds=1.0))
     names = {"source": "runs/base", "step": 100, "weights": "w", "task": "sst2", "data": "d"}
     cell = Cell.model_validate(names | {"measure": "finetune", "settings": {"lr": 1e-5}, "seed": 0})
-    store_rows(store, table([cell], {}))
+    store_rows(store, tabulate_results([cell], {}))
     counted = Baselines(targets=1, unigram=1.0, bigram=1.0, counted=1, fingerprint=fingerprint)
-    store.put(counted.path, seal(counted))
+    store.put(counted.path, sealed_bytes(counted))
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -164,8 +159,7 @@ def test_a_command_says_so_and_changes_nothing(
     path.write_bytes(form.change(original, draws))
     before = contents(place)
     command = [
-        part.format(root=place, run=place / "run", out=tmp_path)
-        for part in form.commands[draw % len(form.commands)]
+        part.format(root=place, run=place / "run", out=tmp_path) for part in form.commands[draw % len(form.commands)]
     ]
     try:
         code = exit_code(*command)
@@ -208,7 +202,7 @@ def test_newer_records_are_not_packed_and_none_is_deleted(tmp_path: Path) -> Non
         store.put(segment_key(METRICS, 1, number), line.encode())
     before = contents(tmp_path)
     with pytest.raises(RunError, match="newer"):
-        pack_once(store, 1, over=True)
+        pack_once(store, 1, ended=True)
     packer = Packer(store, 2)
     packer.close()
     packer.join(60)
@@ -222,7 +216,5 @@ def test_a_table_of_similar_words_and_a_request_to_stop(tmp_path: Path) -> None:
             table.replace(b'"version": 1', b'"version": 2').replace(b'"version":1', b'"version":2'), "x"
         )
     request = StopRequest(attempt=1, by="x", time=0.0)
-    LocalStore(tmp_path).put(
-        "attempts/stop.json", _object(request.model_dump_json().encode(), random.Random(1))
-    )
+    LocalStore(tmp_path).put("attempts/stop.json", _object(request.model_dump_json().encode(), random.Random(1)))
     assert find_stop_request(LocalStore(tmp_path), 1) is None

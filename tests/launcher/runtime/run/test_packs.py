@@ -18,16 +18,16 @@ from data_service.store.base import Entry, Store
 from data_service.store.errors import StoreUnavailable
 from data_service.store.local import LocalStore
 from launcher.runtime.run.history import History, read_history
-from launcher.runtime.run.log import RunLog, encode, evaluation_record
+from launcher.runtime.run.log import RunLog, encode_line, evaluation_record
 from launcher.runtime.run.packing import pack_once
 from launcher.runtime.run.segments import (
     METRICS,
     DamagedPack,
     Pack,
+    list_segments,
     pack_key,
     segment_key,
     segment_prefix,
-    stored,
 )
 
 WAIT_S = 30.0
@@ -87,7 +87,7 @@ def write(store: Store, attempt: int, number: int, first: int, steps: int = 3) -
         for row in range(steps)
     ]
     records = [*lines, evaluation_record(first + steps, {"loss": 2.0, "mlm_loss": float(attempt)})]
-    store.put(segment_key(METRICS, attempt, number), "".join(map(encode, records)).encode())
+    store.put(segment_key(METRICS, attempt, number), "".join(map(encode_line, records)).encode())
 
 
 def write_all(store: Store, attempt: int, segments: int, begin: int = 0) -> None:
@@ -110,17 +110,17 @@ def test_a_packed_history_is_the_same(store: LocalStore) -> None:
     write_all(store, 2, 4, begin=9)
     before = seen(read_history(store))
     assert before[2] == 21
-    assert pack_once(store, 1, over=True)
-    assert not pack_once(store, 1, over=True)
+    assert pack_once(store, 1, ended=True)
+    assert not pack_once(store, 1, ended=True)
     assert names(store) == ["00000000-00000009.parquet"]
     assert seen(read_history(store)) == before
-    assert pack_once(store, 2, over=True)
+    assert pack_once(store, 2, ended=True)
     assert seen(read_history(store)) == before
 
 
 def test_an_attempt_that_goes_on_is_packed_when_a_pack_is_full(store: LocalStore) -> None:
     write_all(store, 1, 7)
-    while pack_once(store, 1, over=False, most_segments=3):
+    while pack_once(store, 1, ended=False, most_segments=3):
         pass
     assert names(store) == ["00000000-00000002.parquet", "00000003-00000005.parquet", "00000006.jsonl"]
     assert read_history(store).steps.numbers.tolist() == list(range(21))
@@ -132,9 +132,9 @@ def test_a_pack_holds_the_segments_as_they_were_damage_included(store: LocalStor
     store.put(key, b'{"kind": "st\n' + store.get(key) + b'{"kind":"step","step":5,"of tomorrow":[1]}')
     contents = [store.get(segment_key(METRICS, 1, number)) for number in range(3)]
     before = [line.rsplit("/", 1)[1] for line in read_history(store).damage]
-    pack_once(store, 1, over=True)
-    (stretch,) = stored(store, f"{METRICS}/")[1]
-    assert [data for _, data in Pack(store, stretch).contents()] == contents
+    pack_once(store, 1, ended=True)
+    (stretch,) = list_segments(store, f"{METRICS}/")[1]
+    assert [data for _, data in Pack(store, stretch).segment_contents()] == contents
     after = [line.rsplit("/", 1)[1] for line in read_history(store).damage]
     assert after == before != []
 
@@ -145,9 +145,9 @@ def test_dying_at_any_moment_loses_and_doubles_nothing(tmp_path: Path, moment: i
     write_all(store, 1, 5)
     before = seen(read_history(store))
     with suppress(Died):
-        pack_once(Mortal(tmp_path, lives=[moment]), 1, over=True)
+        pack_once(Mortal(tmp_path, lives=[moment]), 1, ended=True)
     assert seen(read_history(store)) == before
-    while pack_once(store, 1, over=True):
+    while pack_once(store, 1, ended=True):
         pass
     assert seen(read_history(store)) == before
     assert names(store) == ["00000000-00000004.parquet"], "what was left is tidied up"
@@ -172,7 +172,7 @@ def test_two_that_pack_a_zombie_that_writes_and_a_reader_at_once(tmp_path: Path,
         write(store, 1, number, 3 * number)
 
     def other_packs() -> None:
-        pack_once(store, 1, over=True, most_segments=draw.choice([3, 4, 100]))
+        pack_once(store, 1, ended=True, most_segments=draw.choice([3, 4, 100]))
 
     def nothing() -> None: ...
 
@@ -183,8 +183,8 @@ def test_two_that_pack_a_zombie_that_writes_and_a_reader_at_once(tmp_path: Path,
         assert history.steps.numbers.tolist()[: 3 * begun] == list(range(3 * begun))
         assert (history.repeated, history.damage) == (0, [])
         meddled = Mortal(tmp_path, between=[draw.choice(acts) for _ in range(12)])
-        pack_once(meddled, 1, over=draw.choice([True, False]), most_segments=draw.choice([2, 3, 100]))
-    while pack_once(store, 1, over=True):
+        pack_once(meddled, 1, ended=draw.choice([True, False]), most_segments=draw.choice([2, 3, 100]))
+    while pack_once(store, 1, ended=True):
         pass
     history = read_history(store)
     assert history.steps.numbers.tolist() == list(range(3 * written[0]))
@@ -193,7 +193,7 @@ def test_two_that_pack_a_zombie_that_writes_and_a_reader_at_once(tmp_path: Path,
 
 def test_what_a_zombie_writes_late_is_read_and_counts_as_repeated(store: LocalStore) -> None:
     write_all(store, 1, 4)
-    pack_once(store, 1, over=True)
+    pack_once(store, 1, ended=True)
     write_all(store, 2, 2, begin=12)
     write(store, 1, 4, 12)
     history = read_history(store)
@@ -212,7 +212,7 @@ def test_a_new_attempt_packs_the_older_ones_and_in_the_long_run_itself(
     write_all(store, 3, 3)
     journal = RunLog(store, 4, flush_seconds=1000.0)
     for step in range(9, 21):
-        journal.metric({"kind": "step", "step": step, "loss": 1.0, "seconds": 1.0, "note": 200 * "x"})
+        journal.add_metrics({"kind": "step", "step": step, "loss": 1.0, "seconds": 1.0, "note": 200 * "x"})
         assert journal.flush(WAIT_S)
     tick, deadline = threading.Event(), time.monotonic() + WAIT_S
     while sum(name.endswith(".parquet") for name in names(store, 4)) < 2:
@@ -228,12 +228,12 @@ def test_a_new_attempt_packs_the_older_ones_and_in_the_long_run_itself(
 def test_packing_that_fails_disturbs_nobody(tmp_path: Path) -> None:
     class Refusing(LocalStore):
         def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-            raise StoreUnavailable.at(self.uri, "no answer")
+            raise StoreUnavailable.for_uri(self.uri, "no answer")
 
     write_all(LocalStore(tmp_path), 1, 3)
     notes: list[str] = []
     journal = RunLog(Refusing(tmp_path), 2, flush_seconds=1000.0, note=notes.append)
-    journal.metric({"kind": "step", "step": 9})
+    journal.add_metrics({"kind": "step", "step": 9})
     assert journal.close(WAIT_S)
     journal._packer.join(WAIT_S)
     assert read_history(LocalStore(tmp_path)).steps.numbers.tolist() == [*range(9), 9]
@@ -245,7 +245,7 @@ def test_packing_that_fails_disturbs_nobody(tmp_path: Path) -> None:
 def test_a_damaged_pack_is_told_and_the_rest_is_read(store: LocalStore, how: str, where: float) -> None:
     for number in range(4):
         write(store, 1, number, 200 * number, steps=200)
-    pack_once(store, 1, over=True)
+    pack_once(store, 1, ended=True)
     write(store, 1, 4, 800)
     key = pack_key(METRICS, 1, 0, 3)
     data = bytearray(store.get(key))
@@ -266,10 +266,10 @@ def test_a_damaged_pack_is_told_and_the_rest_is_read(store: LocalStore, how: str
 @pytest.mark.parametrize("flips", [50, pytest.param(5000, marks=pytest.mark.long)])
 def test_a_flipped_bit_is_told_or_changes_nothing(store: LocalStore, flips: int) -> None:
     write_all(store, 1, 4)
-    pack_once(store, 1, over=True)
-    (stretch,) = stored(store, f"{METRICS}/")[1]
+    pack_once(store, 1, ended=True)
+    (stretch,) = list_segments(store, f"{METRICS}/")[1]
     whole, data, draw = seen(read_history(store)), store.get(stretch.key), random.Random(flips)
-    contents = list(Pack(store, stretch).contents())
+    contents = list(Pack(store, stretch).segment_contents())
     for bit in (draw.randrange(8 * len(data)) for _ in range(flips)):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -278,23 +278,23 @@ def test_a_flipped_bit_is_told_or_changes_nothing(store: LocalStore, flips: int)
         *_, damage = found = seen(history)
         assert damage or found == whole, bit
         with suppress(DamagedPack):
-            assert list(Pack(store, stretch).contents()) == contents, bit
+            assert list(Pack(store, stretch).segment_contents()) == contents, bit
 
 
 def test_a_store_that_is_away_is_no_damage(tmp_path: Path) -> None:
     class Away(LocalStore):
         def get_range(self, key: str, start: int, length: int) -> bytes:
-            raise StoreUnavailable.at(self.uri, "no answer")
+            raise StoreUnavailable.for_uri(self.uri, "no answer")
 
     write_all(LocalStore(tmp_path), 1, 2)
-    pack_once(LocalStore(tmp_path), 1, over=True)
+    pack_once(LocalStore(tmp_path), 1, ended=True)
     with pytest.raises(StoreUnavailable):
         read_history(Away(tmp_path))
 
 
 def test_a_pack_is_a_table_for_everyone(store: LocalStore) -> None:
     write_all(store, 1, 2)
-    pack_once(store, 1, over=True)
+    pack_once(store, 1, ended=True)
     found = pq.read_table(io.BytesIO(store.get(pack_key(METRICS, 1, 0, 1)))).to_pydict()
     assert found["step"] == [0, 1, 2, None, 3, 4, 5, None]
     assert found["in-segment"] == [0] * 4 + [1] * 4
@@ -304,4 +304,4 @@ def test_an_entry_with_another_name_is_nobodys(store: LocalStore) -> None:
     write_all(store, 1, 2)
     for name in ("notes.txt", "a000001/0.jsonl", "a000001/00000003.jsonl.bak", "b/00000000.jsonl"):
         store.put(f"{METRICS}/{name}", b"?")
-    assert [entry.first for entry in stored(store, f"{METRICS}/")[1]] == [0, 1]
+    assert [entry.first for entry in list_segments(store, f"{METRICS}/")[1]] == [0, 1]

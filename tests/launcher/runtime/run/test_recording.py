@@ -4,7 +4,7 @@ import threading
 from functools import partial
 
 from data_service.store.errors import StoreUnavailable
-from launcher.runtime.run.log import Recorder
+from launcher.runtime.run.log import BackgroundWriter
 
 
 def test_writes_are_done_in_order_and_repeated_until_they_succeed() -> None:
@@ -13,10 +13,10 @@ def test_writes_are_done_in_order_and_repeated_until_they_succeed() -> None:
 
     def flaky() -> None:
         if next(failures):
-            raise StoreUnavailable.at("s3://bucket/key", "no answer")
+            raise StoreUnavailable.for_uri("s3://bucket/key", "no answer")
         done.append(1)
 
-    recorder = Recorder(note=lambda text: None, again_s=0.001)
+    recorder = BackgroundWriter(note=lambda text: None, again_s=0.001)
     recorder.submit(lambda: done.append(0))
     recorder.submit(flaky)
     recorder.submit(lambda: done.append(2))
@@ -26,7 +26,7 @@ def test_writes_are_done_in_order_and_repeated_until_they_succeed() -> None:
 
 def test_a_store_that_hangs_holds_up_nobody_and_the_oldest_are_given_up() -> None:
     release, done, notes = threading.Event(), list[int](), list[str]()
-    recorder = Recorder(note=notes.append, capacity=2)
+    recorder = BackgroundWriter(note=notes.append, capacity=2)
     recorder.submit(release.wait)
     while recorder.drain(0.0) or recorder._waiting:  # until the thread is in the write that hangs
         pass
@@ -41,7 +41,7 @@ def test_a_store_that_hangs_holds_up_nobody_and_the_oldest_are_given_up() -> Non
 def test_a_mistake_in_a_record_is_told_and_the_others_go_on() -> None:
     notes: list[str] = []
     done: list[int] = []
-    recorder = Recorder(note=notes.append)
+    recorder = BackgroundWriter(note=notes.append)
     recorder.submit(lambda: 1 / 0)
     recorder.submit(lambda: done.append(1))
     assert recorder.close(patience_s=10)
@@ -51,8 +51,8 @@ def test_a_mistake_in_a_record_is_told_and_the_others_go_on() -> None:
 
 def test_what_cannot_be_written_is_given_up_at_the_end() -> None:
     def fails() -> None:
-        raise StoreUnavailable.at("s3://bucket/key", "no answer")
+        raise StoreUnavailable.for_uri("s3://bucket/key", "no answer")
 
-    recorder = Recorder(note=lambda text: None, again_s=0.001)
+    recorder = BackgroundWriter(note=lambda text: None, again_s=0.001)
     recorder.submit(fails)
     assert not recorder.close(patience_s=0.05)

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from checkpoints.attempt import Owner, claim
 from checkpoints.errors import DamagedCheckpoint
-from checkpoints.gather import Alone
+from checkpoints.gather import SingleRank
 from data_service.corpus.corpus import open_corpus
 from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.errors import CorpusError
 from data_service.store.open import open_store
 from launcher.errors import RunChanged
-from launcher.runtime.rank.resume import settle_removals
+from launcher.runtime.rank.resume import agree_on_removals
 from launcher.runtime.run.create import reconcile
-from launcher.runtime.run.record import RECORD, Run, open_run
-from launcher.runtime.run.removals import REMOVALS, CorpusStates, RemovalHistory
+from launcher.runtime.run.record import RECORD_FILE, Run, open_run
+from launcher.runtime.run.removals import REMOVALS_PREFIX, CorpusStates, RemovalHistory
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 from tests.support.runs.small_runs import new_run
 
@@ -39,9 +39,7 @@ def folder(inputs: Path, tmp_path: Path) -> Path:
 def remove(folder: Path, *names: str) -> str:
     """Remove documents; the state of the corpus after it."""
     corpus = open_corpus(str(folder / "corpus"))
-    remove_documents(
-        corpus, documents_by_number(corpus, names), removed_by="x", removed_at=1, reason="asked for"
-    )
+    remove_documents(corpus, documents_by_number(corpus, names), removed_by="x", removed_at=1, reason="asked for")
     return load_removals(corpus.store, corpus.manifest).digest
 
 
@@ -53,19 +51,17 @@ def states_in(run: Run) -> set[str]:
 
 
 def again(run: Run, *, without_removed: bool = False) -> Run:
-    return reconcile(
-        open_run(run.uri), recipe=None, accept_changes=False, now=NOW, without_removed=without_removed
-    )
+    return reconcile(open_run(run.uri), recipe=None, accept_changes=False, now=NOW, without_removed=without_removed)
 
 
 def resume(run: Run, step: int) -> Run:
     """What the ranks of a start that resumes at `step` go on with."""
-    return settle_removals(run, claim(run.store, owner=Owner.for_this_process(0.0)), step, Alone())[0]
+    return agree_on_removals(run, claim(run.store, owner=Owner.for_this_process(0.0)), step, SingleRank())[0]
 
 
 def test_a_run_that_is_made_afterwards_reads_its_state_for_ever(folder: Path) -> None:
     plain = open_run(new_run(folder, "plain"))
-    assert b"removals" not in plain.store.get(RECORD)
+    assert b"removals" not in plain.store.get(RECORD_FILE)
     first = remove(folder, "1", "heldout:0")
     run = open_run(new_run(folder, "run"))
     assert run.record.inputs.removals == {"text": first}
@@ -73,7 +69,7 @@ def test_a_run_that_is_made_afterwards_reads_its_state_for_ever(folder: Path) ->
     assert run.record.inputs.corpora == plain.record.inputs.corpora
     assert states_in(again(run)) == {first}
     assert states_in(resume(again(run), 0)) == {first}
-    assert list(run.store.list(REMOVALS)) == []
+    assert list(run.store.list(REMOVALS_PREFIX)) == []
     remove(folder, "2")
     assert states_in(open_run(run.uri)) == {first}
 
@@ -95,15 +91,19 @@ def test_a_run_whose_corpus_lost_documents_goes_on_only_when_told(folder: Path) 
         again(run)
     resume(told, 5)
     settled = open_run(run.uri)
-    assert [settled.history.at(step) for step in (4, 5, 6)] == [{}, {"text": first}, {"text": first}]
+    assert [settled.removal_history.states_at(step) for step in (4, 5, 6)] == [
+        {},
+        {"text": first},
+        {"text": first},
+    ]
     assert states_in(again(run)) == {first}
     second = remove(folder, "7")
     with pytest.raises(RunChanged) as caught:
         again(run)
     assert "corpus.sources.text: 1 " in caught.value.problem
     resume(again(run, without_removed=True), 9)
-    found = open_run(run.uri).history
-    assert [found.at(step).get("text", "") for step in (4, 5, 8, 9)] == ["", first, first, second]
+    found = open_run(run.uri).removal_history
+    assert [found.states_at(step).get("text", "") for step in (4, 5, 8, 9)] == ["", first, first, second]
     assert settled.record == open_run(run.uri).record
 
 
@@ -138,16 +138,16 @@ def test_every_step_has_the_state_that_was_read(
         wanted: CorpusStates = {"text": f"state {newest}"} if newest else {}
         attempt = claim(store, owner=Owner.for_this_process(0.0))
         run = replace(untrained, store=store, wanted=wanted)
-        settled, added = settle_removals(run, attempt, step, Alone())
+        settled, added = agree_on_removals(run, attempt, step, SingleRank())
         read[step:] = [wanted.get("text", "")] * (most - step)
         assert settled.removals == wanted
         assert (added is not None) == (seen[-1][step] != read[step])
         seen.append(list(read))
         reached = max(reached, draw.randint(step, most - 1))
         history = RemovalHistory({}, settled.left_out)
-        assert [history.at(number).get("text", "") for number in range(most)] == read
+        assert [history.states_at(number).get("text", "") for number in range(most)] == read
     for number_of_start, then in enumerate(seen):
-        known = [history.at(number, number_of_start).get("text", "") for number in range(most)]
+        known = [history.states_at(number, number_of_start).get("text", "") for number in range(most)]
         assert known == then
 
 
@@ -156,7 +156,7 @@ def test_a_damaged_record_is_named(folder: Path) -> None:
     for step, name in ((3, "1"), (6, "2"), (7, "3")):
         remove(folder, name)
         resume(again(run, without_removed=True), step)
-    keys = [entry.key for entry in run.store.list(REMOVALS)]
+    keys = [entry.key for entry in run.store.list(REMOVALS_PREFIX)]
     data, rng = run.store.get(keys[1]), random.Random(2)
     for _ in range(20):
         changed = bytearray(data)

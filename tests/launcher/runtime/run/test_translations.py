@@ -67,12 +67,8 @@ def settings(root: Path, **changes: Any) -> tuple[str, ...]:
         "evaluation": {"every": {"steps": STEPS}, "samples": 16},
         "zero": 2,
     } | changes
-    values = (
-        f"{key}={yaml.safe_dump(value, default_flow_style=True).strip()}" for key, value in given.items()
-    )
-    dropped = tuple(
-        value for value in small_runs.SETTINGS if not value.startswith(("model.", "corpus.", "phases"))
-    )
+    values = (f"{key}={yaml.safe_dump(value, default_flow_style=True).strip()}" for key, value in given.items())
+    dropped = tuple(value for value in small_runs.SETTINGS if not value.startswith(("model.", "corpus.", "phases")))
     return (*dropped, source_settings(root), f"tokenizer.uri={root}/tokenizer", *values)
 
 
@@ -91,7 +87,7 @@ def new_run(root: Path, name: str, **changes: Any) -> str:
 def test_half_of_the_rows_are_translations_and_small_languages_come_more_often(root: Path) -> None:
     run = open_run(new_run(root, "shares"))
     stream = Stream(stream_spec(run, run.tokenizer(), 0))
-    sizes = [line.round for line in stream.plan.lines]  # rows of each source
+    sizes = [line.rows_per_round for line in stream.plan.lines]  # rows of each source
     drawn = dict(zip(SOURCES, stream.plan.epoch_layout.quotas, strict=True))
     total = sum(drawn.values())
     assert drawn["en-re"] + drawn["en-up"] == pytest.approx(total / 2, abs=1)
@@ -112,9 +108,7 @@ def test_the_batch_knows_languages_and_begins_positions_again(root: Path) -> Non
     assert rows.restarts is not None
     assert rows.languages is not None
     assert 0 < rows.restarts.sum() < rows.rows
-    for row, (first, last) in enumerate(
-        zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True)
-    ):
+    for row, (first, last) in enumerate(zip(rows.offsets[:-1].tolist(), rows.offsets[1:].tolist(), strict=True)):
         second = int(rows.segment_starts[row])
         one, other = rows.languages[row].tolist()
         length = last - first
@@ -205,12 +199,10 @@ def test_killed_and_resumed_bit_for_bit_and_the_export_is_the_same_model(root: P
     assert batch.languages is not None
     langs, places = (
         torch.nn.utils.rnn.pad_sequence(column.split(lengths), batch_first=True)
-        for column in (batch.languages, batch.table_positions)
+        for column in (batch.languages, batch.absolute_positions)
     )
     with torch.no_grad():
-        found = theirs(
-            padded.input_ids, attention_mask=padded.attention_mask, langs=langs, position_ids=places
-        )
+        found = theirs(padded.input_ids, attention_mask=padded.attention_mask, langs=langs, position_ids=places)
         torch.testing.assert_close(ours.logits(batch), padded.flat(found.logits)[batch.target_positions])
 
 
