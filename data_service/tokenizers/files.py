@@ -67,7 +67,7 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
     }
     normalizer = definition.get("normalizer") or {}
     if normalizer.get("type") == "BertNormalizer":  # settings that classes other than the plain one read
-        config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer["strip_accents"]}
+        config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer.get("strip_accents")}
         config |= {"tokenize_chinese_chars": normalizer["handle_chinese_chars"]}
     special_map = {"bos_token": names.cls, "eos_token": names.sep, **roles}
     return {

@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,33 @@ def test_a_tokenizer_changed_at_random(real: dict[str, dict[str, bytes]], data: 
 @given(data=st.data())
 def test_any_tokenizer(real: dict[str, dict[str, bytes]], data: st.DataObject) -> None:
     any_tokenizer(real, data)
+
+
+def places(content: object) -> Iterator[tuple[str, ...]]:
+    """Where the keys of nested objects are, but for a vocabulary's."""
+    if isinstance(content, dict):
+        for key, inner in content.items():
+            yield (key,)
+            if key != "vocab":
+                yield from ((key, *place) for place in places(inner))
+
+
+@pytest.mark.parametrize("kind", ["byte_bpe", "wordpiece", "unigram"])
+def test_any_key_may_be_missing(real: dict[str, dict[str, bytes]], kind: str) -> None:
+    """The library has a value for some of them, so that the tokenizer is read and must be saved."""
+    content = real[kind]["tokenizer.json"]
+    read = []
+    for *outer, key in places(json.loads(content)):
+        definition = json.loads(content)
+        place = definition
+        for name in outer:
+            place = place[name]
+        del place[key]
+        changed = real[kind] | {"tokenizer.json": json.dumps(definition).encode()}
+        if not refused(partial(use, changed)):
+            read.append((*outer, key))
+    assert ("normalizer", "strip_accents") in read or kind != "wordpiece"
+    assert ("version",) in read
 
 
 @pytest.fixture(scope="module")
