@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 PHASE_1 = 8  # its first step
 STOPPED = 5
+FORKED = (6, 12)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,10 @@ def tell(uri: str, setting: str, *, accept: bool) -> Run:
 
 @pytest.mark.long
 def test_a_phase_that_reads_the_grown_corpus(folder: Path, grown: str) -> None:
-    plain = finish(small_runs.new_run(folder, "plain"), 1)
+    plain = small_runs.new_run(folder, "plain")
+    for step in FORKED:  # saves there; else a save may still be under way
+        finish(plain, 1, stop_at=step)
+    finish(plain, 1)
     told = finish(small_runs.new_run(folder, "told", grown), 1)
     before, after = small_runs.digests(plain), small_runs.digests(told)
     assert before[:PHASE_1] == after[:PHASE_1]
@@ -78,11 +82,11 @@ def test_a_phase_that_reads_the_grown_corpus(folder: Path, grown: str) -> None:
     with pytest.raises(RunChanged) as refused:  # the phase has begun
         tell(plain, grown, accept=True)
     assert "fork" in refused.value.remedy
-    forked = fork(open_run(plain), f"{folder}/early", 6, (grown,), keep_position=False, now=NOW)
+    forked = fork(open_run(plain), f"{folder}/early", FORKED[0], (grown,), keep_position=False, now=NOW)
     assert forked.restarted == ()
-    assert small_runs.digests(finish(f"{folder}/early", 1)) == after[6:]
+    assert small_runs.digests(finish(f"{folder}/early", 1)) == after[FORKED[0] :]
     assert small_runs.final_state(f"{folder}/early") == small_runs.final_state(told)
-    late = fork(open_run(plain), f"{folder}/late", 12, (grown,), keep_position=False, now=NOW)
+    late = fork(open_run(plain), f"{folder}/late", FORKED[1], (grown,), keep_position=False, now=NOW)
     assert late.restarted == ("phases.1.corpora.text (content)",)
     ensure_exposures(open_run(told), folder)
 

@@ -25,7 +25,7 @@ from tests.support.runs import small_runs
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 EXACT = 1e-5  # nats
-STOPPED = 5
+STOPPED, FORKED = 5, 12
 
 
 def take_out(folder: Path, seed: int) -> None:
@@ -45,6 +45,7 @@ def test_a_run_under_way(folder: Path) -> None:
     take_out(folder, seed=3)
     with pytest.raises(RunChanged):
         small_runs.operate(killed)
+    finish(calm, 1, stop_at=FORKED, without_removed=True)  # saves there; else a save may still be under way
     finish(calm, 1, without_removed=True)
     assert run_group(killed, 1, kill={0: STOPPED + 3}, without_removed=True).codes == [KILLED]
     small_runs.operate(killed)  # is told once
@@ -70,13 +71,13 @@ def test_a_run_under_way(folder: Path) -> None:
     take_out(folder, seed=4)
     assert compare_with_certificate(killed, read_certificate(killed)).problems == []  # that was not its state
     now = datetime(2026, 5, 1, tzinfo=UTC)
-    forked = fork(open_run(calm), f"{folder}/forked", 12, (), keep_position=False, now=now)
+    forked = fork(open_run(calm), f"{folder}/forked", FORKED, (), keep_position=False, now=now)
     assert (forked.restarted, forked.run.record.data_begins) == ((), 0)
     past, history = open_run(calm).removal_history, open_run(f"{folder}/forked").removal_history
     assert [history.states_at(step) for step in (0, 4, 5, 11)] == [past.states_at(step) for step in (0, 4, 5, 11)]
-    assert history.states_at(12) != past.states_at(12)
+    assert history.states_at(FORKED) != past.states_at(FORKED)
     small_runs.operate(f"{folder}/forked")
-    assert small_runs.digests(finish(f"{folder}/forked", 1)) != small_runs.digests(calm)[12:]
+    assert small_runs.digests(finish(f"{folder}/forked", 1)) != small_runs.digests(calm)[FORKED:]
 
 
 @pytest.mark.long
@@ -118,10 +119,12 @@ def ensure_certified(uri: str) -> None:
 
 
 @pytest.mark.long
-def test_a_run_that_is_made_afterwards(folder: Path) -> None:
-    take_out(folder, seed=7)
-    run = finish(small_runs.new_run(folder, "afterwards"), 1)
-    take_out(folder, seed=8)  # is not its state
+def test_a_run_that_is_made_afterwards(tmp_path: Path) -> None:
+    """From a corpus of its own, of which no other test has removed anything."""
+    small_runs.prepare_corpus(tmp_path)
+    take_out(tmp_path, seed=7)
+    run = finish(small_runs.new_run(tmp_path, "afterwards"), 1)
+    take_out(tmp_path, seed=8)  # is not its state
     report = find_exposures(open_run(run), removed_documents(open_run(run)))
     known = open_run(run).record.inputs.removals["text"]
     assert report.found  # what was removed last
