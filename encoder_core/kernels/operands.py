@@ -13,6 +13,10 @@ distances. Tensors are contiguous.
 
 from typing import Any, NamedTuple
 
+FUSED_MULTIPLY_ADDS = {"enable_fp_fusion": True}
+"""Option of a kernel's launch: a product and a sum may be rounded once. Named at each launch, since the bits of a run
+depend on it: without it Triton takes the environment's TRITON_DEFAULT_FP_FUSION, and from 3.10 on another default."""
+
 
 class KernelInputs(NamedTuple):
     """The inputs of a kernel: tensors on the host, pointers in a kernel.

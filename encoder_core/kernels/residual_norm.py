@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from encoder_core.kernels.operands import FUSED_MULTIPLY_ADDS
 from encoder_core.kernels.tile import GOLDEN_RATIO_64, mix_bits
 
 _MAX_PROGRAMS = 1024  # most programs of a backward pass: some warps for each multiprocessor, few sums to add
@@ -194,7 +195,8 @@ def _launch_options(x: Tensor) -> dict[str, Any]:
     width = x.shape[-1]
     padded = max(16, 1 << (width - 1).bit_length())
     sums = tl.float64 if x.dtype == torch.float64 else tl.float32
-    return {"width": width, "padded": padded, "sums": sums, "num_warps": min(16, max(1, padded // 256))}
+    warps = min(16, max(1, padded // 256))
+    return {"width": width, "padded": padded, "sums": sums, "num_warps": warps, **FUSED_MULTIPLY_ADDS}
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -22,8 +22,10 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from encoder_core.kernels.operands import FUSED_MULTIPLY_ADDS
+
 _COLUMNS = 2048  # columns of a tile; constant, so that a trial compiles the kernels that a run uses
-_WARPS = 8
+_OPTIONS = {"num_warps": 8, **FUSED_MULTIPLY_ADDS}
 _TARGETS_PER_PROGRAM = 64  # targets of one program of the second kernel
 _LOWEST = tl.constexpr(-3.4028234663852886e38)  # instead of -inf, because -inf minus -inf is NaN
 _NO_INDEX = tl.constexpr(2**31 - 1)
@@ -101,7 +103,7 @@ def softmax_sums(logits: Float[Tensor, "targets vocab"], ids: Int[Tensor, " targ
     if targets:
         sums_kernel[(targets,)](
             logits, ids, losses, correct, largest, log_sums, vocab,
-            columns=_COLUMNS, sums=_triton_sum_dtype(wide), num_warps=_WARPS,
+            columns=_COLUMNS, sums=_triton_sum_dtype(wide), **_OPTIONS,
         )  # fmt: skip
     return SoftmaxSums(losses, correct, largest, log_sums)
 
@@ -122,7 +124,7 @@ def overwrite_with_gradient(
     if targets:
         gradient_kernel[(-(-vocab // _COLUMNS), parts)](
             logits, ids, sums.largest, sums.log_sums, by_bias, targets, vocab,
-            each=_TARGETS_PER_PROGRAM, columns=_COLUMNS, sums=_triton_sum_dtype(sums.losses.dtype), num_warps=_WARPS,
+            each=_TARGETS_PER_PROGRAM, columns=_COLUMNS, sums=_triton_sum_dtype(sums.losses.dtype), **_OPTIONS,
         )  # fmt: skip
     return None if by_bias is None else by_bias.sum(0)
 

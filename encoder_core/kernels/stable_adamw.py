@@ -105,7 +105,9 @@ def update_moments(
             gradient, state["exp_avg"], state["exp_avg_sq"], blocks.pieces, sums, beta1, 1 - beta1, beta2, 1 - beta2,
             1 / (1 - beta2 ** group["step"]), group["eps"], columns=BLOCK_ELEMENTS, **_OPTIONS,
         )  # fmt: skip
-        squares_kernel[(len(blocks.ranges),)](sums, blocks.ranges, squares, columns=_SUMMED_BLOCKS)
+        squares_kernel[(len(blocks.ranges),)](
+            sums, blocks.ranges, squares, columns=_SUMMED_BLOCKS, enable_fp_fusion=False
+        )
 
 
 def update_weights(

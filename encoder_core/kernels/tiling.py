@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 
-from encoder_core.kernels.operands import KernelInputs, Tile
+from encoder_core.kernels.operands import FUSED_MULTIPLY_ADDS, KernelInputs, Tile
 
 
 class Tiling(NamedTuple):
@@ -30,7 +30,7 @@ class Tiling(NamedTuple):
     @property
     def options(self) -> dict[str, int]:
         """Options of a kernel's launch."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        return {"num_warps": self.warps, "num_stages": self.stages, **FUSED_MULTIPLY_ADDS}
 
 
 class Tilings(NamedTuple):

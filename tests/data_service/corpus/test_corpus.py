@@ -29,7 +29,9 @@ def damage_of(corpus: Path) -> list[str]:
 def test_a_sound_corpus_has_no_damage(corpus: Path) -> None:
     report = verify_corpus(str(corpus))
     assert report.damage == ()
-    assert report.bytes == sum(len(data) for name, data in files_of(corpus).items() if name.endswith((".tar", ".parquet")))
+    assert report.bytes == sum(
+        len(data) for name, data in files_of(corpus).items() if name.endswith((".tar", ".parquet"))
+    )
     assert report.blocks > 5
 
 

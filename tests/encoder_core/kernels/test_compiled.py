@@ -166,6 +166,20 @@ def test_kernels_of_norms_and_losses_compile_without_spills_and_round(tmp_path: 
     assert "cvt.rz" not in code.read_text()
 
 
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("form", ["LayerNorm", "loss", "DeBERTa", UPDATE])
+def test_what_is_rounded_once_is_not_left_to_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Whether a product and a sum are fused: Triton takes the environment's variable, and from 3.10 on another default."""
+    found = []
+    for default in ("0", "1"):
+        monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", default)
+        (folder := tmp_path / default).mkdir()
+        found.append(compiled(folder, "--sm", "80", "--dtype", "bf16", "--width", "64", "--form", form))
+    assert found[0] == found[1]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 def test_kernels_of_stable_adamw_compile_without_spills_and_round_as_they_are_written(tmp_path: Path, sm: int) -> None:
