@@ -171,7 +171,7 @@ def test_kernels_of_norms_and_losses_compile_without_spills_and_round(tmp_path: 
 def test_what_is_rounded_once_is_not_left_to_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """Whether a product and a sum are fused: Triton takes the environment's variable, and from 3.10 on another default."""
+    """Triton takes that from the environment, and from 3.10 on by another default."""
     found = []
     for default in ("0", "1"):
         monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", default)
