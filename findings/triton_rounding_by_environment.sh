@@ -28,7 +28,7 @@ PYTHON
 wrong=0
 for version in 3.7.1 3.9.0; do
     python3 -m venv "$folder/$version"
-    "$folder/$version/bin/pip" install -q --disable-pip-version-check "triton==$version"
+    "$folder/$version/bin/pip" install -qq --disable-pip-version-check "triton==$version"
     for value in unset 1 0; do
         variable=("TRITON_DEFAULT_FP_FUSION=$value")
         [ "$value" != unset ] || variable=(-u TRITON_DEFAULT_FP_FUSION)

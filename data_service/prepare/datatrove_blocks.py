@@ -5,9 +5,11 @@ built so that it does neither, and tried on a text before any work starts, which
 quality have the block's settings, and `quality.py` decides as the block would.
 """
 
+import csv
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -122,12 +124,14 @@ def make_datatrove_filter(stage: DatatroveFilter) -> Callable[[Document], Docume
     """Return the function that decides about documents.
 
     Raises:
-        PrepareError: a package is missing, or there are no rules for the language.
+        PrepareError: a package is missing, or there are no rules for the language, or only those of another script.
         LibraryChanged: datatrove is of a version that was not tested.
     """
     _check_version(stage.stage)
     try:
         _silence_datatrove()
+        if not isinstance(stage, UrlFilter):
+            _check_script(stage.stage, stage.language)
         decide = _make_filter(stage)
         decide(Document("trial", _TRIAL_TEXT, "trial", url="https://example.org/page"))
     except (ImportError, LookupError, OSError, ValueError) as error:
@@ -156,6 +160,29 @@ def _check_version(stage: str) -> None:
             f"stage {stage} was tested with datatrove {' to below '.join(TESTED_VERSIONS)}, and {found} is installed",
             remedy=INSTALL_REMEDY,
         )
+
+
+def _check_script(stage: str, language: str) -> None:
+    """Raises PrepareError: for this code datatrove has the rules of another script than the one its table marks.
+
+    datatrove 0.10.1 takes the table's text FALSE for true, so that of several scripts the last one counts: `zho` is cut
+    at spaces, as Chinese in Latin letters, and `arb` and `hin` by the rules of Maltese and Kurdish.
+    """
+    from datatrove.utils.word_tokenizers import load_tokenizer_assignments
+
+    rules = load_tokenizer_assignments()
+    table = (files("datatrove") / "assets/tokenizer_assignment.csv").read_text("utf-8")
+    for row in csv.DictReader(table.splitlines()):
+        by_two_letters = row["code_1"] == language and row["default_code_1"] == "TRUE"
+        if row["default_script"] != "TRUE" or not (row["code_3"] == language or by_two_letters):
+            continue
+        marked = f"{language}_{row['script']}"
+        if marked in rules and rules[marked].args != rules[language].args:
+            raise PrepareError(
+                f"stage {stage}: for the language {language} datatrove {version('datatrove')} takes the rules of another "
+                f"script than {row['script']}",
+                remedy=f"write language: {marked}",
+            )
 
 
 def _version_numbers(name: str) -> tuple[int, ...]:
