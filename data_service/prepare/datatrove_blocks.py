@@ -179,8 +179,8 @@ def _check_script(stage: str, language: str) -> None:
         marked = f"{language}_{row['script']}"
         if marked in rules and rules[marked].args != rules[language].args:
             raise PrepareError(
-                f"stage {stage}: for the language {language} datatrove {version('datatrove')} takes the rules of another "
-                f"script than {row['script']}",
+                f"stage {stage}: for the language {language} datatrove {version('datatrove')} takes the rules of "
+                f"another script than {row['script']}",
                 remedy=f"write language: {marked}",
             )
 
