@@ -4,7 +4,6 @@ pack."""
 import os
 import subprocess
 import sys
-import tarfile
 import venv
 from pathlib import Path
 
@@ -109,8 +108,8 @@ def test_a_bare_machine_runs_them_from_the_pack(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "infra" / "pack_gpu_tests", "--out", packs], check=True)
     (archive,) = packs.iterdir()
     assert archive.stat().st_size <= 60 << 20
-    with tarfile.open(archive) as tar:
-        tar.extractall(home, filter="data")
+    home.mkdir()
+    subprocess.run(["tar", "-xf", archive, "-C", home], check=True)
     venv.create(tmp_path / "env", symlinks=True)
     (site,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
     ours = Path(torch.__file__).parents[1]

@@ -59,8 +59,9 @@ def left_out(*patterns: Path | str) -> set[str]:
 
 @pytest.fixture
 def merged(tmp_path: Path) -> Path:
-    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(MERGED)), mode="r:xz") as archive:
-        archive.extractall(tmp_path / "in", filter="data")
+    """By the program tar: Python 3.11.2, Debian's, cannot refuse what leads out of the folder."""
+    (tmp_path / "in").mkdir()
+    subprocess.run(["tar", "-xJ", "-C", tmp_path / "in"], input=base64.b64decode(MERGED), check=True)
     return tmp_path / "in/flat"
 
 
