@@ -138,8 +138,8 @@ def make_datatrove_filter(stage: DatatroveFilter) -> Callable[[Document], Docume
         message = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise PrepareError(
             f"stage {stage.stage} cannot work: {message}",
-            remedy=f"{INSTALL_REMEDY}, or the package that is named here, which only some languages need; if a language "
-            "is meant, name one that datatrove has rules for, such as eng",
+            remedy=f"{INSTALL_REMEDY}, or the package that is named here, which only some languages need; if a "
+            "language is meant, name one that datatrove has rules for, such as eng",
         ) from error
     return decide
 
