@@ -1,6 +1,7 @@
-"""Those who are told of a run: a webhook's server that answers or hangs, and trackers read by their own clients."""
+"""Those who are told of a run: a webhook's server that answers or hangs, and what trackers keep."""
 
 import json
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,22 +82,35 @@ def serving_webhook(*codes: int, hangs: bool = False, location: str = "") -> Ite
 
 Values = dict[str, dict[int, float]]
 """By name and step: the last value."""
+_WANDB_BLOCK_BYTES = 32768
+_WANDB_HEADER = struct.Struct("<IHB")  # checksum, bytes, and which part of an entry it is
+_WANDB_WHOLE, _WANDB_LAST = 1, 4
 
 
 def wandb_records(folder: Path) -> list[Any]:
-    """Of all offline runs in `folder`, in the order in which they were made, by W&B's own reader of its files."""
+    """The records of all offline runs in `folder`, in the order in which they were made."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
-    records = []
-    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_ctime_ns):
-        reader = DataStore()
-        reader.open_for_scan(str(file))
-        while (data := reader.scan_data()) is not None:
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            records.append(record)
-    return records
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_ctime_ns)
+    return [wandb_internal_pb2.Record.FromString(data) for file in files for data in _wandb_entries(file.read_bytes())]
+
+
+def _wandb_entries(content: bytes) -> Iterator[bytes]:
+    """The entries of a file of W&B: LevelDB's log, whose first block begins with 7 bytes of W&B's own. The package had
+    a reader of it until 0.29."""
+    assert content[:4] == b":W&B"
+    position, entry = 7, b""
+    while position + _WANDB_HEADER.size <= len(content):
+        if (left := -position % _WANDB_BLOCK_BYTES) and left < _WANDB_HEADER.size:
+            position += left  # no header is cut in two by a block's end
+            continue
+        _, size, part = _WANDB_HEADER.unpack_from(content, position)
+        position += _WANDB_HEADER.size
+        entry += content[position : position + size]
+        position += size
+        if part in (_WANDB_WHOLE, _WANDB_LAST):
+            yield entry
+            entry = b""
 
 
 def wandb_rows(folder: Path) -> list[dict[str, float]]:
