@@ -47,7 +47,18 @@ _IMMUTABLE_PREFIXES = (
     "removals/",
     "tokenizers/",
 )
-_UNCERTIFIED_PREFIXES = (CERTIFICATE_KEY, SIGNATURE_KEY, "attempts/stop.json", "tensorboard/")
+_UNCERTIFIED_PREFIXES = (  # commands rewrite or delete these as they go on
+    CERTIFICATE_KEY,
+    SIGNATURE_KEY,
+    "attempts/deaths.json",
+    "attempts/stop.json",
+    "tensorboard/",
+    "trackers/",
+    "tables/",
+    "microbatch/",
+    "baselines.json",
+    "cache/",
+)
 _SEPARATELY_HASHED_SUFFIXES = (".heartbeat", ".jsonl")  # segments of logs are hashed separately
 
 
@@ -113,6 +124,8 @@ def compare_with_certificate(
         found.problems.append((uri, error.problem))
     known, deleted = certificate.newest_digests if certificate else {}, set[CheckpointName]()
     for what, then in known.items():
+        if what.startswith(_UNCERTIFIED_PREFIXES):  # 0.2's certificates and earlier ones of 0.3 have some of them
+            continue
         now, mark = found.contents.get(what, ()), CheckpointName.from_key(what)
         if then and mark is not None and mark.manifest_key not in found.contents:
             deleted.add(mark)

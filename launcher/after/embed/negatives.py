@@ -88,6 +88,12 @@ def mine_negatives(
     pairs = list(dict.fromkeys((example.query, example.positive) for example in examples))
     warn_of_truncation(model, [positive for _, positive in pairs], "positives")
     columns = {"query": [query for query, _ in pairs], "positive": [positive for _, positive in pairs]}
+    searched = min(len(set(columns["positive"])), _SEARCHED_RANKS)
+    if settings.negatives > searched:
+        raise TaskError(
+            f"{settings.negatives} negatives are wanted for each query, and {searched} texts at most are searched for it",
+            remedy="use a smaller --negatives, or give more pairs",
+        )
     prompts = {name: name if name in model.prompts else None for name in (QUERY_PROMPT, DOCUMENT_PROMPT)}
     mine = import_optional("sentence_transformers.util", _IMPORT_PURPOSE, EVALUATE_EXTRA).mine_hard_negatives
     with work("searching negatives"):
@@ -96,7 +102,7 @@ def mine_negatives(
             model,
             relative_margin=max(1 - settings.share, _MIN_MARGIN),
             num_negatives=settings.negatives,
-            range_max=min(len(set(columns["positive"])), _SEARCHED_RANKS),
+            range_max=searched,
             sampling_strategy="top",
             query_prompt_name=prompts[QUERY_PROMPT],
             corpus_prompt_name=prompts[DOCUMENT_PROMPT],

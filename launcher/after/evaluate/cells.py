@@ -233,13 +233,13 @@ def _table_row(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Tabl
 
 
 def _group_by_settings(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[ResultsBySeed]:
-    """Return the choices of settings, in the order of the grid."""
+    """Return the choices of settings, in one order, by which the best of equal medians is the same in every table."""
     found: dict[str, ResultsBySeed] = {}
     for cell in cells:
         choice = found.setdefault(json.dumps(cell.settings, sort_keys=True), {})
         if cell.key in results:
             choice[cell.seed] = results[cell.key]
-    return list(found.values())
+    return [found[settings] for settings in sorted(found)]
 
 
 def _median_over_seeds(results_by_seed: ResultsBySeed, metric: str | None) -> float:

@@ -136,13 +136,13 @@ class MaskFiller:
         self._model.eval()
 
     def top_candidates(self, sentence: str, count: int) -> list[MaskCandidate]:
-        """Return the `count` likeliest tokens for the one mask in `sentence`. Raises TokenizerError: it has not exactly
-        one."""
+        """Return the `count` likeliest tokens, or all of fewer, for the one mask in `sentence`. Raises TokenizerError:
+        it has not exactly one."""
         text = encode_masked_text(sentence, self._tokenizer, self._longest) if MASK in sentence else None
         if text is None or len(text.masked) != 1:
             raise TokenizerError(f"{sentence!r} does not have exactly one {MASK}", remedy=f"write {MASK} once")
         (logits_V,) = self._logits(text)
-        best = torch.topk(logits_V.softmax(-1), count)
+        best = torch.topk(logits_V.softmax(-1), min(count, len(logits_V)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [MaskCandidate(self._tokenizer.decode([token]), probability) for token, probability in pairs]
 

@@ -105,12 +105,10 @@ def evaluate(
     store = open_store(results)
     if only_table:
         found = find_results(store)
-        cells = [result.cell for result in found.values()]
-        known = [task.name for task in _load_suite_tasks(suite, data)]
-        _print_table(
-            tabulate_results([cell for cell in cells if _is_selected(cell, checkpoints, wanted, known)], found),
-            as_json,
-        )
+        shown = [task.name for task in _load_suite_tasks(suite, data) if not tasks or task.name in tasks]
+        cells = _select_cells([result.cell for result in found.values()], checkpoints, wanted, shown)
+        _say(f"{len(cells)} of {len(found)} results in {results} are of these checkpoints and tasks")
+        _print_table(tabulate_results(cells, found), as_json)
         return
     measures = _plan_suite_measures(suite, data, tasks, assignments)
     rows, failures = _evaluate_missing(store, checkpoints, wanted, measures, seeds, (cpus, gpus))
@@ -158,7 +156,11 @@ def _plan_suite_measures(
 def _load_suite_tasks(suite: str, data: str | None) -> "tuple[Task, ...]":
     from launcher.after.tasks.suite import load_suite
 
-    return load_suite(_absolute_place(suite), None if data is None else _absolute_place(data))
+    is_file = suite.endswith((".yaml", ".yml"))  # a folder of a bundled suite's name is its data
+    return load_suite(
+        _absolute_place(suite) if is_file else suite,
+        None if data is None else _absolute_place(data),
+    )
 
 
 def _absolute_place(place: str) -> str:
@@ -168,8 +170,23 @@ def _absolute_place(place: str) -> str:
     return str(Path(place).absolute()) if Path(place).exists() else place
 
 
-def _is_selected(cell: "Cell", sources: list[str], steps: list[int] | None, task_names: list[str]) -> bool:
-    return cell.source in sources and (not steps or cell.step is None or cell.step in steps) and cell.task in task_names
+def _select_cells(
+    cells: "Sequence[Cell]", sources: list[str], steps: list[int] | None, task_names: list[str]
+) -> "list[Cell]":
+    """Return the cells of these checkpoints and tasks, in the order of a table."""
+    places = {source.rstrip("/"): number for number, source in reversed(list(enumerate(sources)))}
+    selected = [
+        cell
+        for cell in cells
+        if cell.source.rstrip("/") in places
+        and (not steps or cell.step is None or cell.step in steps)
+        and cell.task in task_names
+    ]
+
+    def rank(cell: "Cell") -> tuple[object, ...]:
+        return places[cell.source.rstrip("/")], cell.step or 0, task_names.index(cell.task), cell.measure, cell.seed
+
+    return sorted(selected, key=rank)
 
 
 def _evaluate_missing(

@@ -73,7 +73,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         RunError: the run has no such step, or no data for it, or the step has no such row.
         CorpusError, StoreError: the corpora cannot be read.
     """
-    if step >= run.recipe.total_steps:
+    if not 0 <= step < run.recipe.total_steps:
         raise RunError(f"{run.uri} has no step {step}", remedy=f"its steps are 0 to {run.recipe.total_steps - 1}")
     if step < run.record.data_begins:
         raise RunError(
@@ -87,7 +87,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
     streams = [Stream(spec, cache=cache) for spec in specs]
     ranges = sample_positions(run, streams, current_skipped_ranges(run)).ranges_of_step(step)
     place, rows = _sample_position(ranges, row), sum(span.stop - span.start for span in ranges)
-    if place is None:
+    if row < 0 or place is None:
         raise RunError(f"step {step} has no row {row}", remedy=f"its rows are 0 to {rows - 1}")
     phase, epoch, sample = place
     samples = streams[phase].read(epoch, sample, sample + 1)

@@ -5,7 +5,6 @@ differences between single fine-tunings would look like differences between chec
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from statistics import mean
 
 from pydantic import Field
@@ -63,10 +62,11 @@ class TableRow(Sealed):
 def average_over_tasks(table: Sequence[TableRow]) -> list[tuple[str, int | None, float]]:
     """Return checkpoint, step, and mean of the medians over tasks, for each checkpoint that has several tasks and a
     figure for each of them."""
-    groups = groupby(table, key=lambda row: (row.checkpoint, row.step, row.weights))
+    groups: dict[tuple[str, int | None, str], list[float | None]] = {}
+    for row in table:
+        groups.setdefault((row.checkpoint, row.step, row.weights), []).append(row.median)
     found = []
-    for (checkpoint, step, _), group in groups:
-        medians = [row.median for row in group]
+    for (checkpoint, step, _), medians in groups.items():
         known = [value for value in medians if value is not None]
         if len(medians) > 1 and len(known) == len(medians):
             found.append((checkpoint, step, mean(known)))

@@ -21,6 +21,8 @@ from launcher.after.certificate.chain import (
     DIGEST_CHUNK_BYTES,
     SIGNATURE_KEY,
     decode_certificate,
+    encode_certificate,
+    extend_chain,
     read_key,
 )
 from launcher.after.certificate.examine import CertificateCheck, certify, compare_with_certificate, read_certificate
@@ -39,6 +41,17 @@ SHORT = (
     "evaluation={every: {steps: 3}, samples: 12}",
     "logging={flush_seconds: 0.01, tensorboard: true}",
 )
+
+
+REWRITTEN = (
+    "attempts/deaths.json",
+    "attempts/stop.json",
+    "trackers/wandb.state.json",
+    "tables/0123.json",
+    "microbatch/0123.json",
+    "baselines.json",
+)
+"""What commands write again as a run goes on."""
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +93,14 @@ def named(run: str) -> str:
         return error.problem
 
 
+def rewritten(key: str) -> bool:
+    return key.startswith((*REWRITTEN, "tensorboard/", "cache/")) or key.endswith(".heartbeat")
+
+
 def changed_bytes(run: str, count: int, draw: random.Random) -> Iterator[Path]:
     """Turn one bit over in a certified file of the run, drawn at random; yield the file; turn it back."""
     files = [path for path in sorted(Path(run).rglob("*")) if path.is_file() and path.stat().st_size]
-    certified = [path for path in files if path.suffix != ".heartbeat" and path.parent.name != "tensorboard"]
+    certified = [path for path in files if not rewritten(path.relative_to(run).as_posix())]
     for _ in range(count):
         path = draw.choice(certified)
         before = path.read_bytes()
@@ -138,6 +155,21 @@ def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path
     again, found = certify(run)
     assert again == second
     assert not found.notes
+
+
+def test_what_commands_write_again_is_no_damage(run: str) -> None:
+    """Nor is it under a certificate that has it, as earlier ones of 0.3 do."""
+    for content in (b"1", b"2"):
+        for key in REWRITTEN:
+            open_store(run).put(key, content)
+        sound(run)
+        assert certify(run)[0] is not None
+    former = read_certificate(run)
+    assert former is not None
+    earlier = extend_chain(former, dict(former.newest_digests) | {key: ("0" * 64,) for key in REWRITTEN})
+    open_store(run).put(CERTIFICATE_KEY, encode_certificate(earlier))
+    sound(run)
+    assert certify(run)[0] is not None
 
 
 def test_where_torch_was_changed_is_noted(run: str) -> None:

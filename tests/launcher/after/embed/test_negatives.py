@@ -79,6 +79,8 @@ def test_negatives_are_the_nearest_texts_of_others(
 
 
 def test_if_no_pair_has_enough_it_is_said(model: SentenceTransformer) -> None:
+    with pytest.raises(TaskError, match=r"\b20\b.*\b1\b"):
+        mine_negatives(model, [PairExample("one", "two")], MiningSettings(negatives=20))
     with pytest.raises(TaskError, match=r"\b2\b"):
         mine_negatives(model, pairs(0)[:2], MiningSettings(negatives=2, share=1.0))
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from data_service.store.open import open_store
 from launcher.after.evaluate import model
-from launcher.after.evaluate.cells import find_results
+from launcher.after.evaluate.cells import Cell, CellFigures, PlannedCell, find_results, store_result
 from tests.support.checks.command import exit_code
 from tests.support.checks.guide import keys, promised
 from tests.support.models.exports import FAMILIES, export
@@ -152,6 +153,47 @@ def test_a_mistake_is_code_2_with_a_remedy(
     assert said.code == 2
     assert expected.format(**places) in " ".join(said.err.split())
     assert "Traceback" not in said.err
+
+
+def test_a_folder_of_a_bundled_name_is_data_and_no_suite(
+    evaluate: Command, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sst2").mkdir()
+    said = evaluate(run, "sst2", "--data", "sst2/", "--results", "results")
+    assert str(tmp_path / "sst2" / "SST-2" / "train.tsv") in said.err
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_table_of_stored_results_is_in_its_order_whatever_their_names(
+    evaluate: Command, tmp_path: Path, seed: int
+) -> None:
+    """Results are found by hashed names: averages, rows and the best of equal settings do not depend on them."""
+    store = open_store(tmp_path / "results")
+    for source, step, task, lr, number in product(("r/b", "r/a/"), (9, 10), ("rte", "sst2", "cola"), (1, 2), (0, 1)):
+        cell = Cell(
+            source=source,
+            step=step,
+            weights=f"{source}{step}",
+            task=task,
+            data=task,
+            measure="finetune",
+            settings={"lr": lr / 1000, "drawn": seed},
+            seed=number,
+        )
+        figures = CellFigures(metrics={"accuracy": {"cola": 0.1, "rte": 0.5, "sst2": 0.9}[task]})
+        store_result(store, PlannedCell(cell, None), figures, None)  # type: ignore[arg-type]
+    command = ("r/a", "r/b/", "glue", "--results", tmp_path / "results", "--only-table")
+    said = evaluate(*command, "--json")
+    order = [(row["checkpoint"], row["step"], row["task"]) for row in rows(said)]
+    assert order == [(*of, task) for of in product(("r/a/", "r/b"), (9, 10)) for task in ("cola", "sst2", "rte")]
+    assert {(row["settings"]["lr"], *row["values"]) for row in rows(said)} == {(0.001, "0", "1")}  # type: ignore[index,misc]
+    averages = [line.split() for line in evaluate(*command).out.splitlines() if " average " in line]
+    assert [line[1::2] for line in averages] == [[step, "50.00"] for step in ("9", "10") * 2]
+    assert {row["task"] for row in rows(evaluate(*command, "--task", "rte", "--json"))} == {"rte"}
+    nothing = evaluate("r/c", *command[2:])
+    assert nothing.code == 0
+    assert re.search(r"\b0 of 48 ", nothing.err)
 
 
 def test_a_label_that_is_none_is_found_before_anything_is_computed(

@@ -75,6 +75,13 @@ def test_candidates_are_those_of_transformers(exported: Path, sentence: str) -> 
     assert [guess.text for guess in guesses] == [tokenizer.decode([i]) for i in best.indices.tolist()]
 
 
+def test_more_candidates_than_tokens_are_all_tokens(exported: Path) -> None:
+    filler = MaskFiller(exported)
+    probabilities = [guess.probability for guess in filler.top_candidates("the <mask> falls", 10**6)]
+    assert sum(probabilities) == pytest.approx(1)
+    assert len(probabilities) < 10**6
+
+
 def test_a_model_that_predicts_no_masks_says_so(tmp_path: Path, exported: Path) -> None:
     config = XlnetConfig(layers=1, hidden=32, heads=2, feed_forward=64, vocab=320)
     parameters = dict(PlmConfig().build(config).named_parameters())

@@ -89,7 +89,10 @@ def test_the_segments_of_a_pair_and_its_label(inputs: Path, tmp_path: Path, pack
     assert found == labels
 
 
-@pytest.mark.parametrize(("step", "row", "problem"), [(14, 0, "no step 14"), (0, 12, "step 0 has no row 12")])
+@pytest.mark.parametrize(
+    ("step", "row", "problem"),
+    [(14, 0, "no step 14"), (-1, 0, "no step -1"), (0, 12, "step 0 has no row 12"), (5, -1, "step 5 has no row -1")],
+)
 def test_beyond_the_run_there_is_nothing(run: Run, step: int, row: int, problem: str) -> None:
     with pytest.raises(RunError, match=problem):
         find_sample(run, step, row)
