@@ -166,7 +166,7 @@ def test_what_commands_write_again_is_no_damage(run: str) -> None:
         assert certify(run)[0] is not None
     former = read_certificate(run)
     assert former is not None
-    earlier = extend_chain(former, dict(former.newest_digests) | {key: ("0" * 64,) for key in REWRITTEN})
+    earlier = extend_chain(former, dict(former.newest_digests) | dict.fromkeys(REWRITTEN, ("0" * 64,)))
     open_store(run).put(CERTIFICATE_KEY, encode_certificate(earlier))
     sound(run)
     assert certify(run)[0] is not None
