@@ -146,8 +146,8 @@ class Saver:
         attempt: the attempt that was claimed, the same on all ranks.
         peers: the ranks, joined by a process group that nothing else uses.
         resumed: manifest of the state that this attempt resumed from; None if it began at step 0.
-        stored: if `resumed` describes a state in memory, the step of the newest checkpoint in the store; None if there
-            is none.
+        stored: if `resumed` describes a state in memory, the step of the newest checkpoint of its history in the
+            store; None if there is none.
         clock: function that returns the time in seconds since 1970.
     """
 

@@ -1,12 +1,16 @@
 """After the death of a rank the others stay, and the run goes on from memory. No step but the broken one is repeated,
 and the end is that of an undisturbed run."""
 
+import random
 from pathlib import Path
 
 import pytest
 
+from checkpoints.listing import list_committed
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
+from tests.support.checks.command import exit_code
+from tests.support.faults.ranks import damage
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
 from tests.support.runs.train_command import committed, kill, output, spare_waits, titled, training, wait_for
@@ -50,6 +54,45 @@ def test_no_step_but_the_broken_one_is_repeated(folder: Path, undisturbed: str) 
     assert resume["memory"]
     assert resume["step"] >= death["step"] - 1
     assert small_runs.events(uri, "underway")[1]["processes"] == {"stayed": 1, "new": 1}
+
+
+@pytest.mark.long
+def test_a_start_that_is_refused_and_an_edited_recipe_change_nothing_of_a_run_that_lives(
+    folder: Path, undisturbed: str
+) -> None:
+    uri = small_runs.new_run(folder, "alive", *SETTINGS, EVERY_STEP, "zero=2")
+    recipe, record = Path(uri, "recipe.yaml"), Path(uri, "run.json")
+    before = recipe.read_bytes(), record.read_bytes()
+    with training(uri) as process:
+        wait_for(process, lambda: done(uri) >= 20)
+        refused = exit_code("train", uri, "--set", "zero=3", "--set", "seed=7", "--accept-changes")
+        assert refused == 2
+        assert (recipe.read_bytes(), record.read_bytes()) == before
+        recipe.write_bytes(before[0].replace(b"seed: 1", b"seed: 7"))
+        kill(process, RANK)
+        assert process.wait(300) == 0, output(process)
+    assert recipe.read_bytes() != before[0]
+    recipe.write_bytes(before[0])
+    small_runs.ensure_same(uri, undisturbed, STEPS)
+    assert not small_runs.events(uri, "recipe_changed")
+
+
+@pytest.mark.long
+def test_after_a_damaged_checkpoint_the_next_death_costs_no_more_than_others(folder: Path, undisturbed: str) -> None:
+    """The state in memory is older, by its step, than the damaged checkpoint that was passed over."""
+    often = "checkpoint={every: {steps: 25}, keep_last: 3}"
+    uri = small_runs.new_run(folder, "damaged", *SETTINGS, often, EVERY_STEP, "zero=2")
+    with training(uri) as process:
+        wait_for(process, lambda: committed(uri) >= 50)
+        process.kill()
+    newest = list_committed(open_run(uri).store)[0]
+    damage(open_run(uri).store, random.Random(1), set())
+    with training(uri) as process:
+        wait_for(process, lambda: len(small_runs.events(uri, "underway")) > 1 and done(uri) > newest.step - 20)
+        kill(process, RANK)
+        assert process.wait(300) == 0, output(process)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
+    assert small_runs.events(uri, "resume")[-1]["memory"]
 
 
 @pytest.mark.long

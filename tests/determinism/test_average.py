@@ -11,11 +11,11 @@ import pytest
 from checkpoints.load import CheckpointReader
 from launcher.errors import RunChanged
 from launcher.runtime.recipe.load import with_assignments
-from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.fork import fork
 from launcher.runtime.run.record import open_run, select_checkpoint
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
+from tests.support.runs.small_runs import reconciled
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -67,7 +67,7 @@ def test_a_run_without_one_may_get_one_that_begins_at_its_weights(folder: Path) 
     opened, forked, left = open_run(run), f"{folder}/later-fork", f"{folder}/left"
     fork(opened, forked, None, (AVERAGE,), keep_position=False, now=datetime.now(UTC))
     wanted = with_assignments(opened.recipe, (AVERAGE,))
-    reconcile(opened, recipe=wanted, accept_changes=True, now=datetime.now(UTC))
+    reconciled(opened, recipe=wanted, accept_changes=True, now=datetime.now(UTC))
     for uri in (run, forked):
         finish(uri, 1, stop_at=6)
         ensure_followed(uri, 6, stored(run, 5, "master"))

@@ -19,13 +19,13 @@ from launcher.errors import RecipeError, RunChanged
 from launcher.observe.inspect.document_selection import DocumentName, documents_by_number, removed_documents
 from launcher.observe.inspect.exposure import find_exposures
 from launcher.runtime.recipe.load import load, with_assignments
-from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.fork import fork
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.streams import sample_positions, stream_spec
 from tests.support.data.made_up import write_text
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
+from tests.support.runs.small_runs import reconciled
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -54,7 +54,7 @@ def grown(folder: Path) -> str:
 
 def tell(uri: str, setting: str, *, accept: bool) -> Run:
     run = open_run(uri)
-    return reconcile(run, recipe=with_assignments(run.recipe, (setting,)), accept_changes=accept, now=NOW)
+    return reconciled(run, recipe=with_assignments(run.recipe, (setting,)), accept_changes=accept, now=NOW)
 
 
 @pytest.mark.long

@@ -91,7 +91,7 @@ def mine_negatives(
     searched = min(len(set(columns["positive"])), _SEARCHED_RANKS)
     if settings.negatives > searched:
         raise TaskError(
-            f"{settings.negatives} negatives are wanted for each query, and {searched} texts at most are searched for it",
+            f"{settings.negatives} negatives are wanted for each query, of {searched} texts at most",
             remedy="use a smaller --negatives, or give more pairs",
         )
     prompts = {name: name if name in model.prompts else None for name in (QUERY_PROMPT, DOCUMENT_PROMPT)}

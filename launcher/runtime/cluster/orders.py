@@ -12,6 +12,7 @@ from launcher.runtime.policies.watchdog import RankLocation
 if TYPE_CHECKING:
     from data_service.service.feed import FeedHandle
     from launcher.runtime.recipe.schema import Recipe
+    from launcher.runtime.run.record import RunRecord
     from launcher.runtime.run.removals import CorpusStates
 
 
@@ -22,6 +23,7 @@ class Assignment:
     run_uri: str
     feed: "FeedHandle"
     recipe: "Recipe"
+    record: "RunRecord"
     save_multiple: int  # a pause is only allowed after a multiple of so many steps
     removals: "CorpusStates"  # removed documents; recorded at the step from which the run resumes
     before: Mapping[str, float]  # seconds that each part of the start has taken so far, by the part's name

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import ray
 from rich.console import Console
@@ -44,6 +45,7 @@ from launcher.runtime.cluster.resources import choose_sizing, data_worker_count,
 from launcher.runtime.cluster.run_claim import RunClaim
 from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.rank.startup import StartupClock
+from launcher.runtime.run.create import store_changes
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import before_text_specs, heldout_specs, stream_spec
 
@@ -191,6 +193,8 @@ def supervise(
     newest = None
     try:
         with RunClaim(attempt, owner) as claim, stopping.watching_store(attempt):
+            attempt.ensure_current()
+            store_changes(run, datetime.now(UTC))
             newest = _newest_checkpoint(run)
             if newest is not None and newest.step >= run.recipe.total_steps:
                 _evaluate_last_commit(run, display, stopping, companions)
@@ -268,6 +272,7 @@ class _RunStart:
         refresh = self.run.recipe.memory_refresh
         run_facts = (
             self.run.recipe,
+            self.run.record,
             refresh.every if refresh else 1,
             self.run.removals,
             self.startup.seconds,

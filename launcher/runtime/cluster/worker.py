@@ -10,7 +10,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +26,7 @@ from data_service.samples.spec import StreamSpec
 from data_service.service.client import FeedClient
 from data_service.service.gauges import StoreRetryGauge
 from data_service.store.errors import TRANSIENT_ERRORS, StoreError
+from data_service.store.open import open_store
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.layers.torch_internals import nccl_backends
 from encoder_core.train.engine import leave_groups
@@ -71,7 +72,8 @@ from launcher.runtime.rank.main import run_rank
 from launcher.runtime.rank.microbatch_size import SmallerMicrobatch
 from launcher.runtime.rank.spike_guard import Rewound
 from launcher.runtime.rank.startup import StartupClock
-from launcher.runtime.run.record import open_run
+from launcher.runtime.run.record import Run
+from launcher.runtime.run.removals import read_removals
 
 _LISTENING_S, _RETRY_S = 60.0, 0.01
 # The ratio of torch's limit of a collective to the watchdog's, which comes first to name the ranks.
@@ -246,7 +248,7 @@ class Rank:
     def _train(self, number: int) -> FinishedTraining:
         assert self._membership is not None
         assignment, link, member = self._assignment, self.link, self._membership
-        run = replace(open_run(assignment.run_uri), wanted=assignment.removals)
+        run = _assigned_run(assignment)
         attempt, rank = Attempt(run.store, number), member.peers.rank
 
         def open_stream(spec: StreamSpec) -> FeedClient:
@@ -262,6 +264,12 @@ class Rank:
         parts = (member.control, member.peers, open_stream, link, self._startup, member.reports, memory)
         state = run_rank(run, attempt, *parts)
         return FinishedTraining(state.step, saved=not link.left_state_in_memory)
+
+
+def _assigned_run(assignment: Assignment) -> Run:
+    """Return the run as the driver opened it. What is stored may have changed since, for the next start."""
+    uri, store = assignment.run_uri, open_store(assignment.run_uri)
+    return Run(uri, store, assignment.recipe, assignment.record, read_removals(store), assignment.removals)
 
 
 def _leave_groups_and_free_engine(broken: bool) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers, broadcast_or_raise
 from checkpoints.layout import CheckpointManifest, CheckpointName
-from checkpoints.listing import Rewind, list_committed, read_rewinds
+from checkpoints.listing import Rewind, is_on_lineage, list_committed, read_rewinds
 from checkpoints.load import CheckpointReader
 from checkpoints.memory import Keeper, MemoryReader, ReadBytes, SetOffer, manifest_from_sets, newest_sets
 from checkpoints.memory_slots import CommonDescription, SlotDescription
@@ -52,7 +52,7 @@ class ResumePoint:
     Attributes:
         manifest: its manifest.
         open: returns a reader of its tensors, as a context manager.
-        stored: step of the newest commit in the store, if known; None if there is none.
+        stored: step of the newest commit in the store that belongs to the state's history; None if there is none.
         passed_over: one line for each newer checkpoint in the store that is damaged.
         memory: what all sets share, if the state comes from memory; None if it comes from the store.
         close: gives back the memory that the reader has open. Call it once all is read.
@@ -97,13 +97,14 @@ def _resume_from_store(run: Run, peers: Peers) -> ResumePoint | None:
     return ResumePoint(manifest, lambda: CheckpointReader(run.store, manifest), manifest.step, good.passed_over)
 
 
-_NEWEST_ADAPTER = TypeAdapter(tuple[int | None, list[Any]])
+_SETS_ADAPTER = TypeAdapter(list[Any])
+_STEP_ADAPTER = TypeAdapter(int | None)
 
 
 def _resume_from_memory(run: Run, peers: Peers, memory: MemorySets) -> ResumePoint | None:
     """Return the newest state in memory, if it is newer than any commit and no rewind has abandoned it; None if not, or
     if some rank cannot open its sets."""
-    step, sets = broadcast_or_raise(peers, lambda: _newest_offered_sets(run, memory), _NEWEST_ADAPTER)
+    sets = broadcast_or_raise(peers, lambda: _newest_offered_sets(run, memory), _SETS_ADAPTER)
     if not sets:
         return None
     parts: dict[int, ReadBytes] = {}
@@ -113,19 +114,27 @@ def _resume_from_memory(run: Run, peers: Peers, memory: MemorySets) -> ResumePoi
         return None
     descriptions = [memory.describe(each) for each in sets]
     reader = MemoryReader(manifest_from_sets(descriptions), parts)
+    stored = broadcast_or_raise(peers, lambda: _newest_step_on_lineage(run, reader.manifest), _STEP_ADAPTER)
     return ResumePoint(
-        reader.manifest, lambda: nullcontext(reader), step, memory=descriptions[0].common, close=parts.clear
+        reader.manifest, lambda: nullcontext(reader), stored, memory=descriptions[0].common, close=parts.clear
     )
 
 
-def _newest_offered_sets(run: Run, memory: MemorySets) -> tuple[int | None, list[Any]]:
-    """Return, on rank 0, the step of the newest commit, and the sets of the newest state in memory if that is newer."""
+def _newest_step_on_lineage(run: Run, manifest: CheckpointManifest) -> int | None:
+    """Return the step of the newest commit of the state's history. A newer commit of another history was passed over
+    as damaged: its steps are done again, and saved."""
+    marks = list_committed(run.store)
+    return next((mark.step for mark in marks if is_on_lineage(manifest.lineage, mark)), None)
+
+
+def _newest_offered_sets(run: Run, memory: MemorySets) -> list[Any]:
+    """Return, on rank 0, the sets of the newest state in memory if it is newer than every commit; else none."""
     gone_back, marks = read_rewinds(run.store), list_committed(run.store)
     stored = marks[0] if marks else None
     offers = [SetOffer(memory.describe(held), held) for held in memory.list_sets()]
     usable = [offer for offer in offers if _is_usable(offer, stored, gone_back)]
     newest = newest_sets(usable, run.record.fingerprint)
-    return (stored.step if stored else None), [offer.place for offer in newest or []]
+    return [offer.place for offer in newest or []]
 
 
 def _is_usable(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:

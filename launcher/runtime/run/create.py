@@ -1,5 +1,5 @@
-"""Creates a run (`create_run`, for `init`), and checks before a start whether its recipe or inputs have changed
-(`reconcile`)."""
+"""Creates a run (`create_run`, for `init`), checks before a start whether its recipe or inputs have changed
+(`reconcile`), and writes allowed changes once the start has claimed the run (`store_changes`)."""
 
 from collections.abc import Container
 from dataclasses import replace
@@ -17,7 +17,7 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
-from launcher.errors import RunChanged, RunError
+from launcher.errors import RunChanged, RunError, TransientRunError
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.corpora import corpora_by_name, corpus_key, corpus_phase
 from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
@@ -33,7 +33,7 @@ from launcher.runtime.run.readiness import (
     record_compared_sources,
     refuse_heldout_leaks,
 )
-from launcher.runtime.run.record import RECIPE_FILE, RECORD_FILE, Run, RunRecord, dump_record
+from launcher.runtime.run.record import RECIPE_FILE, RECORD_FILE, Run, RunRecord, dump_record, open_run
 from launcher.runtime.run.removals import CorpusStates
 from launcher.runtime.run.text_vectors import keep_modules
 
@@ -127,7 +127,7 @@ def reconcile(
     """Return `run` with `recipe` (None: its own), after checking that its inputs are those of its record.
 
     Operational fields may change freely. A change of identity, corpus or tokenizer is refused; with `accept_changes`
-    it is written into the run's record. Either kind of change is recorded as an event.
+    it goes into the run's record. Nothing is written: a start that is refused later must change nothing.
 
     If documents were removed from a corpus since the run was made, it is refused; with `without_removed` the run that
     is returned leaves them out, from the step at which a start resumes (`launcher.runtime.run.removals`).
@@ -152,16 +152,30 @@ def reconcile(
     _refuse_corpus_changes(run, wanted, inputs)
     _refuse_removed_documents(replace(run, recipe=wanted), inputs, heads, without_removed)
     keep_tokenizer(run.store, tokenizer)
-    if changes:
+    record = record.model_copy(update={"created": run.record.created}) if changes else run.record
+    return replace(run, recipe=wanted, record=record, wanted=heads, stored=run)
+
+
+def store_changes(run: Run, now: datetime) -> None:
+    """Write the recipe and the record with which a start goes on, and an event for each that is new. Call this once
+    the start has claimed the run.
+
+    Raises TransientRunError if another start has changed them since `reconcile`, and StoreError.
+    """
+    before, stored = run.stored or run, open_run(run.uri)
+    if (stored.recipe, stored.record) != (before.recipe, before.record):
+        raise TransientRunError(
+            f"the recipe or the record of {run.uri} was changed while this start waited for the run",
+            remedy="run the same command again",
+        )
+    if run.record != stored.record:
+        changes = identity_change_lines(stored.record, run.record)
         record_operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
-        record = record.model_copy(update={"created": run.record.created})
-        run.store.put(RECORD_FILE, dump_record(record))
-        run = replace(run, record=record)
-    if wanted != run.recipe:
-        lines = identity.diff_lines(identity.flatten(run.recipe.to_data()), identity.flatten(wanted.to_data()))
+        run.store.put(RECORD_FILE, dump_record(run.record))
+    if run.recipe != stored.recipe:
+        lines = identity.diff_lines(identity.flatten(stored.recipe.to_data()), identity.flatten(run.recipe.to_data()))
         record_operator_event(run.store, "recipe_changed", now.timestamp(), changes=lines)
-        run.store.put(RECIPE_FILE, wanted.to_yaml().encode())
-    return replace(run, recipe=wanted, wanted=heads)
+        run.store.put(RECIPE_FILE, run.recipe.to_yaml().encode())
 
 
 def with_removals_at_creation(inputs: Inputs, inputs_at_creation: Inputs) -> Inputs:

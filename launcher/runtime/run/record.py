@@ -13,7 +13,6 @@ metrics/ events/    segments per attempt (launcher.runtime.run.log)
 
 import logging
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 from pydantic import ValidationError
@@ -68,6 +67,7 @@ class Run:
     Attributes:
         left_out: records of removals that it left out after it was made, the oldest first.
         wanted: states of the corpora that a start is to go on with; None: those of the last record.
+        stored: the run as a start found it, if it is to go on with another recipe or record (`store_changes`).
     """
 
     uri: str
@@ -76,6 +76,7 @@ class Run:
     record: RunRecord
     left_out: tuple[RemovalRecord, ...] = ()
     wanted: CorpusStates | None = None
+    stored: "Run | None" = None
 
     @property
     def removal_history(self) -> RemovalHistory:
@@ -120,13 +121,9 @@ def open_run(uri: str) -> Run:
 
 def _stored_recipe(store: Store) -> Recipe:
     try:
-        return _parse_cached(store.get(RECIPE_FILE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE_FILE}")
+        return parse_recipe(store.get(RECIPE_FILE).decode(errors="replace"), f"{store.uri.rstrip('/')}/{RECIPE_FILE}")
     except KeyMissing as error:
         raise outline.no_recipe_error(store.uri) from error
-
-
-_parse_cached = lru_cache(maxsize=2)(parse_recipe)
-"""Cached, because a rank opens its run again at every restart."""
 
 
 def dump_record(record: RunRecord) -> bytes:

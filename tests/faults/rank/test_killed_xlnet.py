@@ -12,10 +12,10 @@ from checkpoints.layout import CheckpointManifest
 from checkpoints.verify import find_newest_good, verify
 from launcher.after.export.export import ExportResult, export_run
 from launcher.runtime.recipe.load import with_assignments
-from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
+from tests.support.runs.small_runs import reconciled
 
 pytestmark = pytest.mark.cluster
 
@@ -90,7 +90,7 @@ def test_other_refreshes_than_the_checkpoint_was_written_for_are_refused(folder:
     finish(run, 1, stop_at=4)
     opened = open_run(run)
     other = with_assignments(opened.recipe, ("model.memory_refresh=3",))
-    reconcile(opened, recipe=other, accept_changes=True, now=datetime.now(UTC))
+    reconciled(opened, recipe=other, accept_changes=True, now=datetime.now(UTC))
     refused = run_group(run, 1)
     assert refused.codes != [0]
     assert re.search(r"\bstep 4 .*\bmemory\b", refused.output)

@@ -241,7 +241,7 @@ def _run(nodes: Sequence[Node], ranks: int) -> Found:
         job_config=job_config_without_driver_path(),
     )
     sizing = Sizing(ranks, ranks, ranks, 0.0, 0.0, {"CPU": 0.25, "GPU": 1.0})
-    assignment = Assignment("", None, None, 1, {}, {}, {}, False, {})  # type: ignore[arg-type]
+    assignment = Assignment("", None, None, None, 1, {}, {}, {}, False, {})  # type: ignore[arg-type]
     problem = ""
     recovery = Recovery(spares=0, memory_every="never")
     with RankPool("", sizing, recovery) as pool, RankGroup(GroupStart(ranks, frozenset()), pool) as group:

@@ -19,9 +19,10 @@ from data_service.store.base import Store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher.runtime.recipe.load import load
-from launcher.runtime.run.create import create_run, reconcile
+from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.run.create import create_run, reconcile, store_changes
 from launcher.runtime.run.history import History, StepHistory, read_history
-from launcher.runtime.run.record import open_run
+from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.segments import METRICS, Pack, list_segments, read_segments
 from launcher.runtime.run.step_table import NotARecord, Record, parse_records
 from tests.support.data.made_up import write_text
@@ -78,7 +79,22 @@ def operate(uri: str, *settings: str) -> None:
     from launcher.runtime.recipe.load import with_assignments
 
     run = open_run(uri)
-    reconcile(run, recipe=with_assignments(run.recipe, settings), accept_changes=False, now=datetime.now(UTC))
+    reconciled(run, recipe=with_assignments(run.recipe, settings))
+
+
+def reconciled(
+    run: Run,
+    *,
+    recipe: Recipe | None,
+    accept_changes: bool = False,
+    now: datetime | None = None,
+    without_removed: bool = False,
+) -> Run:
+    """The run as a start goes on with it, once it has claimed it: changes are written."""
+    moment = now or datetime.now(UTC)
+    ready = reconcile(run, recipe=recipe, accept_changes=accept_changes, now=moment, without_removed=without_removed)
+    store_changes(ready, moment)
+    return ready
 
 
 class ListedSteps(StepHistory):

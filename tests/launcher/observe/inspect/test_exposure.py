@@ -31,12 +31,11 @@ from launcher.observe.inspect.document_selection import (
 )
 from launcher.observe.inspect.exposure import DocumentExposure, ExposureReport, find_exposures
 from launcher.runtime.rank.resume import agree_on_removals
-from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import Run, open_run
 from launcher.runtime.run.streams import sample_positions, stream_spec
 from tests.support.checks.command import maskfleet
 from tests.support.data.made_up import write_text
-from tests.support.runs.small_runs import SETTINGS, new_run
+from tests.support.runs.small_runs import SETTINGS, new_run, reconciled
 
 
 @pytest.fixture
@@ -158,7 +157,7 @@ def test_a_document_that_is_no_name(run: Run, name: str) -> None:
 
 def _accept(run: Run, step: int) -> Run:
     """The run after a start that resumed at `step` without what is removed by now."""
-    told = reconcile(
+    told = reconciled(
         open_run(run.uri),
         recipe=None,
         accept_changes=False,

@@ -17,11 +17,10 @@ from launcher.after.diagnose.states import open_checkpoint
 from launcher.after.export.export import export_run
 from launcher.errors import RunChanged
 from launcher.runtime.recipe.load import with_assignments
-from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
-from tests.support.runs.small_runs import ensure_same, history, losses, new_run
+from tests.support.runs.small_runs import ensure_same, history, losses, new_run, reconciled
 
 pytestmark = pytest.mark.cluster
 
@@ -97,10 +96,10 @@ def test_a_teacher_that_was_moved_is_the_same_and_one_that_was_trained_on_is_ano
     finish(run, 1, stop_at=3)
     moved = with_assignments(open_run(run).recipe, (f"objective.distil.teachers.0.uri={folder}/teacher",))
     assert open_run(run).recipe != moved
-    reconcile(open_run(run), recipe=moved, accept_changes=False, now=datetime.now(UTC))
+    reconciled(open_run(run), recipe=moved, accept_changes=False, now=datetime.now(UTC))
     earlier = with_assignments(moved, ("objective.distil.teachers.0.step=2",))
     with pytest.raises(RunChanged, match=r"teachers\.0 \(weights\)"):
-        reconcile(open_run(run), recipe=earlier, accept_changes=False, now=datetime.now(UTC))
+        reconciled(open_run(run), recipe=earlier, accept_changes=False, now=datetime.now(UTC))
 
     # The commit that the run began with is asked for again, whatever its teacher has learned since.
     assert [t.step for t in open_run(run).record.inputs.teachers] == [None]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from launcher.runtime.recipe.load import with_assignments
-from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import open_run
 from tests.support.ranks.run_group import KILLED, finish, run_group
 from tests.support.runs import small_runs
+from tests.support.runs.small_runs import reconciled
 
 pytestmark = pytest.mark.cluster
 
@@ -48,7 +48,7 @@ def test_a_killed_run_goes_on_bit_for_bit(folder: Path, optimizer: str, zero: in
 def test_a_change_of_optimizer_that_was_forced_is_refused_by_its_checkpoint(folder: Path) -> None:
     run = finish(small_runs.new_run(folder, "changed"), 1, stop_at=4)
     changed = with_assignments(open_run(run).recipe, settings("muon", 1))
-    reconcile(open_run(run), recipe=changed, accept_changes=True, now=datetime.now(UTC))
+    reconciled(open_run(run), recipe=changed, accept_changes=True, now=datetime.now(UTC))
     ended = run_group(run, 1)
     assert ended.codes != [0]
     assert "optimizer" in ended.output

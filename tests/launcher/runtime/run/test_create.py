@@ -1,6 +1,7 @@
 """Runs: created once, opened never by accident, and refused when they are no longer what they were."""
 
 import json
+import random
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,15 +14,15 @@ from data_service.corpus.manifest_file import load_manifest, save_manifest
 from data_service.errors import CorpusError, TokenizerError, UserError
 from data_service.store.errors import AccessDenied, StoreError
 from data_service.store.open import open_store
-from launcher.errors import RecipeError, RunChanged, RunError
+from launcher.errors import RecipeError, RunChanged, RunError, TransientRunError
 from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.recipe.schema import Recipe
-from launcher.runtime.run.create import create_run, reconcile
+from launcher.runtime.run.create import create_run, reconcile, store_changes
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.outline import open_outline
 from launcher.runtime.run.record import RECIPE_FILE, RECORD_FILE, open_run
 from tests.support.data.made_up import write_text
-from tests.support.runs.small_runs import SETTINGS, build_text, new_run, prepare_corpus
+from tests.support.runs.small_runs import SETTINGS, build_text, new_run, prepare_corpus, reconciled
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -175,17 +176,17 @@ def test_a_manifest_that_was_edited_is_noticed(inputs: Path, tmp_path: Path) -> 
     save_manifest(store, replace(manifest, counts=manifest.counts | {"duplicates": 10**6}))
     assert load_manifest(store).fingerprint == manifest.fingerprint
     with pytest.raises(RunChanged, match=r"corpus\.sources\.text \(manifest\)"):
-        reconcile(run, recipe=None, accept_changes=False, now=NOW)
-    reconcile(run, recipe=None, accept_changes=True, now=NOW)
+        reconciled(run, recipe=None, accept_changes=False, now=NOW)
+    reconciled(run, recipe=None, accept_changes=True, now=NOW)
     accepted = open_run(run.uri)
     assert accepted.record.fingerprint == run.record.fingerprint
     assert accepted.record.inputs.manifests == {"text": load_manifest(store).digest}
-    reconcile(accepted, recipe=None, accept_changes=False, now=NOW)
+    reconciled(accepted, recipe=None, accept_changes=False, now=NOW)
 
 
 def test_operation_may_change_and_is_recorded(fresh_run: str) -> None:
     run = open_run(fresh_run)
-    changed = reconcile(
+    changed = reconciled(
         run, recipe=with_assignments(run.recipe, ("zero=2", "trainers=4")), accept_changes=False, now=NOW
     )
     assert (changed.recipe.zero, open_run(fresh_run).recipe.trainers) == (2, 4)
@@ -196,8 +197,36 @@ def test_operation_may_change_and_is_recorded(fresh_run: str) -> None:
 
 def test_nothing_changed_writes_nothing(fresh_run: str) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path(fresh_run).rglob("*")}
-    reconcile(open_run(fresh_run), recipe=None, accept_changes=False, now=NOW)
+    reconciled(open_run(fresh_run), recipe=None, accept_changes=False, now=NOW)
     assert {path: path.stat().st_mtime_ns for path in Path(fresh_run).rglob("*")} == before
+
+
+CHANGES = ("zero=2", "zero=3", "seed=5", "trainers=4", "phases.0.steps=999", "checkpoint.keep_last=9")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_starts_at_once_the_first_to_claim_changes_the_run_and_the_others_change_nothing(
+    fresh_run: str, seed: int
+) -> None:
+    """A start that only checks, since it is refused later or loses, leaves the files as they are."""
+    draw, run = random.Random(seed), open_run(fresh_run)
+    starts = [
+        reconcile(
+            run, recipe=with_assignments(run.recipe, tuple(draw.sample(CHANGES, 2))), accept_changes=True, now=NOW
+        )
+        for _ in range(3)
+    ]
+    assert (open_run(fresh_run).recipe, open_run(fresh_run).record) == (run.recipe, run.record)
+    assert not read_history(run.store).events
+    first, *others = [one for one in starts if one.recipe != run.recipe]
+    store_changes(first, NOW)
+    assert (open_run(fresh_run).recipe, open_run(fresh_run).record) == (first.recipe, first.record)
+    events = read_history(run.store).events
+    for other in (*others, run):
+        with pytest.raises(TransientRunError):
+            store_changes(other, NOW)
+    assert (open_run(fresh_run).recipe, open_run(fresh_run).record) == (first.recipe, first.record)
+    assert read_history(run.store).events == events
 
 
 @pytest.mark.parametrize(
@@ -207,7 +236,7 @@ def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str, change: str
     run = open_run(fresh_run)
     wanted = with_assignments(run.recipe, (change, "zero=3"))
     with pytest.raises(RunChanged, match=told) as caught:
-        reconcile(run, recipe=wanted, accept_changes=False, now=NOW)
+        reconciled(run, recipe=wanted, accept_changes=False, now=NOW)
     assert "maskfleet runs fork" in caught.value.remedy
     assert "zero" not in caught.value.problem
     assert open_run(fresh_run).recipe == run.recipe
@@ -215,7 +244,7 @@ def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str, change: str
 
 def test_a_forced_change_of_identity_is_on_record(fresh_run: str) -> None:
     run = open_run(fresh_run)
-    reconcile(run, recipe=with_assignments(run.recipe, ("seed=5",)), accept_changes=True, now=NOW)
+    reconciled(run, recipe=with_assignments(run.recipe, ("seed=5",)), accept_changes=True, now=NOW)
     again = open_run(fresh_run)
     assert (again.recipe.seed, again.record.identity["seed"]) == (5, 5)
     assert again.record.fingerprint != run.record.fingerprint
@@ -223,14 +252,14 @@ def test_a_forced_change_of_identity_is_on_record(fresh_run: str) -> None:
         "identity_changed",
         "recipe_changed",
     ]
-    reconcile(again, recipe=None, accept_changes=False, now=NOW)
+    reconciled(again, recipe=None, accept_changes=False, now=NOW)
 
 
 def test_an_edited_recipe_file_does_not_slip_through(fresh_run: str) -> None:
     path = Path(fresh_run, RECIPE_FILE)
     path.write_text(path.read_text().replace("seed: 1", "seed: 2"))
     with pytest.raises(RunChanged, match="- seed: 1 -> 2"):
-        reconcile(open_run(fresh_run), recipe=None, accept_changes=False, now=NOW)
+        reconciled(open_run(fresh_run), recipe=None, accept_changes=False, now=NOW)
 
 
 def test_another_corpus_in_its_place_is_refused(tmp_path: Path) -> None:
@@ -241,11 +270,11 @@ def test_another_corpus_in_its_place_is_refused(tmp_path: Path) -> None:
     run = open_run(uri)
     moved = with_assignments(run.recipe, (f"corpus.sources.text.uri={tmp_path / 'other'}",))
     with pytest.raises(RunChanged, match=r"corpus\.sources\.text \(content\)"):
-        reconcile(run, recipe=moved, accept_changes=False, now=NOW)
+        reconciled(run, recipe=moved, accept_changes=False, now=NOW)
 
 
 def test_the_same_corpus_elsewhere_is_the_same(fresh_run: str, inputs: Path, tmp_path: Path) -> None:
     shutil.copytree(inputs / "corpus", tmp_path / "copy")
     run = open_run(fresh_run)
     moved = with_assignments(run.recipe, (f"corpus.sources.text.uri={tmp_path / 'copy'}",))
-    assert reconcile(run, recipe=moved, accept_changes=False, now=NOW).recipe == moved
+    assert reconciled(run, recipe=moved, accept_changes=False, now=NOW).recipe == moved

@@ -13,11 +13,10 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher.after.export.export import export_run
 from launcher.observe.inspect.show import find_sample
-from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.fork import fork
 from launcher.runtime.run.kept_tokenizer import TOKENIZERS_FOLDER
 from launcher.runtime.run.record import Run, open_run
-from tests.support.runs.small_runs import new_run
+from tests.support.runs.small_runs import new_run, reconciled
 from tests.support.runs.starts import Setting as Asked
 from tests.support.runs.starts import trained
 
@@ -44,7 +43,7 @@ def test_what_a_run_can_do_it_can_without_the_place_of_its_tokenizer(home: Path)
     assert find_sample(run, 0, 0).tokenizer.hash == wanted
     export_run(run, None, str(home / "model"))
     assert load_tokenizer(str(home / "model")).hash == wanted
-    assert reconcile(run, recipe=None, accept_changes=False, now=NOW).recipe == run.recipe
+    assert reconciled(run, recipe=None, accept_changes=False, now=NOW).recipe == run.recipe
     forked = fork(run, str(home / "fork"), None, (), keep_position=False, now=NOW).run
     shutil.rmtree(home / "run")
     assert forked.tokenizer().hash == wanted
@@ -57,7 +56,7 @@ def test_a_lost_copy_is_found_elsewhere_and_kept_from_then_on(home: Path) -> Non
     assert run.tokenizer().hash == wanted  # where the recipe says
     shutil.rmtree(home / "tokenizer")
     assert run.tokenizer().hash == wanted  # the corpus' copy
-    reconcile(run, recipe=None, accept_changes=False, now=NOW)
+    reconciled(run, recipe=None, accept_changes=False, now=NOW)
     shutil.rmtree(home / "corpus/tokenizer")
     assert run.tokenizer().hash == wanted
 
@@ -79,7 +78,7 @@ def test_a_damaged_copy_is_passed_over_and_mended(home: Path) -> None:
     definition.write_bytes(whole[:100])
     wanted = load_tokenizer(str(home / "tokenizer")).hash
     assert run.tokenizer().hash == wanted
-    reconcile(run, recipe=None, accept_changes=False, now=NOW)
+    reconciled(run, recipe=None, accept_changes=False, now=NOW)
     assert definition.read_bytes() == whole
 
 

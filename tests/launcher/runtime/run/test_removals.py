@@ -20,11 +20,10 @@ from data_service.errors import CorpusError
 from data_service.store.open import open_store
 from launcher.errors import RunChanged
 from launcher.runtime.rank.resume import agree_on_removals
-from launcher.runtime.run.create import reconcile
 from launcher.runtime.run.record import RECORD_FILE, Run, open_run
 from launcher.runtime.run.removals import REMOVALS_PREFIX, CorpusStates, RemovalHistory
 from launcher.runtime.run.streams import heldout_spec, stream_spec
-from tests.support.runs.small_runs import new_run
+from tests.support.runs.small_runs import new_run, reconciled
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -51,7 +50,7 @@ def states_in(run: Run) -> set[str]:
 
 
 def again(run: Run, *, without_removed: bool = False) -> Run:
-    return reconcile(open_run(run.uri), recipe=None, accept_changes=False, now=NOW, without_removed=without_removed)
+    return reconciled(open_run(run.uri), recipe=None, accept_changes=False, now=NOW, without_removed=without_removed)
 
 
 def resume(run: Run, step: int) -> Run:
@@ -84,7 +83,7 @@ def test_a_run_whose_corpus_lost_documents_goes_on_only_when_told(folder: Path) 
     assert "--without-removed" in caught.value.remedy
     assert {entry.key for entry in run.store.list()} == before
     with pytest.raises(RunChanged):  # which is about other changes
-        reconcile(open_run(run.uri), recipe=None, accept_changes=True, now=NOW)
+        reconciled(open_run(run.uri), recipe=None, accept_changes=True, now=NOW)
     told = again(run, without_removed=True)
     assert states_in(told) == {first}
     with pytest.raises(RunChanged):  # nothing was read yet: the next start is to be told again
