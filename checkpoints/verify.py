@@ -208,8 +208,11 @@ class GoodCheckpoint:
     passed_over: tuple[str, ...]
 
 
-def find_newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCheckpoint | None:
-    """Return the newest checkpoint without damage; None if the run has no checkpoint.
+def find_newest_good(
+    store: Store, peers: Peers, *, full: bool = True, only: CheckpointName | None = None
+) -> GoodCheckpoint | None:
+    """Return the newest checkpoint without damage; None if the run has no checkpoint. `only`: the one checkpoint that
+    may be returned.
 
     This is a collective: all ranks call it and get the same answer. Every rank verifies its share of the files: their
     sizes and, if `full`, all their bytes.
@@ -221,7 +224,7 @@ def find_newest_good(store: Store, peers: Peers, *, full: bool = True) -> GoodCh
         StoreError: the store did not answer on some rank. All ranks raise it, so none is left waiting.
     """
     passed_over: list[str] = []
-    for name in broadcast_or_raise(peers, lambda: list_committed(store), _NAMES_TYPE):
+    for name in [only] if only else broadcast_or_raise(peers, lambda: list_committed(store), _NAMES_TYPE):
         manifest = _read_manifest_once(store, name, peers)
         if isinstance(manifest, str):
             wrong = [manifest]

@@ -26,6 +26,7 @@ from checkpoints.hf.folder import (
 )
 from checkpoints.hf.headers import check_weights
 from checkpoints.hf.load import check_same_model, differing_settings, read_folder_config, unused_parameters, weights_for
+from checkpoints.layout import CheckpointName
 from checkpoints.listing import list_committed
 from checkpoints.load import CheckpointReader
 from checkpoints.verify import find_newest_good
@@ -44,6 +45,7 @@ from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.record import open_run
+from launcher.runtime.run.sealed import hash_json
 from launcher.runtime.run.teachers import FoundTeacher
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -91,9 +93,14 @@ def source_from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeach
 
 
 def source_from_run(
-    recipe: Recipe, config: ModelConfig, tokenizer: Tokenizer, store: Store, peers: Peers
+    recipe: Recipe,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    store: Store,
+    peers: Peers,
+    pinned: CheckpointName | None = None,
 ) -> InitialSource:
-    """Return the newest intact checkpoint of the run in `store`. Collective.
+    """Return the checkpoint `pinned` of the run in `store`, or if that is None the newest intact one. Collective.
 
     Raises:
         RunError: if the run has no checkpoint.
@@ -101,11 +108,16 @@ def source_from_run(
         CheckpointError, TokenizerError, StoreError: if the checkpoint or the run's tokenizer cannot be read.
     """
     other = check_start_run(recipe, config, tokenizer)
-    good = find_newest_good(store, peers)
+    good = find_newest_good(store, peers, only=pinned)
     if good is None:
         raise _no_checkpoint_error(recipe)
     reader = CheckpointReader(store, good.manifest)
-    record: dict[str, JsonValue] = {"start": recipe.start, "start_step": good.manifest.step}
+    record: dict[str, JsonValue] = {
+        "start": recipe.start,
+        "start_step": good.manifest.step,
+        "start_attempt": good.manifest.attempt,
+        "start_digest": hash_json(good.manifest.model_dump(mode="json")),
+    }
     shapes: Shapes = good.manifest.shapes
     read: ReadRange = reader.read
     pair = open_run(recipe.start).recipe.objective.rtd

@@ -7,6 +7,9 @@ fresh values, and the record of the start names them. If the model's tokenizer i
 tables are carried over piece by piece: the row of the same piece if the old vocabulary has it, else the mean of the
 rows of its parts.
 
+`start.json` in the run pins what its first attempt has read, since another run goes on and a folder may be replaced: an
+attempt that has nothing of its own to resume from begins from the same weights, or not at all.
+
 A fresh language-model head begins by predicting word frequencies. Its decoder is tied to the word embeddings of the
 model that the run starts from, and that model's training did not keep these rows short; those of a distilled model
 were never used by a decoder. With the usual initial values, logits behind the fresh LayerNorm spread as far as the rows
@@ -22,15 +25,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
-from checkpoints.gather import Peers
+from checkpoints.errors import DamagedCheckpoint
+from checkpoints.gather import Peers, broadcast_or_raise
 from checkpoints.hf.folder import CONFIG, PAIR_FOLDERS
+from checkpoints.layout import CheckpointName
+from data_service.formats import StrictRecord
 from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
@@ -58,6 +66,8 @@ from launcher.runtime.recipe.schema import SCRATCH, TEACHER, Recipe
 from launcher.runtime.run.inputs import unigram_probabilities
 from launcher.runtime.run.record import RECORD_FILE, Run
 from launcher.runtime.run.teachers import FoundTeacher
+
+START_KEY = "start.json"
 
 
 @dataclass(frozen=True)
@@ -111,11 +121,65 @@ def initial_weights(
         source = source_from_teacher(recipe, config, teachers[0], shapes)
         return _fit_to_run(model, source, recipe, config, tokenizer)
     store = open_store(recipe.start)
+    pinned = broadcast_or_raise(peers, lambda: _read_pin(run), _PIN_ADAPTER)
     if store.size(RECORD_FILE) is not None:
-        source = source_from_run(recipe, config, tokenizer, store, peers)
+        commit = CheckpointName(*pinned.commit) if pinned and pinned.commit else None
+        source = source_from_run(recipe, config, tokenizer, store, peers, commit)
     else:
         source = source_from_folder(recipe, config, tokenizer, network_folder(recipe, store), peers)
+    _check_or_write_pin(run, pinned, source, peers)
     return _fit_to_run(model, source, recipe, config, tokenizer)
+
+
+class _StartPin(StrictRecord):
+    """What the run's first attempt began from.
+
+    Attributes:
+        start: the recipe's `start`.
+        digest: digest of the weights.
+        commit: attempt and step of the commit, if it is a run's.
+    """
+
+    format: Literal[1] = 1
+    start: str
+    digest: str
+    commit: tuple[int, int] | None = None
+
+
+_PIN_ADAPTER = TypeAdapter(_StartPin | None)
+
+
+def _read_pin(run: Run) -> _StartPin | None:
+    """Return the run's pin; None if it has none for the recipe's `start`. Raises DamagedCheckpoint."""
+    try:
+        pin = _StartPin.model_validate_json(run.store.get(START_KEY))
+    except KeyMissing:
+        return None
+    except ValidationError as error:
+        where = f"{run.store.uri.rstrip('/')}/{START_KEY}"
+        remedy = "restore it from a copy of the run, or create the run again"
+        raise DamagedCheckpoint(f"{where} is damaged", remedy=remedy) from error
+    return pin if pin.start == run.recipe.start else None
+
+
+def _check_or_write_pin(run: Run, pinned: _StartPin | None, source: InitialSource, peers: Peers) -> None:
+    """Pin what was read, or raise RunError if it is not what is pinned. Collective."""
+    attempt, step = source.record.get("start_attempt"), source.record.get("start_step")
+    found = _StartPin.model_validate(
+        {
+            "start": run.recipe.start,
+            "digest": source.record["start_digest"],
+            "commit": None if attempt is None else (attempt, step),
+        }
+    )
+    if pinned is None:
+        data = found.model_dump_json().encode() + b"\n"
+        broadcast_or_raise(peers, lambda: run.store.put(START_KEY, data), TypeAdapter(None))
+    elif pinned != found:
+        raise RunError(
+            f"start: {run.recipe.start} holds other weights than when {run.uri} first began from it",
+            remedy="put the former model back, or create a new run with this one",
+        )
 
 
 def check_start(recipe: Recipe) -> None:

@@ -117,12 +117,14 @@ def rows(vocab: int) -> Batch:
     return replace(made, order=order)
 
 
-def trained(setting: Setting, uri: str, config: ModelConfig, objective: RecipeObjective) -> dict[str, Tensor]:
+def trained(
+    setting: Setting, uri: str, config: ModelConfig, objective: RecipeObjective, seed: int = 3
+) -> dict[str, Tensor]:
     """Commit a checkpoint of random weights to the run at `uri`, whose recipe asks for this model."""
     run = open_run(uri)
     recipe = run.recipe.model_copy(update={"model": config, "objective": objective})
     run.store.put("recipe.yaml", recipe.to_yaml().encode())
-    model = random_weights(build_model(recipe, setting.tokenizer), seed=3)
+    model = random_weights(build_model(recipe, setting.tokenizer), seed=seed)
     values = parameters_of(model)
     saver = Saver(run.store, claim(run.store), SingleRank(), resumed=None)
     saver.begin(

@@ -1,5 +1,6 @@
 """Starting from a model: the encoder and the heads that are there, and the rest named."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from checkpoints.errors import DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import SingleRank
 from checkpoints.hf.folder import WEIGHTS
 from checkpoints.hf.load import load_pretrained
+from checkpoints.listing import list_committed
 from data_service.store.open import open_store
 from data_service.tokenizers.completed import complete_from_files
 from data_service.tokenizers.vocabulary import extend_tokenizer
@@ -26,7 +29,7 @@ from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig
 from launcher.errors import RunError
 from launcher.runtime.rank.build import build_model
-from launcher.runtime.rank.initial_weights import InitialWeights, check_start, initial_weights
+from launcher.runtime.rank.initial_weights import START_KEY, InitialWeights, check_start, initial_weights
 from launcher.runtime.recipe.objective import RecipeObjective
 from tests.data_service.tokenizers.test_completed import decoder
 from tests.support.models.parity import parameters_of
@@ -228,6 +231,41 @@ def test_the_newest_checkpoint_of_another_run(setting: Setting, other_run: str) 
     initial = fresh(asked)
     for name, value in parameters_of(model).items():
         assert torch.equal(value, saved[name] if name in saved else initial[name]), name
+
+
+def test_a_start_that_went_on_is_read_where_the_first_attempt_read_it(setting: Setting, other_run: str) -> None:
+    """Nothing of the run itself is saved yet, and the other run trains on; then it loses that checkpoint."""
+    objective = RecipeObjective(mlm=MLM)
+    trained(setting, other_run, BERT, objective)
+    asked = setting.asks(BERT, objective, other_run)
+    begun, start = asked.begin()
+    trained(setting, other_run, BERT, objective, seed=4)
+    again, repeated = asked.begin()
+    assert repeated.record == start.record
+    for name, value in parameters_of(begun).items():
+        assert torch.equal(value, parameters_of(again)[name]), name
+    store = open_store(other_run)
+    store.delete(list_committed(store)[-1].manifest_key)
+    with pytest.raises(NoGoodCheckpoint):
+        asked.begin()
+
+
+def test_a_folder_that_was_replaced_is_refused_by_a_run_that_began_from_it(setting: Setting, tmp_path: Path) -> None:
+    asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path)
+    export(asked, tmp_path)
+    asked.begin()
+    asked.begin()
+    weights = load_file(tmp_path / WEIGHTS)
+    name = random.Random(1).choice(sorted(weights))
+    weights[name].view(torch.uint8).view(-1)[-1] ^= 1
+    save_file(weights, tmp_path / WEIGHTS, {"format": "pt"})
+    with pytest.raises(RunError, match="other weights"):
+        asked.begin()
+    pin = setting.run.store.get(START_KEY)
+    setting.run.store.put(START_KEY, pin[:-9])
+    with pytest.raises(DamagedCheckpoint, match=START_KEY):
+        asked.begin()
+    setting.run.store.delete(START_KEY)
 
 
 def test_another_runs_model_must_be_ours(setting: Setting, other_run: str) -> None:
