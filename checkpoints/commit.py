@@ -21,7 +21,7 @@ from checkpoints.layout import (
 )
 from data_service.formats import StrictRecord
 from data_service.store.base import Store
-from data_service.store.errors import TRANSIENT_ERRORS, StoreError
+from data_service.store.errors import RETRYABLE_ERRORS, StoreError
 
 _RECORDED_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
 
@@ -51,7 +51,7 @@ class FailedSave:
     Attributes:
         step: step that was to be saved.
         reason: ranks that failed and their causes, for people to read.
-        transient: whether every cause is a store that may answer again later.
+        transient: whether every cause is a store that may take it later: one that does not answer, or is full.
     """
 
     step: int
@@ -109,7 +109,7 @@ class Commit:
             wrong = _incompleteness_text(manifest, receipts) or self._publish(manifest)
         except (StoreError, DamagedCheckpoint) as error:
             reason = f"rank 0, writing the manifest: {error.problem}"
-            return FailedSave(self.step, reason, transient=isinstance(error, TRANSIENT_ERRORS))
+            return FailedSave(self.step, reason, transient=isinstance(error, RETRYABLE_ERRORS))
         if wrong:
             return FailedSave(self.step, wrong)
         return CommittedSave(

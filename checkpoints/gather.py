@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 from pydantic import JsonValue, TypeAdapter
 
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NewerFormat, Superseded
-from data_service.store.errors import CredentialsExpired, StoreError, StoreUnavailable
+from data_service.store.errors import CredentialsExpired, CredentialsMissing, OutOfSpace, StoreError, StoreUnavailable
 
 T = TypeVar("T")
 
@@ -94,6 +94,8 @@ def _unwrap(rank: int, answer: JsonValue) -> JsonValue:
 _ERRORS_BY_KIND = {
     "unavailable": StoreUnavailable,
     "expired": CredentialsExpired,
+    "missing": CredentialsMissing,
+    "full": OutOfSpace,
     "store": StoreError,
     "damaged": DamagedCheckpoint,
     "newer": NewerFormat,

@@ -34,7 +34,7 @@ from checkpoints.errors import CheckpointError
 from checkpoints.gather import Peers, broadcast_or_raise, gather_as
 from checkpoints.layout import CHUNK_BYTES, F32_BYTES, CheckpointManifest, CheckpointName, RankFile, StoredRange
 from data_service.store.base import Store, chunk_digests
-from data_service.store.errors import TRANSIENT_ERRORS, StoreError
+from data_service.store.errors import RETRYABLE_ERRORS, StoreError
 from encoder_core.train.zero_state import Fragment
 
 
@@ -301,4 +301,4 @@ class Saver:
             return upload.result().model_dump(mode="json")
         _log.error("rank %d could not save", self._peers.rank, exc_info=error)
         text = error.problem if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
-        return {"error": f"rank {self._peers.rank}: {text}", "transient": isinstance(error, TRANSIENT_ERRORS)}
+        return {"error": f"rank {self._peers.rank}: {text}", "transient": isinstance(error, RETRYABLE_ERRORS)}

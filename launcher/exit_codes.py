@@ -6,7 +6,7 @@ Every end of the command is one of four codes. Templates, schedulers and scripts
 from checkpoints.errors import Superseded
 from data_service.errors import RayLost
 from data_service.errors import UserError as DataError
-from data_service.store.errors import TRANSIENT_ERRORS, OutOfSpace
+from data_service.store.errors import RETRYABLE_ERRORS
 from encoder_core.errors import UserError as ModelError
 from launcher.errors import TransientRunError
 
@@ -19,7 +19,7 @@ EXIT_CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
 SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint
 JOIN_SECONDS = 900  # time limit for all nodes of a job to join its Ray cluster; images may have to be pulled
 
-_RETRYABLE_ERRORS = (*TRANSIENT_ERRORS, OutOfSpace, Superseded, TransientRunError, RayLost)
+_RETRYABLE_ERRORS = (*RETRYABLE_ERRORS, Superseded, TransientRunError, RayLost)
 
 
 def exit_code_for(error: BaseException) -> int:

@@ -159,3 +159,5 @@ class BadUri(StoreError):
 
 TRANSIENT_ERRORS = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
 """Errors that may disappear by themselves. A caller that can wait should try again."""
+RETRYABLE_ERRORS = (*TRANSIENT_ERRORS, OutOfSpace)
+"""Errors after which the same command may succeed later: somebody has to make room in a full store first."""

@@ -49,6 +49,7 @@ _NO_BUCKET_CODES = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect")
 _RETRYABLE_CODES = (
     *("RequestTimeout", "ConditionalRequestConflict", "OperationAborted", "TemporaryRedirect"),
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "IDPCommunicationError"),
+    "RequestTimeTooSkewed",  # a clock that jumped is set again, as by NTP
     *("InternalError", "ServiceUnavailable", "ServerBusy", "IncompleteBody", "XMinioServerNotInitialized"),
 )
 _MISSING_CREDENTIALS_ERRORS = (

@@ -12,7 +12,14 @@ from checkpoints.errors import CheckpointError, DamagedCheckpoint
 from checkpoints.gather import Peers, broadcast_or_raise, gather_or_raise
 from checkpoints.save import Saver
 from checkpoints.verify import find_newest_good
-from data_service.store.errors import OutOfSpace, StoreError, StoreUnavailable
+from data_service.store.errors import (
+    AccessDenied,
+    CredentialsExpired,
+    CredentialsMissing,
+    OutOfSpace,
+    StoreError,
+    StoreUnavailable,
+)
 from data_service.store.open import open_store
 from tests.support.ranks.checkpointing import SHAPES, ThreadPeers, cut_each, on_peers, on_threads, random_state
 
@@ -55,7 +62,10 @@ def _save(saver: Saver, fragments: object) -> None:
     ("raised", "heard"),
     [
         (StoreUnavailable.for_uri("s3://b/k", "down"), StoreUnavailable),
-        (OutOfSpace.for_uri("s3://b/k", "quota"), StoreError),
+        (CredentialsExpired.for_uri("s3://b/k", "old"), CredentialsExpired),
+        (CredentialsMissing.for_uri("s3://b/k", "none"), CredentialsMissing),
+        (OutOfSpace.for_uri("s3://b/k", "quota"), OutOfSpace),
+        (AccessDenied.for_uri("s3://b/k", "rights"), StoreError),
         (DamagedCheckpoint("bits", remedy="mend"), DamagedCheckpoint),
         (CheckpointError("wrong", remedy="mend"), CheckpointError),
     ],

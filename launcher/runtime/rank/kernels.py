@@ -29,10 +29,12 @@ from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from checkpoints.gather import Peers, gather_as
 from data_service.formats import StrictRecord
+from data_service.store.base import Store
+from data_service.store.errors import KeyMissing
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.layers.kernel_choice import set_preference
 from encoder_core.layers.pieces import Pieces
@@ -97,8 +99,8 @@ def _stored_or_new_verdict(
     """Return the run's verdict of this name, and whether its trial was made just now. Try the kernels if the run has
     none."""
     store, key = run.store, f"{KERNELS_FOLDER}/{name}.json"
-    if store.size(key) is not None:
-        return KernelVerdict.model_validate_json(store.get(key)), False
+    if (stored := _read_verdict(store, key)) is not None:
+        return stored, False
     ticks = count(1)
     # The ranks that wait for this one show no progress meanwhile.
     limits = Limits(whole=min(Limits.whole, run.recipe.watchdog.other / 2))
@@ -108,8 +110,20 @@ def _stored_or_new_verdict(
     )
     if not verdict.tried:  # no trial was made, as on a full GPU; the next start tries again
         return verdict, True
-    store.put_if_absent(key, verdict.model_dump_json(indent=1).encode())
-    return KernelVerdict.model_validate_json(store.get(key)), True
+    data = verdict.model_dump_json(indent=1).encode()
+    if not store.put_if_absent(key, data):  # another node of this kind has made a trial, or the record is damaged
+        if (theirs := _read_verdict(store, key)) is not None:
+            return theirs, True
+        store.put(key, data)
+    return verdict, True
+
+
+def _read_verdict(store: Store, key: str) -> KernelVerdict | None:
+    """Return the verdict at `key`; None if there is none, or it is damaged."""
+    try:
+        return KernelVerdict.model_validate_json(store.get(key))
+    except (KeyMissing, ValidationError):
+        return None
 
 
 def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> None:

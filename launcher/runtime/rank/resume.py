@@ -21,9 +21,10 @@ from checkpoints.verify import find_newest_good
 from encoder_core.optim.average import AVERAGE
 from launcher.errors import RunError
 from launcher.runtime.rank.journal import SupervisorLink
+from launcher.runtime.run.following import unread_segments
 from launcher.runtime.run.record import COMMITTED_KEY, Run
 from launcher.runtime.run.removals import RemovalHistory, RemovalRecord, read_removals, write_removals
-from launcher.runtime.run.segments import METRICS, read_segments
+from launcher.runtime.run.segments import METRICS
 
 
 class MemorySets(Keeper, Protocol):
@@ -145,11 +146,9 @@ def _is_usable(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequen
 def missing_records(run: Run, attempt: int, memory: CommonDescription) -> list[str]:
     """Return the step records in `memory` that `attempt` did not write to the store. Raises StoreError.
 
-    Its segments after number `memory.segments` begin with the same lines, as far as they were written."""
-    written = 0
-    for _, data in read_segments(run.store, METRICS, attempt, after=memory.segments - 1):
-        written += len(data.splitlines()) if data is not None else 0
-    return list(memory.records[written:])
+    Its segments from number `memory.segments` on begin with the same lines, as far as they were written."""
+    written = unread_segments(run.store, METRICS, attempt, memory.segments - 1, damage=[])
+    return list(memory.records[sum(len(data.splitlines()) for _, _, data in written) :])
 
 
 _RECORDS_ADAPTER = TypeAdapter(tuple[RemovalRecord, ...])

@@ -211,8 +211,10 @@ class _SegmentWriter:
 def record_operator_event(store: Store, kind: str, time: float, **fields: object) -> None:
     """Record an event between attempts (for example an accepted change of the recipe). It is durable on return."""
     line = encode_line({"time": time, "kind": kind, "attempt": OPERATOR_ATTEMPT, **fields}).encode()
-    number = sum(1 for _ in store.list(segment_prefix("events", OPERATOR_ATTEMPT)))
-    while not store.put_if_absent(segment_key("events", OPERATOR_ATTEMPT, number), line):
+    number = max(0, sum(1 for _ in store.list(segment_prefix("events", OPERATOR_ATTEMPT))) - 1)
+    while not store.put_if_absent(key := segment_key("events", OPERATOR_ATTEMPT, number), line):
+        if store.get(key) == line:  # the newest is of an earlier try, whose answer was lost
+            return
         number += 1
 
 

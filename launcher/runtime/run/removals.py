@@ -86,9 +86,13 @@ def read_removals(store: Store) -> tuple[RemovalRecord, ...]:
 
 
 def write_removals(store: Store, number: int, record: RemovalRecord) -> None:
-    """Write record `number`, counted from 1. Raises DamagedCheckpoint: another process has just written that one."""
-    if not store.put_if_absent(_record_key(number), add_digest(_DIGEST_LABEL, record.model_dump_json().encode())):
-        raise _damaged_error(store, _record_key(number), "another start of the run has just written it")
+    """Write record `number`, counted from 1. Raises DamagedCheckpoint: another process has just written another one.
+
+    The same record may be there already: an interrupted fork is repeated.
+    """
+    key, data = _record_key(number), add_digest(_DIGEST_LABEL, record.model_dump_json().encode())
+    if not store.put_if_absent(key, data) and store.get(key) != data:
+        raise _damaged_error(store, key, "another start of the run has just written it")
 
 
 def _record_key(number: int) -> str:

@@ -59,7 +59,7 @@ def test_reads_survive(store: Store, faults: FaultProxy, fault: Fault) -> None:
     assert len(faults.requests) == 5
 
 
-@pytest.mark.parametrize("fault", ["error 500", "slow down", "reset", "reset after"])
+@pytest.mark.parametrize("fault", ["error 500", "slow down", "skewed clock", "reset", "reset after"])
 def test_writes_survive(store: Store, faults: FaultProxy, fault: Fault) -> None:
     faults.plan.append(fault)
     store.put("other", b"x")

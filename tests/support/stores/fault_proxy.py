@@ -15,7 +15,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Fault = Literal[
-    "error 500", "slow down", "expired token", "unknown key", "denied", "no such key",
+    "error 500", "slow down", "skewed clock", "expired token", "unknown key", "denied", "no such key",
     "reset", "reset after", "truncate", "garble", "stall", "bad record",
 ]  # fmt: skip
 
@@ -27,6 +27,7 @@ Errors = Mapping[Fault, tuple[int, str]]
 S3_ERRORS: Errors = {
     "error 500": (500, "InternalError"),
     "slow down": (503, "SlowDown"),
+    "skewed clock": (403, "RequestTimeTooSkewed"),
     "expired token": (400, "ExpiredToken"),
     "unknown key": (403, "InvalidAccessKeyId"),
     "denied": (403, "AccessDenied"),

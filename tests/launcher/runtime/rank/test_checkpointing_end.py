@@ -14,7 +14,14 @@ from checkpoints.gather import Peers
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import list_committed
 from data_service.store.base import Store
-from data_service.store.errors import TRANSIENT_ERRORS, CredentialsExpired, OutOfSpace, StoreError, StoreUnavailable
+from data_service.store.errors import (
+    TRANSIENT_ERRORS,
+    AccessDenied,
+    CredentialsExpired,
+    OutOfSpace,
+    StoreError,
+    StoreUnavailable,
+)
 from data_service.store.open import open_store
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
@@ -107,8 +114,10 @@ def test_so_does_the_wait_for_a_save_that_was_under_way(store: Store) -> None:
     [
         ((StoreUnavailable.for_uri("s3://b", "down"), None), True),
         ((StoreUnavailable.for_uri("s3://b", "down"), CredentialsExpired.for_uri("s3://b", "token")), True),
-        ((None, OutOfSpace.for_uri("s3://b", "quota")), False),
-        ((StoreUnavailable.for_uri("s3://b", "down"), OutOfSpace.for_uri("s3://b", "quota")), False),
+        ((None, OutOfSpace.for_uri("s3://b", "quota")), True),
+        ((StoreUnavailable.for_uri("s3://b", "down"), OutOfSpace.for_uri("s3://b", "quota")), True),
+        ((None, AccessDenied.for_uri("s3://b", "rights")), False),
+        ((StoreUnavailable.for_uri("s3://b", "down"), AccessDenied.for_uri("s3://b", "rights")), False),
     ],
 )
 def test_a_last_save_that_fails_says_whether_it_may_be_only_the_store(

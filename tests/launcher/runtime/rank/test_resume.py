@@ -15,12 +15,40 @@ from checkpoints.listing import list_committed
 from checkpoints.memory_slots import CommonDescription, SlotDescription
 from checkpoints.save import Saver
 from checkpoints.verify import find_newest_good
-from launcher.runtime.rank.resume import find_resume_point
+from launcher.runtime.rank.resume import find_resume_point, missing_records
+from launcher.runtime.run.packing import pack_once
 from launcher.runtime.run.record import Run, open_run
+from launcher.runtime.run.segments import METRICS, segment_key
 from tests.support.faults.ranks import damage
 from tests.support.ranks.checkpointers import Silent
 from tests.support.ranks.checkpointing import SHAPES, commit_steps, cut, random_state, save
 from tests.support.runs.small_runs import new_run
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_records_of_a_copy_that_are_in_the_store_are_not_written_again(inputs: Path, tmp_path: Path, seed: int) -> None:
+    """Whether their segments were packed since or not."""
+    run, draw = open_run(new_run(inputs, str(tmp_path / "run"))), random.Random(seed)
+    counts = [draw.randint(1, 3) for _ in range(draw.randint(20, 40))]
+    lines = [f'{{"kind": "step", "step": {step}}}\n' for step in range(sum(counts))]
+    for number in range(len(counts)):
+        begins = sum(counts[:number])
+        data = "".join(lines[begins : begins + counts[number]]).encode()
+        run.store.put(segment_key(METRICS, 1, number), data)
+    copied = draw.randrange(len(counts))
+    unsaved = [f'{{"kind": "step", "step": {len(lines) + more}}}\n' for more in range(draw.randrange(3))]
+    common = CommonDescription(
+        shapes={},
+        own_kinds={},
+        memory={},
+        state={},
+        lineage=(),
+        segments=copied,
+        records=(*lines[sum(counts[:copied]) :], *unsaved),
+    )
+    while draw.random() < 0.8 and pack_once(run.store, 1, ended=True, most_segments=draw.randint(2, 9)):
+        pass
+    assert missing_records(run, 1, common) == unsaved
 
 
 class Held:

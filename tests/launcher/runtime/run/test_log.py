@@ -91,6 +91,12 @@ def test_events_between_attempts_have_a_place_of_their_own(store: Store) -> None
     ]
 
 
+def test_an_event_between_attempts_whose_answer_was_lost_is_there_once(store: Store) -> None:
+    for time in (2.0, 3.0, 3.0):
+        record_operator_event(store, "death", time, rank=0)
+    assert [event["time"] for event in read_history(store).events] == [2.0, 3.0]
+
+
 def test_numbers_that_json_does_not_have_become_null() -> None:
     line = encode_line({"loss": math.nan, "nested": [math.inf, {"x": -math.inf}], "fine": 1.5})
     assert line == '{"loss":null,"nested":[null,{"x":null}],"fine":1.5}\n'

@@ -21,7 +21,14 @@ from data_service.store.open import open_store
 from launcher.errors import RunChanged
 from launcher.runtime.rank.resume import agree_on_removals
 from launcher.runtime.run.record import RECORD_FILE, Run, open_run
-from launcher.runtime.run.removals import REMOVALS_PREFIX, CorpusStates, RemovalHistory
+from launcher.runtime.run.removals import (
+    REMOVALS_PREFIX,
+    CorpusStates,
+    RemovalHistory,
+    RemovalRecord,
+    read_removals,
+    write_removals,
+)
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 from tests.support.runs.small_runs import new_run, reconciled
 
@@ -148,6 +155,20 @@ def test_every_step_has_the_state_that_was_read(
     for number_of_start, then in enumerate(seen):
         known = [history.states_at(number, number_of_start).get("text", "") for number in range(most)]
         assert known == then
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_records_may_be_written_again_but_not_others_in_their_place(tmp_path: Path, seed: int) -> None:
+    """As by a fork that was interrupted between two of them."""
+    draw, store = random.Random(seed), open_store(tmp_path)
+    records = [RemovalRecord(step=step, attempt=1, states={"text": str(step)}) for step in range(draw.randint(2, 5))]
+    for count in [*sorted(draw.choices(range(1, len(records) + 1), k=3)), len(records)]:
+        for number, record in enumerate(records[:count], 1):
+            write_removals(store, number, record)
+    assert read_removals(store) == tuple(records)
+    with pytest.raises(DamagedCheckpoint):
+        write_removals(store, draw.randint(1, len(records)), records[0].model_copy(update={"step": 99}))
+    assert read_removals(store) == tuple(records)
 
 
 def test_a_damaged_record_is_named(folder: Path) -> None:
