@@ -244,7 +244,10 @@ def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
         shard_sizes=sizes,
         shard_digests=digests,
         counts=dict(sum((Counter(manifest.counts) for manifest in manifests), Counter())),
-        options={"rules": first_of_all.options.get("rules", 1), "merged": [s.store.uri for s in sources]},
+        options={
+            "rules": first_of_all.options.get("rules", 1),
+            "merged": [_absolute_uri(s.store.uri) for s in sources],
+        },
         document_lengths=tuple(map(sum, zip_longest(*(m.document_lengths for m in manifests), fillvalue=0))),
         skipped=(),
         left_out=(),

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from data_service.corpus.corpus import SPLITS, Corpus, SplitName, open_part
+from data_service.corpus.corpus import SPLITS, Corpus, SplitName, open_corpus, open_part
 from data_service.corpus.manifest import BlockTable
 from data_service.corpus.parts import key_of_part_object
 from data_service.corpus.reader import read_block
@@ -147,22 +147,45 @@ def _comparable_fields(removal: Removal) -> tuple[object, ...]:
 
 
 def find_removed_in_parts(corpus: Corpus) -> DocumentsBySplit:
-    """Return the documents of a merged corpus that were removed from its parts, before the merge or since.
+    """Return the documents of a merged corpus that were removed from its parts, or from merged corpora of some of them
+    that it was made from, before the merge or since.
 
     Raises:
         CorpusError: a part is gone, is another corpus than was merged, or its list of removals is damaged.
         StoreError: a store cannot be read.
     """
-    rows: dict[SplitName, list[_DocumentRow]] = {part: [] for part in SPLITS}
-    for number in range(len(corpus.manifest.parts)):
-        source = open_part(corpus, number)
+    rows: dict[SplitName, set[_DocumentRow]] = {part: set() for part in SPLITS}
+    numbers = range(len(corpus.manifest.parts))
+    parts = [(open_part(corpus, number), numbers[number : number + 1]) for number in numbers]
+    for source, its_parts in [*parts, *_merged_sources(corpus, numbers)]:
         chain = load_removals(source.store, source.manifest)
         for split in SPLITS:
-            block, document = _first_block_and_document(corpus.table(split), key_of_part_object(number, ""))
+            block, document = _first_block_and_document(corpus.table(split), its_parts)
             gone = chain.removed_documents(split)
             columns = (gone.documents + document, gone.block + block, gone.start, gone.stop)
-            rows[split] += zip(*(column.tolist() for column in columns), strict=True)
-    return _documents_from_rows(rows)
+            rows[split].update(zip(*(column.tolist() for column in columns), strict=True))
+    return _documents_from_rows({split: list(found) for split, found in rows.items()})
+
+
+def _merged_sources(corpus: Corpus, numbers: range) -> Iterator[tuple[Corpus, range]]:
+    """Yield the merged corpora that a corpus was made from, at any depth, with the numbers of their parts among all
+    parts. `numbers`: those of the corpus's own. One that is gone, or another corpus by now, is passed over: its parts
+    hold all that is read."""
+    parts, first = corpus.manifest.parts, 0
+    merged = corpus.manifest.options.get("merged")
+    for uri in merged if isinstance(merged, list) else []:
+        try:
+            source = open_corpus(str(uri))
+        except CorpusError:
+            continue
+        its = source.manifest.parts
+        starts = range(first, len(parts) - len(its) + 1) if its else ()
+        found = next((start for start in starts if parts[start : start + len(its)] == its), None)
+        if found is not None:
+            first = found + len(its)
+            its_numbers = numbers[found:first]
+            yield source, its_numbers
+            yield from _merged_sources(source, its_numbers)
 
 
 def find_unapplied_removals(corpus: Corpus) -> DocumentsBySplit:
@@ -172,9 +195,10 @@ def find_unapplied_removals(corpus: Corpus) -> DocumentsBySplit:
     return _split_by_removed(find_removed_in_parts(corpus), chain)[0]
 
 
-def _first_block_and_document(table: BlockTable, prefix: str) -> tuple[int, int]:
-    """Return the first block whose shard's key begins with `prefix`, and the number of its first document."""
-    of_part = np.array([key.startswith(prefix) for key in table.shards], dtype=np.bool_)
+def _first_block_and_document(table: BlockTable, parts: Iterable[int]) -> tuple[int, int]:
+    """Return the first block in a shard of one of the parts, and the number of its first document."""
+    prefixes = tuple(key_of_part_object(number, "") for number in parts)
+    of_part = np.array([key.startswith(prefixes) for key in table.shards], dtype=np.bool_)
     found = np.flatnonzero(of_part[table.shard]) if len(table.shards) else np.zeros(0, dtype=np.int64)
     block = int(found[0]) if len(found) else len(table)
     return block, int(table.documents[:block].sum())

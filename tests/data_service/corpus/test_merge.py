@@ -1,5 +1,6 @@
 """A merged corpus is that of its parts one after another: the same documents, each once, and no shard written again."""
 
+import random
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -239,6 +240,49 @@ def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
     shutil.rmtree(uris[0])
     with pytest.raises(CorpusError):
         find_unapplied_removals(merged)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_removed_from_any_corpus_that_went_into_a_merged_one(tmp_path: Path, seed: int) -> None:
+    """From parts, and from merged corpora of them at any depth, at any time; some of the latter are gone by the end."""
+    draw = random.Random(seed)
+
+    def leaf(name: str) -> str:
+        heldout = [random_block(draw.randrange(10**6), 200)] * draw.randrange(2)
+        return write_corpus(tmp_path / name, [random_block(draw.randrange(10**6), 300)], heldout)
+
+    def take_out(uri: str) -> None:
+        corpus = open_corpus(uri)
+        one = str(draw.randrange(int(corpus.table("train").documents.sum())))
+        remove_documents(corpus, documents_by_number(corpus, [one]), removed_by="y", removed_at=2, reason="why")
+
+    corpora = [leaf("0")]
+    leaves, above = corpora[:], list[str]()
+    for number in range(1, 5):
+        leaves.append(leaf(str(number)))
+        together = [above[-1] if above else leaves[0], leaves[-1]]
+        draw.shuffle(together)
+        merge(together, tmp_path / f"merged{number}")
+        above.append(str(tmp_path / f"merged{number}"))
+        for uri in draw.sample([*leaves, *above], 2):
+            take_out(uri)
+    newest = open_corpus(above[-1])
+    expected = {text for uri in [*leaves, *above] for text in removed_texts(open_corpus(uri))}
+    remove_documents(newest, find_removed_in_parts(newest), removed_by="y", removed_at=3, reason="as below")
+    assert set(removed_texts(newest)) == expected
+    assert len(find_unapplied_removals(newest)) == 0
+    take_out(above[1])
+    assert len(find_unapplied_removals(newest)) <= 1
+    shutil.rmtree(above[1])
+    assert len(find_unapplied_removals(newest)) == 0
+
+
+def removed_texts(corpus: Corpus) -> list[tuple[int, ...]]:
+    return [
+        [document for block in read(corpus, split) for document in block][number]
+        for split in SPLITS
+        for number in removed(corpus, split)
+    ]
 
 
 @pytest.mark.long
