@@ -39,7 +39,11 @@ _CHUNK_NUMBERS = 1 << 15  # numbers permuted together: they stay in a processor'
 
 @dataclass(frozen=True)
 class Permutation:
-    """A random order of `size` things, determined by `key`: position i holds thing `item_at(i)`."""
+    """A random order of `size` things, determined by `key`: position i holds thing `item_at(i)`.
+
+    Its six rounds do not make all orders of few things equally likely: of 5 or 6, a thing has its place up to a quarter
+    more often than another; from 7 on no difference was found.
+    """
 
     size: int
     key: Key

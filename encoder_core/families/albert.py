@@ -6,7 +6,7 @@ parameters of one (cross-layer sharing). The order of two segments is predicted,
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from encoder_core.families.config import WithGenerator
 from encoder_core.families.config_json import (
@@ -34,7 +34,8 @@ class AlbertConfig(WithGenerator):
 
     Attributes:
         embedding: width of the embeddings, which are projected to `hidden`; the head works in this width too.
-        groups: number of distinct layers; depth i runs layer i * groups // layers. 1: all depths share one layer.
+        groups: number of distinct layers; depth i runs layer i / (layers / groups), rounded down, in floating point as
+            transformers does it. 1: all depths share one layer.
         token_types: number of segments with an embedding of their own.
     """
 
@@ -44,6 +45,12 @@ class AlbertConfig(WithGenerator):
     embedding: int = Field(default=128, gt=0)
     groups: int = Field(default=1, gt=0)
     token_types: int = Field(default=2, ge=1)
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if self.groups > self.layers:
+            raise ValueError(f"groups ({self.groups}) must not be more than layers ({self.layers})")
+        return self
 
     @property
     def distinct_layer_count(self) -> int:

@@ -134,7 +134,7 @@ class EncoderConfig(BaseModel, ABC):
         return Encoder(
             embeddings or self.input_embeddings(),
             self.encoder_layers(),
-            schedule=[depth * self.distinct_layer_count // self.layers for depth in range(self.layers)],
+            schedule=[int(depth / (self.layers / self.distinct_layer_count)) for depth in range(self.layers)],
             projection=nn.Linear(self.embedding_width, self.hidden) if self.projects_embeddings else None,
             final_norm=self.final_norm(),
         )

@@ -182,7 +182,10 @@ CONFIG_JSON = ConfigJson(
     constants={
         name: published_value(name, value) for name, value in (("attn_type", "bi"), ("tie_word_embeddings", True))
     },
-    unwritten={name: published_value(name, value) for name, value in (("clamp_len", -1), ("same_length", False))},
+    unwritten={
+        name: published_value(name, value)
+        for name, value in (("clamp_len", -1), ("same_length", False), ("bi_data", False))
+    },
     defaults={"mem_len": 512, "reuse_len": None},
 )
 

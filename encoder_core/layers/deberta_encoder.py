@@ -120,11 +120,15 @@ class DisentangledEncoder(LayerStack):
 
         `max_per_row`: largest number of these tokens in a row; see `rows_of_queries`.
         """
-        if self.convolution is not None and len(self.layers) == 1:
-            x_TH = self.forward(batch)  # the convolution comes after, over whole rows
-            return x_TH.index_select(0, at_M)
+        if self.ends_with_convolution:
+            return self.forward(batch).index_select(0, at_M)
         x_TH = self.last_layer_input(batch)
         return self.rerun_last_layer(x_TH.index_select(0, at_M), at_M, x_TH, batch, max_per_row=max_per_row)
+
+    @property
+    def ends_with_convolution(self) -> bool:
+        """Whether the convolution, which needs whole rows, comes after the last layer."""
+        return self.convolution is not None and len(self.layers) == 1
 
     def last_layer_input(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the input of the last layer."""

@@ -42,6 +42,7 @@ CONFIGS = {
     "bert-tanh": BertConfig(**SHAPE, activation="gelu_tanh", token_types=3),
     "albert": AlbertConfig(**SHAPE, embedding=16),
     "albert-groups": AlbertConfig(**SHAPE, embedding=16, groups=3, activation="gelu_tanh"),
+    "albert-rounded-groups": AlbertConfig(**SHAPE | {"layers": 18}, embedding=16, groups=14),
 }
 PAIRS: dict[str, PairConfig] = {"bert": NspConfig(), "albert": SopConfig()}
 

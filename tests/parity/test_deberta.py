@@ -14,11 +14,13 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import hf_format_of, read_config
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
+from encoder_core.heads.prediction import EnhancedMaskDecoder
 from encoder_core.layers.deberta_attention import FusedProjections
 from encoder_core.layers.deberta_encoder import DisentangledEncoder, DisentangledLayer
 from encoder_core.layers.sizes import log_buckets
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.modules.states import States
 from tests.support.models.parity import assert_close, copy_into, make_batch, pad, random_weights, states_of
 
 Config = DebertaConfig | DebertaV2Config
@@ -160,3 +162,16 @@ def test_the_last_layer_at_chosen_tokens_is_the_last_layer(
     batch = make_batch(LENGTHS, 101)
     expected = encoder(batch)[batch.target_positions]
     torch.testing.assert_close(encoder.states_at(batch.target_positions, batch), expected, rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("whole", [False, True])
+def test_terms_beside_an_enhanced_decoder_read_the_encoders_states(config: Config, layers: int, whole: bool) -> None:
+    """Also with a convolution behind the only layer."""
+    model = our_model(config.model_copy(update={"layers": layers}), torch.float64)
+    batch = make_batch(LENGTHS, 101)
+    first = batch.cu_seqlens[:-1].long()
+    decoder = EnhancedMaskDecoder(config.max_length, config.hidden).double()
+    states = States(model.encoder, decoder, batch, whole=whole)
+    assert_close(states.states_at(first, 1), model.encoder(batch)[first])

@@ -187,6 +187,9 @@ def test_wrong_use_is_named() -> None:
 def test_configurations_travel_both_ways(memory: int, reuse: int) -> None:
     config = CONFIG.model_copy(update={"memory": memory, "reuse": reuse, "attention_dropout": 0.0})
     assert hf.from_json(hf.to_json(config)) == config
+    for name, value in (("bi_data", True), ("same_length", True), ("clamp_len", 7), ("attn_type", "uni")):
+        with pytest.raises(ModelError, match=name):
+            hf.from_json(hf.to_json(config) | {name: value})
 
 
 @torch.no_grad()

@@ -61,7 +61,7 @@ class States:
         """
         if self._whole or not isinstance(self._encoder, DisentangledEncoder):
             return self.all_states.index_select(0, at_N)
-        if self._decoder is None:
+        if self._decoder is None or self._encoder.ends_with_convolution:
             return self._encoder.states_at(at_N, self._batch, max_per_row)
         before_TH = self._last_layer_input
         queries_NH = before_TH.index_select(0, at_N)

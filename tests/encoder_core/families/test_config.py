@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from encoder_core.errors import ModelError
+from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.roberta import RobertaConfig
 
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "feed_forward": 128}
@@ -14,6 +15,11 @@ SHAPE: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "feed_forward": 
 def test_heads_that_do_not_divide_the_width_are_refused() -> None:
     with pytest.raises(ValidationError, match="multiple of heads"):
         RobertaConfig(**SHAPE | {"heads": 5})
+
+
+def test_more_groups_than_layers_are_refused() -> None:
+    with pytest.raises(ValidationError, match=r"groups \(3\)"):
+        AlbertConfig(**SHAPE, groups=3)
 
 
 def test_takes_its_vocabulary_from_the_tokenizer() -> None:
