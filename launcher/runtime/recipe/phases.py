@@ -7,7 +7,7 @@ sets in the model's layers, and how the timeline shows it.
 weights of terms) is in `timeline.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ from encoder_core.families.catalogue import family_names_where
 from launcher.runtime.recipe.phase_parts import ChangingRate, PhaseMlm
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
-TitledCurves = Iterator[tuple[str, list[float]]]
 _LISTED_SOURCES = 3  # largest number of sources by size that the timeline names
 
 
@@ -36,8 +35,6 @@ class PhaseKey:
         refusal: function that returns why a recipe cannot have the key, and the remedy; None if it can.
         in_layers: whether the value is a number that training sets in the layers, by the function under `name` in
             `encoder_core.train.loop.LAYER_SETTERS`.
-        curves: function that yields titles and values of curves below the timeline, for a list with the phase of each
-            step.
     """
 
     name: str
@@ -48,7 +45,6 @@ class PhaseKey:
     put: Callable[[Recipe, Any], Recipe] = lambda recipe, own: recipe
     refusal: Callable[[Recipe], tuple[str, str] | None] = lambda recipe: None
     in_layers: bool = False
-    curves: Callable[[Recipe, Sequence[RecipePhase]], TitledCurves] = lambda recipe, phases: iter(())
 
     def is_set(self, phase: RecipePhase) -> bool:
         return getattr(phase, self.name) is not None
@@ -81,10 +77,6 @@ def layer_phase_key(
     """Return a key whose value is a number that layers are set to. `value`: function that reads the number from a
     recipe in which the phase's value has been put (`recipe_in_phase`)."""
 
-    def curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> TitledCurves:
-        values = [value(recipe_in_phase(recipe, phase)) or 0.0 for phase in phases]
-        yield f"{title}, up to {max(values):g}", values
-
     return PhaseKey(
         name=name,
         title=title,
@@ -94,7 +86,6 @@ def layer_phase_key(
         put=put,
         refusal=refusal,
         in_layers=True,
-        curves=curves,
     )
 
 
@@ -167,16 +158,6 @@ def _sources_text(recipe: Recipe, phase: RecipePhase) -> str:
         given += [f"{named} {by_size}"] if drawn else []
     most = phase.mixture and phase.mixture.most_readings
     return escape_controls(", ".join(given)) + (f", read {most:g} times at most" if most else "")
-
-
-def _share_curves(recipe: Recipe, phases: Sequence[RecipePhase]) -> TitledCurves:
-    found = [source_shares(recipe, phase) for phase in phases]
-    for name in recipe.corpus.sources:
-        shares = [None if of_phase is None else of_phase[name] for of_phase in found]
-        values = [share or 0.0 for share in shares]
-        if max(values) > 0:
-            unknown = "; none: by size" if None in shares else ""
-            yield f"share of {escape_controls(name)}, up to {max(values):.3g}{unknown}", values
 
 
 def _rope_base(recipe: Recipe) -> float | None:
@@ -304,7 +285,6 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
         value=lambda recipe, phase: source_shares(recipe, phase) if is_staged(recipe) else None,
         text=_sources_text,
         refusal=_mixture_refusal,
-        curves=_share_curves,
     ),
     PhaseKey(
         name="corpora",

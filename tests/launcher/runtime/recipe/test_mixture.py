@@ -113,5 +113,3 @@ def test_the_timeline_shows_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[2].endswith("0.75 web, 0.25 books")
     assert re.search(r"\b1 books, .*\b4 times\b", lines[3])
     assert lines[4].endswith(" size")
-    drawn = lines[lines.index("share of books, up to 1; none: by size") + 1]
-    assert (drawn[0], drawn[-1], len(drawn)) == ("\u2582", "\u2588", 58)

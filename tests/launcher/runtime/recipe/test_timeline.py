@@ -231,7 +231,7 @@ def test_tokens_are_those_of_every_step() -> None:
         total += batch if phase.batch.tokens else batch * phase.length
 
 
-def test_the_command_prints_a_table_and_a_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     path = tmp_path / "mine.yaml"
     path.write_text(FULL.to_yaml())
@@ -241,8 +241,6 @@ def test_the_command_prints_a_table_and_a_picture(tmp_path: Path, monkeypatch: p
         *("0", "0", "-", "7", "199.6k", "128", "128", "to", "262", "rows", "7.5e-05", "to", "0.0006"),
         *("warmup", "0.3:", "0.8", "mask,", "0.1", "random,", "0.1", "kept"),
     ]
-    assert any(line.endswith(" 0.0006") for line in lines)
-    assert len(lines[lines.index("tokens of a step, up to 65.5k") + 2]) == 72
     with pytest.raises(OptionError, match=r"--raw\b.*--timeline\b"):
         maskfleet("recipe", "show", str(path), "--timeline", "--raw")
 
