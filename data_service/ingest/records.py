@@ -229,9 +229,12 @@ def parse_document(record: Mapping[str, object], options: BuildOptions, place: R
     """Return the document of a record, with its words if the options name a field of words.
 
     Raises:
-        BadRecord: the text is not UTF-8 or too long, or the words are not those of the text.
+        BadRecord: the text is neither text nor a number, not UTF-8 or too long, or the words are not those of the text.
     """
     value = record[options.text_field]
+    if isinstance(value, bool) or not isinstance(value, bytes | str | int | float):
+        reason = f"field {options.text_field!r} is {type(value).__name__}, not text"
+        raise BadRecord(place, reason, "name a field of texts with --text-field, or remove the record")
     raw = decode_text(value, options, place) if isinstance(value, bytes) else TextRecord(str(value), False)
     found = check_text(raw.text, options, place)
     found = replace(found, replaced=found.replaced or raw.replaced)
