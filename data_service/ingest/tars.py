@@ -7,7 +7,6 @@ Hidden members (`hidden_file`), those that are no text (`no_text_file`), objects
 """
 
 import io
-import json
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,6 +26,7 @@ from data_service.ingest.formats import (
     split_at_blank_lines,
 )
 from data_service.ingest.inputs import InputFile
+from data_service.ingest.json_values import parse_json_value
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
@@ -298,7 +298,7 @@ def _read_json_member(text: BinaryIO, place: NumberedPlace, options: BuildOption
 def _parse_whole_json(file: InputFile, whole: bytes) -> object:
     if file.key.lower().removesuffix(f".{file.compression}").endswith(".json"):
         with suppress(ValueError, RecursionError):
-            return json.loads(whole)
+            return parse_json_value(whole)
     return None
 
 
