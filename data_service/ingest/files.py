@@ -153,6 +153,9 @@ def open_decompressed(file: InputFile) -> BinaryIO:
 
 def decompress(raw: BinaryIO, file: InputFile) -> BinaryIO:
     """Return a stream of `raw`, the stored bytes of a file, decompressed. Raises as `open_text`."""
+    # Every kind has a header, even of nothing. The libraries of gzip and zstd take no bytes for an empty text.
+    if file.compression and not cast(io.BufferedReader, raw).peek(1):
+        raise _damaged_file_error(file, "it has no bytes")
     match file.compression:
         case "":
             return raw

@@ -18,6 +18,7 @@ from data_service.errors import InputError
 from data_service.ingest.encodings import strip_bom
 from data_service.ingest.files import line_start, open_text
 from data_service.ingest.inputs import InputFile
+from data_service.ingest.json_values import parse_json_value
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
@@ -251,7 +252,7 @@ def parse_json_line(line: InputLine, place: RecordPlace, options: BuildOptions) 
     data, offset = strip_bom(line.data, line.offset)
     raw = decode_text(data, options, place, offset)
     try:
-        record = _parse_json(raw.text)
+        record = parse_json_value(raw.text)
     except (json.JSONDecodeError, RecursionError) as error:
         remedy = _invalid_json_remedy(raw.text)
         if "\0" in raw.text and options.on_bad_records == "error":
@@ -270,15 +271,6 @@ def parse_json_line(line: InputLine, place: RecordPlace, options: BuildOptions) 
         raise BadRecord(place, reason, "name the field that holds the text with --text-field, or remove the line")
     found = parse_record(record, options, place)
     return replace(found, replaced=found.replaced or raw.replaced)
-
-
-def _parse_json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        raise
-    except ValueError:  # an integer with more digits than Python converts, in another field than the text
-        return json.loads(text, parse_int=lambda digits: 0)
 
 
 def _invalid_json_remedy(text: str) -> str:

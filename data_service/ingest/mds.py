@@ -6,7 +6,6 @@ little-endian. The format is that of Streaming's version 2. Of its encodings onl
 pickles. A folder's `index.json` is checked when the files are listed (`mds_index.py`).
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -19,6 +18,7 @@ from data_service.errors import InputError
 from data_service.ingest.files import open_decompressed
 from data_service.ingest.formats import LINE_TO_DOCUMENT_RATIO
 from data_service.ingest.inputs import InputFile
+from data_service.ingest.json_values import parse_json_value
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
@@ -154,7 +154,7 @@ def _parse_value(raw: bytes, encoding: str, place: NumberedPlace) -> object:
     if encoding != "json":
         return raw
     try:
-        return json.loads(raw)
+        return parse_json_value(raw)
     except (ValueError, RecursionError) as error:
         raise _damaged_shard_error(place, f"a column is not JSON: {error}") from error
 

@@ -25,6 +25,7 @@ _P = ParamSpec("_P")
 PlaceUnit = Literal["", "byte", "line", "row", "record"]
 _FIELDS_REMEDY = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS_REMEDY = "give every document its words, which spell its text in order; --words-field names the field"
+_NESTED_REMEDY = "write texts as a list of strings; words as one, or as a list for each sentence"
 _MISSING_VALUE = object()
 NOT_CHOSEN_REASON = "not_chosen"  # the reason for a document whose licence or source was not chosen
 
@@ -229,9 +230,12 @@ def parse_document(record: Mapping[str, object], options: BuildOptions, place: R
     """Return the document of a record, with its words if the options name a field of words.
 
     Raises:
-        BadRecord: the text is not UTF-8 or too long, or the words are not those of the text.
+        BadRecord: the text is neither text nor a number, not UTF-8 or too long, or the words are not those of the text.
     """
     value = record[options.text_field]
+    if isinstance(value, bool) or not isinstance(value, bytes | str | int | float):
+        reason = f"field {options.text_field!r} is {type(value).__name__}, not text"
+        raise BadRecord(place, reason, "name a field of texts with --text-field, or remove the record")
     raw = decode_text(value, options, place) if isinstance(value, bytes) else TextRecord(str(value), False)
     found = check_text(raw.text, options, place)
     found = replace(found, replaced=found.replaced or raw.replaced)
@@ -310,10 +314,7 @@ def _parse_words(value: object, name: str, options: BuildOptions, place: RecordP
     match value:
         case list():
             for item in value:
-                if isinstance(item, list):
-                    yield from _parse_words(item, name, options, place)
-                else:
-                    yield from (text.text for text in _parse_texts(item, name, options, place))
+                yield from (text.text for text in _parse_texts(item, name, options, place))
         case str() | bytes():
             yield from (word for text in _parse_texts(value, name, options, place) for word in text.text.split())
         case _:
@@ -379,7 +380,7 @@ def _single_text(record: Mapping[str, object], name: str, options: BuildOptions,
 
 
 def _parse_texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[TextRecord]:
-    """Yield the texts in a field's value. None has no texts."""
+    """Yield the texts in a field's value: one, or a list of them. None has no texts."""
     match value:
         case None:
             return
@@ -390,6 +391,8 @@ def _parse_texts(value: object, name: str, options: BuildOptions, place: RecordP
             yield replace(check_text(raw.text, options, place), replaced=raw.replaced)
         case list():
             for item in value:
+                if isinstance(item, list):
+                    raise BadRecord(place, f"field {name!r} holds lists in a list, not texts", _NESTED_REMEDY)
                 yield from _parse_texts(item, name, options, place)
         case _:
             raise BadRecord(place, f"field {name!r} holds {type(value).__name__}, not text", _FIELDS_REMEDY)

@@ -38,9 +38,13 @@ UNSPACED_LANGUAGES: tuple[Language, ...] = ("zh", "ja")
 _UNSPACED_CLOSERS = "\"'”’»›)\\]}」』）】》〉〕"
 _MARKS_WITHOUT_BOUNDARY_BEFORE = "，、；：,;:。．！？!?…" + _UNSPACED_CLOSERS
 _LATIN_ALPHANUMERIC = "A-Za-z0-9"
+_FIRST_UNSPACED_MARKS = "。！？｡!?．"
+# A boundary is sought from the first mark of a run alone (a single ellipsis ends no sentence): behind the run, all of
+# its marks give the same answer, and a long run at the end of a line would be read from each of them.
 _UNSPACED_BOUNDARY = re.compile(
-    rf"(?:[。！？｡]|…{{2}}|\.{{6}}|(?<![{_LATIN_ALPHANUMERIC}])[!?]|[!?](?![{_LATIN_ALPHANUMERIC}])|(?<!\d)．|．(?!\d))"
-    rf"[。！？｡!?…．]*+[{_UNSPACED_CLOSERS}]*+(?P<space>\s*+)(?=[^\s{_MARKS_WITHOUT_BOUNDARY_BEFORE}])"
+    rf"(?:(?=[{_FIRST_UNSPACED_MARKS}…])(?<![{_FIRST_UNSPACED_MARKS}])(?<!……)(?<![{_FIRST_UNSPACED_MARKS}]…)"
+    rf"(?:[。！？｡]|…{{2}}|(?<![{_LATIN_ALPHANUMERIC}])[!?]|[!?](?![{_LATIN_ALPHANUMERIC}])|(?<!\d)．|．(?!\d))|\.{{6}})"
+    rf"[{_FIRST_UNSPACED_MARKS}…]*+[{_UNSPACED_CLOSERS}]*+(?P<space>\s*+)(?=[^\s{_MARKS_WITHOUT_BOUNDARY_BEFORE}])"
     rf"|(?<=[{_LATIN_ALPHANUMERIC}])\.[{_UNSPACED_CLOSERS}]*+(?P<latin>\s++)(?=[^\sa-z{_MARKS_WITHOUT_BOUNDARY_BEFORE}])"
 )
 _GERMAN_ORDINAL = re.compile(r"\d{1,2}")

@@ -33,9 +33,10 @@ _COLUMN_REMEDY = (
     "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
     "--negatives-field)"
 )
+_VIEW_TYPES = (pa.string_view(), pa.binary_view())
 _TEXT_TYPES = (
-    *(pa.string(), pa.large_string(), pa.string_view()),
-    *(pa.binary(), pa.large_binary(), pa.binary_view()),  # many writers declare text columns as bytes only
+    *(pa.string(), pa.large_string(), *_VIEW_TYPES),
+    *(pa.binary(), pa.large_binary()),  # many writers declare text columns as bytes only
 )
 _FILE_MAGIC = b"ARROW1"  # first bytes of Arrow's file format; streams, as `datasets` writes them, have none
 
@@ -175,9 +176,18 @@ def _parse_row(values: Mapping[str, object], place: NumberedPlace, options: Buil
 def _decode_strings(values: pa.Array) -> pa.Array:
     """Return the plain strings of a column that stores them as a dictionary, as runs or as an extension type."""
     if isinstance(values, pa.DictionaryArray):
-        return _decode_strings(values.dictionary_decode())
+        if values.dictionary.type not in _VIEW_TYPES:
+            return _decode_strings(values.dictionary_decode())
+        # Arrow looks up no views by number, except one by one. Converting the whole dictionary for each batch is slow.
+        viewed = pa.DictionaryArray.from_arrays(values.indices, values.dictionary.cast(pa.binary_view()))
+        return pa.array(viewed.to_pylist(), pa.large_binary())
     if isinstance(values, pa.RunEndEncodedArray):
-        return _decode_strings(pc.run_end_decode(values))
+        plain = _decode_strings(values.values)
+        plain = plain.cast(pa.large_binary()) if plain.type in _VIEW_TYPES else plain
+        kind = pa.run_end_encoded(values.type.run_end_type, plain.type)
+        parts = [values.run_ends, plain]
+        runs = pa.RunEndEncodedArray.from_buffers(kind, len(values), [None], 0, values.offset, parts)
+        return pc.run_end_decode(runs)
     return _decode_strings(values.storage) if isinstance(values, pa.ExtensionArray) else values
 
 

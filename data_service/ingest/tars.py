@@ -7,7 +7,6 @@ Hidden members (`hidden_file`), those that are no text (`no_text_file`), objects
 """
 
 import io
-import json
 import tarfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,6 +26,7 @@ from data_service.ingest.formats import (
     split_at_blank_lines,
 )
 from data_service.ingest.inputs import InputFile
+from data_service.ingest.json_values import parse_json_value
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import (
     BadRecord,
@@ -51,6 +51,13 @@ _EXTENDED_HEADER_TYPES = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )
+_TYPES_WITHOUT_CONTENT = (
+    *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE),
+    *(tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE),
+)
+_SPARSE_HEADER_FLAG, _SPARSE_BLOCK_FLAG = 482, 504  # bytes that say whether a block of the map follows
+_MAX_NUMBER_DIGITS = 19  # digits of a length or size in an extended header
+_LONG_HEADER_REASON = "an extended header is too long or cut short"
 _REFETCH_REMEDY = "fetch or write the archive again; no document of it was used"
 
 
@@ -61,7 +68,7 @@ class TarMember:
     Attributes:
         name: its name; bytes that are not UTF-8 are escaped.
         size: bytes of its content.
-        kind: `file`, `folder` or `other`: links, devices, files with holes.
+        kind: `file`, `folder` or `other`: links, devices, files with holes, lists of folders in incremental archives.
         raw: the header as it is stored, with the extended headers before it.
     """
 
@@ -146,6 +153,8 @@ def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, 
         except tarfile.HeaderError as error:
             raise _damaged_archive_error(file, position + skipped + len(raw), str(error)) from error
         raw += block
+        if info.type == tarfile.GNUTYPE_SPARSE:
+            raw += _sparse_map_blocks(stream, file, block, position + skipped + len(raw))
         if info.type not in _EXTENDED_HEADER_TYPES:
             return skipped, _to_member(info, known, raw)
         payload = _header_payload(stream, file, info, position + skipped + len(raw))
@@ -157,8 +166,21 @@ def _header_payload(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, po
     size = -(-info.size // BLOCK_BYTES) * BLOCK_BYTES
     payload = stream.read(size) if 0 <= info.size <= _MAX_HEADER_BYTES else b""
     if len(payload) < size or info.size < 0:
-        raise _damaged_archive_error(file, position, "an extended header is too long or cut short")
+        raise _damaged_archive_error(file, position, _LONG_HEADER_REASON)
     return payload
+
+
+def _sparse_map_blocks(stream: BinaryIO, file: InputFile, header: bytes, position: int) -> bytes:
+    """Return the blocks between the header and the content of a GNU file with holes. They go on with the map of its
+    content, if it does not fit into the header; each says whether another follows."""
+    blocks, more = bytearray(), header[_SPARSE_HEADER_FLAG]
+    while more:
+        block = stream.read(BLOCK_BYTES)
+        if len(block) < BLOCK_BYTES or len(blocks) >= _MAX_HEADER_BYTES:
+            raise _damaged_archive_error(file, position, _LONG_HEADER_REASON)
+        blocks += block
+        more = block[_SPARSE_BLOCK_FLAG]
+    return bytes(blocks)
 
 
 def _header_fields(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
@@ -168,7 +190,7 @@ def _header_fields(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
     known: dict[str, str] = {}
     while info.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE) and payload:
         length, _, _ = payload.partition(b" ")
-        if not length.isdigit() or not 0 < int(length) <= len(payload):
+        if not length.isdigit() or len(length) > _MAX_NUMBER_DIGITS or not 0 < int(length) <= len(payload):
             break
         record, payload = payload[len(length) + 1 : int(length)], payload[int(length) :]
         name, _, value = record.rstrip(b"\n").partition(b"=")
@@ -178,11 +200,12 @@ def _header_fields(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
 
 def _to_member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> TarMember:
     name = known.get("path", info.name)
-    size = int(known["size"]) if known.get("size", "").isdigit() else info.size
+    stated = known.get("size", "")
+    size = int(stated) if stated.isdecimal() and len(stated) <= _MAX_NUMBER_DIGITS else info.size
     holes = info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in known)
     kind = "folder" if info.isdir() else "file" if info.isreg() and not holes else "other"
-    if not info.isreg() and not holes:
-        size = 0  # a link may state its target's size, but holds no bytes
+    if info.type in _TYPES_WITHOUT_CONTENT:
+        size = 0  # a link may state its target's size, but holds no bytes; types of later formats do
     shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").removeprefix("./")
     return TarMember(shown, max(0, size), kind, raw)
 
@@ -298,7 +321,7 @@ def _read_json_member(text: BinaryIO, place: NumberedPlace, options: BuildOption
 def _parse_whole_json(file: InputFile, whole: bytes) -> object:
     if file.key.lower().removesuffix(f".{file.compression}").endswith(".json"):
         with suppress(ValueError, RecursionError):
-            return json.loads(whole)
+            return parse_json_value(whole)
     return None
 
 

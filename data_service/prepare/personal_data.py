@@ -8,6 +8,7 @@ An address stands alone: it is no part of a longer word or dotted number. Four n
 """
 
 import re
+from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Literal
 
@@ -25,10 +26,15 @@ _EMAIL_PATTERN = re.compile(
 _PUNCTUATION_BEFORE_EMAIL = re.compile(
     r"(?:.*\.\.)?[-.+%]*"
 )  # marks before an address that belong to the sentence, not to the address
-_IP_PATTERN = re.compile(
+# Four numbers, or the first group of version 6: all its public addresses are in 2000::/3.
+_IP_START = re.compile(
     r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
-    r"|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:.]*+(?![A-Za-z0-9_]))"  # all public IPv6 addresses are in 2000::/3
+    r"|(?P<group>[23][0-9A-Fa-f]{3}:))"
 )
+_IPV6_REST = re.compile(r"[0-9A-Fa-f:.]*+")
+_WORD_CHARACTER = re.compile(r"[A-Za-z0-9_]")
+_WORD_BEHIND = re.compile(r"\.?[ \t]+[^\W\d_]")
+_MARKS_BEFORE_HEADING = " \t#>*-"
 _NUMBERING_BEFORE = re.compile(
     r"(?:(?:\b(?:version|ver|v|release|revision|rev|build|firmware|(?:sub)?section|sec|sect|chapter|chap|clause|article"
     r"|art|paragraph|para|appendix|annex|figure|fig|table|item|step|rule|part)s?|§)[.:]?\s*\(?"
@@ -56,7 +62,7 @@ class Pii(BaseModel):
         if self.emails:
             text = _EMAIL_PATTERN.sub(self._replace_email, text)
         if self.ips:
-            text = _IP_PATTERN.sub(self._replace_ip, text)
+            text = "".join(self._parts_without_ips(text))
         return document if text == document.text else document.with_text(text)
 
     def _replace_email(self, found: re.Match[str]) -> str:
@@ -64,13 +70,35 @@ class Pii(BaseModel):
         kept = before[0] if before else ""
         return found[0] if kept == found[1] or found[1].endswith(".") else kept + self.email_replacement
 
-    def _replace_ip(self, found: re.Match[str]) -> str:
-        address = found[0].rstrip(".")
-        if address.endswith(":") and (address.endswith(":::") or not address.endswith("::")):
-            address = address[:-1]
-        if not _is_public(address) or _is_not_address(found, ip_version=6 if ":" in address else 4):
-            return found[0]
-        return self.ip_replacement + found[0][len(address) :]
+    def _parts_without_ips(self, text: str) -> Iterator[str]:
+        copied = 0
+        for start, end in find_possible_ips(text):
+            found = text[start:end]
+            address = found.rstrip(".")
+            if address.endswith(":") and (address.endswith(":::") or not address.endswith("::")):
+                address = address[:-1]
+            if _is_public(address) and not _is_not_address(text, start, end, ip_version=6 if ":" in address else 4):
+                yield text[copied:start] + self.ip_replacement
+                copied = start + len(address)
+        yield text[copied:]
+
+
+def find_possible_ips(text: str) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of what may be an IP address, with marks behind it.
+
+    Many groups of a run of version 6's characters may begin an address. The run is read once, or a long one that is
+    none would take a time that grows with its square.
+    """
+    at = run_end = 0
+    while found := _IP_START.search(text, at):
+        at = found.end()
+        if found["group"]:
+            run_end = run_end if at <= run_end else next(_IPV6_REST.finditer(text, at)).end()
+            if _WORD_CHARACTER.match(text, run_end):
+                at = found.start() + 1
+                continue
+            at = run_end
+        yield found.start(), at
 
 
 def _is_public(address: str) -> bool:
@@ -80,15 +108,20 @@ def _is_public(address: str) -> bool:
         return False
 
 
-def _is_not_address(found: re.Match[str], *, ip_version: int) -> bool:
+def _is_not_address(text: str, start: int, end: int, *, ip_version: int) -> bool:
     """Return whether four numbers with dots are that of a version, a section or a heading; of version 6, whether they
     are the end of a longer row of groups."""
-    text, start = found.string, found.start()
     context = text[max(0, start - _CONTEXT_CHARACTERS) : start]
     if ip_version == 6:
         return _IPV6_GROUP_BEFORE.search(context) is not None
     if _NUMBERING_BEFORE.search(context):
         return True
-    begins_line = not text[text.rfind("\n", 0, start) + 1 : start].strip(" \t#>*-")
-    before_word = re.compile(r"\.?[ \t]+[^\W\d_]").match(text, found.end())
-    return begins_line and before_word is not None and max(map(int, found[0].split("."))) <= MAX_OUTLINE_NUMBER
+    outline = max(map(int, text[start:end].split("."))) <= MAX_OUTLINE_NUMBER
+    return outline and _WORD_BEHIND.match(text, end) is not None and _begins_line(text, start)
+
+
+def _begins_line(text: str, start: int) -> bool:
+    """Return whether only the marks of a heading stand before `start` in its line, which may be long."""
+    while start and text[start - 1] in _MARKS_BEFORE_HEADING:
+        start -= 1
+    return not start or text[start - 1] == "\n"

@@ -126,6 +126,39 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
     return content
 
 
+def vocabulary_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, int]:
+    """Return the ids of pieces in one of `files`. Raises TokenizerError: as `json_file`; or an id is none."""
+    ids = json_file(files, name, where)
+    return {piece: _check_id(number, f"{where}: {name}: the id of {piece!r}") for piece, number in ids.items()}
+
+
+def described_tokens(described: Mapping[str, object], where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield (id, token) of `added_tokens_decoder`. Raises TokenizerError: an id or a token is none."""
+    place = f"{where}: {CONFIG_FILE}: added_tokens_decoder"
+    for key, token in described.items():
+        number = _check_id(int(key) if key.isdecimal() and len(key) < _MAX_ID_DIGITS else key, f"{place}: the id")
+        if not isinstance(token, Mapping) or not isinstance(token.get("content"), str):
+            raise _odd_value_error(f"{place}: token {number}", token, "an object with content")
+        yield number, token
+
+
+def check_flag(settings: Mapping[str, object], name: str, where: str) -> None:
+    """Raise TokenizerError if a setting is neither true, false nor null."""
+    if not isinstance(value := settings.get(name), bool | None):
+        raise _odd_value_error(f"{where}: {CONFIG_FILE}: {name}", value, "true, false or null")
+
+
+def _check_id(number: object, place: str) -> int:
+    """Return `number`. Raises TokenizerError: it is no id. With a huge one the library would end the process."""
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < MAX_IDS:
+        raise _odd_value_error(place, number, f"an integer from 0 to {MAX_IDS - 1:,}")
+    return number
+
+
+def _odd_value_error(place: str, value: object, needed: str) -> TokenizerError:
+    return TokenizerError(f"{place} is {repr(value)[:40]}, not {needed}", remedy="save the tokenizer again")
+
+
 _RULE_LISTS = {
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
@@ -134,6 +167,7 @@ _RULE_LISTS = {
 }
 """The parts of a definition that are rules, and the key under which a sequence of such rules lists them."""
 MAX_IDS = 1 << 22  # largest vocabulary, because arrays hold all ids; published ones have up to 300,000
+_MAX_ID_DIGITS = 10  # digits of a number that is looked at as an id
 MAX_WORD_CHARACTERS = 1000  # longest word of WordPiece, whose time grows with the length's cube; BERT has 100
 MAX_GROWTH_FACTOR = 4096  # largest factor by which all rules together may lengthen a text
 _UNCHANGED_ERRORS = (KeyboardInterrupt, SystemExit, TokenizerError)

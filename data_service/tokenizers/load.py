@@ -145,13 +145,14 @@ def choose_definition(files: Mapping[str, bytes], where: str, rules: TokenizerRu
             return text if made is None else made[1]
         _check_same_tokens(text, made[1], made[0], where)
         return text
-    published = read_published(files, where)
-    if published is None:
-        raise TokenizerError(
-            f"{where}: no tokenizer here: neither {DEFINITION_FILE} nor a vocabulary",
-            remedy="check the path, or train a tokenizer with `maskfleet tokenizer train`",
-        )
-    return published.to_str()
+    with library_errors(where, "not a tokenizer"):
+        published = read_published(files, where)
+        if published is not None:
+            return published.to_str()
+    raise TokenizerError(
+        f"{where}: no tokenizer here: neither {DEFINITION_FILE} nor a vocabulary",
+        remedy="check the path, or train a tokenizer with `maskfleet tokenizer train`",
+    )
 
 
 def _check_same_tokens(by_file: str, by_class: str, named: str, where: str) -> None:

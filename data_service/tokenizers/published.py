@@ -40,10 +40,13 @@ from data_service.tokenizers.files import (
     SENTENCEPIECE_FILES,
     SPECIAL_TOKENS_FILE,
     Definition,
+    check_flag,
+    described_tokens,
     json_file,
     library_errors,
     parse_definition,
     text_file,
+    vocabulary_file,
 )
 from data_service.tokenizers.specials import row_template, token_name
 from data_service.tokenizers.spm import convert_model, parse_model, piece_model, pieces_matched_first
@@ -256,6 +259,7 @@ def _make_codec(
     model: models.Model, folder: _TokenizerFolder, family: Family, characters: bytes = b""
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a model by the rules of a family. `characters`: SentencePiece's character map."""
+    check_flag(folder.settings, "strip_accents", folder.where)
     codec, rules = tokenizers.Tokenizer(model), text_rules(family, folder.settings, characters)
     if rules.normalizer is not None:
         codec.normalizer = rules.normalizer
@@ -282,7 +286,7 @@ def _wordpiece_model(folder: _TokenizerFolder, family: Family) -> models.Model:
 
 def _byte_bpe_model(folder: _TokenizerFolder) -> tuple[models.Model, bool]:
     """Return the model, and whether its special pieces are in brackets."""
-    vocabulary = json_file(folder.files, "vocab.json", folder.where)
+    vocabulary = vocabulary_file(folder.files, "vocab.json", folder.where)
     lines = (line.rstrip() for line in folder.text("merges.txt").split("\n"))
     merges = [line.partition(" ") for line in lines if line and not line.startswith("#version")]
     pairs = [(left, right) for left, _, right in merges]
@@ -378,11 +382,11 @@ def _tokens_with_ids(folder: _TokenizerFolder, special: list[str]) -> list[tuple
     """
     described = folder.config.get("added_tokens_decoder")
     if isinstance(described, Mapping):
-        return [(int(i), _token_from_json(token)) for i, token in described.items() if token_name(token)]
-    numbered = json_file(folder.files, ADDED_TOKENS, folder.where)
+        found = described_tokens(described, folder.where)
+        return [(i, _token_from_json(token)) for i, token in found if token["content"]]
+    numbered = vocabulary_file(folder.files, ADDED_TOKENS, folder.where)
     return [
-        (int(i), AddedToken(name, special=name in special, normalized=name not in special))
-        for name, i in numbered.items()
+        (i, AddedToken(name, special=name in special, normalized=name not in special)) for name, i in numbered.items()
     ]
 
 

@@ -1,10 +1,15 @@
 """Mistakes in the input: each a clear error that names the file and the place, and nothing half-used."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
+import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +20,12 @@ import zstandard
 
 from data_service.corpus.corpus import show_documents
 from data_service.errors import InputError
+from data_service.ingest.documents import read_records
 from data_service.ingest.files import open_text
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.records import BadRecord
+from data_service.ingest.tasks import plan_splits
 from data_service.store.errors import KeyMissing
 from data_service.stream.statistics import corpus_stats
 from tests.support.data.raw_text import DOCUMENTS, build, files_of, write_jsonl
@@ -124,6 +132,35 @@ def test_inputs_without_text_are_an_error(tmp_path: Path, name: str, data: bytes
     with pytest.raises(InputError, match=r"\bdocument\b"):
         build(tmp_path / "inputs", tmp_path / "corpus")
     assert files_of(tmp_path / "corpus") == {}
+
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".zst": zstandard.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("suffix", PACKED)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.tar", "in.tar/a.txt", "in.tar/a.tar"])
+def test_a_packed_file_of_no_bytes_is_refused(tmp_path: Path, name: str, suffix: str) -> None:
+    """It is a download that failed. Packed text of no bytes has a header, and is empty."""
+    folder, _, inside = name.rpartition("/")
+    path = tmp_path / (folder or name + suffix)
+    for data in (b"", PACKED[suffix](b"")):
+        path.write_bytes(data)
+        if folder:
+            with tarfile.open(path, "w") as archive:
+                member = tarfile.TarInfo(inside + suffix)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        (split,) = plan_splits(list_inputs([str(path)]).files, OPTIONS)
+        if not data or name.endswith("tar"):  # an archive of nothing ends too early
+            with pytest.raises(InputError, match=re.escape(name + suffix)):
+                list(read_records(split, OPTIONS))
+        else:
+            assert not any(isinstance(record, BadRecord) or record.text for record in read_records(split, OPTIONS))
 
 
 def test_bad_bytes_are_replaced_and_counted_when_asked_for(tmp_path: Path) -> None:

@@ -171,3 +171,16 @@ def test_a_long_sample_is_a_bad_record(tmp_path: Path) -> None:
         table(folder, tmp_path / "out", max_document_bytes=2_000)
     rows = table(folder, tmp_path / "out", max_document_bytes=2_000, on_bad_records="skip")
     assert [row["text"] for row in rows] == ["first", "last"]
+
+
+def test_a_json_value_that_is_neither_text_nor_a_number_is_a_bad_record(tmp_path: Path) -> None:
+    drawn, texts = random.Random(7), ["a", "null", 3, -2.5]
+    others: list[Any] = [None, True, False, [], {}, ["a"], {"text": "a"}]
+    values = drawn.choices([*texts, *others], k=40)
+    write(tmp_path / "in", [shard({"text": "json"}, [{"text": value} for value in values])])
+    with pytest.raises(InputError) as failure:
+        table(tmp_path / "in", tmp_path / "out")
+    first = next(row for row, value in enumerate(values) if value in others)
+    assert f"00000.mds, row {first}:" in failure.value.problem
+    rows = table(tmp_path / "in", tmp_path / "skipped", on_bad_records="skip")
+    assert [row["text"] for row in rows] == [str(value) for value in values if value not in others]

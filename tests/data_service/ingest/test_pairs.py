@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import random
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -18,6 +19,7 @@ from data_service.corpus.corpus import open_corpus, show_documents, verify_corpu
 from data_service.corpus.manifest import PairTexts
 from data_service.corpus.manifest_file import dump_manifest, parse_manifest
 from data_service.corpus.reader import read_block
+from data_service.corpus.words import WordOptions
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.documents import read_records
 from data_service.ingest.inputs import list_inputs
@@ -174,6 +176,25 @@ def test_bad_records_are_named_or_skipped_and_counted(tmp_path: Path) -> None:
     assert stats.counts["skipped"] == len(bad)
     assert stats.train.documents + stats.heldout.documents == len(good)
     assert all(reason in text for reason, text in zip(bad, stats.skipped, strict=True))
+
+
+@pytest.mark.parametrize(("field", "deepest"), [("query", 1), ("positive", 1), ("negatives", 1), ("words", 2)])
+def test_lists_deeper_than_a_field_needs_are_bad_records(tmp_path: Path, field: str, deepest: int) -> None:
+    """Also so deep ones that Python could not follow them."""
+    drawn = random.Random(f"lists {field}")
+    depths = drawn.choices([0, 1, 2, 3, 4, 400, 700, 950], k=40)
+    chosen = options(1) if field != "words" else BuildOptions(words=WordOptions(segmenter="field"))
+    fields = ("query", "positive", "negatives") if field != "words" else ("text", "words")
+    lines = []
+    for depth in depths:
+        values = dict.fromkeys(fields, '"text"') | {field: "[" * depth + '"text"' + "]" * depth}
+        lines.append("{" + ", ".join(f'"{name}": {value}' for name, value in values.items()) + "}\n")
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    found = read(tmp_path / "a.jsonl", chosen.model_copy(update={"on_bad_records": "skip"}))
+    assert [isinstance(record, BadRecord) for record in found] == [depth > deepest for depth in depths]
+    first = next(line for line, depth in enumerate(depths, 1) if depth > deepest)
+    with pytest.raises(InputError, match=rf"a\.jsonl, line {first}: "):
+        read(tmp_path / "a.jsonl", chosen)
 
 
 def test_text_without_fields_and_tables_without_the_columns_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 # ruff: noqa: RUF001
 """Sentence boundaries, by the rules for all and by those of one language, and that no text is lost at them."""
 
+import random
+import re
 import sys
 from typing import get_args
 
@@ -10,7 +12,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.sentences import SENTENCE_TERMINAL, Language, sentence_bounds, split_sentences
+from data_service.ingest.sentences import (
+    SENTENCE_TERMINAL,
+    UNSPACED_LANGUAGES,
+    Language,
+    sentence_bounds,
+    split_sentences,
+    unspaced_boundaries,
+)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +123,36 @@ def test_dot_leaders_and_long_runs_take_linear_time() -> None:
 )
 def test_sentences_of_a_language(language: Language, text: str, sentences: list[str]) -> None:
     assert split_sentences(text, language) == sentences
+
+
+# The rule for Chinese and Japanese, sought from every mark: right, but slow for a run of marks that ends a line.
+CLOSERS = "\"'”’»›)\\]}」』）】》〉〕"
+NOT_BEFORE = "，、；：,;:。．！？!?…" + CLOSERS
+FROM_EVERY_MARK = re.compile(
+    r"(?:[。！？｡]|…{2}|\.{6}|(?<![A-Za-z0-9])[!?]|[!?](?![A-Za-z0-9])|(?<!\d)．|．(?!\d))"
+    rf"[。！？｡!?…．]*+[{CLOSERS}]*+(?P<space>\s*+)(?=[^\s{NOT_BEFORE}])"
+    rf"|(?<=[A-Za-z0-9])\.[{CLOSERS}]*+(?P<latin>\s++)(?=[^\sa-z{NOT_BEFORE}])"
+)
+
+
+def test_marks_behind_the_first_of_a_run_change_nothing() -> None:
+    drawn, several = random.Random(29), 0
+    characters = "。！？｡!?．…….. 你好aB3３、」)，"
+    for _ in range(30_000):
+        line = "".join(drawn.choices(characters, k=drawn.randint(1, 14))).replace("好", "......")
+        expected = [(found.start(found.lastgroup or ""), found.end()) for found in FROM_EVERY_MARK.finditer(line)]
+        assert list(unspaced_boundaries(line)) == expected
+        several += len(expected) > 1
+    assert several > 1_000
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("language", UNSPACED_LANGUAGES)
+@pytest.mark.parametrize("marks", ["！", "!", "…", "。", "．", "！…", "…！", ".", "！）"])
+def test_a_run_of_marks_at_the_end_of_a_line_takes_linear_time(language: Language, marks: str) -> None:
+    text = f"你好{marks * (300_000 // len(marks))}"
+    for line in (text, f"{text}{' ' * 300_000}，"):
+        assert "".join(split_sentences(line, language)) == line
 
 
 def test_the_language_is_of_a_corpuss_identity_only_where_one_is_named() -> None:

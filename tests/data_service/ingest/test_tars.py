@@ -16,6 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import InputError
+from data_service.ingest.documents import read_records
+from data_service.ingest.inputs import list_inputs
+from data_service.ingest.options import BuildOptions
+from data_service.ingest.tasks import plan_splits
 from data_service.prepare.statistics import Statistics
 from tests.support.data import preparations
 from tests.support.data.raw_text import DOCUMENTS, build, files_of
@@ -208,3 +212,67 @@ def test_a_corpus_is_built_of_an_archive(tmp_path: Path) -> None:
     (tmp_path / "a.tar.xz").write_bytes(lzma.compress(archive([*members, ("x.png", b"\x89PNG")])))
     manifest = build(tmp_path / "a.tar.xz", tmp_path / "corpus")
     assert (manifest.counts["documents_read"], manifest.counts["empty"]) == (41, 1)
+
+
+def gnu_member(name: str, kind: bytes, size: int, stretches: int = 0) -> bytes:
+    """Return a member of GNU's format that states `size`; a file with holes has `stretches` of one byte each."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, stretches or size
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    structs = [b"%011o\0%011o\0" % (2 * i, 1) for i in range(stretches)]
+    blocks = [b"".join(structs[at : at + 21]).ljust(504, b"\0") for at in range(4, len(structs), 21)]
+    if kind == tarfile.GNUTYPE_SPARSE:
+        header[386:482] = b"".join(structs[:4]).ljust(96, b"\0")
+        header[482:495] = b"%c%011o\0" % (bool(blocks), 2 * stretches)
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+    flags = [(i + 1 < len(blocks)).to_bytes(8, "little") for i in range(len(blocks))]
+    content = b"" if kind in (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE) else b"x" * info.size
+    return bytes(header) + b"".join(map(bytes.__add__, blocks, flags)) + content + bytes(-len(content) % 512)
+
+
+@pytest.mark.parametrize("suffix", PACKED)
+def test_files_with_holes_and_lists_of_folders_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """Also where an archive is cut into pieces. Python's reader finds the same members."""
+    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096)
+    drawn, data = random.Random(11), b""
+    kinds = [tarfile.GNUTYPE_SPARSE, b"D", b"V", tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE]
+    for number in range(60):
+        if drawn.random() < 0.5:
+            data += archive([(f"{number}.txt", f"text {number}")], tarfile.GNU_FORMAT)[:1024]
+        else:
+            stretches = drawn.choice([1, 4, 5, 25, 26, 80])
+            kind = drawn.choice(kinds)
+            data += gnu_member(
+                f"{number}", kind, drawn.randrange(2_000), stretches if kind == tarfile.GNUTYPE_SPARSE else 0
+            )
+    data += bytes(1024)
+    (tmp_path / f"a.tar{suffix}").write_bytes(PACKED[suffix](data))
+    with tarfile.open(fileobj=io.BytesIO(data)) as reference:
+        names = reference.getnames()
+    assert len(names) == 60
+    statistics = run(tmp_path / f"a.tar{suffix}", tmp_path / "out")
+    kept, dropped = table(tmp_path / "out/documents").values(), table(tmp_path / "out/dropped").values()
+    assert statistics.documents_read == 60
+    assert [row["text"] for row in kept] == [f"text {name[:-4]}" for name in names if name.endswith(".txt")]
+    assert [row["reason"] for row in dropped] == ["no_file"] * sum(not name.endswith(".txt") for name in names)
+
+
+def test_headers_that_state_too_much_are_refused_or_not_followed(tmp_path: Path) -> None:
+    """A map of a file with holes that never ends, and numbers of more digits than Python converts."""
+    whole = gnu_member("holes", tarfile.GNUTYPE_SPARSE, 0, 50)
+    endless = bytearray(whole[:1024])
+    endless[1016] = 1
+    for data in (whole[:512], whole[:900], whole[:1024], bytes(endless) + bytes(endless[512:]) * 3_000):
+        (tmp_path / "a.tar").write_bytes(data)
+        (split,) = plan_splits(list_inputs([str(tmp_path / "a.tar")]).files, BuildOptions())
+        with pytest.raises(InputError, match=r"a\.tar\b.*\b512\b"):
+            list(read_records(split, BuildOptions()))
+    for record in (b"5017 size=" + b"9" * 5_006 + b"\n", b"9" * 5_000 + b" size=1\n", "11 size=\u00b2\n".encode()):
+        info = tarfile.TarInfo("x")
+        info.type, info.size = tarfile.XHDTYPE, len(record)
+        header = info.tobuf(tarfile.USTAR_FORMAT) + record + bytes(-len(record) % 512)
+        (tmp_path / "a.tar").write_bytes(header + archive([("a.txt", "text")]))
+        assert run(tmp_path / "a.tar", tmp_path / f"out{len(record)}").documents_kept == 1

@@ -1,13 +1,14 @@
 """Personal data: every public address is replaced, whatever stands around it, and no byte of anything else changes."""
 
 import random
+import re
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv6Address
 
 import pytest
 
 from data_service.prepare.documents import Document
-from data_service.prepare.personal_data import Pii
+from data_service.prepare.personal_data import Pii, find_possible_ips
 
 EMAIL, IP = "\ue000", "\ue001"  # which no text has
 WORDS = (
@@ -141,6 +142,40 @@ def test_a_million_characters_take_no_minute(unit: str) -> None:
     """A rule whose time grows with the square would take hours."""
     address = "bob@site.org"
     assert address not in replaced(f"{unit * (1_000_000 // len(unit))} {address}")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("unit", "end"), [("8.8.4.4 ", ""), ("1.1.1.1 x ", ""), ("2a00:", "_"), ("2a00:1.", "g")])
+def test_a_line_of_many_addresses_takes_no_minute(unit: str, end: str) -> None:
+    found = replaced(unit * (400_000 // len(unit)) + end)
+    assert (IP in found) == (not end)
+
+
+# One expression for addresses of both versions, and the whole line before one: right, but slow for long lines.
+IP_PATTERN = re.compile(
+    r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
+    r"|[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:.]*+(?![A-Za-z0-9_]))"
+)
+
+
+def found_by_one_expression(text: str) -> list[tuple[int, int]]:
+    return [found.span() for found in IP_PATTERN.finditer(text)]
+
+
+def test_what_may_be_an_address_is_found_as_by_one_expression() -> None:
+    parts = [*"0128af:._ g-\n", "2a00:", "2001:", "::", "8.8.8.8", "1.2.3.4", "255.", "...", "x ", "é", ":80"]
+    for number in range(20_000):
+        draw = random.Random(f"spans {number}")
+        text = "".join(draw.choices(parts, k=draw.randint(1, 25)))
+        assert list(find_possible_ips(text)) == found_by_one_expression(text)
+
+
+def test_a_heading_begins_its_line_after_any_number_of_marks() -> None:
+    for number in range(2_000):
+        draw = random.Random(f"lines {number}")
+        text = "".join(draw.choices([*" \t#>*-", "\n", "x", " " * 100, "8.8.8.8"], [9] * 6 + [2, 1, 2, 1], k=12))
+        begins = not text.rpartition("\n")[2].strip(" \t#>*-")
+        assert replaced(f"{text} 1.1.1.1 Methods").endswith(f" {'1.1.1.1' if begins else IP} Methods")
 
 
 def test_a_document_without_addresses_is_the_same_object() -> None:

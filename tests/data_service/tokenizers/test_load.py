@@ -5,6 +5,7 @@ wrong.
 import json
 import os
 import pickle
+import random
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from data_service.errors import TokenizerError
+from data_service.tokenizers.class_rules import FAMILY_BY_CLASS
 from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from tests.support.data.made_up import scripts_text
@@ -219,6 +221,76 @@ def test_added_tokens_with_other_ids_are_refused(published: Folder) -> None:
     files = {path.name: path.read_bytes() for path in published("bert-cased").iterdir()}
     with pytest.raises(TokenizerError, match=r"'x'.*\b5000\b"):
         from_files(files | {"added_tokens.json": b'{"x": 5000}'})
+
+
+ODD_VALUES: tuple[object, ...] = (
+    *(None, True, 0, 8.0, -1, 2**31, 2**40, 10**30, float("nan"), "", "abc", "no", "z" * 10_000, "\ud800", "\0"),
+    *([], [None], [["a"]], [3, {"content": 3}], {}, {"content": 3}, {"content": "y"}, {"x": {"content": "y"}}),
+)
+ODD_KEYS = ("x", "", "-1", "1_0", " 8", "\u00b2", "8.0", "2147483648", "9" * 5_000, "\ud800")
+
+
+def spoil(drawn: random.Random, value: object) -> object:
+    """Return a copy of JSON of which one value, at any depth, or one key is an odd one."""
+    if not isinstance(value, dict) or not value or drawn.random() < 0.05:
+        return drawn.choice(ODD_VALUES)
+    key = drawn.choice(sorted(value))
+    if drawn.random() < 0.15:
+        return {(drawn.choice(ODD_KEYS) if name == key else name): found for name, found in value.items()}
+    return value | {key: spoil(drawn, value[key])}
+
+
+def test_odd_values_are_read_or_refused_as_a_tokenizer(published: Folder) -> None:
+    """In folders without `tokenizer.json`, by the rules of every class; the library is never given a huge id."""
+    drawn, read, problems = random.Random(17), 0, list[str]()
+    brackets = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>", "<mask>", "<s>", "</s>", "a", "b"]
+    pieces = {piece: i for i, piece in enumerate([*brackets, "ab"])}
+    settings: dict[str, object] = {f"{role}_token": f"[{role.upper()}]" for role in ("cls", "sep", "pad", "mask")}
+    settings |= dict.fromkeys(("do_lower_case", "keep_accents", "add_prefix_space", "legacy", "split_by_punct"), False)
+    settings |= {"strip_accents": None, "extra_special_tokens": ["<x>"], "tokenizer_class": ""}
+    token = {"content": "zz", "lstrip": False, "special": True}
+    folders: list[tuple[dict[str, bytes], int]] = [
+        ({"vocab.txt": "\n".join(pieces).encode()}, len(pieces)),
+        ({"vocab.json": json.dumps(pieces).encode(), "merges.txt": b"a b\n"}, len(pieces)),
+    ]
+    folders += [({"spiece.model": (published("albert") / "spiece.model").read_bytes()}, 1_200)]
+    for _ in range(600):
+        files, size = drawn.choice(folders)
+        name = f"{drawn.choice(sorted(FAMILY_BY_CLASS))}Tokenizer"
+        contents: dict[str, object] = {
+            "tokenizer_config.json": settings | {"tokenizer_class": name, "added_tokens_decoder": {str(size): token}},
+            "special_tokens_map.json": {"unk_token": {"content": "[UNK]"}, "strip_accents": False},
+            "added_tokens.json": {"zz": size},
+            "config.json": {"model_type": "bert", "tokenizer_class": None},
+            **({"vocab.json": pieces} if "vocab.json" in files else {}),
+        }
+        if drawn.random() < 0.5:
+            contents["tokenizer_config.json"] = {"tokenizer_class": name}
+        changed = drawn.choice(sorted(contents))
+        contents[changed] = spoil(drawn, contents[changed])
+        try:
+            from_files(files | {name: json.dumps(content).encode() for name, content in contents.items()}, where="here")
+            read += 1
+        except TokenizerError as error:
+            problems.append(error.problem)
+    assert min(read, len(problems)) > 50
+    assert all(problem.startswith("here: ") for problem in problems)
+
+
+@pytest.mark.parametrize("number", [None, "z", True, 8.0, -1, 1 << 22, 2**31, 2**40])
+def test_what_is_no_id_is_refused_with_its_file(number: object) -> None:
+    pieces = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<mask>": 4}
+    vocabulary = {"vocab.json": json.dumps(pieces).encode(), "merges.txt": b""}
+    described = {"added_tokens_decoder": {str(number): {"content": "q"}}}
+    for name, content in (
+        ("vocab.json", pieces | {"q": number}),
+        ("added_tokens.json", {"q": number}),
+        ("tokenizer_config.json", described),
+    ):
+        with pytest.raises(TokenizerError) as raised:
+            from_files(vocabulary | {name: json.dumps(content).encode()})
+        assert name in raised.value.problem
+        assert str(number) in raised.value.problem
 
 
 def test_line_ends_of_windows_are_no_part_of_a_piece(published: Folder, english: list[str]) -> None:

@@ -1,0 +1,31 @@
+"""Parses the JSON of records. Python's parser refuses a whole record with an integer of thousands of digits."""
+
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LongInteger:
+    """Stands for an integer of more digits than Python converts (4,300). It is no text, id or number of a record."""
+
+
+def parse_json_value(text: str | bytes) -> object:
+    """Return a JSON value, with a `LongInteger` in place of each integer that is too long.
+
+    Raises:
+        ValueError: it is not JSON; of bytes also: or not UTF-8, UTF-16 or UTF-32.
+        RecursionError: its lists or objects are too deep.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return json.loads(text, parse_int=_parse_integer)
+
+
+def _parse_integer(digits: str) -> int | LongInteger:
+    try:
+        return int(digits)
+    except ValueError:
+        return LongInteger()
