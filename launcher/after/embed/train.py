@@ -27,6 +27,7 @@ from launcher.after.embed.settings import (
     SoftmaxLoss,
     TripletLoss,
 )
+from launcher.after.export.model_card import licence_identifier
 from launcher.after.finetune.pretrained import LocalModel
 from launcher.errors import EVALUATE_EXTRA, TaskError, import_optional
 from launcher.progress import Work, work
@@ -292,7 +293,7 @@ def _model_card(
         "tags": ["maskfleet", "sentence-transformers"],
     }
     if licence:
-        fields["license"] = licence
+        fields["license"] = licence_identifier(licence)
     figures = [f"| {name} | {100 * value:.2f} |" for name, value in sorted(trained.dev.items())]
     measured = ["## Measured on dev", "", "| | x 100 |", "|---|---|", *figures, ""] if figures else []
     settings = yaml.safe_dump(json.loads(training.model_dump_json()), sort_keys=False, allow_unicode=True)

@@ -162,6 +162,11 @@ def _certificate_sentence(run: Run, manifests: Sequence[CheckpointManifest]) -> 
     return f"The run's certificate, {found.digest}, {'covers' if covered else 'does not cover'} {what}."
 
 
+def licence_identifier(licence: str) -> str:
+    """Return the Hub's identifier for a licence, which is SPDX's in small letters; `other` if it is none."""
+    return licence.lower() if _LICENCE_IDENTIFIER.fullmatch(licence.lower()) else "other"
+
+
 def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None) -> str:
     fields: dict[str, object] = {"tags": ["maskfleet", recipe.model.family]}
     if network.architecture is not None:
@@ -172,7 +177,7 @@ def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None)
     if task == "sentence-similarity":
         fields["library_name"] = "sentence-transformers"
     if licence:
-        fields["license"] = licence if _LICENCE_IDENTIFIER.fullmatch(licence) else "other"
+        fields["license"] = licence_identifier(licence)
     return f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n"
 
 

@@ -81,7 +81,7 @@ def test_two_commands_as_sentence_bert_did(place: Path, tmp_path: Path, maskflee
         "--set",
         "seed=3",
         "--licence",
-        "cc0-1.0",
+        "CC0-1.0",
     )
     assert code == 0, err
     assert "dev cosine accuracy" in out

@@ -185,8 +185,10 @@ def test_an_export_replaces_the_one_before_and_nothing_else(fresh_run: str, tmp_
     with pytest.raises(ExportError, match=r"config\.json"):
         export_run(run, None, str(tmp_path / "theirs"))
     assert (tmp_path / "theirs/config.json").read_text() == "{}"
-    for licence in (None, "Our own terms"):
+    for licence in (None, "Apache-2.0"):
         export_run(run, None, str(tmp_path / "out"), licence=licence)
+    assert "license: apache-2.0" in (tmp_path / "out/README.md").read_text()
+    export_run(run, None, str(tmp_path / "out"), licence="Our own terms")
     card = (tmp_path / "out/README.md").read_text()
     assert "license: other" in card
     assert "## Licence\n\nOur own terms\n" in card
