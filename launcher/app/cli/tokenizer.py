@@ -97,7 +97,11 @@ def train(
     texts = sample_texts(inputs, options, sample_mb * _MB)
     folding = TokenizerOptions(lowercase=lowercase, strip_marks=strip_marks)
     tokenizer = _train_tokenizer(
-        kind, texts, _DEFAULT_VOCABULARY_SIZE if vocab_size is None else vocab_size, folding, workers=default_worker_count(inputs)
+        kind,
+        texts,
+        _DEFAULT_VOCABULARY_SIZE if vocab_size is None else vocab_size,
+        folding,
+        workers=default_worker_count(inputs),
     )
     _check_loss(tokenizer, sample_texts(inputs, options, _LOSS_SAMPLE_BYTES, quiet=True), accept_loss)
     save_tokenizer(tokenizer, out)
