@@ -52,12 +52,12 @@ def train(
     inputs: InputsArgument,
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the tokenizer's files.")],
     vocab_size: Annotated[
-        int | None,
+        int,
         typer.Option(
             "--vocab-size",
-            help="Ids at most, special tokens included: fewer of text that supports fewer. Default: 50,000.",
+            help="Ids at most, special tokens included: fewer of text that supports fewer.",
         ),
-    ] = None,
+    ] = _DEFAULT_VOCABULARY_SIZE,
     kind: Annotated[
         TokenizerKind,
         typer.Option(help="RoBERTa's and DeBERTa's, BERT's and ELECTRA's, ALBERT's, XLNet's kind."),
@@ -99,7 +99,7 @@ def train(
     tokenizer = _train_tokenizer(
         kind,
         texts,
-        _DEFAULT_VOCABULARY_SIZE if vocab_size is None else vocab_size,
+        vocab_size,
         folding,
         workers=default_worker_count(inputs),
     )
