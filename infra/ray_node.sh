@@ -39,7 +39,8 @@ start_head() {
     say "Ray is up at $1"
 }
 
-# join_head HOST:PORT: any other node; stays until its Ray ends. Fails, and says so, if it cannot join.
+# join_head HOST:PORT: any other node. If its Ray ends while the head answers, it joins again: a run of a fixed number of ranks
+# would wait for it in vain. Stays until the head is gone. Fails, and says so, if it cannot join.
 # SIGTERM does not end it: the ranks on this node are needed for the checkpoint that the driver is making meanwhile.
 join_head() {
     trap 'say "asked to end; staying until the run has saved"' TERM
@@ -50,13 +51,18 @@ join_head() {
         fi
         sleep 1
     done
-    start_ray --address="$1"
-    local code
-    until_ended "$ray_pid"
-    code=$?
-    say "this node's Ray ended with code $code"
-    [ "$code" = 0 ] || tail -n 40 "$ray_files/start.log" >&2
-    return "$code"
+    local code pause=5
+    while :; do
+        start_ray --address="$1"
+        until_ended "$ray_pid"
+        code=$?
+        say "this node's Ray ended with code $code"
+        [ "$code" = 0 ] || tail -n 40 "$ray_files/start.log" >&2
+        rm -rf "$ray_files"
+        answers "$1" || return "$code"
+        sleep "$pause"
+        pause=$((pause < 300 ? 2 * pause : pause))
+    done
 }
 
 answers() { ${inside[@]+"${inside[@]}"} ray health-check --address="$1" >/dev/null 2>&1; }

@@ -316,7 +316,7 @@ class Simulation:
         sizing = self.setting.sizing
         if self.layout.count >= sizing.most:
             return inf
-        if count_places(self.there(), sizing.each, self.world.without) <= self.layout.count:
+        if count_places(self.there(), sizing.place, self.world.without) <= self.layout.count:
             return inf
         return max(self.now + _LOOK_S, segment.begin + sizing.grow, self.machines.changed + sizing.wait)
 

@@ -226,9 +226,10 @@ def aws_batch(options: BatchOptions) -> None:
     from launcher.app.schedulers import aws_batch as backend
 
     job = options.build_job(backend.BatchJob)
+    from launcher.runtime.recipe.load import with_assignments
     from launcher.runtime.run.record import open_run
 
-    recipe = open_run(options.run).recipe
+    recipe = with_assignments(open_run(options.run).recipe, tuple(job.assignments))
     job = backend.BatchJob.from_options(
         **dict(job) | {"reads": backend.input_uris(recipe) + backend.merged_corpus_uris(recipe)}
     )

@@ -74,11 +74,13 @@ class BatchJob(Launch):
 
 
 def input_uris(recipe: "Recipe") -> tuple[str, ...]:
-    """Return the URIs that a run of `recipe` reads: corpora, tokenizer, and the checkpoint that it starts from."""
+    """Return the URIs that a run of `recipe` reads: corpora, tokenizer, teachers, and the checkpoint that it starts
+    from."""
     from launcher.runtime.recipe.corpora import corpora_by_name
 
     corpora = (source.uri for source in corpora_by_name(recipe).values())
-    return (*corpora, recipe.tokenizer.uri, recipe.start)
+    teachers = (teacher.uri for teacher in recipe.objective.teachers)
+    return (*corpora, recipe.tokenizer.uri, *teachers, recipe.start)
 
 
 def merged_corpus_uris(recipe: "Recipe") -> tuple[str, ...]:

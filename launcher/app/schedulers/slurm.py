@@ -4,6 +4,7 @@ Maskfleet comes from an environment that every node sees at the same path, as is
 Apptainer image.
 """
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -62,6 +63,7 @@ SbatchDirective = Annotated[
     ),
     AfterValidator(_check_directive),
 ]
+_SCRIPT_PATH = "/usr/local/bin:/usr/bin:/bin"  # the user's own is not handed to the job
 NODE_LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Folders that are local to each machine."""
 
@@ -92,6 +94,12 @@ class SlurmJob(Launch):
     setup: tuple[PrintableText, ...] = ()
 
     @property
+    def slurm_bin(self) -> str:
+        """The folder of Slurm's programs on this machine; empty if the script finds them anyway, or there are none."""
+        found = str(Path(shutil.which("sbatch") or "/bin/sbatch").parent)
+        return "" if found in _SCRIPT_PATH.split(":") else found
+
+    @property
     def placement(self) -> list[tuple[str, str]]:
         """The options, as (option, value), that choose the nodes and the account to charge."""
         options = {
@@ -119,7 +127,7 @@ def require_shared_folder(job: SlurmJob) -> SlurmJob:
 
 def render(job: SlurmJob) -> str:
     """Return the batch script."""
-    return fill("slurm/job.sh", job=job, save_seconds=SAVE_SECONDS, join_seconds=JOIN_SECONDS)
+    return fill("slurm/job.sh", job=job, path=_SCRIPT_PATH, save_seconds=SAVE_SECONDS, join_seconds=JOIN_SECONDS)
 
 
 def submit(job: SlurmJob) -> str:

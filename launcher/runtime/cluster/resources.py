@@ -63,7 +63,7 @@ def plan_resources(recipe: Recipe) -> LocalRayResources:
         case "auto":
             ranks, each = min(2, cores), CPUS_PER_RANK
         case Trainers() as trainers:
-            ranks, each = trainers.min, CPUS_PER_ELASTIC_RANK
+            ranks, each = trainers.min, 1.0  # with its data task
         case count:
             ranks, each = count, CPUS_PER_RANK
     workers = data_worker_count(recipe, cores, ranks)
@@ -112,6 +112,7 @@ def choose_sizing(recipe: Recipe, gpus: int) -> Sizing:
         trainers.wait,
         trainers.grow,
         each if gpus else {"CPU": CPUS_PER_ELASTIC_RANK},
+        data_cpus=0.0 if gpus else 1.0 - CPUS_PER_ELASTIC_RANK,
     )
 
 
@@ -213,7 +214,7 @@ class WorldSizeTracker:
         return rank_count(self._sizing, self._count_places(nodes), self._wanted, 0.0) is not None
 
     def _count_places(self, nodes: Nodes) -> int:
-        found = count_places(nodes, self._sizing.each, self.without)
+        found = count_places(nodes, self._sizing.place, self.without)
         if found != self._found:
             self._found, self._changed = found, self._clock()
         return found

@@ -47,6 +47,7 @@ class Sizing:
         expected: number of ranks that the first group of a command waits for, up to `wait` seconds.
         wait, grow: seconds, as in `Trainers`.
         each: amount that one rank reserves on its node, by the name of the resource.
+        data_cpus: cores that a place has for data tasks beside its rank.
     """
 
     least: int
@@ -55,6 +56,12 @@ class Sizing:
     wait: float
     grow: float
     each: Mapping[str, float]
+    data_cpus: float = 0.0
+
+    @property
+    def place(self) -> dict[str, float]:
+        """What a node must have for each of its ranks, by the name of the resource."""
+        return {name: amount + (self.data_cpus if name == "CPU" else 0.0) for name, amount in self.each.items()}
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,12 @@ class GroupStart:
 
 
 def count_places(
-    nodes: Iterable[Mapping[str, Any]], rank_resources: Mapping[str, float], excluded_nodes: Container[str]
+    nodes: Iterable[Mapping[str, Any]], place: Mapping[str, float], excluded_nodes: Container[str]
 ) -> int:
-    """Return how many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `excluded_nodes`."""
+    """Return how many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `excluded_nodes`.
+    `place`: as in `Sizing`."""
     return sum(
-        min(int(node["Resources"].get(name, 0) // amount) for name, amount in rank_resources.items())
+        min(int(node["Resources"].get(name, 0) // amount) for name, amount in place.items())
         for node in nodes
         if node["Alive"] and node["NodeID"] not in excluded_nodes
     )
@@ -116,7 +124,7 @@ def nodes_to_exclude(
     """Return the nodes to exclude: those in `excluded_nodes`, and those of `bad_nodes` that leave at least
     `sizing.least` places."""
     for node in sorted(bad_nodes - excluded_nodes):
-        if count_places(nodes, sizing.each, excluded_nodes | {node}) >= sizing.least:
+        if count_places(nodes, sizing.place, excluded_nodes | {node}) >= sizing.least:
             excluded_nodes |= {node}
     return excluded_nodes
 

@@ -120,6 +120,8 @@ def test_what_a_recipe_reads() -> None:
     recipe = load("roberta-base", ("tokenizer.uri=s3://c/bpe", "start=s3://c/old"))
     corpora = [source.uri for source in recipe.corpus.sources.values()]
     assert input_uris(recipe) == (*corpora, "s3://c/bpe", "s3://c/old")
+    distilled = load("distilbert-base", ("objective.distil.teachers.0.uri=s3://c/teacher",))
+    assert "s3://c/teacher" in input_uris(distilled)
 
 
 def test_a_corpus_that_grew_is_read_where_its_parts_lie(inputs: Path, tmp_path: Path) -> None:

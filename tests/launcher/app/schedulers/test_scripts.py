@@ -121,11 +121,9 @@ exec "$@"
     stand_in(said.parent, "apptainer", exec_of)
     stand_in(said.parent, "maskfleet", MASKFLEET)
     stand_in(said.parent, "scontrol", "#!/bin/bash\necho NodeAddr=127.0.0.1\n")
-    stand_in(
-        said.parent,
-        "scancel",
-        '#!/bin/bash\n[ ! -f "$SAID.other" ] || kill -KILL -- "-$(cat "$SAID.other")"\n: >"$SAID.cancelled"\n',
-    )
+    stand_in(said.parent, "squeue", '#!/bin/bash\nprintf "%s\\n" "7.0 tar" "7.1 maskfleet-ray"\n')
+    killing = '[ ! -f "$SAID.other" ] || kill -KILL -- "-$(cat "$SAID.other")"\n: >"$SAID.cancelled"\n'
+    stand_in(said.parent, "scancel", f'#!/bin/bash\n[ "${{@: -1}}" = 7.1 ] || exit 1\n{killing}')
     srun = r"""#!/bin/bash
 while [ ! -f "$SAID.cancelled" ]; do :; done
 echo $$ >"$SAID.other"
@@ -223,7 +221,7 @@ def test_another_node_joins_the_main_one_and_outlives_sigterm(said: Path, monkey
     monkeypatch.setenv("AWS_BATCH_JOB_NODE_INDEX", "2")
     monkeypatch.setenv("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "10.1.2.3")
     until_told = 'echo joined >>"$SAID"; while [ ! -e "$SAID.end" ]; do sleep 0.1; done; exit 3'
-    stand_in(said.parent, "ray", RAY.replace("exec sleep 60", until_told))
+    stand_in(said.parent, "ray", RAY.replace("exec sleep 60", until_told) + '[ ! -e "$SAID.end" ]\n')
     process = subprocess.Popen([str(SCRIPTS[0])], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     wait_for(said, "joined")
@@ -233,6 +231,25 @@ def test_another_node_joins_the_main_one_and_outlives_sigterm(said: Path, monkey
     assert process.wait(30) == 3  # that of its Ray, which ended by itself
     process.stderr.close()
     assert "--address=10.1.2.3:6379" in said.read_text()
+
+
+def test_a_node_whose_ray_ends_joins_again_as_long_as_the_head_is_there(
+    said: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder under /tmp goes with each."""
+    monkeypatch.setenv("AWS_BATCH_JOB_NODE_INDEX", "2")
+    monkeypatch.setenv("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", "10.1.2.3")
+    naming = 'for word in "$@"; do [[ $word != --temp-dir=* ]] || echo "$word" >>"$SAID"; done'
+    twice = f'echo started >>"$SAID"; {naming}; exit 4'
+    gone = '[ "$(grep -c started "$SAID")" -lt 2 ]\n'
+    stand_in(said.parent, "ray", RAY.replace("exec sleep 60", twice) + gone)
+    said.touch()
+    assert subprocess.run([str(SCRIPTS[0])], capture_output=True, timeout=60).returncode == 4
+    lines = said.read_text().splitlines()
+    assert lines.count("started") == 2
+    folders = [Path(line.removeprefix("--temp-dir=")) for line in lines if line.startswith("--temp-dir=")]
+    assert len(set(folders)) == 2
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_a_node_that_cannot_join_says_so(said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +274,80 @@ def test_a_mistake_stops_a_kuberay_job(said: Path, monkeypatch: pytest.MonkeyPat
     assert subprocess.run([str(SCRIPTS[1])], capture_output=True, timeout=30).returncode == code
     stop = "ray job stop --no-wait --address=http://127.0.0.1:8265 run-x7"
     assert (stop in said.read_text().splitlines()) == stops
+
+
+def test_a_pod_that_is_ended_is_no_mistake_of_the_run(said: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 2 after the head's container was asked to end may come of that: KubeRay shall try again."""
+    monkeypatch.setenv("MASKFLEET_FINAL", "stopped")
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    listen = "trap 'exit 2' TERM\necho ready >>\"$SAID\"\nwhile :; do sleep 0.1; done\n"
+    stand_in(said.parent, "maskfleet", MASKFLEET + listen)
+    job = subprocess.Popen([str(SCRIPTS[1])], stderr=subprocess.DEVNULL)
+    wait_for(said, "ready")
+    stopping = subprocess.Popen([str(SCRIPTS[2])])
+    assert job.wait(30) == 75
+    assert stopping.wait(30) == 0
+    assert not [line for line in said.read_text().splitlines() if line.startswith("ray job stop")]
+
+
+SLURM = {"JOB_ID": "7", "JOB_NODELIST": "n[1-2]", "JOB_NUM_NODES": "2"}
+
+
+@pytest.fixture
+def slurm(said: Path, batch_job: SlurmJob, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The batch script, with stand-ins for Slurm's programs: a job on n1 and n2, whose other node ends at once."""
+    for name, value in SLURM.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setenv("MASKFLEET_JOIN_SECONDS", "20")
+    stand_in(said.parent, "maskfleet", MASKFLEET + "exit 75\n")
+    stand_in(said.parent, "srun", "#!/bin/bash\n")
+    stand_in(said.parent, "sleep", "#!/bin/bash\n/bin/sleep 0.05\n")
+    stand_in(said.parent, "ip", '#!/bin/bash\necho "$5 via 10.0.0.1 dev e0 src 10.0.0.7 uid 0"\n')
+    stand_in(said.parent, "getent", '#!/bin/bash\n[ "$2" = n1 ] && echo 127.0.1.1 || echo 10.0.0.8\n')
+    scontrol = """#!/bin/bash
+case "$*" in
+"show node "*) echo "NodeAddr=$3" ;;
+"show hostnames "*) printf '%s\\n' n1 n2 ;;
+requeue*) echo tried >>"$SAID"; [ "$(grep -c tried "$SAID")" = 3 ] && echo requeued >>"$SAID" ;;
+esac
+"""
+    stand_in(said.parent, "scontrol", scontrol)
+    return (
+        render(batch_job)
+        .replace("export PATH=/usr/local/bin:/usr/bin:/bin\n", "")
+        .replace("export PATH='/opt/an env/bin':$PATH\n", "")
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "requeued"), [(("", "RUNNING"), True), (("", "", "COMPLETING"), False), (("RUNNING",), True)]
+)
+def test_a_busy_controller_is_asked_again(said: Path, slurm: str, states: tuple[str, ...], requeued: bool) -> None:
+    """It does not answer at first; a state that it says is final."""
+    answers = "".join(
+        f"{number}) {'exit 1' if not state else f'echo {state}'} ;;\n" for number, state in enumerate(states)
+    )
+    counting = 'n=$(grep -c asked "$SAID"); echo asked >>"$SAID"\n'
+    stand_in(said.parent, "squeue", f"#!/bin/bash\n{counting}case $n in\n{answers}esac\n")
+    ended = subprocess.run(["bash", "-c", slurm], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 75, ended.stderr
+    lines = said.read_text().splitlines()
+    assert ("requeued" in lines) == requeued
+    assert lines.count("asked") == len(states)
+    assert "RAY_ADDRESS=10.0.0.7:20007" in lines, "not the loopback address that the node's own name stands for"
+
+
+def test_asked_to_stop_while_the_head_starts_the_run_does_not_begin(said: Path, slurm: str) -> None:
+    stand_in(said.parent, "squeue", "#!/bin/bash\necho RUNNING\n")
+    stopping = RAY + '[ "$1" != health-check ] || kill -TERM "$PPID"\n'
+    stand_in(said.parent, "ray", stopping)
+    (said.parent / "script").write_text(slurm)
+    ended = subprocess.run(["bash", str(said.parent / "script")], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 75, ended.stderr
+    lines = said.read_text().splitlines()
+    assert "requeued" in lines
+    assert "maskfleet" not in lines
 
 
 def wait_for(said: Path, line: str) -> None:

@@ -110,15 +110,16 @@ def test_without_gpus_auto_is_this_machine_as_it_is() -> None:
     size = choose_sizing(recipe("trainers=auto"), gpus=0)
     assert size.least == size.most == size.expected <= 2
     assert size.each == {"CPU": 0.25}
-    assert choose_sizing(recipe("trainers={max: 3}"), gpus=0).each == {"CPU": 0.75}, "a core, but for a data task"
+    elastic = choose_sizing(recipe("trainers={max: 3}"), gpus=0)
+    assert (elastic.each, elastic.place) == ({"CPU": 0.75}, {"CPU": 1.0}), "a core, but for a data task"
 
 
-@pytest.mark.parametrize("trainers", ["7", "auto", "{min: 7}", "{min: 5, max: 9}"])
+@pytest.mark.parametrize("trainers", ["7", "auto", "{min: 7}", "{min: 5, max: 9}", "{min: 11, max: 12}"])
 def test_a_cluster_started_here_has_room_for_the_least(trainers: str) -> None:
     asked = recipe(f"trainers={trainers}")
     cluster = [node("here", CPU=plan_resources(asked).local_cpus)]
     size = choose_sizing(asked, gpus=0)
-    assert count_places(cluster, size.each, ()) >= size.least
+    assert count_places(cluster, size.place, ()) >= size.least
 
 
 def test_a_batch_by_tokens_has_at_least_the_microbatches_of_full_rows() -> None:
