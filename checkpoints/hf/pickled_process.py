@@ -157,7 +157,7 @@ def _check_content(content: Any) -> dict[str, Tensor]:
     for name, value in content.items():
         if type(name) is not str or not name or len(name) > 500:
             raise PickleRefused("a name in it is not a text of 1 to 500 characters")
-        if type(value) is not Tensor:
+        if type(value) not in (Tensor, torch.nn.Parameter):
             raise PickleRefused(f"{name!r:.80} is a {type(value).__name__[:80]}, not a plain tensor")
         if value.layout is not torch.strided or value.device.type != "cpu" or value.dtype not in _DTYPES:
             raise PickleRefused(f"{name!r:.80} is a tensor of another kind: {value.dtype}, {value.layout}")

@@ -75,9 +75,7 @@ class GroupStart:
     number: int = field(default=0, compare=False)
 
 
-def count_places(
-    nodes: Iterable[Mapping[str, Any]], place: Mapping[str, float], excluded_nodes: Container[str]
-) -> int:
+def count_places(nodes: Iterable[Mapping[str, Any]], place: Mapping[str, float], excluded_nodes: Container[str]) -> int:
     """Return how many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `excluded_nodes`.
     `place`: as in `Sizing`."""
     return sum(

@@ -1,6 +1,7 @@
 """Finds combinations of recipe values that cannot work, each with its path, the reason and a remedy."""
 
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 
 from pydantic import ValidationError
 
@@ -225,10 +226,10 @@ def _term_weight_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _checked_steps(recipe: Recipe) -> list[int]:
-    """Return the first step of each phase, and the last step of the run. Checking these is enough: a term that has a
-    weight in two steps has one between them, too."""
-    lengths = [phase.steps for phase in recipe.phases]
-    return [*(sum(lengths[:index]) for index in range(len(lengths))), sum(lengths) - 1]
+    """Return the first and the last step of each phase. Checking these is enough: a term that has a weight in two steps
+    of a phase has one between them, too."""
+    ends = list(accumulate(phase.steps for phase in recipe.phases))
+    return [step for begin, end in pairwise([0, *ends]) for step in (begin, end - 1)]
 
 
 def _length_issues(recipe: Recipe) -> Iterator[RecipeIssue]:

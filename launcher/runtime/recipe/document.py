@@ -27,6 +27,7 @@ KeyPath = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
 
 _MISSING = object()
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")  # of a list; `010` is a name
 # What PyYAML raises: its own errors, and those of its conversions of dates, numbers and tags.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
@@ -34,7 +35,9 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupErr
 class _EventLoader(Composer, SafeConstructor, Resolver):
     """A SafeLoader for scanned events: scanning a text takes ten times as long as all that follows.
 
-    It also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`). Two escapes that JSON writes for one character (a
+    It also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`). Keys are the texts that are written, so that `no` and
+    `010` are names. Values that YAML 1.1 takes for octal numbers (`010`), sixties (`1:30`) and dates are texts, which a
+    number's field refuses. Two escapes that JSON writes for one character (a
     surrogate pair) are read as that character. One of them alone is a UnicodeDecodeError.
     """
 
@@ -59,7 +62,25 @@ class _EventLoader(Composer, SafeConstructor, Resolver):
             node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
         return node
 
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG:
+                key.tag = _TEXT_TAG
+        return node
 
+
+_TEXT_TAG, _MERGE_TAG = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+_NUMBER_PATTERNS = {
+    "tag:yaml.org,2002:int": re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"^[-+]?([0-9][0-9_]*)?\.[0-9_]*([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+    ),
+}
+_EventLoader.yaml_implicit_resolvers = {
+    first: [(tag, _NUMBER_PATTERNS.get(tag, pattern)) for tag, pattern in known if not tag.endswith(":timestamp")]
+    for first, known in Resolver.yaml_implicit_resolvers.items()
+}
 _FLOAT_PATTERN = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
 _EventLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_PATTERN, list("-+0123456789."))
 
@@ -148,7 +169,7 @@ def with_sections(document: RecipeDocument, sections: Mapping[str, object]) -> R
 def apply_assignments(document: RecipeDocument, assignments: Sequence[str]) -> RecipeDocument:
     """Return `document` with each assignment `a.b=value` applied; values are YAML (`null`, `[1, 2]`,
     `{minutes: 5}`)."""
-    data: dict[str, object] = json.loads(json.dumps(document.data))
+    data: dict[str, object] = json.loads(_encode(document))
     paths = set(document.overridden)
     for assignment in assignments:
         path, value = parse_assignment(assignment)
@@ -161,11 +182,7 @@ def validate(model: type[M], document: RecipeDocument) -> M:
     """Return `document` as a `model`. Raises the error of its kind (such as RecipeError), which names all mistakes."""
     for path, shown in find_secrets(document.data):
         raise document.words.error(f"{document.location_text(path)}: {shown!r} holds a key", remedy=SECRETS_REMEDY)
-    try:
-        encoded = json.dumps(document.data)
-    except TypeError as error:
-        remedy = f"a {document.words.noun} holds mappings, lists, strings, numbers and booleans"
-        raise document.words.error(f"{document.name}: {error}", remedy=remedy) from error
+    encoded = _encode(document)
     try:
         return model.model_validate_json(encoded, strict=True)
     except ValidationError as error:
@@ -174,6 +191,15 @@ def validate(model: type[M], document: RecipeDocument) -> M:
             *(_problem_and_remedy(detail, document, schema) for detail in error.errors()), strict=True
         )
     raise document.words.error("\n".join(_join_by_location(problems)), remedy="; ".join(dict.fromkeys(remedies)))
+
+
+def _encode(document: RecipeDocument) -> str:
+    """Return the document's data as JSON. Raises the error of its kind: it holds something else (`!!set`)."""
+    try:
+        return json.dumps(document.data)
+    except TypeError as error:
+        remedy = f"a {document.words.noun} holds mappings, lists, strings, numbers and booleans"
+        raise document.words.error(f"{document.name}: {error}", remedy=remedy) from error
 
 
 def _join_by_location(problems: Sequence[str]) -> list[str]:
@@ -224,7 +250,7 @@ def parse_assignment(text: str) -> tuple[KeyPath, object]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")
-    path = tuple(int(part) if part.isdigit() else part for part in key.strip().split("."))
+    path = tuple(int(part) if _INDEX.fullmatch(part) else part for part in key.strip().split("."))
     try:
         return path, _EventLoader(bounded_events(value)).get_single_data()
     except _YAML_ERRORS as error:

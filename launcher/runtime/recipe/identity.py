@@ -7,8 +7,7 @@ fingerprint (`launcher.runtime.run.record`).
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from launcher.runtime.recipe.schema import Recipe
@@ -83,10 +82,18 @@ def fingerprint(fields: Mapping[str, object]) -> str:
 
 def field_kind(path: str) -> FieldKind:
     """Return whether a dotted path is identity or operational. Raises KeyError if the table does not have the path."""
+    parts = path.split(".")
     for pattern, kind in FIELD_KINDS:
-        if fnmatchcase(path, pattern):
+        if _matches(parts, pattern.split(".")):
             return kind
     raise KeyError(path)
+
+
+def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a pattern covers a path. A last `*` stands for all that is below, another one for one part."""
+    rest = pattern[-1] == "*" and len(parts) >= len(pattern)
+    fits = all(wanted in ("*", part) for wanted, part in zip(pattern, parts, strict=False))
+    return fits and (rest or len(parts) == len(pattern))
 
 
 def changed_paths(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:

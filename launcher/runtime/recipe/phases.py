@@ -17,6 +17,7 @@ from encoder_core.families.catalogue import family_names_where
 from launcher.runtime.recipe.phase_parts import ChangingRate, PhaseMlm
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
+_DEEPEST_LAYER = 1000
 _LISTED_SOURCES = 3  # largest number of sources by size that the timeline names
 
 
@@ -161,9 +162,10 @@ def _sources_text(recipe: Recipe, phase: RecipePhase) -> str:
 
 
 def _rope_base(recipe: Recipe) -> float | None:
-    """Return the rotary base of layers that see the whole row; layer 0 is one of them in every family. None: the model
-    has no rotary positions."""
-    return recipe.model.rope_base(0)
+    """Return the rotary base of layers that see the whole row; None: the model has no rotary positions. A small model
+    may have windows in all of its layers: it has the base of the first deeper layer that would see the whole row."""
+    model = recipe.model
+    return model.rope_base(next((layer for layer in range(_DEEPEST_LAYER) if model.window(layer) is None), 0))
 
 
 def _with_rope_base(recipe: Recipe, base: float) -> Recipe:

@@ -1,5 +1,7 @@
 """Shrinks any recipe so that it trains in minutes on a CPU: the same structure with small numbers. It still learns."""
 
+from typing import Literal
+
 from pydantic import ByteSize
 
 from data_service.samples.lanes import Lanes
@@ -12,7 +14,10 @@ from encoder_core.layers.sizes import Mup, SmallForm
 from encoder_core.objectives.term import SmallObjective, Weight, WeightSchedule
 from encoder_core.optim.schedules import ScheduleConfig
 from encoder_core.optim.settings import AdamWConfig, LambConfig
+from launcher.errors import RecipeError
+from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.recipe.checks import combination_issues
+from launcher.runtime.recipe.document import dotted_path
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import (
     PLACEHOLDER,
@@ -80,19 +85,32 @@ def tiny(recipe: Recipe) -> Recipe:
             "precision": "fp32",
             "reduce_dtype": "fp32",
             "microbatch": MICROBATCH,
+            "trainers": _shrink_trainers(recipe.trainers),
             "activation_checkpointing": False,
             "data_service": DataService(workers=1, memory=ByteSize(256 << 20)),
             "checkpoint": Checkpointing(every=Interval(steps=quarter.steps), keep_last=2),
             "evaluation": RecipeEvaluation(every=quarter, samples=16 * ROWS, before=recipe.evaluation.before),
         }
     )
-    assert not combination_issues(small), "shrinking never makes a combination impossible"
+    if issues := combination_issues(small):
+        raise RecipeError(
+            "\n".join(f"--tiny: {dotted_path(issue.path)}: {issue.what}" for issue in issues),
+            remedy="; ".join(dict.fromkeys(issue.remedy for issue in issues)),
+        )
     return small
+
+
+def _shrink_trainers(trainers: int | Literal["auto"] | Trainers) -> int | Literal["auto"] | Trainers:
+    """Return a number of ranks for which a step has microbatches."""
+    if not isinstance(trainers, Trainers):
+        return trainers
+    return trainers.model_copy(update={"min": min(trainers.min, ROWS // MICROBATCH)})
 
 
 def _small_model(recipe: Recipe, longest: int) -> ModelConfig:
     """Return the small model. If it has a teacher, its layers are the same share of the small teacher's layers."""
-    small = _shrink_model(recipe.model, longest, keeps_dropout=isinstance(recipe.input, RepeatedSentences))
+    alike_but_for_dropout = isinstance(recipe.input, RepeatedSentences) or recipe.objective.contrastive is not None
+    small = _shrink_model(recipe.model, longest, keeps_dropout=alike_but_for_dropout)
     if recipe.objective.distil is None:
         return small
     layers = LAYERS * recipe.model.layers // recipe.objective.distil.teachers[0].model.layers

@@ -1,7 +1,7 @@
 """Creates a run (`create_run`, for `init`), checks before a start whether its recipe or inputs have changed
 (`reconcile`), and writes allowed changes once the start has claimed the run (`store_changes`)."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -127,7 +127,8 @@ def reconcile(
     """Return `run` with `recipe` (None: its own), after checking that its inputs are those of its record.
 
     Operational fields may change freely. A change of identity, corpus or tokenizer is refused; with `accept_changes`
-    it goes into the run's record. Nothing is written: a start that is refused later must change nothing.
+    it goes into the run's record. Nothing is written but a copy of the tokenizer, by its hash: a start that is refused
+    later must change nothing.
 
     If documents were removed from a corpus since the run was made, it is refused; with `without_removed` the run that
     is returned leaves them out, from the step at which a start resumes (`launcher.runtime.run.removals`).
@@ -168,11 +169,11 @@ def store_changes(run: Run, now: datetime) -> None:
             f"the recipe or the record of {run.uri} was changed while this start waited for the run",
             remedy="run the same command again",
         )
-    if run.record != stored.record:
+    if dump_record(run.record) != dump_record(stored.record):  # equal mappings may differ in order
         changes = identity_change_lines(stored.record, run.record)
         record_operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
         run.store.put(RECORD_FILE, dump_record(run.record))
-    if run.recipe != stored.recipe:
+    if run.recipe.to_yaml() != stored.recipe.to_yaml():
         lines = identity.diff_lines(identity.flatten(stored.recipe.to_data()), identity.flatten(run.recipe.to_data()))
         record_operator_event(run.store, "recipe_changed", now.timestamp(), changes=lines)
         run.store.put(RECIPE_FILE, run.recipe.to_yaml().encode())
@@ -242,12 +243,21 @@ def _new_removal_lines(run: Run, heads: CorpusStates, sources: Container[str]) -
 def identity_change_lines(old: RunRecord, new: RunRecord) -> list[str]:
     """Return readable lines, one for every identity field or input that differs."""
     lines = identity.diff_lines(old.identity, new.identity)
+    orders = [_source_order(record.identity) for record in (old, new)]
+    if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
+        lines.append(f"- order of corpus.sources: {' -> '.join(map(', '.join, orders))}")
     lines += identity.diff_lines(old.inputs.named_fingerprints(), new.inputs.named_fingerprints())
     before, after = (
         old.inputs.named_manifest_digests(new.inputs),
         new.inputs.named_manifest_digests(old.inputs),
     )
     return [*lines, *identity.diff_lines(before, after)]
+
+
+def _source_order(identity_fields: Mapping[str, object]) -> list[str]:
+    """Return the sources in their recorded order, by which their blocks and shuffles are numbered."""
+    paths = [path.split(".") for path in identity_fields]
+    return list(dict.fromkeys(path[2] for path in paths if path[:2] == ["corpus", "sources"] and len(path) > 3))
 
 
 def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:

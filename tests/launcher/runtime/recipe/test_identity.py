@@ -41,5 +41,13 @@ def test_how_a_run_is_operated_does_not_change_its_identity(assignment: str) -> 
     assert identity.identity_fields(load("quickstart")) == identity.identity_fields(load("quickstart", (assignment,)))
 
 
+@pytest.mark.parametrize("name", ["corpora", "microbatch", "most_readings", "uri", "text"])
+def test_a_sources_weight_is_identity_whatever_its_name(name: str) -> None:
+    for path in (f"corpus.sources.{name}.weight", f"phases.0.mixture.weights.{name}", f"phases.0.weights.{name}"):
+        assert identity.field_kind(path) == "identity"
+    assert identity.field_kind(f"corpus.sources.{name}.uri") == "operational"
+    assert identity.field_kind(f"phases.0.corpora.{name}") == "operational"
+
+
 def test_the_fingerprint_does_not_depend_on_order() -> None:
     assert identity.fingerprint({"a": 1, "b": 2}) == identity.fingerprint({"b": 2, "a": 1})

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import RecipeError
+from launcher.runtime.policies.elastic import Trainers
 from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.source import bundled
@@ -30,6 +31,14 @@ def test_overrides_adjust_a_tiny_recipe() -> None:
         ("phases.0.batch.rows=8", "--set phases.0.batch.rows is not a key"),
         ("model.layers='12'", '--set model.layers = "12": input should be a valid integer'),
         ("seed=true", "--set seed = true"),
+        ("seed=010", '--set seed = "010"'),
+        ("seed=1:30", '--set seed = "1:30"'),
+        ("phases.².steps=3", "phases has no '²'"),
+        (
+            "phases=[{steps: 90, length: 9, batch: {sequences: 9}, weights: {mlm: {start: 1, end: 0, steps: 5}}},"
+            " {steps: 9, length: 9, batch: {sequences: 9}}]",
+            "all terms weigh 0 in step 89",
+        ),
         ("zero=5", "--set zero = 5: input should be 0, 1, 2 or 3"),
         ("precision=fp16", '--set precision = "fp16"'),
         ("optimizer.lamb={lr: 0.1}", "choose exactly one optimizer"),
@@ -136,7 +145,7 @@ HOSTILE = {
     "deep lists": ("a: " + "[" * 5000, "nested deeper"),
     "deep mappings": ("".join(" " * n + "a:\n" for n in range(200)), "nested deeper"),
     "a number too long to read": ("seed: " + "9" * 10_000, "not valid YAML"),
-    "no such day": ("name: 2024-99-99", "not valid YAML"),
+    "a set": ("name: !!set {a}", "not JSON serializable"),
     "a tag that does not fit": ("name: !!int x", "not valid YAML"),
     "a tag for objects": ("name: !!python/object/apply:os.getcwd []", "not valid YAML"),
     "a key that is a list": ("? [a]\n: 1", "not valid YAML"),
@@ -147,7 +156,7 @@ HOSTILE = {
         "mine.yaml:1: \U0001f600 is not a key",
     ),
     "a key that is a number": ("7: 1", "mine.yaml:1: 7 is not a key"),
-    "a key that is a truth": ("yes: 1", "true is not a key"),
+    "a key that is a truth": ("yes: 1", "yes is not a key"),
     "half of a character": (r'name: "\ud83d"', "not valid YAML"),
 }
 
@@ -158,6 +167,36 @@ def test_hostile_yaml_is_a_recipe_error(kind: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(RecipeError, match=problem):
         load(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize("names", [("no", "off"), ("no", "yes"), ("010", "8"), ("1:30", "~"), ("2026-11-29", "1e3")])
+def test_names_are_what_is_written(names: tuple[str, str], tmp_path: Path) -> None:
+    """YAML 1.1 takes some for truths, numbers and days, by which one source would replace the other."""
+    sources = ", ".join(f"{name}: {{uri: /{number}}}" for number, name in enumerate(names))
+    path = tmp_path / "mine.yaml"
+    path.write_text(load("roberta-base", (f"corpus.sources={{{sources}}}",)).to_yaml() + "name: 2026-11-29\n")
+    path.write_text(path.read_text().replace("name: roberta-base\n", ""))
+    for recipe in (load(str(path)), load("roberta-base", (f"corpus.sources={{{sources}}}",))):
+        assert {name: source.uri for name, source in recipe.corpus.sources.items()} == {
+            name: f"/{number}" for number, name in enumerate(names)
+        }
+    assert load(str(path), (f"corpus.sources.{names[0]}.uri=/c",)).corpus.sources[names[0]].uri == "/c"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("trainers={min: 4, max: 16}",),
+        ("trainers={min: 9}",),
+        ("objective={mlm: {}, contrastive: {}}", "input={packing: contiguous}"),
+    ],
+)
+@pytest.mark.parametrize("name", ["roberta-base", "modernbert-base"])
+def test_what_can_be_trained_can_be_shrunk(name: str, settings: tuple[str, ...]) -> None:
+    recipe = load(name, settings)
+    small = tiny(recipe)
+    assert small.objective.terms.keys() == recipe.objective.terms.keys()
+    assert isinstance(small.trainers, Trainers) == isinstance(recipe.trainers, Trainers)
 
 
 @pytest.mark.parametrize("value", ["[" * 5000, "&a [*a]", "9" * 10_000])

@@ -259,6 +259,19 @@ def test_the_base_of_rotary_positions_is_the_phases_or_the_models(own: list[floa
         assert made == base.model.model_copy(update={"global_rope_base": expected})
 
 
+@pytest.mark.parametrize("layers", [2, 12])
+@pytest.mark.parametrize("phase", [0, 1])
+def test_the_base_of_layers_that_see_the_whole_row_is_the_phases(layers: int, phase: int) -> None:
+    """In an UltraBERT these are not the first, and a small one has none."""
+    own = ("model.local_attention=128", "model.head_width=64", "model.rotary_base=160000.0", f"model.layers={layers}")
+    each = "steps: 9, length: 128, batch: {sequences: 64}"
+    phases = f"phases=[{{{each}, rope_base: 20000.0}}, {{{each}, rope_base: 500000.0}}]"
+    recipe = load("eurobert-210m", (phases, "microbatch=4", "schedule.warmup=0", *own))
+    base = (20_000.0, 500_000.0)[phase]
+    assert layer_settings(recipe, recipe.phases[phase])["rope_base"] == base
+    assert recipe_after(recipe, 9 * phase + 3).model == recipe.model.model_copy(update={"rotary_base": base})
+
+
 @pytest.mark.parametrize("model", ["modernbert", "ultrabert"])
 def test_the_base_of_local_layers_is_the_phases_where_there_are_such(model: str) -> None:
     own = {"ultrabert": ("model.local_attention=128", "model.head_width=64"), "modernbert": ()}[model]

@@ -242,6 +242,22 @@ def test_a_change_of_identity_is_refused_with_a_diff(fresh_run: str, change: str
     assert open_run(fresh_run).recipe == run.recipe
 
 
+def test_another_order_of_sources_is_a_change(inputs: Path, tmp_path: Path) -> None:
+    """Their blocks are numbered by it, so rows would come in another order."""
+    shutil.copytree(inputs / "corpus", tmp_path / "copy")
+    sources = {
+        name: f"{name}: {{uri: {place}}}" for name, place in (("a", inputs / "corpus"), ("b", tmp_path / "copy"))
+    }
+    orders = [f"corpus.sources={{{', '.join(sources[name] for name in order)}}}" for order in ("ab", "ba")]
+    run = create_run(with_assignments(recipe(inputs), (orders[0],)), str(tmp_path / "run"), NOW)
+    wanted = with_assignments(run.recipe, (orders[1],))
+    with pytest.raises(RunChanged, match="a, b -> b, a"):
+        reconciled(run, recipe=wanted, accept_changes=False, now=NOW)
+    reconciled(run, recipe=wanted, accept_changes=True, now=NOW)
+    assert list(open_run(run.uri).recipe.corpus.sources) == ["b", "a"]
+    reconciled(open_run(run.uri), recipe=None, accept_changes=False, now=NOW)
+
+
 def test_a_forced_change_of_identity_is_on_record(fresh_run: str) -> None:
     run = open_run(fresh_run)
     reconciled(run, recipe=with_assignments(run.recipe, ("seed=5",)), accept_changes=True, now=NOW)
