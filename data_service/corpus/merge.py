@@ -191,11 +191,12 @@ def check_mergeable(sources: Sequence[Corpus]) -> None:
             "a merge needs two corpora or more, each given once",
             remedy="give different corpora, in their order",
         )
+    shared = _rule_for_unknown_words([source.manifest for source in sources])
     facts = [
         {
             "tokenizer": source.manifest.tokenizer_hash,
             "held-out share": source.manifest.heldout_fraction,
-            "held-out rule": replace(source.manifest.effective_heldout_rule, clusters=""),
+            "held-out rule": _comparable_rule(source.manifest, shared),
             "texts of an example": source.manifest.pairs,
             "segmentation": source.manifest.words,
             "rules of words": source.manifest.word_rules_version,
@@ -254,21 +255,30 @@ def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
         provenance=sidecars,
         loss=_joined_loss(manifests),
         parts=tuple(parts),
-        heldout_rule=_joined_rule(manifests),
         recorded="",
         digest="",
-    )
+    ).with_heldout_rule(_joined_rule(manifests))
 
 
-def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule | None:
+def _rule_for_unknown_words(manifests: Sequence[CorpusManifest]) -> HeldoutRule:
+    """Return the rule of the first corpus in which it matters how unknown words are divided; if none, of the first."""
+    return next((one for one in manifests if one.may_have_unknown_tokens), manifests[0]).effective_heldout_rule
+
+
+def _comparable_rule(manifest: CorpusManifest, shared: HeldoutRule) -> HeldoutRule:
+    """Return what must be equal in all rules: not the clusters, and not the division of unknown words without any."""
+    rule = manifest.effective_heldout_rule
+    by_tokens = rule.by_tokens if manifest.may_have_unknown_tokens else shared.by_tokens
+    return replace(rule, clusters="", by_tokens=by_tokens)
+
+
+def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule:
     """Return the rule of a merged corpus: that of the parts, by the clusters of all of them."""
+    rule = _rule_for_unknown_words(manifests)
     clusters = sorted({manifest.effective_heldout_rule.clusters for manifest in manifests})
     if len(clusters) == 1:
-        return manifests[0].heldout_rule
-    return replace(
-        manifests[0].effective_heldout_rule,
-        clusters=blake2b("".join(clusters).encode(), digest_size=16).hexdigest(),
-    )
+        return rule
+    return replace(rule, clusters=blake2b("".join(clusters).encode(), digest_size=16).hexdigest())
 
 
 def corpus_parts(source: Corpus) -> tuple[CorpusPart, ...]:
