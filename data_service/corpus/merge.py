@@ -75,11 +75,13 @@ class MergeReport:
     Attributes:
         documents: number of documents of all parts.
         copies: number of copies that are left out.
-        removed: number of documents that were removed from the parts before.
+        earlier_copies: number of copies that earlier merges into the parts left out.
+        removed: number of other documents that were removed from the parts before.
     """
 
     documents: int
     copies: int
+    earlier_copies: int
     removed: int
 
 
@@ -176,11 +178,12 @@ def join_corpora(
 
 def _merge_report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -> MergeReport:
     """Return the report of a merge whose first `carried` removals are those of its parts."""
-    before, copies = chain.removals[:carried], chain.removals[carried : carried + 1]
+    sizes = [(len(one.train) + len(one.heldout), one.reason == DUPLICATE_REMOVAL_REASON) for one in chain.removals]
     return MergeReport(
         documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
-        copies=sum(len(one.train) + len(one.heldout) for one in copies if one.reason == DUPLICATE_REMOVAL_REASON),
-        removed=sum(len(one.train) + len(one.heldout) for one in before),
+        copies=sum(size for size, are_copies in sizes[carried : carried + 1] if are_copies),
+        earlier_copies=sum(size for size, are_copies in sizes[:carried] if are_copies),
+        removed=sum(size for size, are_copies in sizes[:carried] if not are_copies),
     )
 
 
@@ -302,7 +305,6 @@ def _absolute_uri(uri: str) -> str:
 def _joined_table(tables: Sequence[BlockTable]) -> BlockTable:
     """Return one table of the blocks of all."""
     shards = np.cumsum([0, *(len(table.shards) for table in tables)])
-
     columns: dict[str, NDArray[Any]] = {
         name: np.concatenate([table.columns[name] for table in tables]) for name in DTYPES
     }
@@ -323,8 +325,7 @@ def _record_removal(store: Store, manifest: CorpusManifest, chain: RemovalChain,
 
 def _documents_not_removed(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
     """Return those of the documents that are not known."""
-    new = ~np.isin(documents.documents, known.documents)
-    return documents.filter_documents(new)
+    return documents.filter_documents(~np.isin(documents.documents, known.documents))
 
 
 def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, RemovedDocuments]:
