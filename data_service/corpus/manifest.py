@@ -20,6 +20,10 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.loss import TextLoss
 
+MIN_DOCUMENTS_TO_HASH_TOKENS = 64
+"""Number of held-out documents from which on a build divides text with unknown words by its tokens, unless the rule is
+given (`HeldoutRule.by_tokens`)."""
+
 BUILD_FOLDER = "build/"
 CONFIGURATION_KEY = "build/configuration.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -280,7 +284,8 @@ class CorpusManifest:
         skipped: first hundred bad records that were skipped: file, line or row, and reason.
         left_out: first hundred files among the inputs that were not read, and reasons.
         tokenizer_files: hashes (blake2b, 16 bytes) of the files of the tokenizer's copy, by key.
-        heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was.
+        heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was, divided as
+            `effective_heldout_rule` says.
         pairs: texts of an example in a corpus of pairs; None in a corpus of plain text.
         words: segmentation that decided where stored units begin; None if no units are stored.
         provenance: sizes and hashes of the sidecars that say where documents come from, by key; empty in a corpus that
@@ -319,8 +324,21 @@ class CorpusManifest:
 
     @property
     def effective_heldout_rule(self) -> HeldoutRule:
-        """The rule by which text was held out, without `by_tokens`, which follows from the amount of text."""
-        return replace(self.heldout_rule or HeldoutRule.from_fraction(self.heldout_fraction), by_tokens=False)
+        """The rule by which text was held out. If none is stored, the number of documents tells `by_tokens`."""
+        if self.heldout_rule is not None:
+            return self.heldout_rule
+        many = int(self.heldout.documents.sum()) >= MIN_DOCUMENTS_TO_HASH_TOKENS
+        return replace(HeldoutRule.from_fraction(self.heldout_fraction), by_tokens=many)
+
+    def with_heldout_rule(self, rule: HeldoutRule) -> Self:
+        """Return the manifest of a corpus that holds text out by `rule`, which is stored unless the rest tells it."""
+        without = replace(self, heldout_rule=None)
+        return without if without.effective_heldout_rule == rule else replace(self, heldout_rule=rule)
+
+    @property
+    def may_have_unknown_tokens(self) -> bool:
+        """Whether text of the corpus may be unknown to its tokenizer, so that the rule's `by_tokens` matters."""
+        return self.loss is None or bool(self.loss.lost.get("unknown"))
 
     @property
     def keeps_white_space(self) -> bool:

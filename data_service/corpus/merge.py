@@ -75,11 +75,13 @@ class MergeReport:
     Attributes:
         documents: number of documents of all parts.
         copies: number of copies that are left out.
-        removed: number of documents that were removed from the parts before.
+        earlier_copies: number of copies that earlier merges into the parts left out.
+        removed: number of other documents that were removed from the parts before.
     """
 
     documents: int
     copies: int
+    earlier_copies: int
     removed: int
 
 
@@ -176,11 +178,12 @@ def join_corpora(
 
 def _merge_report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -> MergeReport:
     """Return the report of a merge whose first `carried` removals are those of its parts."""
-    before, copies = chain.removals[:carried], chain.removals[carried : carried + 1]
+    sizes = [(len(one.train) + len(one.heldout), one.reason == DUPLICATE_REMOVAL_REASON) for one in chain.removals]
     return MergeReport(
         documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
-        copies=sum(len(one.train) + len(one.heldout) for one in copies if one.reason == DUPLICATE_REMOVAL_REASON),
-        removed=sum(len(one.train) + len(one.heldout) for one in before),
+        copies=sum(size for size, are_copies in sizes[carried : carried + 1] if are_copies),
+        earlier_copies=sum(size for size, are_copies in sizes[:carried] if are_copies),
+        removed=sum(size for size, are_copies in sizes[:carried] if not are_copies),
     )
 
 
@@ -191,11 +194,12 @@ def check_mergeable(sources: Sequence[Corpus]) -> None:
             "a merge needs two corpora or more, each given once",
             remedy="give different corpora, in their order",
         )
+    shared = _rule_for_unknown_words([source.manifest for source in sources])
     facts = [
         {
             "tokenizer": source.manifest.tokenizer_hash,
             "held-out share": source.manifest.heldout_fraction,
-            "held-out rule": replace(source.manifest.effective_heldout_rule, clusters=""),
+            "held-out rule": _comparable_rule(source.manifest, shared),
             "texts of an example": source.manifest.pairs,
             "segmentation": source.manifest.words,
             "rules of words": source.manifest.word_rules_version,
@@ -254,21 +258,30 @@ def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
         provenance=sidecars,
         loss=_joined_loss(manifests),
         parts=tuple(parts),
-        heldout_rule=_joined_rule(manifests),
         recorded="",
         digest="",
-    )
+    ).with_heldout_rule(_joined_rule(manifests))
 
 
-def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule | None:
+def _rule_for_unknown_words(manifests: Sequence[CorpusManifest]) -> HeldoutRule:
+    """Return the rule of the first corpus in which it matters how unknown words are divided; if none, of the first."""
+    return next((one for one in manifests if one.may_have_unknown_tokens), manifests[0]).effective_heldout_rule
+
+
+def _comparable_rule(manifest: CorpusManifest, shared: HeldoutRule) -> HeldoutRule:
+    """Return what must be equal in all rules: not the clusters, and not the division of unknown words without any."""
+    rule = manifest.effective_heldout_rule
+    by_tokens = rule.by_tokens if manifest.may_have_unknown_tokens else shared.by_tokens
+    return replace(rule, clusters="", by_tokens=by_tokens)
+
+
+def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule:
     """Return the rule of a merged corpus: that of the parts, by the clusters of all of them."""
+    rule = _rule_for_unknown_words(manifests)
     clusters = sorted({manifest.effective_heldout_rule.clusters for manifest in manifests})
     if len(clusters) == 1:
-        return manifests[0].heldout_rule
-    return replace(
-        manifests[0].effective_heldout_rule,
-        clusters=blake2b("".join(clusters).encode(), digest_size=16).hexdigest(),
-    )
+        return rule
+    return replace(rule, clusters=blake2b("".join(clusters).encode(), digest_size=16).hexdigest())
 
 
 def corpus_parts(source: Corpus) -> tuple[CorpusPart, ...]:
@@ -292,7 +305,6 @@ def _absolute_uri(uri: str) -> str:
 def _joined_table(tables: Sequence[BlockTable]) -> BlockTable:
     """Return one table of the blocks of all."""
     shards = np.cumsum([0, *(len(table.shards) for table in tables)])
-
     columns: dict[str, NDArray[Any]] = {
         name: np.concatenate([table.columns[name] for table in tables]) for name in DTYPES
     }
@@ -313,8 +325,7 @@ def _record_removal(store: Store, manifest: CorpusManifest, chain: RemovalChain,
 
 def _documents_not_removed(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
     """Return those of the documents that are not known."""
-    new = ~np.isin(documents.documents, known.documents)
-    return documents.filter_documents(new)
+    return documents.filter_documents(~np.isin(documents.documents, known.documents))
 
 
 def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, RemovedDocuments]:

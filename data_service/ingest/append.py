@@ -35,12 +35,14 @@ class AppendReport:
         added: number of documents of the new part.
         copies: number of them that the old corpus has, too, and that are left out.
         documents: number of documents of both.
-        removed: number of documents that were removed from either.
+        earlier_copies: number of copies that the old corpus left out when it grew or was merged.
+        removed: number of other documents that were removed from either.
     """
 
     added: int
     copies: int
     documents: int
+    earlier_copies: int
     removed: int
 
 
@@ -118,10 +120,19 @@ def _check_store_extends_source(store: Store, source: Corpus) -> None:
 def _append_report(grown: Corpus, new: Corpus) -> AppendReport:
     sizes = {split: int(new.table(split).documents.sum()) for split in SPLITS}
     totals = {split: int(grown.table(split).documents.sum()) for split in SPLITS}
-    copies = removed = 0
+    copies = earlier = removed = 0
     for removal in load_removals(grown.store, grown.manifest).removals:
         for split in SPLITS:
             gone = (removal.train if split == "train" else removal.heldout).documents
-            own = int((gone >= totals[split] - sizes[split]).sum()) if removal.reason == DUPLICATE_REMOVAL_REASON else 0
-            copies, removed = copies + own, removed + len(gone) - own
-    return AppendReport(sum(sizes.values()), copies, sum(totals.values()), removed)
+            if removal.reason != DUPLICATE_REMOVAL_REASON:
+                removed += len(gone)
+                continue
+            own = int((gone >= totals[split] - sizes[split]).sum())
+            copies, earlier = copies + own, earlier + len(gone) - own
+    return AppendReport(
+        added=sum(sizes.values()),
+        copies=copies,
+        documents=sum(totals.values()),
+        earlier_copies=earlier,
+        removed=removed,
+    )

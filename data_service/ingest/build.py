@@ -51,12 +51,10 @@ from data_service.ingest.deduplicate import (
 )
 from data_service.ingest.documents import find_cluster_mismatch
 from data_service.ingest.heldout import (
-    MIN_DOCUMENTS_TO_HASH_TOKENS,
     DocumentFigures,
     heldout_rule_by_documents,
     heldout_rule_by_queries,
     heldout_rule_by_stretches,
-    is_default_rule,
 )
 from data_service.ingest.identifiers import RepeatedIdsReceipt, find_repeated_ids, plan_id_tasks, refuse_repeated_ids
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_inputs_in_output
@@ -269,8 +267,7 @@ class BuildPasses:
                     "comparing ids", of_ids, find_repeated_ids, receipt=RepeatedIdsReceipt
                 )
                 refuse_repeated_ids(compared_ids, self.splits, self._options)
-            given = self._options.heldout_rule is not None
-            rule = self._requested_rule(found) if given else heldout_rule_by_documents(found, fraction)
+            rule = self._options.heldout_rule or heldout_rule_by_documents(found, fraction)
             if rule is None and self._options.pairs is not None:
                 rule = heldout_rule_by_queries(found, fraction)
             rule = rule or self._choose_stretch_rule(kept, found)
@@ -291,14 +288,6 @@ class BuildPasses:
                 remedy="prepare all inputs together, with `keep: all`, or build a corpus of each",
             )
         return next(iter(named), "")
-
-    def _requested_rule(self, figures: DocumentFigures) -> HeldoutRule:
-        """Return the rule that the options give. The requested share divides unknown words as it always does."""
-        given = self._options.heldout_rule
-        assert given is not None
-        usual = is_default_rule(given, self._options.heldout_fraction)
-        by_tokens = given.by_tokens or figures.held_count >= MIN_DOCUMENTS_TO_HASH_TOKENS
-        return replace(given, by_tokens=by_tokens) if usual else given
 
     def write_shards(
         self,

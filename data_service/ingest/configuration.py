@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +26,6 @@ from data_service.corpus.origin import Origin, join_value_counts
 from data_service.corpus.words import Segmentation
 from data_service.corpus.written import WrittenShard, concatenate_shard_tables
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.heldout import is_default_rule
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions, describe_differences
 from data_service.ingest.pool import Progress, ReportProgress
@@ -194,10 +192,6 @@ def assemble_manifest(
         )
     # The manifest: the tables of blocks, the shards' digests, and the record of how the corpus was built.
     fraction = float(str(options["heldout_fraction"]))
-    # The usual rule is stored without `by_tokens`, because the amount of text decides it.
-    if is_default_rule(heldout_rule, fraction):
-        heldout_rule = replace(heldout_rule, by_tokens=False)
-    as_asked = is_default_rule(heldout_rule, fraction) and not heldout_rule.clusters
     shards = _shards_by_key("train", train) | _shards_by_key("heldout", heldout)
     files = tokenizer.save_files()
     return CorpusManifest(
@@ -213,13 +207,12 @@ def assemble_manifest(
         options={**options, SPLIT_HASHES_ENTRY: hash_splits(scanned)},
         document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTH_BINS)),
         tokenizer_files={f"{TOKENIZER_FOLDER}/{name}": digest(files[name]) for name in sorted(files)},
-        heldout_rule=None if as_asked else heldout_rule,
         skipped=_skipped_texts(scanned, listing),
         left_out=tuple(str(item) for item in listing.left_out[:MAX_LISTED_RECORDS]),
         provenance=_sidecars_by_key("train", train) | _sidecars_by_key("heldout", heldout),
         origin=_origin_with_value_counts(origin, train),
         loss=TextLoss.sum_of(part.loss for part in written),
-    )
+    ).with_heldout_rule(heldout_rule)
 
 
 def _skipped_texts(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ...]:

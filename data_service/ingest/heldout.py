@@ -9,14 +9,14 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_service.characters import code_points
-from data_service.corpus.manifest import CorpusManifest, HeldoutRule
+from data_service.corpus.manifest import MIN_DOCUMENTS_TO_HASH_TOKENS, CorpusManifest, HeldoutRule
 from data_service.errors import InputError
 from data_service.ingest.scan import collapse_spaces, fold_text, is_blank
 from data_service.ingest.sentences import split_sentences
@@ -24,8 +24,6 @@ from data_service.ingest.sentences import split_sentences
 EVALUATION_BYTES = 128 * 1024  # bytes of held-out text that are enough for an evaluation
 MAX_SMALL_TEXT_SHARE = 0.05  # share of a small text held out at most, unless more is requested
 MIN_HELDOUT_DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
-# Number of held-out documents from which on the tokens of a text with unknown words decide whether it is held out.
-MIN_DOCUMENTS_TO_HASH_TOKENS = 64
 MAX_HELDOUT_CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
 MIN_STRETCH_BYTES, MAX_STRETCH_BYTES = 64, 4096  # bounds of a stretch's mean size, in bytes
 MIN_HELDOUT_STRETCHES = 16  # approximate smallest number of held-out stretches
@@ -55,10 +53,7 @@ class DocumentFigures:
 
 def heldout_options_from_manifest(manifest: CorpusManifest) -> dict[str, object]:
     """Return the options for holding out text as the corpus of `manifest` does."""
-    rule = manifest.effective_heldout_rule
-    if is_default_rule(rule, manifest.heldout_fraction):
-        rule = replace(rule, by_tokens=int(manifest.heldout.documents.sum()) >= MIN_DOCUMENTS_TO_HASH_TOKENS)
-    return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": rule}
+    return {"heldout_fraction": manifest.heldout_fraction, "heldout_rule": manifest.effective_heldout_rule}
 
 
 def split_heldout_parts(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
@@ -88,11 +83,6 @@ def low_word(digest: bytes) -> int:
 def hash_threshold(fraction: float) -> int:
     """Return the number below which a share `fraction` of all low words lies."""
     return HeldoutRule.from_fraction(fraction).below
-
-
-def is_default_rule(rule: HeldoutRule, fraction: float) -> bool:
-    """Return whether a rule holds out exactly the requested share of documents."""
-    return rule.unit == "document" and rule.below == hash_threshold(fraction)
 
 
 def target_heldout_bytes(text_bytes: int, fraction: float) -> int:

@@ -10,7 +10,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     SerializerFunctionWrapHandler,
@@ -46,8 +45,11 @@ _FIELDS_OMITTED_IF_UNSET = (
 
 
 class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+
+SourceWeight = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
+"""Weight of a source, for example its number of tokens: bounded, so that no sum of weights overflows."""
 
 Input = Annotated[PackedInput | Pairs | Lanes | Translations | Texts, Field(discriminator="packing")]
 """How documents become rows: the settings under a recipe's `input`."""
@@ -76,7 +78,7 @@ class SourceSpec(_Config):
     name: str
     uri: str
     manifest_fingerprint: str
-    weight: float | None = Field(default=None, gt=0)
+    weight: Annotated[SourceWeight, Field(gt=0)] | None = None
     languages: tuple[str, ...] = Field(default=(), max_length=2)
     removals: str = ""
 
@@ -113,7 +115,7 @@ class Stage(_Config):
     units: PositiveInt
     in_tokens: bool = False
     epochs: PositiveInt = 1
-    weights: tuple[NonNegativeFloat | None, ...] = ()
+    weights: tuple[SourceWeight | None, ...] = ()
     temperature: float | None = Field(default=None, ge=1)
     most_readings: float | None = Field(default=None, gt=0)
 

@@ -3,23 +3,22 @@
 A stretch of a block lies in known rows of that block, because a block is cut alike in all readings of one way. A row
 has a number in its source's line, the line is divided into epochs and windows by arithmetic, and a window's order is a
 permutation that can be inverted. So the samples of a document are found without a look at other documents: one block
-is read, and one permutation is inverted for each sample that holds the text.
+is read, and the permutation of each window that holds the text is inverted, once for all documents that are given.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.result_cache import RecentResults
 from data_service.samples.lanes import Lanes
 from data_service.samples.make import cut_block, cutting_key, masking_key, row_text_ranges
 from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora
-
-_MAX_CACHED_ORDERS = 8  # windows whose inverted order is cached
 
 
 @dataclass(frozen=True, order=True)
@@ -37,10 +36,9 @@ class SampleFinder:
 
     def __init__(self, plan: StreamPlan, corpora: Corpora) -> None:
         self._plan, self._corpora = plan, corpora
-        self._orders: RecentResults[tuple[int, int], NDArray[np.int64]] = RecentResults(_MAX_CACHED_ORDERS)
 
     def find_samples(self, places: Sequence[TokenRange], epochs: range) -> Iterator[tuple[TokenRange, int, int]]:
-        """Yield (place, epoch, sample) for each sample of `epochs` that holds a token of a place.
+        """Yield (place, epoch, sample) for each sample of `epochs` that holds a token of a place, once all are found.
 
         The places of one block follow each other, and so do the samples of one place; a sample that holds several
         places comes once for each. A block that only a grown version of the corpus has gives no sample.
@@ -50,42 +48,68 @@ class SampleFinder:
         """
         by_block: dict[tuple[int, int], list[TokenRange]] = {}
         for place in places:
-            by_block.setdefault((place.source, place.block), []).append(place)
+            if place.block < len(self._corpora.tables[place.source]):
+                by_block.setdefault((place.source, place.block), []).append(place)
+        first_rows = self._find_first_rows(by_block, epochs)
+        found: list[tuple[TokenRange, int, int]] = []
         for (source, block), together in by_block.items():
-            if block >= len(self._corpora.tables[source]):
-                continue
             cuts = _BlockRowText(self._corpora, source, block)
-            for place in together:
-                for epoch in epochs:
-                    for row in self._rows_with_text(place, epoch, cuts):
-                        yield place, epoch, self._sample_of_row(source, epoch, row)
+            for place, epoch in product(together, epochs):
+                rows, readings = self._rows_of_epoch(source, epoch)
+                for reading in readings:
+                    first = first_rows[source, block, reading]
+                    mine = (first + row for row in cuts.rows_with_text(place, reading))
+                    found += [(place, epoch, row) for row in mine if row in rows]
+        samples = self._find_samples_of_rows([(place.source, epoch, row) for place, epoch, row in found])
+        for (place, epoch, _), sample in zip(found, samples, strict=True):
+            yield place, epoch, sample
 
-    def _rows_with_text(self, place: TokenRange, epoch: int, cuts: "_BlockRowText") -> Iterator[int]:
-        """Yield the rows of the source's line that the epoch takes and that hold a token of the place."""
-        start = self._plan.rows_before_window(place.source, epoch, 0)
-        stop = start + self._plan.epoch_layout.quotas[place.source]
-        if start == stop:
-            return
-        line = self._plan.lines[place.source]
-        for reading in range(line.reading_of_row(start)[0], line.reading_of_row(stop - 1)[0] + 1):
-            first = line.row_number_in_line(reading, place.block, 0)
-            for row in cuts.rows_with_text(place, reading):
-                if start <= first + row < stop:
-                    yield first + row
+    def _rows_of_epoch(self, source: int, epoch: int) -> tuple[range, range]:
+        """Return the rows of the source's line that the epoch takes, and the readings to which they belong."""
+        start = self._plan.rows_before_window(source, epoch, 0)
+        rows, line = range(start, start + self._plan.epoch_layout.quotas[source]), self._plan.lines[source]
+        if not rows:
+            return rows, range(0)
+        return rows, range(line.reading_of_row(rows[0])[0], line.reading_of_row(rows[-1])[0] + 1)
 
-    def _sample_of_row(self, source: int, epoch: int, row: int) -> int:
-        """Return the sample of an epoch that is row `row` of a source's line."""
-        plan, layout = self._plan, self._plan.epoch_layout
-        windows = range(layout.windows)
-        # The last window that begins at or before the row.
-        window = bisect_right(windows, row, key=lambda number: plan.rows_before_window(source, epoch, number)) - 1
-        others = sum(
-            layout.samples_before_window(other, window + 1) - layout.samples_before_window(other, window)
-            for other in range(source)
-        )
-        thing = others + row - plan.rows_before_window(source, epoch, window)
-        positions = self._orders.get((epoch, window), lambda: self._positions_by_row(epoch, window))
-        return layout.window_start(window) + int(positions[thing])
+    def _find_first_rows(self, blocks: Iterable[tuple[int, int]], epochs: range) -> dict[tuple[int, int, int], int]:
+        """Return the number, in its source's line, of a block's first row, by (source, block, reading of `epochs`).
+
+        The order of a reading's blocks is computed once, and only those of `blocks` (source, block) are kept.
+        """
+        found: dict[tuple[int, int, int], int] = {}
+        for source, those in groupby(sorted(blocks), key=lambda both: both[0]):
+            line, chosen = self._plan.lines[source], [block for _, block in those]
+            for reading in sorted({reading for epoch in epochs for reading in self._rows_of_epoch(source, epoch)[1]}):
+                order, ends = line.shuffled_blocks(reading)
+                firsts = np.empty_like(ends)
+                firsts[order] = line.first_row_of_reading(reading) + np.append(0, ends[:-1])
+                found |= {(source, block, reading): int(firsts[block]) for block in chosen}
+        return found
+
+    def _find_samples_of_rows(self, rows: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Return for each (source, epoch, row of the source's line) the sample of the epoch that is this row.
+
+        The order of a window is inverted once for all of its rows.
+        """
+        layout, samples = self._plan.epoch_layout, [0] * len(rows)
+        by_window: dict[tuple[int, int], list[int]] = {}
+        for number, (source, epoch, row) in enumerate(rows):
+            # The last window that begins at or before the row.
+            begins = partial(self._plan.rows_before_window, source, epoch)
+            window = bisect_right(range(layout.windows), row, key=begins) - 1
+            by_window.setdefault((epoch, window), []).append(number)
+        for epoch, window in sorted(by_window):
+            sizes = [
+                layout.samples_before_window(source, window + 1) - layout.samples_before_window(source, window)
+                for source in range(len(layout.quotas))
+            ]
+            positions, start = self._positions_by_row(epoch, window), layout.window_start(window)
+            for number in by_window[epoch, window]:
+                source, _, row = rows[number]
+                thing = sum(sizes[:source]) + row - self._plan.rows_before_window(source, epoch, window)
+                samples[number] = start + int(positions[thing])
+        return samples
 
     def _positions_by_row(self, epoch: int, window: int) -> NDArray[np.int64]:
         """Return [N] int64, the position in a window of each of its rows, which are counted piece after piece."""

@@ -22,7 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.errors import PlanError
-from data_service.samples.make import cut_block, cutting_key
+from data_service.samples.make import CutRows, cut_block, cutting_key
+from data_service.samples.packing import RowCuts
+from data_service.samples.pairs import OrderedPairs
 from data_service.samples.spec import Stage, StreamSpec
 from data_service.store.base import Store
 from data_service.stream.counts import (
@@ -38,6 +40,7 @@ from data_service.stream.mixture import fill_weights, round_shares, source_weigh
 from data_service.stream.plan import SourceRowSequence, StageSourceRows, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.token_axis import LineTokens, measure_lines
+from data_service.types import Block
 
 RowStarts = Callable[[int, int, int, int], NDArray[np.int64]]
 """(length, source, block, reading) -> [N] int64, the token of the block's text at which each of its rows begins."""
@@ -100,13 +103,8 @@ def make_plan(
 
     def row_starts_in_block(length: int, source: int, block: int, reading: int) -> NDArray[np.int64]:
         there = corpora.with_row_length(length).spec
-        rows = cut_block(
-            corpora.read_source_block(source, block),
-            there,
-            cutting_key(there, source, block, reading),
-            source,
-        )
-        return np.array([rows.token_ranges(row)[0].start for row in range(len(rows))], dtype=np.int64)
+        text = corpora.read_source_block(source, block)
+        return row_starts(text, cut_block(text, there, cutting_key(there, source, block, reading), source), there)
 
     text = tuple(int(table.tokens.sum()) for table in corpora.tables)
     for source, size in zip(spec.sources, text, strict=True):
@@ -117,6 +115,20 @@ def make_plan(
             )
     share = last_stage_rows(spec, StageInputs(text, lines_at_length, line_tokens, row_starts_in_block))
     return StreamPlan(spec, corpora.tables, counts, share)
+
+
+def row_starts(block: Block, rows: CutRows, spec: StreamSpec) -> NDArray[np.int64]:
+    """Return [N] int64, the token of a block's text at which each of its rows begins, ascending.
+
+    A row of swapped segments begins with its second one, which precedes the first in the text. A random second segment
+    is from another document, so it never ends within that of the first.
+    """
+    if not isinstance(spec.input, OrderedPairs) or not isinstance(rows, RowCuts) or rows.segments is None:
+        return np.array([rows.token_ranges(row)[0].start for row in range(len(rows))], dtype=np.int64)
+    (first, second), sizes = rows.segments.starts.T, rows.segments.sizes[:, 1]
+    follows = (second + sizes == first) & (sizes > 0) & ~np.isin(first, block.sentences[block.documents])
+    starts: NDArray[np.int64] = np.where(follows, second, first)
+    return starts
 
 
 def last_stage_rows(spec: StreamSpec, rows: StageInputs) -> StageSourceRows:

@@ -8,7 +8,7 @@ bytes read for each byte used, and in the number and size of reads. The README s
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -241,11 +241,17 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
         unigram_entropy=float(-(shares * np.log(shares)).sum()),
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
         radius=_radius_or_none(manifest, batch, length),
-        heldout_rule=manifest.heldout_rule,
+        heldout_rule=_unusual_rule_or_none(manifest),
         loss=manifest.loss,
         skipped=manifest.skipped,
         pairs=manifest.pairs,
     )
+
+
+def _unusual_rule_or_none(manifest: CorpusManifest) -> HeldoutRule | None:
+    usual = HeldoutRule.from_fraction(manifest.heldout_fraction)
+    rule = manifest.effective_heldout_rule
+    return None if replace(rule, by_tokens=False) == usual else rule
 
 
 def _radius_or_none(manifest: CorpusManifest, batch: int, length: int) -> ShuffleRadius | None:

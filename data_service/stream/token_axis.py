@@ -134,7 +134,7 @@ def measure_lines(
                 remedy="delete the cache of row lengths, which is not that of this corpus, and start again",
             )
     return tuple(
-        LineTokens(line, rows, _as_uint16_if_small(measured, spec.length))
+        LineTokens(line, rows, _as_uint16_if_small(measured, spec.row_length))
         for line, rows, measured in zip(lines, counts, lengths, strict=True)
     )
 

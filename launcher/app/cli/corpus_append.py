@@ -101,6 +101,8 @@ def append(
         print_json([vars(report)])
     else:
         counted = f"{report.copies:,} of them copies, left out; {report.removed:,} removed"
+        if report.earlier_copies:
+            counted += f"; {report.earlier_copies:,} copies left out before"
         typer.echo(f"{report.added:,} documents added, {counted}; {report.documents:,} in all: {out}")
 
 

@@ -110,4 +110,6 @@ def merge(
         print_json([vars(report)])
     else:
         counted = f"{report.copies:,} copies left out, {report.removed:,} removed before"
+        if report.earlier_copies:
+            counted += f", {report.earlier_copies:,} copies left out before"
         typer.echo(f"{report.documents:,} documents, {counted}: {out}")

@@ -25,7 +25,7 @@ from launcher.observe.inspect.document_selection import DocumentName, DocumentSe
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import read_skipped_data, sample_positions, stream_spec
 
-_DOCUMENTS_PER_PASS = 1024  # documents that one pass over an epoch looks for
+_DOCUMENTS_PER_PASS = 1 << 16  # documents for which an epoch's windows are put in order together
 
 
 @dataclass(frozen=True)

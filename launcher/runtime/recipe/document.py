@@ -21,7 +21,7 @@ from yaml.resolver import Resolver
 
 from data_service.errors import UserError
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.yaml_bounds import SECRETS_REMEDY, bounded_events, find_secrets
+from launcher.runtime.recipe.yaml_bounds import bounded_events, find_refused_values
 
 KeyPath = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -180,8 +180,8 @@ def apply_assignments(document: RecipeDocument, assignments: Sequence[str]) -> R
 
 def validate(model: type[M], document: RecipeDocument) -> M:
     """Return `document` as a `model`. Raises the error of its kind (such as RecipeError), which names all mistakes."""
-    for path, shown in find_secrets(document.data):
-        raise document.words.error(f"{document.location_text(path)}: {shown!r} holds a key", remedy=SECRETS_REMEDY)
+    for path, problem, remedy in find_refused_values(document.data):
+        raise document.words.error(f"{document.location_text(path)}: {problem}", remedy=remedy)
     encoded = _encode(document)
     try:
         return model.model_validate_json(encoded, strict=True)

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
 from data_service.samples.masking import MaskingUnit
 from data_service.samples.replacement import Replacement
+from data_service.samples.spec import SourceWeight
 from launcher.runtime.recipe.parts import SparseRecord
 
 MaskRate = Annotated[float, Field(gt=0, le=0.8)]
@@ -68,7 +69,7 @@ class PhaseMixture(SparseRecord):
             phase shorter or longer sets the former number, so that the phase continues in the same data.
     """
 
-    weights: Annotated[dict[str, NonNegativeFloat | Literal["auto"]], Field(min_length=1)] | None = None
+    weights: Annotated[dict[str, SourceWeight | Literal["auto"]], Field(min_length=1)] | None = None
     temperature: Temperature | None = None
     most_readings: Annotated[float, Field(gt=0)] | None = None
     steps: PositiveInt | None = None

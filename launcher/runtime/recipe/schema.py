@@ -12,7 +12,7 @@ from pydantic import Field, PlainSerializer, PositiveInt, model_validator
 from pydantic.types import ByteSize
 
 from data_service.formats import StrictRecord
-from data_service.samples.spec import Input
+from data_service.samples.spec import Input, SourceWeight
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.term import Weight
 from encoder_core.optim.schedules import ScheduleConfig
@@ -55,7 +55,7 @@ class CorpusSource(StrictRecord):
     """
 
     uri: str = Field(min_length=1)
-    weight: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
+    weight: Annotated[SourceWeight, Field(gt=0)] | Literal["auto"] = "auto"
     languages: tuple[str, ...] = Field(default=(), max_length=2, exclude_if=not_)
 
 

@@ -1,9 +1,11 @@
-"""Bounds the size of untrusted YAML, before anything is built from it, and finds secrets in a document.
+"""Bounds the size of untrusted YAML, before anything is built from it, and finds values that it may
+not hold.
 
 A few lines of aliases can stand for more data than memory holds. A few thousand brackets nest deeper than the
 interpreter can follow. So the stream of events is checked first.
 """
 
+import sys
 from collections.abc import Iterator
 
 import yaml
@@ -11,7 +13,7 @@ import yaml
 from data_service.printable import mask_secrets
 from data_service.store import errors as store_errors
 
-SECRETS_REMEDY = (
+_SECRETS_REMEDY = (
     f"write s3://bucket/prefix; {store_errors.AWS_KEYS_REMEDY}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
 )
 _MAX_NESTED_LEVELS = 40  # greatest depth of collections; a recipe has 6
@@ -60,16 +62,27 @@ def _bounds_error(event: yaml.Event, problem: str) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
 
 
-def find_secrets(data: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield the path of each URI in a document that contains a key or a signature, and the URI without it.
+def find_refused_values(data: object) -> Iterator[tuple[tuple[str | int, ...], str, str]]:
+    """Yield path, problem and remedy of each value that no document may hold.
 
-    Such a secret would be recorded with the run, sent to trackers and printed.
+    A URI that contains a key or a signature would be recorded with the run, sent to trackers and printed. A number that
+    is infinite, NaN or too large for a float means nothing in any setting.
     """
-    if isinstance(data, str) and (shown := mask_secrets(data)) != data:
-        yield path, shown
-    elif isinstance(data, dict):
+    for path, value in _scalars(data, ()):
+        if isinstance(value, str) and (shown := mask_secrets(value)) != value:
+            yield path, f"{shown!r} holds a key", _SECRETS_REMEDY
+        elif isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+            number = str(value) if isinstance(value, float) else f"a number of {value.bit_length():,} bits"
+            yield path, f"{number} is not a finite number", f"correct {'.'.join(map(str, path))}"
+
+
+def _scalars(data: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], object]]:
+    """Yield path and value of everything in a document that is no mapping and no list."""
+    if isinstance(data, dict):
         for name, value in data.items():
-            yield from find_secrets(value, (*path, name))
+            yield from _scalars(value, (*path, name))
     elif isinstance(data, list):
         for number, value in enumerate(data):
-            yield from find_secrets(value, (*path, number))
+            yield from _scalars(value, (*path, number))
+    else:
+        yield path, data

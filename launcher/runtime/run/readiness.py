@@ -301,7 +301,8 @@ def _leak_error(recipe: Recipe, one: str, other: str, found: Overlap) -> CorpusE
 def _rule_text(rule: HeldoutRule) -> str:
     of = "" if not rule.clusters else f" of clusters {rule.clusters[:12]}"
     what = "documents" if rule.unit == "document" else f"stretches of {rule.length:,} bytes"
-    return f"{what}{of} with hashes below {rule.below / 2**64:.4%}"
+    by = "tokens" if rule.by_tokens else "text"
+    return f"{what}{of} with hashes of their {by} below {rule.below / 2**64:.4%}"
 
 
 def record_compared_sources(store: Store, lines: list[str], now: datetime) -> None:

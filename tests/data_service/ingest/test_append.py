@@ -70,6 +70,26 @@ def kept(corpus: Corpus) -> Kept:
     return found
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_copies_that_were_left_out_before_are_not_removed_documents(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    first, second = draw.randint(1, 30), draw.randint(1, 30)
+    parts = (range(80), range(80 - first, 120), range(120 - second, 150))
+    named = [[("x", TEXTS[number]) for number in part] for part in parts]
+    build(write(tmp_path / "in-0", named[0]), tmp_path / "0", BODY)
+    report = append(tmp_path / "0", write(tmp_path / "in-1", named[1]), tmp_path / "1")
+    assert (report.copies, report.earlier_copies, report.removed) == (first, 0, 0)
+    old = open_corpus(str(tmp_path / "1"))
+    remove_documents(old, documents_by_number(old, ["0"]), removed_by="y", removed_at=2, reason="asked")
+    report = append(tmp_path / "1", write(tmp_path / "in-2", named[2]), tmp_path / "2")
+    assert (report.copies, report.earlier_copies, report.removed) == (second, first, 1)
+    build(write(tmp_path / "in-3", [("x", TEXTS[number]) for number in range(150, 230)]), tmp_path / "3", BODY)
+    uris = [str(tmp_path / name) for name in ("2", "3")]
+    merged = merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", removed_at=1)
+    assert (merged.copies, merged.earlier_copies, merged.removed) == (0, first + second, 1)
+    assert merge_corpora(uris, str(tmp_path / "merged"), removed_by="x", removed_at=1) == merged
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4))
 def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path, seed: int) -> None:
@@ -88,7 +108,7 @@ def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path,
         options = options.model_copy(update={"provenance": ProvenanceOptions(id="name")})
     build(write(tmp_path / "in-0", parts[0]), tmp_path / "0", options)
     rule = open_corpus(str(tmp_path / "0")).manifest.heldout_rule
-    removed = Kept()
+    removed, copies, gone_by_hand = Kept(), list[int](), 0
     for number, part in enumerate(parts[1:], 1):
         old = open_corpus(str(tmp_path / str(number - 1)))
         if draw.random() < 0.5:
@@ -96,14 +116,16 @@ def test_a_corpus_that_grows_twice_is_one_that_was_built_at_once(tmp_path: Path,
             gone = draw.randrange(int(old.manifest.train.documents.sum()))
             chosen = documents_by_number(old, [str(gone)])
             remove_documents(old, chosen, removed_by="y", removed_at=2, reason="asked")
-            removed += before - kept(old)
+            removed, gone_by_hand = removed + (before - kept(old)), gone_by_hand + (before - kept(old)).total()
         unchanged = files_of(tmp_path / "0")
         report = append(tmp_path / str(number - 1), write(tmp_path / f"in-{number}", part), tmp_path / str(number))
         grown = open_corpus(str(tmp_path / str(number)))
         assert verify_corpus(grown.store.uri).damage == ()
         assert files_of(tmp_path / "0") == unchanged
         totals = [int(grown.table(split).documents.sum()) for split in SPLITS]
-        assert sum(kept(grown).values()) == sum(totals) - report.copies - report.removed
+        assert sum(kept(grown).values()) == sum(totals) - report.copies - report.earlier_copies - report.removed
+        assert (report.earlier_copies, report.removed) == (sum(copies), gone_by_hand)
+        copies.append(report.copies)
         assert report.documents == sum(totals)
         assert (tmp_path / str(number) / CONFIGURATION_KEY).exists() is False
         again = append(tmp_path / str(number - 1), tmp_path / f"in-{number}", tmp_path / str(number))

@@ -2,14 +2,18 @@
 
 import random
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_service.corpus.corpus import open_corpus
-from data_service.corpus.manifest import HeldoutRule
-from data_service.ingest.heldout import hash_threshold
+from data_service.corpus.corpus import Corpus, open_corpus
+from data_service.corpus.manifest import MIN_DOCUMENTS_TO_HASH_TOKENS, HeldoutRule
+from data_service.corpus.merge import merge_corpora
+from data_service.errors import CorpusError
+from data_service.ingest.build import build_corpus
+from data_service.ingest.heldout import hash_threshold, heldout_options_from_manifest
 from data_service.ingest.heldout_overlap import (
     RUN_TOKENS,
     RUNS_PER_DOCUMENT,
@@ -17,8 +21,12 @@ from data_service.ingest.heldout_overlap import (
     find_overlap,
     rules_exclude_overlap,
 )
+from data_service.stream.statistics import corpus_stats
+from data_service.tokenizers.load import save_tokenizer
+from data_service.tokenizers.loss import TextLoss
+from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 from data_service.types import Block
-from tests.support.data.raw_text import SMALL, build, write_jsonl
+from tests.support.data.raw_text import SMALL, build, ignore_progress, write_jsonl
 
 
 def block_of(documents: list[list[int]], removed: set[int] = frozenset()) -> Block:  # type: ignore[assignment]
@@ -120,33 +128,85 @@ def test_of_two_sizes_with_one_share_the_smaller_ones_text_is_found(tmp_path: Pa
     assert find_overlap(like, large).found == find_overlap(large, like).found == 0
 
 
-def test_which_rules_keep_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unknown", [None, True, False])
+def test_which_rules_keep_apart(tmp_path: Path, unknown: bool | None) -> None:
+    """`unknown`: whether text was unknown to the tokenizer; None in a corpus that was built before it was measured."""
     write_jsonl(tmp_path / "in/a.jsonl", texts(100, 3))
     manifest = build(tmp_path / "in", tmp_path / "corpus")
 
     def by(rule: HeldoutRule | None) -> object:
-        return replace(manifest, heldout_rule=rule)
+        loss = None if unknown is None else TextLoss(characters=9, lost={"unknown": 1} if unknown else {})
+        return replace(manifest, heldout_rule=rule, loss=loss)
 
     usual = HeldoutRule("document", hash_threshold(0.1))
     more, stretch = replace(usual, below=usual.below + 1), HeldoutRule("stretch", 9, 64)
     marked = replace(usual, clusters="a")
-    rules = [
-        None,
-        usual,
-        replace(usual, by_tokens=True),
-        more,
-        stretch,
-        replace(stretch, trained=(3,)),
-        marked,
-    ]
+    tokens, more_tokens = replace(usual, by_tokens=True), replace(more, by_tokens=True)
+    rules = [None, usual, tokens, more, more_tokens, stretch, replace(stretch, trained=(3,)), marked]
     apart = [[rules_exclude_overlap(by(one), by(other)) for other in rules] for one in rules]  # type: ignore[arg-type]
-    same = [True, True, True, True, False, False, False]
+    text, by_the_tokens = [[flag, flag, not flag, flag, not flag] for flag in (True, False)]
+    if unknown is not False:
+        assert manifest.effective_heldout_rule == usual
+        usually = [text, text, by_the_tokens]
+        larger = [[False, False, False, flag, not flag] for flag in (True, False)]
+    else:
+        usually, larger = [[True] * 5] * 3, [[False, False, False, True, True]] * 2
     assert apart == [
-        same,
-        same,
-        same,
-        [False, False, False, True, False, False, False],
-        [False, False, False, False, True, False, False],
-        [False, False, False, False, False, True, False],
-        [False, False, False, False, False, False, True],
+        *([*row, False, False, False] for row in [*usually, *larger]),
+        [False, False, False, False, False, True, False, False],
+        [False, False, False, False, False, False, True, False],
+        [False, False, False, False, False, False, False, True],
     ]
+
+
+def with_unknown_words(tmp_path: Path, seed: int) -> tuple[str, list[str], list[str]]:
+    """A tokenizer, few texts, and many that hold them: every other one has a character without a token."""
+    drawn = random.Random(seed)
+    tokenizer = train_tokenizer("wordpiece", iter(texts(30, seed)), 100, TokenizerOptions(), allow_fewer_ids=True)
+    save_tokenizer(tokenizer, str(tmp_path / "tokenizer"))
+    many = [f"{text} {drawn.choice('☃é漢')}" if drawn.random() < 0.5 else text for text in texts(1000, seed)]
+    return str(tmp_path / "tokenizer"), many[:400], many
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rule_that_is_given_divides_unknown_words_as_it_did_there(tmp_path: Path, seed: int) -> None:
+    """Of few held-out documents the text decides, of many the tokens. One rule never trains on what it holds out."""
+    tokenizer, few, many = with_unknown_words(tmp_path, seed)
+
+    def built(name: str, chosen: list[str], like: Corpus | None = None) -> Corpus:
+        options = SMALL.model_copy(update={} if like is None else heldout_options_from_manifest(like.manifest))
+        path = write_jsonl(tmp_path / f"{name}.jsonl", chosen)
+        build_corpus([str(path)], str(tmp_path / name), tokenizer, options, ignore_progress)
+        return open_corpus(str(tmp_path / name))
+
+    small, large = built("small", few), built("large", many)
+    like_small, like_large = built("like-small", many, small), built("like-large", few, large)
+    assert small.manifest.heldout_rule is large.manifest.heldout_rule is None
+    made = (small, large, like_small, like_large)
+    by_tokens = [corpus.manifest.effective_heldout_rule.by_tokens for corpus in made]
+    assert by_tokens == [False, True, False, True]
+    for one, other in permutations(made, 2):
+        same = one.manifest.effective_heldout_rule == other.manifest.effective_heldout_rule
+        assert rules_exclude_overlap(one.manifest, other.manifest) == same
+        assert (find_overlap(one, other).found == 0) == same
+    with pytest.raises(CorpusError, match="by_tokens"):
+        merge_corpora([small.store.uri, large.store.uri], str(tmp_path / "both"), removed_by="me", removed_at=1)
+    uris = [small.store.uri, like_small.store.uri]
+    merge_corpora(uris, str(tmp_path / "grown"), removed_by="me", removed_at=1)
+    grown = open_corpus(str(tmp_path / "grown")).manifest
+    assert int(grown.heldout.documents.sum()) >= MIN_DOCUMENTS_TO_HASH_TOKENS
+    assert grown.effective_heldout_rule == small.manifest.effective_heldout_rule
+    assert corpus_stats(str(tmp_path / "grown")).heldout_rule is None
+
+
+def test_corpora_without_unknown_words_go_together_however_they_divide_them(tmp_path: Path) -> None:
+    options = SMALL.model_copy(update={"heldout_fraction": 0.1})
+    for name, count in (("small", 300), ("large", 1000)):
+        write_jsonl(tmp_path / f"in-{name}/a.jsonl", texts(count, 4))
+        build(tmp_path / f"in-{name}", tmp_path / name, options)
+    small, large = (open_corpus(str(tmp_path / name)) for name in ("small", "large"))
+    assert small.manifest.effective_heldout_rule != large.manifest.effective_heldout_rule
+    assert rules_exclude_overlap(small.manifest, large.manifest)
+    assert find_overlap(small, large).found == 0
+    report = merge_corpora([small.store.uri, large.store.uri], str(tmp_path / "both"), removed_by="me", removed_at=1)
+    assert report.copies == 300

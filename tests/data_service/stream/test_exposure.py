@@ -1,5 +1,6 @@
 """The samples that hold a text are found by arithmetic: the same ones that a scan of all samples finds."""
 
+import random
 from itertools import count
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from data_service.errors import PlanError
 from data_service.stream.exposure import TokenRange
+from data_service.stream.plan import StreamPlan, Window
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import spec_of
@@ -51,6 +53,56 @@ def places(draw: st.DrawFn, stream: Stream) -> TokenRange:
     size = int(tables[source].tokens[block])
     start = draw(st.integers(0, size - 1))
     return TokenRange(source, block, start, draw(st.integers(start + 1, size)))
+
+
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {"input": {"packing": "full_sentences"}},
+    {"input": {"packing": "ordered_pair", "copies": 2}},
+    {"input": {"packing": "full_sentences"}, "one_source": 5},
+    {"input": {"packing": "lanes", "reuse": 16}, "masking": {"kind": "plm", "predict": 4}, "lanes": 4},
+    {"input": {"packing": "full_sentences"}, "weights": (1.0, 4.0)},
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_window_is_put_in_order_once_and_samples_come_in_order(
+    sources: Sources, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Places by block in their order; of each place epoch by epoch, row by row of its source's line."""
+    drawn = random.Random(seed)
+    window = {"samples": 20, "least_tokens": 1, "stretches": drawn.choice([1, 4])}
+    stream = opened(sources, {"length": 32, "window": window, **SETTINGS[seed % len(SETTINGS)]})
+    tables, first = Corpora(stream.spec).tables, drawn.randint(0, 2)
+    epochs = range(first, first + 2)
+    blocks = [(source, block) for source, table in enumerate(tables) for block in range(len(table))]
+    wanted = []
+    for source, block in drawn.choices(blocks, k=5):
+        start = drawn.randrange(int(tables[source].tokens[block]))
+        wanted.append(TokenRange(source, block, start, start + drawn.randint(1, 99)))
+    wanted = list(dict.fromkeys(wanted))
+    order = list(dict.fromkeys((place.source, place.block) for place in wanted))
+
+    def row_in_line(sample: tuple[int, int]) -> tuple[int, int]:
+        it = stream.plan.origin_of_sample(*sample)
+        return sample[0], stream.plan.lines[it.source].row_number_in_line(it.epoch, it.block, it.row)
+
+    expected = [
+        (place, *sample)
+        for place in sorted(wanted, key=lambda place: order.index((place.source, place.block)))
+        for sample in sorted(scanned(stream, place, epochs), key=row_in_line)
+    ]
+    looked: list[tuple[int, int]] = []
+    real = StreamPlan.window
+
+    def counted(self: StreamPlan, epoch: int, number: int) -> Window:
+        looked.append((epoch, number))
+        return real(self, epoch, number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(StreamPlan, "window", counted)
+        found = list(stream.find(wanted, epochs))
+    assert len(looked) == len(set(looked))
+    assert found == expected
 
 
 @pytest.mark.long

@@ -15,18 +15,20 @@ from numpy.typing import NDArray
 
 from data_service.corpus.manifest import make_block_table
 from data_service.errors import PlanError
+from data_service.samples.make import cut_block, cutting_key
 from data_service.samples.spec import SourceSpec, Stage, StreamSpec
 from data_service.stream.plan import SourceRowSequence, StreamPlan
-from data_service.stream.stages import StageInputs, last_stage_rows, stage_weights
+from data_service.stream.stages import StageInputs, last_stage_rows, row_starts, stage_weights
 from data_service.stream.token_axis import TokenAxis, measure_lines
-from tests.support.data.corpora import rows_of_epoch, spec_of
+from tests.support.data.corpora import random_block, rows_of_epoch, spec_of
+from tests.support.data.row_settings import NOWHERE
 
 LENGTHS = (8, 12, 32)
 Reading = tuple[int, int, int]  # of a piece of text: (reading, first token in the line of that reading, its end)
 
 
 @lru_cache(1000)
-def row_starts(tokens: int, length: int, seed: tuple[int, ...]) -> NDArray[np.int64]:
+def random_row_starts(tokens: int, length: int, seed: tuple[int, ...]) -> NDArray[np.int64]:
     steps = np.random.default_rng(seed).integers(1, length + 1, tokens)
     begins = np.append(0, np.cumsum(steps))
     return begins[begins < tokens]
@@ -41,7 +43,7 @@ class MadeUp:
 
     def starts(self, length: int, source: int, block: int, reading: int) -> NDArray[np.int64]:
         """Where rows begin, each at most `length` tokens behind the last; other places for each length."""
-        return row_starts(self.blocks[source][block], length, (self.seed, length, source, block))
+        return random_row_starts(self.blocks[source][block], length, (self.seed, length, source, block))
 
     def lengths(self, length: int, source: int) -> NDArray[np.uint32]:
         found = [
@@ -289,3 +291,35 @@ def test_a_stage_that_leaves_nothing_to_sources_by_size_is_refused(settings: dic
 def test_what_does_not_go_with_stages_is_refused(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         spec_of(*CORPORA.sources, **{"length": 8, "stages": (STAGE,), **settings})
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("lone", ["cut", "random"])
+def test_a_row_of_swapped_segments_begins_with_the_earlier_one(seed: int, lone: str) -> None:
+    """So rows of another length that begin at the same token or behind it hold no text that was read."""
+    block = random_block(seed, 3000)
+    for length in (24, 64):
+        spec = spec_of(NOWHERE, length=length, input={"packing": "ordered_pair", "lone_sentence": lone})
+        rows = cut_block(block, spec, cutting_key(spec, 0, 0, 0), 0)
+        starts = row_starts(block, rows, spec).tolist()
+        assert starts == sorted(set(starts))
+        swapped = 0
+        for row, (start, stop) in enumerate(pairwise([*starts, len(block.tokens)])):
+            first, *second = rows.token_ranges(row)
+            both = [first, *second]
+            whole = range(min(part.start for part in both), max(part.stop for part in both))
+            if lone == "cut":
+                assert whole == range(start, stop)
+            elif whole.start != start or whole.stop > stop:  # with a random segment, and the first may be shortened
+                whole = first
+            assert start == whole.start < whole.stop <= stop
+            swapped += first.start > start
+        assert swapped > len(starts) / 10
+
+
+def test_rows_of_several_texts_are_measured_to_their_whole_length() -> None:
+    """A row of nine texts may hold more tokens than 16 bits can count."""
+    spec = spec_of(NOWHERE, length=8192, input={"packing": "pairs", "negatives": 7}, masking={"kind": "none"})
+    counts, lengths = (np.array([2]),), (np.array([spec.row_length, 100], dtype=np.uint32),)
+    (line,) = measure_lines(spec, [SourceRowSequence(spec, 0, counts[0])], counts, lengths)
+    assert [line.tokens_before(row) for row in range(3)] == [0, 9 * 8192, 9 * 8192 + 100]

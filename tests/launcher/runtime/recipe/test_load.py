@@ -1,5 +1,6 @@
 """Recipes: mistakes are named by place, value and remedy. The bundled ones: test_library.py."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,49 @@ def test_what_can_be_trained_can_be_shrunk(name: str, settings: tuple[str, ...])
     small = tiny(recipe)
     assert small.objective.terms.keys() == recipe.objective.terms.keys()
     assert isinstance(small.trainers, Trainers) == isinstance(recipe.trainers, Trainers)
+
+
+def leaves(data: object, path: tuple[str, ...] = ()) -> list[str]:
+    """The dotted path of every value of a recipe that is no mapping and no list."""
+    if isinstance(data, dict | list):
+        items = data.items() if isinstance(data, dict) else enumerate(data)
+        return [leaf for key, value in items for leaf in leaves(value, (*path, str(key)))]
+    return [".".join(path)]
+
+
+OPTIONAL = (
+    "phases.0.mixture={weights: {books_wiki: %s}}",
+    "phases.0.mixture={weights: {books_wiki: auto}, most_readings: %s}",
+    "phases.0.mlm={rate: {start: 0.3, end: %s}}",
+    "phases.0.lr=%s",
+    "phases.0.weights={mlm: {start: %s, end: 1}}",
+    "average={ema: %s}",
+    "checkpoint.every={minutes: %s}",
+    "mixing.translations=%s",
+)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_setting_takes_a_number_that_is_not_finite(seed: int) -> None:
+    """Every value of a recipe in turn, and settings that its YAML leaves out."""
+    drawn = random.Random(seed)
+    name = ("roberta-base", *drawn.sample(sorted(bundled()), 4))[seed]
+    recipe = load(name)
+    numbers = [".inf", "-.inf", ".nan", "1e999", "9" * 400]
+    for leaf in leaves(recipe.to_data()):
+        with pytest.raises(RecipeError) as caught:
+            with_assignments(recipe, (f"{leaf}={drawn.choice(numbers)}",))
+        assert caught.value.problem.startswith(f"--set {leaf}: ")
+        assert leaf in caught.value.remedy
+    for setting in OPTIONAL:
+        assert setting.partition("=")[0] in mistake("roberta-base", setting % drawn.choice(numbers)).problem
+
+
+@pytest.mark.parametrize("setting", ["corpus.sources.books_wiki.weight=%s", OPTIONAL[0]])
+def test_no_sum_of_weights_overflows(setting: str) -> None:
+    assert load("roberta-base", (setting % "1e18",))
+    for number in ("2e18", "1e308"):
+        assert ".weight" in mistake("roberta-base", setting % number).problem
 
 
 @pytest.mark.parametrize("value", ["[" * 5000, "&a [*a]", "9" * 10_000])
