@@ -100,9 +100,8 @@ def append(
     if as_json:
         print_json([vars(report)])
     else:
-        counted = f"{report.copies:,} of them copies, left out; {report.removed:,} removed"
-        if report.earlier_copies:
-            counted += f"; {report.earlier_copies:,} copies left out before"
+        before = f"; {report.earlier_copies:,} copies left out before" if report.earlier_copies else ""
+        counted = f"{report.copies:,} of them copies, left out; {report.removed:,} removed{before}"
         typer.echo(f"{report.added:,} documents added, {counted}; {report.documents:,} in all: {out}")
 
 

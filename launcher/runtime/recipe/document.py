@@ -7,21 +7,17 @@ data, which pydantic validates in strict JSON mode: `layers: "12"` and `seed: tr
 import difflib
 import json
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from yaml.composer import Composer
-from yaml.constructor import SafeConstructor
-from yaml.resolver import Resolver
 
 from data_service.errors import UserError
 from launcher.errors import RecipeError
-from launcher.runtime.recipe.yaml_bounds import bounded_events, find_refused_values
+from launcher.runtime.recipe.yaml_bounds import EventLoader, bounded_events, find_refused_values
 
 KeyPath = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
@@ -30,59 +26,6 @@ _MISSING = object()
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}")  # of a list; `010` is a name
 # What PyYAML raises: its own errors, and those of its conversions of dates, numbers and tags.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
-
-
-class _EventLoader(Composer, SafeConstructor, Resolver):
-    """A SafeLoader for scanned events: scanning a text takes ten times as long as all that follows.
-
-    It also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`). Keys are the texts that are written, so that `no` and
-    `010` are names. Values that YAML 1.1 takes for octal numbers (`010`), sixties (`1:30`) and dates are texts, which a
-    number's field refuses. Two escapes that JSON writes for one character (a
-    surrogate pair) are read as that character. One of them alone is a UnicodeDecodeError.
-    """
-
-    def __init__(self, events: Sequence[yaml.Event]) -> None:
-        Composer.__init__(self)
-        SafeConstructor.__init__(self)
-        Resolver.__init__(self)
-        self._left = deque(events)
-
-    def check_event(self, *choices: type[yaml.Event]) -> bool:
-        return bool(self._left) and (not choices or isinstance(self._left[0], choices))
-
-    def peek_event(self) -> yaml.Event:
-        return self._left[0]
-
-    def get_event(self) -> yaml.Event:
-        return self._left.popleft()
-
-    def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
-        node = super().compose_scalar_node(anchor)
-        if not node.value.isascii():
-            node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
-        return node
-
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG:
-                key.tag = _TEXT_TAG
-        return node
-
-
-_TEXT_TAG, _MERGE_TAG = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
-_NUMBER_PATTERNS = {
-    "tag:yaml.org,2002:int": re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
-    "tag:yaml.org,2002:float": re.compile(
-        r"^[-+]?([0-9][0-9_]*)?\.[0-9_]*([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
-    ),
-}
-_EventLoader.yaml_implicit_resolvers = {
-    first: [(tag, _NUMBER_PATTERNS.get(tag, pattern)) for tag, pattern in known if not tag.endswith(":timestamp")]
-    for first, known in Resolver.yaml_implicit_resolvers.items()
-}
-_FLOAT_PATTERN = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$")
-_EventLoader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT_PATTERN, list("-+0123456789."))
 
 
 @dataclass(frozen=True)
@@ -142,7 +85,7 @@ def parse_document(
     mapping at the top. `is_bundled`: whether it comes with Maskfleet (`bounded_events`)."""
     lines: dict[KeyPath, int] = {}
     try:
-        loader = _EventLoader(bounded_events(text, is_bundled=is_bundled))
+        loader = EventLoader(bounded_events(text, is_bundled=is_bundled))
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
             # Before the document is constructed, because merge keys change its nodes.
@@ -252,7 +195,7 @@ def parse_assignment(text: str) -> tuple[KeyPath, object]:
         raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")
     path = tuple(int(part) if _INDEX.fullmatch(part) else part for part in key.strip().split("."))
     try:
-        return path, _EventLoader(bounded_events(value)).get_single_data()
+        return path, EventLoader(bounded_events(value)).get_single_data()
     except _YAML_ERRORS as error:
         raise RecipeError(
             f"--set {text!r}: the value is not valid YAML: {_yaml_error_text(error)}",
