@@ -23,6 +23,7 @@ from data_service.tokenizers.loss import TextLoss
 BUILD_FOLDER = "build/"
 CONFIGURATION_KEY = "build/configuration.json"
 TOKENIZER_FOLDER = "tokenizer"
+SHARD_FOLDERS = ("train/", "heldout/", "provenance/")  # folders of the shards of each split, and of their sidecars
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,14 @@ from data_service.corpus.manifest import StoredFile
 from data_service.errors import InputError, PrepareError
 from data_service.ingest.file_kinds import PREPARATION_KEY, PREPARED_DOCUMENTS_PREFIX, STATISTICS_KEY
 from data_service.ingest.inputs import InputListing
-from data_service.ingest.pool import Progress, ReportProgress, StageRunner, WorkerPool, remove_build_files
+from data_service.ingest.pool import (
+    Progress,
+    ReportProgress,
+    StageRunner,
+    WorkerPool,
+    remove_build_files,
+    remove_foreign_objects,
+)
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import hash_strings, plan_splits, streamed_files
 from data_service.prepare.comparing import PrepareRunner, compare_ids, compare_texts
@@ -84,10 +91,10 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
                 passes = _Passes(preparation, listings, options, StageRunner(layout, pool, progress))
                 statistics = passes.run(wanted)
         except (InputError, PrepareError):
-            # Frees the place for corrected settings; this preparation's receipts stay.
+            # Frees the place for corrected settings; this preparation's receipts stay until another one begins.
             store.delete(PREPARATION_KEY)
             raise
-        _remove_foreign_parts(store, statistics)
+        remove_foreign_objects(store, (PREPARED_DOCUMENTS_PREFIX, DROPPED_PREFIX, PARAGRAPHS_PREFIX), statistics.parts)
         save_statistics(store, STATISTICS_KEY, statistics)
     remove_build_files(store, progress)
     return statistics
@@ -241,13 +248,3 @@ def _nothing_left_error(statistics: Statistics) -> PrepareError:
         "\n".join([f"no document is left of {statistics.documents_read:,}:", *lines]),
         remedy="relax the stage that drops most; the folder dropped/ of the output names each document and its reason",
     )
-
-
-def _remove_foreign_parts(store: Store, statistics: Statistics) -> None:
-    """Delete parts that an abandoned preparation of other settings left."""
-    there = [
-        entry.key
-        for prefix in (PREPARED_DOCUMENTS_PREFIX, DROPPED_PREFIX, PARAGRAPHS_PREFIX)
-        for entry in store.list(prefix)
-    ]
-    store.delete_many([key for key in there if key not in statistics.parts])

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,28 @@ def test_killed_before_any_change_of_a_file_and_continued_it_is_the_same(
         dies_at(call, lambda: run(sources, [LENGTH, EXACT], out))
     run(sources, [LENGTH, EXACT], out)
     assert files_of(out) == files_of(whole)
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_preparations_that_alternate_in_one_output_leave_the_last_ones_documents(tmp_path: Path, seed: int) -> None:
+    drawn = random.Random(seed)
+    many = write_lines(tmp_path / "many.jsonl", [{"text": f"text {drawn.randrange(90)} of all"} for _ in range(200)])
+    bad = write_lines(tmp_path / "bad.jsonl", [])
+
+    def begin(language: str, out: str) -> None:
+        with suppress(InputError):
+            run([many | {"constants": {"language": language}}, bad], [{"stage": "length"}], tmp_path / out, chunk=4096)
+
+    language, died = "en", False
+    for _ in range(6):
+        (tmp_path / "bad.jsonl").write_bytes(b'{"text": "caf\xe9"}\n')
+        language = language if died else drawn.choice(["en", "de", "fr"])
+        died = dies_at(drawn.choice([0, drawn.randint(1, 60)]), lambda: begin(language, "out"))  # noqa: B023
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "cafe"}\n')
+    language = language if died else drawn.choice(["en", "de", "fr"])
+    for out in ("out", "whole"):
+        begin(language, out)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
 @pytest.mark.long
