@@ -8,14 +8,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from data_service.errors import InputError, PrepareError
 from data_service.ingest import mediawiki, warc
+from data_service.ingest.configuration import FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY
 from data_service.ingest.encodings import UTF_8, python_encoding_name
 from data_service.ingest.file_kinds import PREPARATION_KEY, UnreadFile
 from data_service.ingest.inputs import InputListing, list_inputs, refuse_inputs_in_output
 from data_service.ingest.options import MIB, BuildOptions, describe_differences
+from data_service.ingest.tasks import hash_strings
 from data_service.prepare.stages import NearDuplicates, Stage
 from data_service.store.base import Store
 
 RULES_VERSION = 2  # version of the rules: grows when the same inputs and settings would give other bytes
+_ENTRIES_WITHOUT_EFFECT = (FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY)
 FieldName = Literal["id", "url", "licence", "language", "date"]
 ConstantField = Literal["url", "licence", "language", "date"]
 
@@ -145,7 +148,8 @@ def unread_files(listings: list[InputListing]) -> list[UnreadFile]:
 
 
 def describe_identity(preparation: Preparation, listings: list[InputListing]) -> dict[str, object]:
-    """Return the settings and inputs that decide the output, as JSON values."""
+    """Return the settings and inputs that decide the output, as JSON values; also the versions of the input files,
+    which do not (`ingest.configuration.make_configuration`)."""
     names = [[[file.uri, file.size] for file in listing.files] for listing in listings]
     return {
         "rules": RULES_VERSION,
@@ -153,12 +157,14 @@ def describe_identity(preparation: Preparation, listings: list[InputListing]) ->
         "files": sum(len(listing.files) for listing in listings),
         "bytes": sum(file.size for listing in listings for file in listing.files),
         "listing": hashlib.sha256(json.dumps(names).encode()).hexdigest(),
+        FILE_VERSIONS_ENTRY: hash_strings(file.version for listing in listings for file in listing.files),
     }
 
 
 def short_hash(configuration: dict[str, object]) -> str:
-    """Return a short hash of an identity."""
-    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:16]
+    """Return a short hash of the entries of an identity that decide the output."""
+    decisive = {key: value for key, value in configuration.items() if key not in _ENTRIES_WITHOUT_EFFECT}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def claim_output(store: Store, configuration: dict[str, object]) -> None:
@@ -178,7 +184,7 @@ def check_same_configuration(
     store: Store, stored: dict[str, object], requested: dict[str, object], content: str
 ) -> None:
     """Raise PrepareError if the output holds documents that were prepared by other settings or from other inputs."""
-    lines = describe_differences(stored, requested)
+    lines = describe_differences(stored, requested, _ENTRIES_WITHOUT_EFFECT)
     if lines:
         raise PrepareError(
             "\n".join([f"{store.uri} holds {content} of another preparation:", *lines]),

@@ -279,6 +279,36 @@ def test_big_packed_files_are_read_in_chunks(tmp_path: Path) -> None:
     assert [row["text"] for row in rows_of(tmp_path / "out/documents")] == texts
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_complete_output_refuses_an_edit_of_the_same_size_and_takes_the_same_text(
+    tmp_path: Path, packed: bool
+) -> None:
+    drawn = random.Random(packed)
+    records = [{"text": f"text {drawn.random()}", "of": drawn.choice(["MIT", "CC0"])} for _ in range(300)]
+    source = write_lines(tmp_path / "a.jsonl", records) | {"fields": {"licence": "of"}}
+    content = (tmp_path / "a.jsonl").read_bytes()
+    path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")
+    source["files"] = [str(path)]
+
+    def write(data: bytes) -> None:
+        path.write_bytes(gzip.compress(data, 0) if packed else data)
+
+    write(content)
+    run([source], [EXACT], tmp_path / "out", chunk=4096)
+    before = files_of(tmp_path / "out")
+    write(content)
+    run([source], [EXACT], tmp_path / "out", chunk=4096)
+    at = drawn.choice([place for place in range(len(content)) if content.startswith(b"MIT", place)])
+    for edited in (content.replace(b"text 0.1", b"text 0.2"), content[:at] + b"GPL" + content[at + 3 :]):
+        write(edited)
+        with pytest.raises(PrepareError, match=rf"/out .*/{path.name}"):
+            run([source], [EXACT], tmp_path / "out", chunk=4096)
+    write(b"\xff" + content[1:])
+    with pytest.raises(InputError, match=path.name):
+        run([source], [EXACT], tmp_path / "out", chunk=4096)
+    assert files_of(tmp_path / "out") == before
+
+
 def test_a_changed_input_of_the_same_size_is_read_again(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", [{"text": f"text {i}", "id": i} for i in range(3)])
     source |= {"fields": {"id": "id"}}
