@@ -204,6 +204,11 @@ def test_an_index_is_read_as_it_was_written_and_damage_is_an_error(tmp_path: Pat
             1,
             ignore_progress,
         )
+    older = {"title": np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)}  # its hashes fold case in another way
+    with np.load(path) as stored, (tmp_path / "older.ngrams").open("wb") as file:
+        np.savez(file, **dict(stored) | older)
+    with pytest.raises(PrepareError, match=r"older\.ngrams"):
+        load_index(str(tmp_path / "older.ngrams"))
     for cut in (0, 10, len(data) // 2):
         path.write_bytes(data[:cut])
         with pytest.raises(PrepareError):
