@@ -14,7 +14,8 @@ from data_service.ingest.file_kinds import PREPARATION_KEY, UnreadFile
 from data_service.ingest.inputs import InputListing, list_inputs, refuse_inputs_in_output
 from data_service.ingest.options import MIB, BuildOptions, describe_differences
 from data_service.ingest.tasks import hash_strings
-from data_service.prepare.stages import NearDuplicates, Stage
+from data_service.prepare.contamination import Decontaminate
+from data_service.prepare.stages import NearDuplicates, Stage, cuts_text, stage_labels
 from data_service.store.base import Store
 
 RULES_VERSION = 3  # version of the rules: grows when the same inputs and settings would give other bytes
@@ -114,6 +115,20 @@ class Preparation(BaseModel):
                 "two stages near_duplicates have `keep: all`, but a document is in one recorded cluster: set it in "
                 "one stage"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_nothing_cuts_after_search(self) -> Self:
+        """The statistics say that no document holds a text of the indexes, so nothing may join one afterwards."""
+        labels = stage_labels(self.stages)
+        last = {stage.sha256: place for place, stage in enumerate(self.stages) if isinstance(stage, Decontaminate)}
+        for place in last.values():
+            cutting = next((i for i in range(place + 1, len(labels)) if cuts_text(self.stages[i])), None)
+            if cutting is not None:
+                raise ValueError(
+                    f"the stage {labels[cutting]} cuts text behind {labels[place]}, and what it joins can be a text of "
+                    f"its index: put `decontaminate` with this index behind {labels[cutting]}, there or once more"
+                )
         return self
 
 
