@@ -27,6 +27,7 @@ given (`HeldoutRule.by_tokens`)."""
 BUILD_FOLDER = "build/"
 CONFIGURATION_KEY = "build/configuration.json"
 TOKENIZER_FOLDER = "tokenizer"
+SHARD_FOLDERS = ("train/", "heldout/", "provenance/")  # folders of the shards of each split, and of their sidecars
 
 
 @dataclass(frozen=True)

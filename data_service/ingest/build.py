@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from data_service.corpus.manifest import (
     CONFIGURATION_KEY,
+    SHARD_FOLDERS,
     TOKENIZER_FOLDER,
     BuildLayout,
     CorpusManifest,
@@ -60,7 +61,14 @@ from data_service.ingest.identifiers import RepeatedIdsReceipt, find_repeated_id
 from data_service.ingest.inputs import InputFile, InputListing, list_inputs, refuse_inputs_in_output
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.origin import read_origin
-from data_service.ingest.pool import Progress, ReportProgress, StageRunner, WorkerPool, remove_build_files
+from data_service.ingest.pool import (
+    Progress,
+    ReportProgress,
+    StageRunner,
+    WorkerPool,
+    remove_build_files,
+    remove_foreign_objects,
+)
 from data_service.ingest.scan import ScanReceipt, ScanTask, scan_split
 from data_service.ingest.tasks import hash_strings, plan_splits, streamed_files
 from data_service.ingest.write import WriteReceipt, WriteTask, write_split
@@ -169,6 +177,7 @@ def _build_new_corpus(
     )
     pairs = None if options.pairs is None else PairTexts(options.pairs.count)
     manifest = replace(manifest, pairs=pairs, words=words)
+    remove_foreign_objects(store, SHARD_FOLDERS, {**manifest.shard_sizes, **manifest.provenance})
     save_manifest(store, manifest)
     return manifest
 
@@ -344,7 +353,7 @@ class BuildPasses:
         """Free the output after a user's mistake, because the corrected build may have another configuration.
 
         The receipts of scans stay: if bad records are skipped, or a file is corrected without a change of its size,
-        it is still the same build.
+        it is still the same build. If another build comes first, it deletes them (`StageRunner`).
         """
         try:
             yield

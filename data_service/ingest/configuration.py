@@ -113,17 +113,23 @@ def check_text_unchanged(
     store: Store, manifest: CorpusManifest, splits: Sequence[InputSplit], scanned: Sequence[ScanReceipt]
 ) -> None:
     """Raise CorpusError if the text of the inputs changed since the complete corpus was built."""
-    now, there = hash_splits(scanned), manifest.options.get(SPLIT_HASHES_ENTRY)
-    then = there if isinstance(there, list) and len(there) == len(now) else [None] * len(now)
-    changed = [split for split, digest, before in zip(splits, now, then, strict=True) if digest != before]
-    if not changed:
-        return
+    changed = name_changed_files(splits, hash_splits(scanned), manifest.options.get(SPLIT_HASHES_ENTRY))
+    if changed:
+        raise CorpusError(
+            f"{store.uri} holds a complete corpus of other text: {changed} changed since it was built",
+            remedy="give another folder with --out, or delete this corpus first",
+        )
+
+
+def name_changed_files(splits: Sequence[InputSplit], now: Sequence[str], then: object) -> str:
+    """Return the files, for a message, of splits whose text has another hash than before; empty if all are equal.
+
+    `now`: hashes of the splits; `then`: those that the complete output holds, as JSON values.
+    """
+    before = then if isinstance(then, list) and len(then) == len(now) else [None] * len(now)
+    changed = [split for split, one, other in zip(splits, now, before, strict=True) if one != other]
     files = list(dict.fromkeys(piece.file.uri for split in changed for piece in split.pieces))
-    among = f"{files[0]} or one of {len(files) - 1:,} others" if len(files) > 1 else files[0]
-    raise CorpusError(
-        f"{store.uri} holds a complete corpus of other text: {among} changed since it was built",
-        remedy="give another folder with --out, or delete this corpus first",
-    )
+    return f"{files[0]} or one of {len(files) - 1:,} others" if len(files) > 1 else "".join(files)
 
 
 def check_skipped_records(store: Store, manifest: CorpusManifest, options: BuildOptions) -> None:

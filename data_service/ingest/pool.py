@@ -1,6 +1,6 @@
 """Runs a build's tasks, stage by stage, in this process or on Ray, and reports progress."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +37,8 @@ class Progress:
     """The progress of a stage: tasks done and bytes of input read. Tasks of an interrupted build count as done.
 
     Stages follow the order of `Stage`. "measuring" occurs only with big compressed files. A complete corpus gives one
-    report "already built", and "clearing up" if an interrupted build left files.
+    report "already built", and "clearing up" if an interrupted build left files. "clearing up" also comes before
+    "reading" if a build of another configuration left files.
     """
 
     stage: Stage
@@ -128,9 +129,10 @@ class StageRunner(Generic[L]):
         """Return the decompressed sizes of big packed files, by URI, and the runner of the stages that follow.
 
         The files are only decompressed, several at the same time. Their sizes decide where splits begin, and so the
-        keys of the further stages.
+        keys of the further stages. Now that these are known, the files of other builds below `build/` are deleted.
         """
         if not files:
+            self._remove_other_builds()
             return {}, self
         tasks = [
             MeasureTask(self.layout, index, f"{file.version} {file.uri}", file) for index, file in enumerate(files)
@@ -139,13 +141,30 @@ class StageRunner(Generic[L]):
         sizes = {file.uri: found.plain_size for file, found in zip(files, measured, strict=True)}
         lengths = (f"{size} {uri}" for uri, size in sorted(sizes.items()))
         build = hash_strings([self.layout.build, *lengths])[:16]
+        self._remove_other_builds(build)
         return sizes, replace(self, layout=replace(self.layout, build=build))
+
+    def _remove_other_builds(self, build: str = "") -> None:
+        """Delete the intermediate files of builds that are neither this one nor `build`, which is made of it.
+
+        Their receipts name shards that this build replaces under the same keys, perhaps with as many bytes.
+        """
+        store = self.layout.open_output()
+        for name in list(store.with_prefix(BUILD_FOLDER.rstrip("/")).folders()):
+            if name not in (self.layout.build, build):
+                remove_objects(store, f"{BUILD_FOLDER}{name}/", self.progress)
 
 
 def remove_build_files(store: Store, progress: ReportProgress) -> None:
     """Delete all objects that only the build needed, and remains of writes: all that is written is complete."""
     remove_objects(store, BUILD_FOLDER, progress)
     store.remove_leftovers("", older_than_key=None)
+
+
+def remove_foreign_objects(store: Store, folders: Iterable[str], own: Container[str]) -> None:
+    """Delete what abandoned builds left in `folders` of the output: all keys that are not among `own`."""
+    there = [entry.key for folder in folders for entry in store.list(folder)]
+    store.delete_many([key for key in there if key not in own])
 
 
 def remove_objects(store: Store, prefix: str, progress: ReportProgress) -> None:

@@ -5,7 +5,8 @@ names, sizes, options and the way in which the text is stored. So it does not de
 interruptions.
 
 A task is frozen and picklable. It is finished once its receipt exists; the receipt is written last. A build that is
-continued relies on receipts alone.
+continued relies on receipts alone. Shards have the same keys in every build, and receipts know only their sizes. So
+before another build writes any, or a task is repeated, the receipts of what they replace are deleted.
 """
 
 import hashlib
@@ -246,7 +247,9 @@ def put_unless_empty(store: Store, key: str, data: bytes | memoryview) -> dict[s
 def find_receipts(store: Store, tasks: Sequence[BuildTask], receipt_type: type[R]) -> list[R | None]:
     """Return the receipt of each task; None if the task must be done.
 
-    A receipt counts if its source is one of the task's, and all objects that it names exist with their sizes.
+    A receipt counts if its source is one of the task's, and all objects that it names exist with their sizes. Others
+    are deleted: if the task is killed before its new receipt, and its input is then put back, the old receipt would
+    count for objects that the task has replaced.
     """
     written = _list_sizes(store, [task.receipt_key for task in tasks])
 
@@ -256,10 +259,13 @@ def find_receipts(store: Store, tasks: Sequence[BuildTask], receipt_type: type[R
 
     receipts = list(parallel_map(read_valid_receipt, tasks))
     stored = _list_sizes(store, [name for receipt in receipts if receipt for name in receipt.files])
-    return [
+    valid = [
         receipt if receipt and all(stored.get(name) == size for name, size in receipt.files.items()) else None
         for receipt in receipts
     ]
+    keys = [task.receipt_key for task, receipt in zip(tasks, valid, strict=True) if receipt is None]
+    store.delete_many([key for key in keys if key in written])
+    return valid
 
 
 def _read_receipt(store: Store, key: str, kind: type[R]) -> R | None:

@@ -8,14 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from data_service.errors import InputError, PrepareError
 from data_service.ingest import mediawiki, warc
+from data_service.ingest.configuration import FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY
 from data_service.ingest.encodings import UTF_8, python_encoding_name
 from data_service.ingest.file_kinds import PREPARATION_KEY, UnreadFile
 from data_service.ingest.inputs import InputListing, list_inputs, refuse_inputs_in_output
 from data_service.ingest.options import MIB, BuildOptions, describe_differences
-from data_service.prepare.stages import NearDuplicates, Stage
+from data_service.ingest.tasks import hash_strings
+from data_service.prepare.contamination import Decontaminate
+from data_service.prepare.stages import NearDuplicates, Stage, cuts_text, stage_labels
 from data_service.store.base import Store
 
-RULES_VERSION = 2  # version of the rules: grows when the same inputs and settings would give other bytes
+RULES_VERSION = 3  # version of the rules: grows when the same inputs and settings would give other bytes
+_ENTRIES_WITHOUT_EFFECT = (FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY)
 FieldName = Literal["id", "url", "licence", "language", "date"]
 ConstantField = Literal["url", "licence", "language", "date"]
 
@@ -113,6 +117,20 @@ class Preparation(BaseModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_nothing_cuts_after_search(self) -> Self:
+        """The statistics say that no document holds a text of the indexes, so nothing may join one afterwards."""
+        labels = stage_labels(self.stages)
+        last = {stage.sha256: place for place, stage in enumerate(self.stages) if isinstance(stage, Decontaminate)}
+        for place in last.values():
+            cutting = next((i for i in range(place + 1, len(labels)) if cuts_text(self.stages[i])), None)
+            if cutting is not None:
+                raise ValueError(
+                    f"the stage {labels[cutting]} cuts text behind {labels[place]}, and what it joins can be a text of "
+                    f"its index: put `decontaminate` with this index behind {labels[cutting]}, there or once more"
+                )
+        return self
+
 
 def list_input_files(preparation: Preparation, store: Store) -> list[InputListing]:
     """Return the files of each input.
@@ -145,7 +163,8 @@ def unread_files(listings: list[InputListing]) -> list[UnreadFile]:
 
 
 def describe_identity(preparation: Preparation, listings: list[InputListing]) -> dict[str, object]:
-    """Return the settings and inputs that decide the output, as JSON values."""
+    """Return the settings and inputs that decide the output, as JSON values; also the versions of the input files,
+    which do not (`ingest.configuration.make_configuration`)."""
     names = [[[file.uri, file.size] for file in listing.files] for listing in listings]
     return {
         "rules": RULES_VERSION,
@@ -153,12 +172,14 @@ def describe_identity(preparation: Preparation, listings: list[InputListing]) ->
         "files": sum(len(listing.files) for listing in listings),
         "bytes": sum(file.size for listing in listings for file in listing.files),
         "listing": hashlib.sha256(json.dumps(names).encode()).hexdigest(),
+        FILE_VERSIONS_ENTRY: hash_strings(file.version for listing in listings for file in listing.files),
     }
 
 
 def short_hash(configuration: dict[str, object]) -> str:
-    """Return a short hash of an identity."""
-    return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:16]
+    """Return a short hash of the entries of an identity that decide the output."""
+    decisive = {key: value for key, value in configuration.items() if key not in _ENTRIES_WITHOUT_EFFECT}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def claim_output(store: Store, configuration: dict[str, object]) -> None:
@@ -178,7 +199,7 @@ def check_same_configuration(
     store: Store, stored: dict[str, object], requested: dict[str, object], content: str
 ) -> None:
     """Raise PrepareError if the output holds documents that were prepared by other settings or from other inputs."""
-    lines = describe_differences(stored, requested)
+    lines = describe_differences(stored, requested, _ENTRIES_WITHOUT_EFFECT)
     if lines:
         raise PrepareError(
             "\n".join([f"{store.uri} holds {content} of another preparation:", *lines]),

@@ -31,7 +31,7 @@ from data_service.prepare.shingles import hash_runs, hash_units, hash_units_by_l
 RUN_WORDS, MIN_TEXT_WORDS, MAX_TEXTS_PER_RUN = 13, 8, 10
 _INDEX_REMEDY = "make it with `maskfleet tasks ngrams`"
 _MAX_LISTED_TEXTS = 3  # texts that the detail of a dropped document names
-_INDEX_TITLE = np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)
+_INDEX_TITLE = np.frombuffer(b"maskfleet ngrams 2", dtype=np.uint8)
 
 
 @dataclass(frozen=True)

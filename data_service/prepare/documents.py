@@ -4,8 +4,9 @@ A part is made in memory, a row group at a time, and stored as one object. Equal
 """
 
 import io
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import pyarrow as pa
@@ -84,6 +85,11 @@ class DroppedDocument:
     stage: str
     reason: str
     detail: str = ""
+
+
+def encode_content(document: Document | DroppedDocument) -> bytes:
+    """Return the bytes of a document as it was read, by which it is told whether it changed."""
+    return json.dumps(astuple(document)).encode()
 
 
 KEPT_SCHEMA = pa.schema(

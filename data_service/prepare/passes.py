@@ -6,6 +6,7 @@ A chunk's task writes one part of documents and one of dropped documents, and it
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import ClassVar, assert_never
 
 from pydantic import Field
@@ -24,6 +25,7 @@ from data_service.prepare.documents import (
     DropDecision,
     DroppedDocument,
     RowsWriter,
+    encode_content,
     kept_schema,
     read_part_documents,
 )
@@ -72,6 +74,7 @@ class PassReceipt(TaskReceipt):
     Attributes:
         counts: what became of the documents.
         digest: hash of everything that it wrote.
+        content: hash of the documents that the first pass read; empty in later passes.
         parts: digest of each part that belongs to the output, by key.
         ids, texts: hashes of the ids of all documents read, and of the texts that are compared next.
         signed: signatures of these texts, if near duplicates are to be found.
@@ -81,6 +84,7 @@ class PassReceipt(TaskReceipt):
 
     counts: PassCounts
     digest: str
+    content: str = ""
     parts: dict[str, str]
     ids: HashedChunk | None = None
     texts: HashedChunk | None = None
@@ -138,8 +142,9 @@ def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
         PrepareError: a stage lacks a file or a package.
     """
     sink = _PassOutput(task.layout, task.index, task.run)
-    ids = HashCollector()
+    ids, content = HashCollector(), blake2b(digest_size=16)
     for _, found in read_documents(task):
+        content.update(encode_content(found))
         sink.counts.entered += 1
         ids.add(found.id, found.id)
         if isinstance(found, DroppedDocument):
@@ -149,7 +154,8 @@ def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
             sink.counts.odd += is_garbled(found.text)
             count_length(sink.counts.lengths_read, found.text)
             sink.apply_filters(found)
-    return sink.finish(store, task, ids.store(store, task.layout.hashes_of_kind_key(IDS_KIND, task.index)))
+    hashed = ids.store(store, task.layout.hashes_of_kind_key(IDS_KIND, task.index))
+    return sink.finish(store, task, hashed).model_copy(update={"content": content.hexdigest()})
 
 
 def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | DroppedDocument]]:

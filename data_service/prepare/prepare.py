@@ -10,16 +10,26 @@ Every task is a pure function of its input and leaves a receipt. So any number o
 interrupted preparation repeats only tasks without a receipt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
+from typing import TypeVar
 
 from data_service.corpus.manifest import StoredFile
 from data_service.errors import InputError, PrepareError
+from data_service.ingest.configuration import FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY, name_changed_files
 from data_service.ingest.file_kinds import PREPARATION_KEY, PREPARED_DOCUMENTS_PREFIX, STATISTICS_KEY
 from data_service.ingest.inputs import InputListing
-from data_service.ingest.pool import Progress, ReportProgress, StageRunner, WorkerPool, remove_build_files
+from data_service.ingest.pool import (
+    Progress,
+    ReportProgress,
+    StageRunner,
+    WorkerPool,
+    remove_build_files,
+    remove_foreign_objects,
+)
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import hash_strings, plan_splits, streamed_files
+from data_service.ingest.tasks import InputSplit, hash_strings, plan_splits, streamed_files
 from data_service.prepare.comparing import PrepareRunner, compare_ids, compare_texts
 from data_service.prepare.configuration import (
     Preparation,
@@ -31,6 +41,7 @@ from data_service.prepare.configuration import (
     short_hash,
 )
 from data_service.prepare.contamination import indexed_splits
+from data_service.prepare.content import ContentReceipt, HashContentTask, hash_chunk
 from data_service.prepare.frequent_paragraphs import encode_paragraph_table
 from data_service.prepare.layout import DROPPED_PREFIX, PARAGRAPHS_PREFIX, PrepareLayout
 from data_service.prepare.paragraphs import ParagraphCuts
@@ -49,6 +60,8 @@ from data_service.prepare.statistics import Statistics, gather_statistics, save_
 from data_service.store.base import Store, digest
 from data_service.store.open import open_store
 
+AnyReadTask = TypeVar("AnyReadTask", bound=ReadTask)
+
 
 def prepare(preparation: Preparation, output: str, workers: int, progress: ReportProgress) -> Statistics:
     """Prepare documents and return the statistics. Continue what was interrupted; of a complete output only return the
@@ -61,7 +74,8 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
 
     Raises:
         InputError: inputs are missing or not valid, or two documents have one id. The message names file and place.
-        PrepareError: a stage lacks a file or a package, the output holds another preparation, or no document is left.
+        PrepareError: a stage lacks a file or a package, the output holds another preparation or one of other documents,
+            or no document is left.
         StoreError: a store cannot be used.
     """
     for stage in preparation.stages:
@@ -72,22 +86,21 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
     if store.size(STATISTICS_KEY) is not None:
         statistics = load_statistics(store)
         check_same_configuration(store, statistics.preparation, wanted, "documents")
+        if statistics.preparation.get(FILE_VERSIONS_ENTRY) != wanted[FILE_VERSIONS_ENTRY]:
+            with _open_passes(preparation, listings, wanted, store, workers, progress) as passes:
+                _check_documents_unchanged(passes, statistics, store, progress)
         size = sum(part.size for part in statistics.parts.values())
         progress(Progress("already built", len(statistics.parts), len(statistics.parts), size, size))
     else:
         claim_output(store, wanted)
-        layout = PrepareLayout(store.uri, short_hash(wanted))
-        options = [entry.read_options(preparation.chunk_bytes) for entry in preparation.inputs]
-        streams = any(streamed_files(each.files, one) for each, one in zip(listings, options, strict=True))
         try:
-            with WorkerPool(workers, preparation.chunk_bytes if streams else 0) as pool:
-                passes = _Passes(preparation, listings, options, StageRunner(layout, pool, progress))
+            with _open_passes(preparation, listings, wanted, store, workers, progress) as passes:
                 statistics = passes.run(wanted)
         except (InputError, PrepareError):
-            # Frees the place for corrected settings; this preparation's receipts stay.
+            # Frees the place for corrected settings; this preparation's receipts stay until another one begins.
             store.delete(PREPARATION_KEY)
             raise
-        _remove_foreign_parts(store, statistics)
+        remove_foreign_objects(store, (PREPARED_DOCUMENTS_PREFIX, DROPPED_PREFIX, PARAGRAPHS_PREFIX), statistics.parts)
         save_statistics(store, STATISTICS_KEY, statistics)
     remove_build_files(store, progress)
     return statistics
@@ -107,6 +120,45 @@ def load_statistics(store: Store) -> Statistics:
             f"{store.uri}/{STATISTICS_KEY} does not hold the statistics of prepared documents: {error}",
             remedy="give another OUT folder, or delete the files in this one",
         ) from error
+
+
+@contextmanager
+def _open_passes(
+    preparation: Preparation,
+    listings: Sequence[InputListing],
+    configuration: dict[str, object],
+    store: Store,
+    workers: int,
+    progress: ReportProgress,
+) -> "Iterator[_Passes]":
+    """Yield the passes of a preparation; within the block their workers live."""
+    options = [entry.read_options(preparation.chunk_bytes) for entry in preparation.inputs]
+    streams = any(streamed_files(each.files, one) for each, one in zip(listings, options, strict=True))
+    with WorkerPool(workers, preparation.chunk_bytes if streams else 0) as pool:
+        layout = PrepareLayout(store.uri, short_hash(configuration))
+        yield _Passes(preparation, listings, options, StageRunner(layout, pool, progress))
+
+
+def _check_documents_unchanged(
+    passes: "_Passes", statistics: Statistics, store: Store, progress: ReportProgress
+) -> None:
+    """Read inputs whose files were written again after the output was completed.
+
+    Raises:
+        InputError: they are not valid any more.
+        PrepareError: their documents differ.
+    """
+    try:
+        splits, now = passes.hash_chunks()
+        changed = name_changed_files(splits, now, statistics.preparation.get(SPLIT_HASHES_ENTRY))
+        if changed:
+            raise PrepareError(
+                f"{store.uri} holds documents of other text: {changed} changed since they were prepared",
+                remedy="give another OUT folder, or delete these files",
+            )
+    except (InputError, PrepareError):
+        remove_build_files(store, progress)
+        raise
 
 
 class _Passes:
@@ -130,13 +182,7 @@ class _Passes:
         Raises:
             InputError, PrepareError, StoreError: as `prepare`.
         """
-        packed = [
-            file
-            for listing, options in zip(self._listings, self._options, strict=True)
-            for file in streamed_files(listing.files, options)
-        ]
-        sizes, self._runner = self._runner.measure_streamed_files(packed)
-        tasks = self._read_tasks(sizes)
+        tasks = self._plan_tasks(ReadTask)
         receipts = [self._runner.run_stage("reading", tasks, read_chunk, receipt=PassReceipt)]
         self._refuse_equal_ids(tasks, receipts[0])
         tables: dict[str, StoredFile] = {}
@@ -148,7 +194,8 @@ class _Passes:
         labels = [READ_STAGE, *stage_labels(self._preparation.stages)]
         sources = [task.entry.source for task in tasks]
         searched = indexed_splits(self._preparation.stages)
-        statistics = gather_statistics(configuration, labels, sources, receipts, searched, tables)
+        content = {SPLIT_HASHES_ENTRY: [receipt.content for receipt in receipts[0]]}
+        statistics = gather_statistics(configuration | content, labels, sources, receipts, searched, tables)
         if not statistics.documents_kept:
             raise _nothing_left_error(statistics)
         return statistics
@@ -160,14 +207,27 @@ class _Passes:
         self._runner.layout.open_output().put(key, data)
         return {key: StoredFile(len(data), digest(data))}
 
-    def _read_tasks(self, sizes: dict[str, int]) -> list[ReadTask]:
+    def hash_chunks(self) -> tuple[list[InputSplit], list[str]]:
+        """Return the chunks, and hashes of the documents in them. Raises InputError, StoreError: as `prepare`."""
+        tasks = self._plan_tasks(HashContentTask)
+        hashed = self._runner.run_stage("reading", tasks, hash_chunk, receipt=ContentReceipt)
+        return [task.split for task in tasks], [receipt.content for receipt in hashed]
+
+    def _plan_tasks(self, kind: type[AnyReadTask]) -> list[AnyReadTask]:
+        """Measure big packed files; return a task of this kind for each chunk."""
+        packed = [
+            file
+            for listing, options in zip(self._listings, self._options, strict=True)
+            for file in streamed_files(listing.files, options)
+        ]
+        sizes, self._runner = self._runner.measure_streamed_files(packed)
         chunks = [
             (split, options, entry)
             for entry, listing, options in zip(self._preparation.inputs, self._listings, self._options, strict=True)
             for split in plan_splits(listing.files, options, sizes)
         ]
         return [
-            ReadTask(self._runner.layout, index, split.source, split, options, entry, self._passes[0])
+            kind(self._runner.layout, index, split.source, split, options, entry, self._passes[0])
             for index, (split, options, entry) in enumerate(chunks)
         ]
 
@@ -241,13 +301,3 @@ def _nothing_left_error(statistics: Statistics) -> PrepareError:
         "\n".join([f"no document is left of {statistics.documents_read:,}:", *lines]),
         remedy="relax the stage that drops most; the folder dropped/ of the output names each document and its reason",
     )
-
-
-def _remove_foreign_parts(store: Store, statistics: Statistics) -> None:
-    """Delete parts that an abandoned preparation of other settings left."""
-    there = [
-        entry.key
-        for prefix in (PREPARED_DOCUMENTS_PREFIX, DROPPED_PREFIX, PARAGRAPHS_PREFIX)
-        for entry in store.list(prefix)
-    ]
-    store.delete_many([key for key in there if key not in statistics.parts])

@@ -73,7 +73,7 @@ def hash_runs(units: NDArray[np.uint64], span: int) -> NDArray[np.uint64]:
 def _folded_pieces(text: str) -> list[str]:
     """Return the text with case and forms folded, in pieces that end at a space if there is one in a million
     characters."""
-    plain = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text.casefold())
+    plain = text.lower() if text.isascii() else _fold_forms(text)
     pieces, start = [], 0
     while len(plain) - start > _CHUNK_CHARACTERS:
         stop = plain.rfind(" ", start, start + _CHUNK_CHARACTERS)
@@ -81,6 +81,11 @@ def _folded_pieces(text: str) -> list[str]:
         pieces.append(plain[start:stop])
         start = stop
     return [*pieces, plain[start:]]
+
+
+def _fold_forms(text: str) -> str:
+    """Return the text with case and forms folded. NFKC comes first, too, as it makes capitals: "Nokia™" has a TM."""
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def _hash_piece_units(text: str) -> NDArray[np.uint64]:

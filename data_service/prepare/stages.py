@@ -176,6 +176,13 @@ def stage_labels(stages: tuple[Stage, ...]) -> tuple[str, ...]:
     return tuple(name if count == 1 else f"{name} {count}" for name, count in zip(names, counts, strict=True))
 
 
+def cuts_text(stage: Stage) -> bool:
+    """Return whether a stage cuts parts out of texts, so that what was apart is joined."""
+    return isinstance(stage, C4Quality | DuplicateParagraphs) or (
+        isinstance(stage, Decontaminate) and stage.found == "cut"
+    )
+
+
 def check_requirements(stage: Stage) -> None:
     """Check, before any work, that what a stage needs is there.
 

@@ -33,7 +33,7 @@ class Statistics(BaseModel):
 
     Attributes:
         format: format of this object.
-        preparation: settings and inputs, as `configuration.describe_identity` returns them.
+        preparation: settings and inputs, as `configuration.describe_identity` returns them, and hashes of their text.
         documents_read, documents_kept: number of documents; the difference is dropped, each by one reason.
         stages: what each stage did, in order; first `read`.
         sources: what became of each source's documents.

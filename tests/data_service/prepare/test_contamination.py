@@ -6,6 +6,7 @@ import random
 import tempfile
 import unicodedata
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from data_service.errors import PrepareError
 from data_service.prepare.configuration import Preparation
@@ -31,6 +33,7 @@ from data_service.prepare.documents import CutDecision, Document, DropDecision
 from data_service.prepare.prepare import prepare
 from data_service.prepare.shingles import hash_units, hash_units_by_line
 from data_service.prepare.stages import DocumentFilter, open_filter
+from tests.support.data import preparations
 from tests.support.data.raw_text import ignore_progress
 
 Run = tuple[str, ...]
@@ -204,6 +207,11 @@ def test_an_index_is_read_as_it_was_written_and_damage_is_an_error(tmp_path: Pat
             1,
             ignore_progress,
         )
+    older = {"title": np.frombuffer(b"maskfleet ngrams 1", dtype=np.uint8)}  # its hashes fold case in another way
+    with np.load(path) as stored, (tmp_path / "older.ngrams").open("wb") as file:
+        np.savez(file, **dict(stored) | older)
+    with pytest.raises(PrepareError, match=r"older\.ngrams"):
+        load_index(str(tmp_path / "older.ngrams"))
     for cut in (0, 10, len(data) // 2):
         path.write_bytes(data[:cut])
         with pytest.raises(PrepareError):
@@ -213,3 +221,42 @@ def test_an_index_is_read_as_it_was_written_and_damage_is_an_error(tmp_path: Pat
         load_index(str(path))
     with pytest.raises(PrepareError):
         load_index(str(tmp_path / "none"))
+
+
+def test_a_stage_that_cuts_text_is_refused_behind_the_last_search_of_an_index() -> None:
+    drawn = random.Random(3)
+    searches = [
+        {"stage": "decontaminate", "index": name, "sha256": name * 64, "found": found}
+        for name in "ab"
+        for found in ("drop", "cut")
+    ]
+    others = [{"stage": name} for name in ("length", "exact_duplicates", "duplicate_paragraphs", "c4_quality", "pii")]
+    ends = Counter[bool]()
+    for _ in range(300):
+        stages = drawn.choices([*searches, *others], k=drawn.randint(1, 5))
+        searched = set[str]()  # indexes of which no text is there after the stages so far
+        for stage in stages:
+            if stage["stage"] in ("duplicate_paragraphs", "c4_quality") or stage.get("found") == "cut":
+                searched = set()
+            searched |= {stage["sha256"]} if "sha256" in stage else set()
+        kept = searched == {stage["sha256"] for stage in stages if "sha256" in stage}
+        with nullcontext() if kept else pytest.raises(ValidationError, match="decontaminate"):
+            Preparation.model_validate({"inputs": [{"source": "a", "files": ["a.txt"]}], "stages": stages})
+        ends[kept] += 1
+    assert min(ends[True], ends[False]) > 50
+
+
+def test_no_text_that_a_cut_joined_is_left(tmp_path: Path) -> None:
+    words = [f"word{number}" for number in range(20)]
+    data = dump_index(build_index([EvaluationText("t/dev", 0, " ".join(words))]))
+    (tmp_path / "x.ngrams").write_bytes(data)
+    search = {"stage": "decontaminate", "index": f"{tmp_path}/x.ngrams", "sha256": hashlib.sha256(data).hexdigest()}
+    texts = [f"text number {number} of all\nSubscribe to our newsletter\nand more of {number}" for number in range(4)]
+    joined = "\n".join([" ".join(words[:10]), "Subscribe to our newsletter", " ".join(words[10:])])
+    source = preparations.write_lines(tmp_path / "a.jsonl", [{"text": text} for text in [joined, *texts]])
+    statistics = preparations.run(
+        [source], [{"stage": "duplicate_paragraphs", "most_documents": 3}, search], tmp_path / "out"
+    )
+    assert [split.split for split in statistics.searched] == ["t/dev"]
+    assert statistics.stages[-1].dropped == {"t/dev": 1}
+    assert len(preparations.rows_of(tmp_path / "out/documents")) == 4

@@ -203,7 +203,7 @@ def test_a_million_documents_of_one_band_are_compared_in_linear_time() -> None:
 
 def units_of(text: str) -> list[str]:
     """The units, found character by character."""
-    plain = unicodedata.normalize("NFKC", text.casefold())
+    plain = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     units, inside = list[str](), False
     for character in plain:
         if unicodedata.category(character)[0] not in "LNM":
@@ -260,6 +260,21 @@ def test_texts_of_any_alphabet_are_near_copies_though_one_character_differs(alph
         assert equal(one, other) >= least
         assert equal(one, strange) < least
         assert (one.band_keys(choose_bands(0.8)) == other.band_keys(choose_bands(0.8))).any()
+
+
+def test_case_and_unicode_forms_make_no_difference() -> None:
+    """Forms can hide capitals (`™` is TM, a bold one is H), and folding case can make other forms."""
+    drawn = random.Random(7)
+    valid = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    odd = [one for one in valid if unicodedata.normalize("NFKC", one) != one or one.casefold() != one]
+    for _ in range(2000):
+        text = "".join(drawn.choices([*odd, *"abc 1"], k=12))
+        found = hash_shingles(text, 2).tolist()
+        forms = [unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")]
+        for same in (*forms, forms[2].casefold()):
+            assert hash_shingles(same, 2).tolist() == found, ascii(text)
+    for one, other in (("Nokia™ phones", "NOKIATM phones"), ("\U0001d407ello", "hello"), ("№ 5", "no 5")):
+        assert hash_shingles(one, 2).tolist() == hash_shingles(other, 2).tolist()
 
 
 def test_texts_without_letters_are_compared_by_their_characters() -> None:

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,28 @@ def test_killed_before_any_change_of_a_file_and_continued_it_is_the_same(
     assert files_of(out) == files_of(whole)
 
 
+@pytest.mark.parametrize("seed", [1, 3])
+def test_preparations_that_alternate_in_one_output_leave_the_last_ones_documents(tmp_path: Path, seed: int) -> None:
+    drawn = random.Random(seed)
+    many = write_lines(tmp_path / "many.jsonl", [{"text": f"text {drawn.randrange(90)} of all"} for _ in range(200)])
+    bad = write_lines(tmp_path / "bad.jsonl", [])
+
+    def begin(language: str, out: str) -> None:
+        with suppress(InputError):
+            run([many | {"constants": {"language": language}}, bad], [{"stage": "length"}], tmp_path / out, chunk=4096)
+
+    language, died = "en", False
+    for _ in range(6):
+        (tmp_path / "bad.jsonl").write_bytes(b'{"text": "caf\xe9"}\n')
+        language = language if died else drawn.choice(["en", "de", "fr"])
+        died = dies_at(drawn.choice([0, drawn.randint(1, 60)]), lambda: begin(language, "out"))  # noqa: B023
+    (tmp_path / "bad.jsonl").write_bytes(b'{"text": "cafe"}\n')
+    language = language if died else drawn.choice(["en", "de", "fr"])
+    for out in ("out", "whole"):
+        begin(language, out)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
 @pytest.mark.long
 def test_datatroves_blocks_and_ours_in_one_preparation(tmp_path: Path, sources: list[dict[str, Any]]) -> None:
     for package in ("datatrove", "spacy"):
@@ -254,6 +277,36 @@ def test_big_packed_files_are_read_in_chunks(tmp_path: Path) -> None:
     statistics = run([source], [EXACT], tmp_path / "out")
     assert len(statistics.parts) > 10
     assert [row["text"] for row in rows_of(tmp_path / "out/documents")] == texts
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_complete_output_refuses_an_edit_of_the_same_size_and_takes_the_same_text(
+    tmp_path: Path, packed: bool
+) -> None:
+    drawn = random.Random(packed)
+    records = [{"text": f"text {drawn.random()}", "of": drawn.choice(["MIT", "CC0"])} for _ in range(300)]
+    source = write_lines(tmp_path / "a.jsonl", records) | {"fields": {"licence": "of"}}
+    content = (tmp_path / "a.jsonl").read_bytes()
+    path = tmp_path / ("a.jsonl.gz" if packed else "a.jsonl")
+    source["files"] = [str(path)]
+
+    def write(data: bytes) -> None:
+        path.write_bytes(gzip.compress(data, 0) if packed else data)
+
+    write(content)
+    run([source], [EXACT], tmp_path / "out", chunk=4096)
+    before = files_of(tmp_path / "out")
+    write(content)
+    run([source], [EXACT], tmp_path / "out", chunk=4096)
+    at = drawn.choice([place for place in range(len(content)) if content.startswith(b"MIT", place)])
+    for edited in (content.replace(b"text 0.1", b"text 0.2"), content[:at] + b"GPL" + content[at + 3 :]):
+        write(edited)
+        with pytest.raises(PrepareError, match=rf"/out .*/{path.name}"):
+            run([source], [EXACT], tmp_path / "out", chunk=4096)
+    write(b"\xff" + content[1:])
+    with pytest.raises(InputError, match=path.name):
+        run([source], [EXACT], tmp_path / "out", chunk=4096)
+    assert files_of(tmp_path / "out") == before
 
 
 def test_a_changed_input_of_the_same_size_is_read_again(tmp_path: Path) -> None:
