@@ -252,15 +252,16 @@ class Demo:
     def _evaluate(self, run: Run) -> None:
         with self._timed_stage("evaluation on held-out documents"):
             evaluations = read_history(run.store).evaluations
-            if not evaluations:
-                raise RunError(f"{run.uri} has no evaluation on record", remedy="remove the folder and start again")
+            if not evaluations or (loss := token_loss(evaluations[-1])) is None:
+                raise RunError(
+                    f"{run.uri} has no evaluation that is finite", remedy="remove the folder and start again"
+                )
             last, counted = evaluations[-1], load_or_compute_baselines(run)
             self._print_line(f"masked tokens evaluated        {counted.targets:,}")
             self._print_line(f"unigram cross-entropy          {counted.unigram:.3f} nats (guessing by frequency)")
             self._print_line(
                 f"left-bigram cross-entropy      {counted.bigram:.3f} nats (guessing from the token before)"
             )
-            loss = token_loss(last)
             self._print_line(f"held-out loss of the model     {loss:.3f} nats, perplexity {last['perplexity']:.1f}")
             below, bigram = counted.unigram - loss, counted.bigram - loss
             self._print_line(f"the model is {below:+.3f} nats better than unigram, {bigram:+.3f} than left-bigram")

@@ -119,6 +119,11 @@ def read_status(run: Outline, now: float, *, brief: bool = False) -> RunStatus:
     return status_from_history(run, read_history(run.store, _BRIEF_SEGMENTS if brief else None), now, brief=brief)
 
 
+def last_seen(state: str, heard: float | None, now: float) -> float | None:
+    """Return when a run that has recorded no end was last seen to train, in seconds since 1970; None if it has."""
+    return now if state == "running" else heard if state == "dead" else None
+
+
 def status_from_history(run: Outline, history: History, now: float, *, brief: bool) -> RunStatus:
     """Return the status of a run whose history was read, at least that of its newest steps. Raises StoreError."""
     found = read_attempt_status(run.store, now)
@@ -129,7 +134,8 @@ def status_from_history(run: Outline, history: History, now: float, *, brief: bo
     recent = metric_medians(steps, "status", _RATE_STEPS)
     step_seconds = recent.get("seconds")
     evaluation = history.evaluations[-1] if history.evaluations else None
-    figures = None if brief else compute_figures(history)
+    heard = found.heard if found else None
+    figures = None if brief else compute_figures(history, last_seen(state, heard, now))
     rows = next((event for event in reversed(history.events) if event["kind"] == "microbatch"), None)
     return RunStatus(
         uri=run.uri,
@@ -141,7 +147,7 @@ def status_from_history(run: Outline, history: History, now: float, *, brief: bo
         host=found.owner.host if found else None,
         pid=found.owner.pid if found else None,
         since=found.owner.claimed if found else None,
-        heard=found.heard if found else None,
+        heard=heard,
         step=step,
         total_steps=run.total_steps,
         tokens=_trained_tokens(steps, manifest),

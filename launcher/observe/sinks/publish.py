@@ -98,7 +98,7 @@ class Publisher:
         """Publish the next committed records. Return whether there are more."""
         news = self._follower.read_new()
         went_back = self._state.went_back + (news.superseded_from is not None)
-        if news.records:
+        if news.records or news.superseded_from is not None:
             self._sink.log([step_figures(record, went_back) for record in news.records], news.superseded_from)
         if self._follower.cursor != self._state.cursor:
             self._state = PublishState(cursor=self._follower.cursor, went_back=went_back)

@@ -155,12 +155,21 @@ class LineageCursor(StrictRecord):
     Attributes:
         taken: the part of the committed lineage that was returned; its last segment ends with the last step returned.
         after: number of the last metrics segment, of that segment's attempt, of which everything was returned.
-        evaluated: number of steps before the newest evaluation that was returned.
+        evaluated: number of steps before the newest evaluation that was returned; -1 if none was.
+        returned: number of the step behind the last one that was returned; None in a cursor of earlier versions. A part
+            that began from a copy in memory may have records of steps before its start, which the part before has not
+            written any more.
     """
 
     taken: tuple[LineageSegment, ...] = ()
     after: int = -1
-    evaluated: int = 0
+    evaluated: int = -1
+    returned: int | None = None
+
+    @property
+    def next_step(self) -> int:
+        stop = self.taken[-1].stop if self.taken else 0
+        return stop if self.returned is None else self.returned
 
 
 @dataclass(frozen=True)
@@ -169,7 +178,8 @@ class LineageNews:
 
     Attributes:
         superseded_from: step to which the run went back; None if it did not. Drop records of this step and of later
-            ones, and evaluations after more steps than this, before you add `records`.
+            ones, and evaluations after as many steps or more, before you add `records`, which may have the evaluation
+            after just as many steps once more.
         records: step and evaluation records, in order.
         more: whether more records are there already: call again.
         damage: messages about what could not be read.
@@ -240,7 +250,7 @@ class _NewRecords:
 
     def add_from(self, part: LineageSegment, cursor: LineageCursor) -> LineageCursor:
         """Add the remaining records of `part`, and return the cursor after them. `cursor` must be in `part`."""
-        after, reached, evaluated = cursor.after, cursor.taken[-1].stop, cursor.evaluated
+        after, reached, evaluated = cursor.after, cursor.next_step, cursor.evaluated
         for number, name, data in unread_segments(self.store, METRICS, part.attempt, after, self.damage):
             for line, record in parse_records(name, data):
                 if isinstance(record, NotARecord):
@@ -252,15 +262,16 @@ class _NewRecords:
                 if is_step and step >= reached:
                     reached = step + 1
                     self.records.append(record)
-                elif not is_step and step > max(evaluated, part.start):
+                elif not is_step and step > evaluated:
                     evaluated = step
                     self.records.append(record)
             else:
                 after = number
                 continue
             break
-        here = part.model_copy(update={"stop": reached})
-        return LineageCursor(taken=(*cursor.taken[:-1], here), after=after, evaluated=evaluated)
+        here = part.model_copy(update={"stop": max(part.start, reached)})
+        taken = (*cursor.taken[:-1], here)
+        return LineageCursor(taken=taken, after=after, evaluated=evaluated, returned=reached)
 
 
 def _rewound_cursor(cursor: LineageCursor, lineage: tuple[LineageSegment, ...]) -> tuple[LineageCursor, int | None]:
@@ -280,7 +291,13 @@ def _rewound_cursor(cursor: LineageCursor, lineage: tuple[LineageSegment, ...]) 
     step = min(rest[0].stop, now.stop) if now is not None and same else rest[0].start
     kept = (*taken[:common], rest[0].model_copy(update={"stop": step})) if same else taken[:common]
     # The last attempt in `kept` is read again from its beginning, and records that were returned are skipped.
-    return LineageCursor(taken=kept, evaluated=min(cursor.evaluated, step)), (step if taken[-1].stop > step else None)
+    superseded = taken[-1].stop > step
+    back = LineageCursor(
+        taken=kept,
+        evaluated=min(cursor.evaluated, step - superseded),
+        returned=min(cursor.next_step, step),
+    )
+    return back, (step if superseded else None)
 
 
 def _cursor_in(cursor: LineageCursor, part: LineageSegment) -> LineageCursor:
@@ -290,4 +307,4 @@ def _cursor_in(cursor: LineageCursor, part: LineageSegment) -> LineageCursor:
         return cursor
     before = (*cursor.taken[:-1], last.model_copy(update={"stop": part.start})) if last is not None else ()
     begun = LineageSegment(attempt=part.attempt, start=part.start, stop=part.start)
-    return LineageCursor(taken=(*before, begun), evaluated=cursor.evaluated)
+    return LineageCursor(taken=(*before, begun), evaluated=cursor.evaluated, returned=cursor.next_step)

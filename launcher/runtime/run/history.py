@@ -227,12 +227,19 @@ class _LineageRecords:
             part = self.parts.pop()
             kept = part.before_step(step)
             self.repeated += len(part.steps) - len(kept.steps)
-            seconds = part.column("seconds")
-            if seconds is not None:
-                self.repeated_seconds += float(np.nansum(seconds[len(kept.steps) :]))
+            self._count_repeated_seconds(part, len(kept.steps))
             if len(kept.steps):
                 self.parts.append(kept)
                 break
+
+    def _count_repeated_seconds(self, part: "_RowRange", kept_count: int) -> None:
+        try:
+            seconds = part.column("seconds")
+        except DamagedPack as error:  # the steps are sound, and so is what comes in their place
+            self.damage.append(error.problem)
+            return
+        if seconds is not None:
+            self.repeated_seconds += float(np.nansum(seconds[kept_count:]))
 
     def _drop_evaluations(self, step: float) -> None:
         while self.evaluations and self.evaluations[-1]["step"] >= step:

@@ -38,16 +38,17 @@ def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, obje
     """Return the record of held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, with
     the perplexity of the language-model term, if there is one."""
     record: dict[str, object] = {"kind": "evaluation", "step": step}
-    if token_term(figures) is not None:
-        record["perplexity"] = math.exp(min(token_loss(figures), 700.0))  # beyond it a double overflows
+    if token_term(figures) is not None and (loss := token_loss(figures)) is not None:
+        record["perplexity"] = math.exp(min(loss, 700.0))  # beyond it a double overflows
     return record | dict(figures)
 
 
-def token_loss(figures: Mapping[str, Any]) -> float:
+def token_loss(figures: Mapping[str, Any]) -> float | None:
     """Return the loss on hidden tokens, the only one that can be compared with counts of unigrams and bigrams. If no
-    tokens are predicted, return the whole loss."""
+    tokens are predicted, return the whole loss. None: it was not finite, which records say by null."""
     term = token_term(figures)
-    return float(figures["loss" if term is None else f"{term}_loss"])
+    loss = figures["loss" if term is None else f"{term}_loss"]
+    return None if loss is None else float(loss)
 
 
 class RunLog:

@@ -208,7 +208,9 @@ class Pack:
                 raise RunError(newer_version_message(self._name), remedy=NEWER_REMEDY)
             self._lines: int = about["lines"]
             self.fields: list[str] = about["fields"]
-            if file.schema_arrow.names != [*self.fields, _SEGMENT, _STEP_LINE, _OTHER_LINE]:
+            own = {_SEGMENT: "int64", _STEP_LINE: "binary", _OTHER_LINE: "binary"}
+            columns = [(field.name, str(field.type)) for field in file.schema_arrow]
+            if columns != list((dict.fromkeys(self.fields, "double") | own).items()):
                 raise ValueError("its columns are not those that it names")
             self._metadata = file.metadata
 

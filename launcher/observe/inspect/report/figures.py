@@ -59,7 +59,7 @@ class RunFigures:
         tokens: number of tokens in the recorded steps.
         tokens_per_second: median over the steps.
         data_wait: share of the step time in which the slowest rank waited for data.
-        wall_seconds: seconds from the first start to the last event.
+        wall_seconds: seconds from the first start to the last event, or for a run that trains, to now.
         goodput: share of that time in steps of the committed lineage; None without steps or time.
         repeated: number of steps that were repeated after interruptions.
         skipped: number of steps without an update, because gradients were not finite or far too large.
@@ -77,13 +77,15 @@ class RunFigures:
     blocked_seconds: float
 
 
-def compute_figures(history: History) -> RunFigures:
-    """Return the figures of a history; zeros before the first step. Raises StoreError."""
+def compute_figures(history: History, until: float | None = None) -> RunFigures:
+    """Return the figures of a history; zeros before the first step. `until`: when the run was last seen to train, if
+    that may be after its last event, as seconds since 1970. Raises StoreError."""
     steps, events = history.steps, history.events
     sums = {name: float(np.nansum(steps.column(name))) for name in ("seconds", "tokens", "data_wait", "skipped")}
     busy = sums["seconds"]
     times = [float(event["time"]) for event in events if event["attempt"] > 0]
-    wall = max(times) - min(times) if len(times) > 1 else busy
+    ends = [*times, *([] if until is None else [until])]
+    wall = max(ends) - min(times) if times and len(ends) > 1 else busy
     commits = [event for event in events if event["kind"] == "commit"]
     return RunFigures(
         steps=int(steps.numbers[-1]) + 1 if len(steps) else 0,

@@ -27,7 +27,7 @@ from launcher.observe.inspect.report.style import (
     state_badge,
 )
 from launcher.observe.inspect.report.task_table import TableRow, column_names, searched_note, stored_rows, table_cells
-from launcher.observe.inspect.status import RunStatus, status_facts, status_from_history
+from launcher.observe.inspect.status import RunStatus, last_seen, status_facts, status_from_history
 from launcher.output import human_count, human_duration, write_file
 from launcher.runtime.run.evaluations import EvaluatedCommit, evaluated_commits
 from launcher.runtime.run.history import History, read_history
@@ -116,7 +116,9 @@ def render_page(subject: ReportSubject, history: History, now: datetime, head: s
 
 def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[str, str]:
     """Return the sections of the page by name, in order; a section without content is empty text."""
-    figures, gaps = compute_figures(history), find_interruptions(history)
+    status = subject.status
+    until = last_seen(status.state, status.heard, now.timestamp()) if status is not None else None
+    figures, gaps = compute_figures(history, until), find_interruptions(history)
     curves = "".join(draw_chart(chart) for chart in report_charts(history, gaps, subject.baselines))
     return {
         "head": _header_html(subject, figures, now),
@@ -175,6 +177,9 @@ def _figure_tiles(
 def _heldout_tiles(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, str]]:
     """Yield the figures of an evaluation, each with what it counts."""
     loss = token_loss(evaluation)
+    if loss is None:
+        yield "not finite", "held-out loss"
+        return
     perplexity = evaluation.get("perplexity")
     what = "" if perplexity is None else f" on hidden tokens, perplexity {perplexity:.1f}"
     yield f"{loss:.3f}", f"held-out loss{what}"

@@ -78,6 +78,21 @@ def test_figures_count_repeated_steps_once() -> None:
     assert figures.blocked_seconds == 0.25
 
 
+def test_time_goes_on_after_the_last_event_of_a_run_that_trains() -> None:
+    running = history(10, event("start", 0.0, step=0), event("underway", 5.0))
+    assert compute_figures(running, until=40.0).goodput == pytest.approx(20 / 40)
+    assert compute_figures(running, until=40.0).wall_seconds == 40.0
+    assert compute_figures(history(10, event("start", 0.0, step=0)), until=40.0).goodput == pytest.approx(20 / 40)
+    assert compute_figures(KILLED, until=None) == compute_figures(KILLED)
+
+
+def test_an_evaluation_that_is_not_finite_is_shown_as_that() -> None:
+    bad = replace(KILLED, evaluations=({"kind": "evaluation", "step": 5, "loss": None, "mlm_loss": None},))
+    page = render_page(SUBJECT, bad, NOW)
+    assert "not finite" in page
+    assert " nat<" not in page
+
+
 def test_every_interruption_has_its_cause() -> None:
     killed, stopped = find_interruptions(KILLED)
     assert (killed.attempt, killed.resumed_from, killed.downtime) == (1, 4, 20.0)

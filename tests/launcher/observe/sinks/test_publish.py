@@ -70,6 +70,14 @@ def board_values(store: Store) -> Values:
     return {name: {event.step: event.value for event in board.Scalars(name)} for name in board.Tags()["scalars"]}
 
 
+def board_steps(store: Store, name: str) -> list[int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(Path(store.uri) / "tensorboard"), size_guidance={"scalars": 0})
+    board.Reload()
+    return [event.step for event in board.Scalars(name)]
+
+
 def committed_lineage(store: Store) -> Values:
     values = Values()
     for record in (*step_records(store), *read_history(store).evaluations):
@@ -108,6 +116,7 @@ def test_one_run_across_restarts_and_a_rewind(store: Store, tmp_path: Path) -> N
     assert without_marks(mlflow_values(mlflow_uri(store))) == expected
     board = without_marks(board_values(store))
     assert board.keys() == expected.keys()
+    assert board_steps(store, "train/lr") == list(range(24)), "each once: what was repeated is purged"
     for name, by_step in expected.items():
         assert board[name] == pytest.approx(by_step, rel=1e-6), name
     rows = [row for row in wandb_rows(tmp_path / "run") if "train/lr" in row]

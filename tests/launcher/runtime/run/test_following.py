@@ -1,6 +1,7 @@
 """The committed lineage's records as they come: each once and in order, whatever is repeated, rewound or packed."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from checkpoints.attempt import Attempt, Owner, claim
 from checkpoints.gather import SingleRank
-from checkpoints.layout import CheckpointName
-from checkpoints.listing import Rewind, read_manifest, record_rewind
+from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegment
+from checkpoints.listing import Rewind, list_committed, read_manifest, record_rewind
 from checkpoints.save import Saver
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
@@ -31,13 +32,18 @@ def store(tmp_path: Path) -> Store:
 class Writer:
     """An attempt that resumes from a checkpoint, records steps, each segment holding two records, and commits."""
 
-    def __init__(self, store: Store, resumed: CheckpointName | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        resumed: CheckpointName | None = None,
+        memory: CheckpointManifest | None = None,
+        stored: int | None = None,
+    ) -> None:
         self.store = store
         self.attempt = claim(store, owner=Owner.for_this_process(0.0))
-        self.saver = Saver(
-            store, self.attempt, SingleRank(), resumed=read_manifest(store, resumed) if resumed else None
-        )
-        self.step = resumed.step if resumed else 0
+        manifest = read_manifest(store, resumed) if resumed else memory
+        self.saver = Saver(store, self.attempt, SingleRank(), resumed=manifest, stored=stored)
+        self.step = manifest.step if manifest else 0
         self.lines: list[str] = []
         self.segments = 0
 
@@ -139,11 +145,46 @@ def test_an_event_of_a_newer_version_is_told_behind_what_was_read_before(store: 
     assert follower.read_new() == []
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_records_that_a_successor_restored_from_memory_come_once(store: Store, seed: int) -> None:
+    """What the dead attempt had not written yet is in its successor's segments, with steps before its beginning; also
+    the evaluation before the first step. Whoever looks between gets the rest, and again after the run went back."""
+    draw = random.Random(seed)
+    first = Writer(store)
+    first.lines.append(encode_line({"kind": "evaluation", "step": 0, "by": 1}))
+    first.train(draw.randint(1, 5)).flush()
+    mark = first.commit()
+    died = first.step + draw.randint(1, 7)
+    first.train(died)
+    written = draw.randrange(len(first.lines) + 1)
+    unwritten, first.lines = first.lines[written:], first.lines[:written]
+    first.flush()
+    memory = read_manifest(store, mark).model_copy(
+        update={"step": died, "lineage": (LineageSegment(attempt=1, start=0, stop=died),), "files": ()}
+    )
+    second = Writer(store, memory=memory, stored=mark.step)
+    second.lines += unwritten
+    follower, kept = LineageFollower(store), dict[tuple[str, int], int]()
+    for _ in range(draw.randint(1, 3)):
+        second.train(second.step + draw.randint(1, 4)).flush()
+        newest = second.commit()
+        if draw.random() < 0.7:
+            apply(kept, *told(follower, draw.randint(1, 9)))
+    if draw.random() < 0.5:
+        Writer(store, newest).train(newest.step + 4).flush().commit()
+    while (found := told(follower, 5)) != (None, []):
+        apply(kept, *found)
+    reached = read_manifest(store, list_committed(store)[0]).step
+    expected = {("step", step) for step in range(reached)}
+    expected |= {("eval", step) for step in range(0, reached + 1, 3)}
+    assert kept.keys() == expected
+
+
 def apply(kept: dict[tuple[str, int], int], superseded: int | None, records: list[tuple[str, int, int]]) -> None:
     """As a tracker does."""
     if superseded is not None:
         for kind, step in list(kept):
-            if step >= superseded + (kind == "eval"):
+            if step >= superseded:
                 del kept[kind, step]
     for kind, step, by in records:
         assert (kind, step) not in kept
