@@ -212,8 +212,7 @@ def check_mergeable(sources: Sequence[Corpus]) -> None:
         if unlike:
             raise CorpusError(
                 f"{sources[0].store.uri} and {source.store.uri} cannot be merged: {'; '.join(unlike)}",
-                remedy="build one with the other's tokenizer and options, and with --heldout-like, or name both as "
-                "sources of a run",
+                remedy="build one with the other's tokenizer and options, and with --heldout-like",
             )
 
 

@@ -114,7 +114,7 @@ class EncoderConfig(BaseModel, ABC):
         if self.vocab is not None and self.vocab < vocab:
             raise ModelError(
                 f"model.vocab is {self.vocab}, but the tokenizer has {vocab} ids",
-                remedy="leave model.vocab out, or set it to at least the tokenizer's size",
+                remedy="set model.vocab to null, or to at least the tokenizer's size",
             )
         return self.model_copy(update={"vocab": self.vocab or vocab, "pad_id": pad_id})
 

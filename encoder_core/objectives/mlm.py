@@ -33,7 +33,7 @@ class TokenPrediction(HeadConfig):
         yield from refuse_decoder_family(self.name, setting)
         if setting.model.permutes:
             why = "it predicts tokens in a random order, without masks"
-            remedy = f"use plm for {setting.model.family}, and {self.name} for every other family"
+            remedy = f"use plm for {setting.model.family}, and {self.name} for families of encoders alone"
             yield family_refusal(self.name, setting, why, remedy)
         elif rows is not None and rows.lanes:
             yield Refusal(

@@ -36,7 +36,7 @@ class PlmConfig(OmittedWeightTerm, ModuleConfig):
                 "choose exactly one of mlm, plm and contrastive",
             )
         elif not setting.model.permutes:
-            remedy = "use plm for xlnet, and mlm for every other family"
+            remedy = "use plm for xlnet, denoise for bart, and mlm for every other family"
             yield family_refusal("plm", setting, "it has no query stream", remedy)
         elif setting.rows is not None and not setting.rows.lanes:
             yield Refusal(

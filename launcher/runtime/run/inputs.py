@@ -127,11 +127,17 @@ def recipe_sections(corpora: Sequence[str], tokenizer: str | None) -> dict[str, 
 def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RUN") -> None:
     """Raise RecipeError if `recipe` still names an example bucket in place of the user's own."""
     values = flatten(recipe.to_data()).items()
-    found = [f"{path} = {value}" for path, value in values if str(value).startswith(PLACEHOLDER)]
+    found = {path: value for path, value in values if str(value).startswith(PLACEHOLDER)}
     if found:
+        others = [path for path in found if not path.startswith(("corpus.", "tokenizer."))]
+        given = "".join(f" --set {path}=URI" for path in others)
+        corpus = (
+            "" if len(others) == len(found) else " --corpus URI, with the URI of what `maskfleet corpus build` wrote"
+        )
         raise RecipeError(
-            f"the recipe has placeholders where your own corpus belongs: {'; '.join(found)}",
-            remedy=f"{command} --corpus URI, with the URI of what `maskfleet corpus build` wrote",
+            f"the recipe has placeholders where your own data belong: "
+            f"{'; '.join(f'{path} = {value}' for path, value in found.items())}",
+            remedy=f"{command}{given}{corpus}",
         )
 
 
