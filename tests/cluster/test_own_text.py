@@ -101,6 +101,7 @@ class Alphabet:
             rows = [(text, "ja" if self.letters[0] in text else "nein") for text in self.sentences(count, seed)]
             self._write_table(folder / f"{name}.csv", ["Satz", "Urteil"], rows)
         declared = "" if self.encoding == "utf-16" else f"encoding: {self.encoding}\n"
+        declared += f"delimiter: {json.dumps(self.delimiter)}\n"
         (folder / "task.yaml").write_text(TASK + declared, encoding="utf-8")
 
     def _write_table(self, path: Path, names: list[str], rows: Sequence[tuple[object, str]]) -> None:
@@ -149,7 +150,7 @@ def test_every_alphabet_to_an_exported_model_and_a_fine_tuning(tmp_path: Path, a
         assert exported.unk_token_id not in ids
     assert AutoModelForMaskedLM.from_pretrained(tmp_path / model).num_parameters() > 0
     assert "160" in maskfleet(tmp_path, "tasks", "check", "task.yaml")
-    maskfleet(tmp_path, "finetune", model, "task.yaml", "--out", "fertig", "--threads", "1")
+    maskfleet(tmp_path, "finetune", model, "task.yaml", "--out", "fertig")
     fine_tuned = AutoModelForSequenceClassification.from_pretrained(tmp_path / "fertig")
     assert fine_tuned.config.id2label == {0: "nein", 1: "ja"}
 
@@ -171,4 +172,5 @@ def test_the_demos_way(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     said = maskfleet(tmp_path, "demo", write(tmp_path / "text"), "--out", "demo")
     assert len(ensure_possible(said)) > 6
     assert "paragraphs" in said
+    assert "<mask>" in said
     assert (tmp_path / "demo/report.html").stat().st_size > 10_000

@@ -122,6 +122,9 @@ class Sampling:
 class MaskFiller:
     """The masked language model in a folder in the transformers format, on the CPU.
 
+    Attributes:
+        max_tokens: largest number of tokens of a text, with its first and its last one.
+
     Raises:
         ModelError: the folder holds no model, or one that predicts no masked tokens.
         TokenizerError: it has no tokenizer.
@@ -130,7 +133,7 @@ class MaskFiller:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = load_tokenizer(str(folder))
         pretrained = load_pretrained(folder)
-        self._longest = pretrained.config.max_length
+        self.max_tokens = pretrained.config.max_length
         self._model = masked_language_model(pretrained.config)
         self._model.load_state_dict(pretrained.tensors | _tied_tensors(pretrained.tensors, self._model), strict=True)
         self._model.eval()
@@ -138,7 +141,7 @@ class MaskFiller:
     def top_candidates(self, sentence: str, count: int) -> list[MaskCandidate]:
         """Return the `count` likeliest tokens, or all of fewer, for the one mask in `sentence`. Raises TokenizerError:
         it has not exactly one."""
-        text = encode_masked_text(sentence, self._tokenizer, self._longest) if MASK in sentence else None
+        text = encode_masked_text(sentence, self._tokenizer, self.max_tokens) if MASK in sentence else None
         if text is None or len(text.masked) != 1:
             raise TokenizerError(f"{sentence!r} does not have exactly one {MASK}", remedy=f"write {MASK} once")
         (logits_V,) = self._logits(text)
@@ -149,7 +152,7 @@ class MaskFiller:
     def fill(self, sentence: str, sampling: Sampling) -> str:
         """Return `sentence` with all masks filled. Equal arguments give equal text. Raises TokenizerError as
         `encode_masked_text`."""
-        text = encode_masked_text(sentence, self._tokenizer, self._longest)
+        text = encode_masked_text(sentence, self._tokenizer, self.max_tokens)
         steps = min(sampling.steps or len(text.masked), len(text.masked))
         total, never = len(text.masked), torch.from_numpy(self._tokenizer.special_mask.nonzero()[0])
         for step in range(steps):

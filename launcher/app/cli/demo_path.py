@@ -24,17 +24,19 @@ from pydoc_data import topics
 
 from rich.console import Console
 
+from data_service.corpus.corpus import open_corpus
+from data_service.corpus.reader import read_block
 from data_service.errors import TokenizerError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.encodings import UTF_8
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
-from data_service.printable import shell_word
+from data_service.printable import one_line, shell_word
 from data_service.stream.statistics import corpus_stats
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher.after.export.export import export_run
-from launcher.after.fill.fill import MaskFiller
+from launcher.after.fill.fill import MASK, MaskFiller
 from launcher.app.cli.corpus_shown import heldout_note, show_build_progress
 from launcher.app.cli.options import validate_options
 from launcher.app.cli.texts import default_worker_count, sample_texts
@@ -272,10 +274,21 @@ class Demo:
             step = export_run(run, None, str(folder)).step
             self._print_line(f"step {step:,} to {folder}; transformers loads it: AutoModelForMaskedLM, AutoTokenizer")
             filler = MaskFiller(folder)
-            for sentence in _EXAMPLE_SENTENCES:
+            for sentence in _EXAMPLE_SENTENCES if self.text is None else self._own_sentences(filler.max_tokens):
                 guesses = filler.top_candidates(sentence, 4)
                 shown = ", ".join(f"{guess.text.strip()!r} {guess.probability:.0%}" for guess in guesses)
-                self._print_line(f"{sentence}\n        {shown}")
+                self._print_line(f"{one_line(sentence)}\n        {shown}")
+
+    def _own_sentences(self, max_tokens: int) -> Iterator[str]:
+        """Yield held-out text with one token masked, which fits into rows of `max_tokens`: a tokenizer of other text
+        may spell English letter by letter."""
+        corpus = open_corpus(str(self.out / "corpus"))
+        tokenizer, block = corpus.tokenizer(), read_block(corpus.store, corpus.table("heldout"), 0)
+        for start in block.sentences[:-1][: len(_EXAMPLE_SENTENCES)].tolist():
+            tokens = block.tokens[start : start + max_tokens // 2]
+            masked = len(tokens) // 2
+            before, after = (tokenizer.decode(part) for part in (tokens[:masked], tokens[masked + 1 :]))
+            yield f"{before.replace(MASK, '')} {MASK}{after.replace(MASK, '')}"
 
     def _report(self, run: Run) -> None:
         with self._timed_stage("report"):
