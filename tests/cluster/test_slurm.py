@@ -167,7 +167,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield running
 
 
-def submit(cluster: Slurm, uri: str, log: Path, *, nodes: int = 2) -> str:
+def submit(cluster: Slurm, uri: str, log: Path, *, nodes: int = 2, setup: tuple[str, ...] = ()) -> str:
     """Returns the job's number."""
     job = SlurmJob.from_options(
         run=uri,
@@ -179,6 +179,7 @@ def submit(cluster: Slurm, uri: str, log: Path, *, nodes: int = 2) -> str:
         shared_memory="200MiB",
         bin=str(Path(sys.executable).parent),
         log=str(log),
+        setup=setup,
     )
     return cluster.run("sbatch", "--parsable", stdin=render(job))
 
@@ -215,9 +216,11 @@ def test_a_job_survives_preemption(cluster: Slurm, tmp_path: Path) -> None:
 
 
 def test_a_mistake_ends_the_job(cluster: Slurm, tmp_path: Path) -> None:
-    log = tmp_path / "job.log"
-    job = submit(cluster, str(tmp_path / "absent"), log)
+    """Also after a step of its own setup, as one that unpacks an archive on every node."""
+    log, unpacked = tmp_path / "job.log", tmp_path / "unpacked"
+    job = submit(cluster, str(tmp_path / "absent"), log, setup=(f"srun --export=ALL --ntasks=2 mkdir -p {unpacked}",))
     wait_until(lambda: cluster.field(job, "JobState") == "FAILED", 120)
     assert cluster.field(job, "ExitCode") == "2:0"
     assert cluster.field(job, "Restarts") == "0"
     assert "remedy: " in log.read_text()
+    assert unpacked.is_dir()

@@ -124,7 +124,7 @@ def compare_with_certificate(
         found.problems.append((uri, error.problem))
     known, deleted = certificate.newest_digests if certificate else {}, set[CheckpointName]()
     for what, then in known.items():
-        if what.startswith(_UNCERTIFIED_PREFIXES):  # 0.2's certificates and earlier ones of 0.3 have some of them
+        if what.startswith(_UNCERTIFIED_PREFIXES):  # earlier certificates have some of them
             continue
         now, mark = found.contents.get(what, ()), CheckpointName.from_key(what)
         if then and mark is not None and mark.manifest_key not in found.contents:

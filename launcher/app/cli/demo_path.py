@@ -285,10 +285,11 @@ class Demo:
         corpus = open_corpus(str(self.out / "corpus"))
         tokenizer, block = corpus.tokenizer(), read_block(corpus.store, corpus.table("heldout"), 0)
         for start in block.sentences[:-1][: len(_EXAMPLE_SENTENCES)].tolist():
-            tokens = block.tokens[start : start + max_tokens // 2]
+            tokens = block.tokens[start : start + max_tokens // 3]  # characters that are cut take more tokens
             masked = len(tokens) // 2
-            before, after = (tokenizer.decode(part) for part in (tokens[:masked], tokens[masked + 1 :]))
-            yield f"{before.replace(MASK, '')} {MASK}{after.replace(MASK, '')}"
+            parts = (tokenizer.decode(part) for part in (tokens[:masked], tokens[masked + 1 :]))
+            before, after = (part.replace(MASK[:-1], "") for part in parts)  # also <mask:20>, if the text has it
+            yield f"{before} {MASK}{after}"
 
     def _report(self, run: Run) -> None:
         with self._timed_stage("report"):
