@@ -159,7 +159,7 @@ def test_only_who_names_this_machine_is_answered(run: ToldRun) -> None:
     st.lists(st.sampled_from(["localhost", "127.0.0.1", "[::1]", "evil", ".", ":", "@", "/", "80", "?", "#", ",", "%"]))
 )
 def test_a_host_that_is_answered_is_a_name_and_a_port(parts: list[str]) -> None:
-    """By another rule: what stands before the last colon and digits is this machine's name or four bytes in decimals."""
+    """By another rule: what is before the last colon and digits is this machine's name or four bytes in decimals."""
     host = "".join(parts)
     server = object.__new__(PageServer)
     server.names = {"localhost"}
