@@ -93,12 +93,13 @@ def test_the_ray_cluster_must_be_reachable(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_store_with_a_clock_tells_how_far_ours_is_off(any_store: Store) -> None:
+    began = time.monotonic()
     found = clock_skew(any_store)
     if isinstance(any_store, LocalStore):
         assert found is None
     else:
         assert found is not None
-        assert abs(found) < 3
+        assert abs(found) < 2 + time.monotonic() - began  # the store's clock counts whole seconds
 
 
 class Elsewhen(LocalStore):
