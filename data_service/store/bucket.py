@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import ClassVar, Generic, Literal, Self, TypeVar
+from uuid import uuid4
 
-from data_service.store.base import Entry, check_key, join_path
-from data_service.store.errors import CredentialsExpired, CredentialsMissing, StoreError
+from data_service.store.base import Store, check_key, join_path
+from data_service.store.errors import CredentialsExpired, CredentialsMissing, StoreError, StoreUnavailable
 from data_service.store.retries import RetryLimit, call_with_retries, get_outage
 from data_service.store.upload_sources import Buffers, LocalFile, combine_callbacks
 
@@ -50,7 +51,7 @@ class Connection(ABC, Generic[_C]):
 
 
 @dataclass(frozen=True)
-class BucketStore(ABC, Generic[_C]):
+class BucketStore(Store, ABC, Generic[_C]):
     """A store of the objects of `bucket` whose keys start with `prefix` + "/". See `Store`. Picklable and thread-safe.
 
     `patience_s`: seconds without progress after which a failing operation is given up.
@@ -69,10 +70,6 @@ class BucketStore(ABC, Generic[_C]):
     def _scheme(self) -> Literal["s3", "gs", "az"]:
         """The scheme of the store's URIs."""
 
-    @abstractmethod
-    def entry(self, key: str) -> Entry | None:
-        """Find one object, as `Store.entry`."""
-
     @property
     def uri(self) -> str:
         return f"{self._scheme}://{join_path(self.bucket, self.prefix)}"
@@ -89,6 +86,20 @@ class BucketStore(ABC, Generic[_C]):
             return b"" if self.size(key) is not None else self.get(key)
         return self._download(key, start, length)
 
+    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
+        name, body, writer = self._object_name(key), bytes(data), uuid4().hex
+
+        def create_object(client: _C) -> bool:
+            if self._create_object(name, body, writer, client):
+                return True
+            # An earlier attempt of ours may have created the object, although its answer was lost.
+            stored = self._find_writer(name, client)
+            if stored is None:  # the object was deleted since
+                raise StoreUnavailable.for_uri(self._object_uri(name), "deleted while it was created")
+            return stored == writer
+
+        return self._call_with_retries(name, create_object)
+
     def put_buffers(
         self, key: str, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
     ) -> None:
@@ -97,13 +108,17 @@ class BucketStore(ABC, Generic[_C]):
     def put_file(self, key: str, path: Path) -> None:
         self._upload(key, LocalFile(path), None)
 
-    def size(self, key: str) -> int | None:
-        entry = self.entry(key)
-        return None if entry is None else entry.size
-
     @abstractmethod
     def _download(self, key: str, start: int, length: int | None) -> bytes:
         """Return `length` bytes from byte `start`; all that follow if it is None."""
+
+    @abstractmethod
+    def _create_object(self, name: str, body: bytes, writer: str, client: _C) -> bool:
+        """Create an object by one request, with `writer` as metadata. Return False if it exists."""
+
+    @abstractmethod
+    def _find_writer(self, name: str, client: _C) -> str | None:
+        """Return the writer of an object, "" if it has none; None if the object does not exist."""
 
     @abstractmethod
     def _put_object(self, name: str, body: bytes, client: _C) -> object:

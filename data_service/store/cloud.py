@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from uuid import uuid4
 
 import obstore
 from obstore.exceptions import AlreadyExistsError
@@ -24,15 +23,8 @@ from data_service.store.base import Entry, parallel_map
 from data_service.store.bucket import BucketStore
 from data_service.store.cloud_client import CloudClient, CloudConnection, Scheme
 from data_service.store.cloud_errors import FAILURES, translate_error
-from data_service.store.cloud_transfer import (
-    SINGLE_UPLOAD_BYTES,
-    CloudDownload,
-    CloudListing,
-    CloudUpload,
-    head_object,
-    read_metadata_field,
-)
-from data_service.store.errors import BadUri, KeyMissing, StoreUnavailable
+from data_service.store.cloud_transfer import SINGLE_UPLOAD_BYTES, CloudDownload, CloudListing, CloudUpload, head_object
+from data_service.store.errors import BadUri, KeyMissing
 from data_service.store.retries import RetryLimit
 from data_service.store.upload_sources import WRITER_FIELD, Buffers, LocalFile
 
@@ -52,32 +44,6 @@ class CloudStore(BucketStore[CloudClient]):
     @property
     def _scheme(self) -> Scheme:
         return self.scheme
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self.put_buffers(key, [memoryview(data)])
-
-    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        name, body, writer = self._object_name(key), bytes(data), uuid4().hex
-
-        def create_object(client: CloudClient) -> bool:
-            try:
-                obstore.put(
-                    client.requests,
-                    name,
-                    body,
-                    mode="create",
-                    use_multipart=False,
-                    attributes={WRITER_FIELD: writer},
-                )
-            except AlreadyExistsError as error:
-                # An earlier attempt of ours may have created the object, although its answer was lost.
-                stored = read_metadata_field(client, name, WRITER_FIELD)
-                if stored is None:  # the object was deleted since
-                    raise StoreUnavailable.for_uri(self._object_uri(name), "deleted while it was created") from error
-                return stored == writer
-            return True
-
-        return self._call_with_retries(name, create_object)
 
     def entry(self, key: str) -> Entry | None:
         name = self._object_name(key)
@@ -154,6 +120,21 @@ class CloudStore(BucketStore[CloudClient]):
         name, patience = self._object_name(key), RetryLimit(self.patience_s)
         download = CloudDownload(name, self._object_uri(name), patience.record_progress, start, length)
         return self._call_with_retries(name, download.try_download, patience)
+
+    def _create_object(self, name: str, body: bytes, writer: str, client: CloudClient) -> bool:
+        written = {WRITER_FIELD: writer}
+        try:
+            obstore.put(client.requests, name, body, mode="create", use_multipart=False, attributes=written)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def _find_writer(self, name: str, client: CloudClient) -> str | None:
+        try:
+            found = obstore.get(client.requests, name, options={"head": True})
+        except FileNotFoundError:
+            return None
+        return str(found.attributes.get(WRITER_FIELD, ""))
 
     def _put_object(self, name: str, body: bytes, client: CloudClient) -> object:
         return obstore.put(client.requests, name, body, use_multipart=False)

@@ -49,16 +49,6 @@ def head_object(client: CloudClient, name: str) -> Any | None:
     raise ConnectionError(f"{refused}, though it may be read") from refused
 
 
-def read_metadata_field(client: CloudClient, name: str, field_name: str) -> str | None:
-    """Return a metadata field of an object, "" if the object has none; None if the object does not exist. Raises
-    FAILURES."""
-    try:
-        found = obstore.get(client.requests, name, options={"head": True})
-    except FileNotFoundError:
-        return None
-    return str(found.attributes.get(field_name, ""))
-
-
 @dataclass
 class CloudDownload:
     """A read of an object, or of `length` bytes of it from byte `start`.

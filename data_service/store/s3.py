@@ -13,9 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
 
 import boto3
 from botocore.config import Config
@@ -24,7 +22,7 @@ from botocore.session import get_session
 
 from data_service.store.base import Entry, join_path
 from data_service.store.bucket import BucketStore, Connection
-from data_service.store.errors import BadUri, KeyMissing, StoreError, StoreUnavailable
+from data_service.store.errors import BadUri, KeyMissing, StoreError
 from data_service.store.retries import RetryLimit
 from data_service.store.s3_errors import FAILURES, error_code, translate_error
 from data_service.store.s3_transfer import MAX_DELETIONS, Deletion, Download, Listing, Upload, head_object
@@ -86,30 +84,6 @@ class S3Store(BucketStore["S3Client"]):
     @property
     def _scheme(self) -> Literal["s3"]:
         return "s3"
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        name = self._object_name(key)
-        self._call_with_retries(name, partial(self._put_object, name, bytes(data)))
-
-    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        name, body, writer = self._object_name(key), bytes(data), uuid4().hex
-
-        def create_object(client: "S3Client") -> bool:
-            try:
-                client.put_object(
-                    Bucket=self.bucket, Key=name, Body=body, IfNoneMatch="*", Metadata={WRITER_FIELD: writer}
-                )
-            except ClientError as error:
-                if error_code(error) not in ("PreconditionFailed", "412"):
-                    raise
-                # An earlier attempt of ours may have created the object, although its answer was lost.
-                stored = head_object(client, self.bucket, name)
-                if stored is None:  # the object was deleted since
-                    raise StoreUnavailable.for_uri(self._object_uri(name), "deleted while it was created") from error
-                return stored["Metadata"].get(WRITER_FIELD) == writer
-            return True
-
-        return self._call_with_retries(name, create_object)
 
     def entry(self, key: str) -> Entry | None:
         name = self._object_name(key)
@@ -228,6 +202,19 @@ class S3Store(BucketStore["S3Client"]):
         name, patience = self._object_name(key), RetryLimit(self.patience_s)
         download = Download(self.bucket, name, patience.record_progress, start, length)
         return self._call_with_retries(name, download.try_download, patience)
+
+    def _create_object(self, name: str, body: bytes, writer: str, client: "S3Client") -> bool:
+        try:
+            client.put_object(Bucket=self.bucket, Key=name, Body=body, IfNoneMatch="*", Metadata={WRITER_FIELD: writer})
+        except ClientError as error:
+            if error_code(error) not in ("PreconditionFailed", "412"):
+                raise
+            return False
+        return True
+
+    def _find_writer(self, name: str, client: "S3Client") -> str | None:
+        stored = head_object(client, self.bucket, name)
+        return None if stored is None else stored["Metadata"].get(WRITER_FIELD, "")
 
     def _put_object(self, name: str, body: bytes, client: "S3Client") -> object:
         return client.put_object(Bucket=self.bucket, Key=name, Body=body)
