@@ -8,11 +8,10 @@ first. Ray keeps an object only while its owner is alive, so if the feed dies, i
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import ray
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
@@ -26,9 +25,8 @@ from data_service.service.tasks import (
     run_pass_on_ray,
     submit_window,
 )
-from data_service.store.base import Store
 from data_service.store.open import open_store
-from data_service.stream.counts import PassRunner, RowCounts, count_rows, measure_rows
+from data_service.stream.counts import RowCounter, RowCounts
 from data_service.stream.plan import EpochLayout, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.stages import make_plan
@@ -45,7 +43,6 @@ class FeedConfig(BaseModel):
         workers: largest number of windows that are built at the same time.
         memory: bytes of finished windows to hold, over all streams. Two windows per stream are always allowed. At most
             half of the nodes' object stores is used, because readers hold copies of what they read.
-        cpus: cores that a worker reserves with Ray's scheduler.
         slab_tokens: approximate number of tokens in a slab, the unit in which samples are sent.
         cache: URI of a folder that keeps row counts between runs; None to count at every start.
     """
@@ -54,7 +51,6 @@ class FeedConfig(BaseModel):
 
     workers: PositiveInt
     memory: PositiveInt
-    cpus: float = Field(default=0.25, gt=0)
     slab_tokens: PositiveInt = 1 << 19
     cache: str | None = None
 
@@ -152,7 +148,6 @@ class Feed:
 
     def __init__(self, config: FeedConfig) -> None:
         self._config = config
-        self._run: PassRunner = partial(run_pass_on_ray, cpus=config.cpus)
         self._counted = 0
         self._streams: dict[str, _Stream] = {}
         self._builds: OrderedDict[_WindowKey, _HeldBuild] = OrderedDict()
@@ -198,8 +193,7 @@ class Feed:
         """
         if spec_json not in self._axes:
             stream = self._stream(spec_json)
-            lengths = measure_rows(stream.corpora, self._cache(), self._run, self._add_counted_blocks)
-            axis = TokenAxis(stream.plan, stream.counts, lengths)
+            axis = TokenAxis(stream.plan, stream.counts, self._counter().measure_rows(stream.corpora))
             try:
                 self._axes[spec_json] = ray.put(axis)
             except ray.exceptions.RayError as error:
@@ -240,8 +234,9 @@ class Feed:
     def _open(self, spec_json: str) -> _Stream:
         spec = StreamSpec.model_validate_json(spec_json)
         corpora = Corpora(spec)
-        counts = count_rows(corpora, self._cache(), self._run, self._add_counted_blocks)
-        plan = make_plan(corpora, counts, self._cache(), self._run, self._add_counted_blocks)
+        counter = self._counter()
+        counts = counter.count_rows(corpora)
+        plan = make_plan(corpora, counts, counter)
         held = max(2, (memory := self._memory()) // max(1, plan.epoch_layout.window_bytes))
         rows = rows_per_slab(spec.row_length, self._config.slab_tokens)
         notes = plan.notes
@@ -257,8 +252,9 @@ class Feed:
     def _add_counted_blocks(self, blocks: int) -> None:
         self._counted += blocks
 
-    def _cache(self) -> Store | None:
-        return None if self._config.cache is None else open_store(self._config.cache)
+    def _counter(self) -> RowCounter:
+        cache = None if self._config.cache is None else open_store(self._config.cache)
+        return RowCounter(cache, run_pass_on_ray, self._add_counted_blocks)
 
     def _request_window(self, stream: _Stream, wanted: SlabRequest, requested: set[_WindowKey], *, must: bool) -> None:
         """Mark a window as requested now. Start its build if there is room, or in any case if `must`."""
@@ -267,7 +263,7 @@ class Feed:
             if not self._make_room(stream, requested) and not must:
                 return
             window = stream.plan.window(*wanted.window)
-            slabs = submit_window(stream.spec_json, window, wanted.layout, self._config.cpus)
+            slabs = submit_window(stream.spec_json, window, wanted.layout)
             self._builds[key] = _HeldBuild(wanted.layout, slabs)
         self._builds.move_to_end(key)
 

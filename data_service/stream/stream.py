@@ -23,7 +23,7 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
-from data_service.stream.counts import count_rows, measure_rows
+from data_service.stream.counts import RowCounter
 from data_service.stream.exposure import SampleFinder, TokenRange
 from data_service.stream.plan import BlockRows, EpochLayout, Window
 from data_service.stream.sources import Corpora
@@ -223,9 +223,9 @@ class Stream:
     def __init__(self, spec: StreamSpec, cache: Store | None = None, windows: int = 2) -> None:
         self.spec = spec
         self._corpora = Corpora(spec)
-        self._cache = cache
-        self._counts = count_rows(self._corpora, cache)
-        self.plan = make_plan(self._corpora, self._counts, cache)
+        self._counter = RowCounter(cache)
+        self._counts = self._counter.count_rows(self._corpora)
+        self.plan = make_plan(self._corpora, self._counts, self._counter)
         self._kept: RecentResults[tuple[int, int], list[Samples]] = RecentResults(windows)
         self._slab_rows = rows_per_slab(spec.row_length)
 
@@ -249,7 +249,7 @@ class Stream:
 
     def token_axis(self) -> TokenAxis:
         """Return the stream's axis in tokens. The first time, the length of every row is measured."""
-        return TokenAxis(self.plan, self._counts, measure_rows(self._corpora, self._cache))
+        return TokenAxis(self.plan, self._counts, self._counter.measure_rows(self._corpora))
 
     def sample_text(self, epoch: int, sample: int) -> SampleText:
         """Return the text of a sample and the place that it comes from."""
