@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
-from data_service.service.gauges import FeedGauges
+from data_service.service.gauges import GAUGE_DESCRIPTIONS, StoreRetryGauge, make_gauge
 from data_service.service.prefetch import EpochWindow
 from data_service.service.tasks import (
     SlabRefs,
@@ -153,7 +153,8 @@ class Feed:
         self._builds: OrderedDict[_WindowKey, _HeldBuild] = OrderedDict()
         self._failures: dict[_WindowKey, _BuildFailures] = {}
         self._axes: dict[str, ray.ObjectRef[TokenAxis]] = {}
-        self._gauges = FeedGauges()
+        self._ready_gauge = make_gauge("windows_ready", GAUGE_DESCRIPTIONS["windows_ready"], {})
+        self._retry_gauge = StoreRetryGauge()
 
     def open(self, spec_json: str) -> OpenStream:
         """Make a stream's plan, counting its rows the first time; return what a client needs.
@@ -178,7 +179,8 @@ class Feed:
         requested = {_window_key(spec_json, wanted.window) for wanted in (needed, *ahead_requests)}
         for wanted in (needed, *ahead_requests):
             self._request_window(stream, wanted, requested, must=wanted is needed)
-        self._gauges.update(len(self._builds) - self._unfinished())
+        self._ready_gauge.set(float(len(self._builds) - self._unfinished()))
+        self._retry_gauge.update()
         return {
             wanted.window: self._builds[key].to_window_build(wanted)
             for wanted in (needed, *ahead_requests)

@@ -41,7 +41,7 @@ from data_service.stream.mixture import (
     source_weights,
     unread_sources,
 )
-from data_service.stream.order import LaneOrder, Permutation, SourceOrder, SpreadOrder
+from data_service.stream.order import LaneOrder, Permutation, RowOrder, SourceOrder, SpreadOrder
 
 _MAX_CACHED_READINGS = 2  # readings of a source whose order of blocks is cached
 
@@ -219,9 +219,6 @@ class StageSourceRows:
     quotas: tuple[int, ...]
 
 
-WindowOrder = Permutation | SpreadOrder | LaneOrder | SourceOrder
-
-
 @dataclass(frozen=True)
 class Window:
     """The rows of a window: sample i is row `order.item_at(i)` of its pieces, one after another.
@@ -231,7 +228,7 @@ class Window:
     """
 
     pieces: tuple[BlockRows, ...]
-    order: WindowOrder
+    order: RowOrder
     first: int = 0
 
 
@@ -303,10 +300,10 @@ class StreamPlan:
         first = epoch * self.epoch_layout.samples_per_epoch + self.epoch_layout.window_start(window)
         return Window(tuple(pieces), self._window_order(tuple(map(len, stretches)), name), first)
 
-    def _window_order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> WindowOrder:
-        if self.spec.one_source is not None:
-            return SourceOrder(sizes, self.spec.one_source, self.spec.window.stretches, name)
+    def _window_order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> RowOrder:
         size = sum(sizes)
+        if self.spec.one_source is not None:
+            return SourceOrder(size, sizes, self.spec.one_source, self.spec.window.stretches, name)
         if self.spec.lanes is not None and isinstance(self.spec.input, Lanes):
             return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
         if self.spec.window.stretches > 1:

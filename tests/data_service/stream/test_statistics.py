@@ -20,18 +20,6 @@ LARGE = [1e9, 4.8e9, 2.4e9, 1.9e9]  # roberta-large-160gb's sources, a quarter a
 FORMER_BLOCK = 1 << 20
 
 
-@pytest.mark.long
-@settings(deadline=None, max_examples=50)
-@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 9))
-def test_a_spread_order_holds_every_thing_once(size: int, stretches: int, seed: int) -> None:
-    order = SpreadOrder(size, stretches, ("test", seed))
-    everything = order.items_at(np.arange(size))
-    assert sorted(everything.tolist()) == list(range(size))
-    assert [order.item_at(position) for position in range(0, size, 7)] == everything[::7].tolist()
-    with pytest.raises(IndexError):
-        order.item_at(size)
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.integers(17, 5000), st.integers(0, 9))
 def test_what_follows_is_never_in_the_same_stretch_or_the_next(size: int, seed: int) -> None:
