@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import make_block_table
 from data_service.errors import PlanError
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.stream.order import LaneOrder
-from data_service.stream.plan import StreamPlan
 from data_service.stream.positions import PhaseBatches, StepSampleRanges
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus, write_vocabulary
+from tests.support.data.corpora import plan_of, random_block, source_of, spec_of, write_corpus, write_vocabulary
 
 REUSE, LENGTH, LANES = 16, 45, 6
 
@@ -118,28 +116,21 @@ def test_windows_of_a_plan_are_whole_steps_of_every_source(
     windows_of_text: list[list[int]], pairs: int, epoch: int, weighted: bool
 ) -> None:
     lanes = 2 * pairs
-    counts = tuple(2 * np.array([*blocks, lanes]) for blocks in windows_of_text)
-    tables = tuple(
-        make_block_table([(0, 0, 0, 10 * n, n, 1) for n in rows.tolist()], ["0" * 32] * len(rows), ["shard"])
-        for rows in counts
-    )
-    named = [SourceSpec(name=f"s{i}", uri=f"u{i}", manifest_fingerprint=f"f{i}") for i in range(len(counts))]
-    if weighted:
-        named = [source.model_copy(update={"weight": 1.0 + n}) for n, source in enumerate(named)]
-    spec = spec_of(
-        *named,
-        input={"packing": "lanes", "reuse": 4},
-        masking={"kind": "plm", "predict": 2},
-        lanes=lanes,
-        window={"samples": 3 * lanes, "least_tokens": 1},
-    )
+    counts = [[2 * count for count in (*blocks, lanes)] for blocks in windows_of_text]
     try:
-        plan = StreamPlan(spec, tables, counts)
+        plan = plan_of(
+            counts,
+            [1.0 + n for n in range(len(counts))] if weighted else None,
+            input={"packing": "lanes", "reuse": 4},
+            masking={"kind": "plm", "predict": 2},
+            lanes=lanes,
+            window={"samples": 3 * lanes, "least_tokens": 1},
+        )
     except PlanError:
         assert weighted  # a share of less than a step
         return
     if not weighted:
-        total = sum(int(count.sum()) for count in counts)
+        total = sum(map(sum, counts))
         assert plan.epoch_layout.samples_per_epoch == total // lanes * lanes
     assert all(quota % lanes == 0 for quota in plan.epoch_layout.quotas)
     for window in range(plan.epoch_layout.windows):

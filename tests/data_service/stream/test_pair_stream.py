@@ -18,7 +18,7 @@ from data_service.store.open import open_store
 from data_service.stream.counts import RowCounter
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, source_of, spec_of, write_corpus
+from tests.support.data.corpora import SPECIAL, VOCABULARY, originals, random_block, source_of, spec_of, write_corpus
 
 PACKINGS = ["segment_pair", "sentence_pair", "ordered_pair", "two_segments"]
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
@@ -40,8 +40,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     rows = cut_block(block, spec, stream_key("structure", seed))
     assert isinstance(rows, RowCuts)
     made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"))
-    tokens = made.tokens.copy()
-    tokens[made.target_positions] = made.target_ids
+    tokens = originals(made)
     assert made.segment_starts is not None
     assert made.segment_starts.dtype == np.int32
     assert (made.pair_label is None) == (packing == "two_segments")
