@@ -1,6 +1,5 @@
 """Loading: any range, verified; the newest checkpoint that verifies, and why newer ones were passed over."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,11 +14,11 @@ from checkpoints.listing import checkpoint_rows, read_manifest
 from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
 from checkpoints.verify import GoodCheckpoint, find_newest_good
-from data_service.store.base import Entry
-from data_service.store.errors import StoreError, StoreUnavailable
+from data_service.store.errors import StoreError
 from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
 from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, on_threads, random_state
+from tests.support.stores.faulty import FaultyStore, set_fault
 
 
 @pytest.fixture
@@ -108,8 +107,10 @@ def test_ranks_agree_and_share_the_work(store: LocalStore) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_store_that_fails_on_one_rank_is_an_error_on_all(store: LocalStore, failing: int) -> None:
+    set_fault(store, "down")
+
     def work(peers: Peers) -> str:
-        mine = _Unreachable(store.root) if peers.rank == failing else store
+        mine = FaultyStore(store.root) if peers.rank == failing else store
         with pytest.raises(StoreError) as caught:
             find_newest_good(mine, peers)
         return caught.value.problem
@@ -161,8 +162,3 @@ def test_a_read_never_returns_damage(store: LocalStore) -> None:
         pytest.raises(DamagedCheckpoint, match=r"hash.* \d+ to \d+"),
     ):
         [reader.read_full(name) for name in SHAPES]
-
-
-class _Unreachable(LocalStore):
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        raise StoreUnavailable.for_uri(self.uri, "no route to host")

@@ -1,9 +1,7 @@
 """Saving: what is written is what was there when it began, from any number of ranks, or it is not a checkpoint."""
 
 import re
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,11 +21,11 @@ from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
 from checkpoints.verify import find_newest_good
 from data_service.store.base import Store
-from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment
 from tests.support.ranks.checkpointing import KINDS, SHAPES, assert_holds, cut, cut_each, on_threads, random_state, save
+from tests.support.stores.faulty import FaultyStore, set_fault
 
 
 @pytest.fixture
@@ -94,8 +92,8 @@ def test_files_are_plain_safetensors(store: LocalStore, attempt: Attempt) -> Non
 
 
 def test_what_is_saved_is_what_was_there_when_it_began(store: LocalStore, attempt: Attempt) -> None:
-    gate = threading.Event()
-    saver = Saver(_Gated(store.root, gate), attempt, SingleRank())
+    set_fault(store, "hangs")
+    saver = Saver(FaultyStore(store.root), attempt, SingleRank())
     losses: list[JsonValue] = [1.0]
     state = random_state(1)
     saver.begin(10, cut(state, (), 0), SHAPES, {"metrics": {"loss": losses}})
@@ -105,7 +103,7 @@ def test_what_is_saved_is_what_was_there_when_it_began(store: LocalStore, attemp
     losses.append(2.0)
     assert saver.pending_step == 10
     assert not saver.ready()
-    gate.set()
+    set_fault(store, None)
     saver.wait_for_all(lambda sent: None)
     assert saver.ready()
     assert isinstance(saver.commit(), CommittedSave)
@@ -242,34 +240,11 @@ def test_a_zombie_cannot_commit_and_every_rank_hears_why(store: Store, attempt: 
 
 
 def test_a_commit_that_failed_can_be_tried_again(store: LocalStore, attempt: Attempt) -> None:
-    flaky = _Full(store.root, threading.Event())
-    saver = Saver(flaky, attempt, SingleRank())
+    set_fault(store, "full")
+    saver = Saver(FaultyStore(store.root), attempt, SingleRank())
     outcome = save(saver, 10, seed=1)
     assert isinstance(outcome, FailedSave)
     assert re.search(r"rank 0: .*\bspace\b", outcome.reason)
     assert saver.last_step is None
-    flaky.emptied.set()
+    set_fault(store, None)
     assert isinstance(save(saver, 10, seed=1), CommittedSave)
-
-
-@dataclass(frozen=True)
-class _Gated(LocalStore):
-    """A folder into which uploads wait for `gate`."""
-
-    gate: threading.Event
-
-    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None) -> None:
-        assert self.gate.wait(60)
-        super().put_buffers(key, buffers, sent)
-
-
-@dataclass(frozen=True)
-class _Full(LocalStore):
-    """A folder without room for large objects until `emptied`."""
-
-    emptied: threading.Event
-
-    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None) -> None:
-        if not self.emptied.is_set():
-            raise OutOfSpace.for_uri(key, "quota")
-        super().put_buffers(key, buffers, sent)
