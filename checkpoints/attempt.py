@@ -202,8 +202,6 @@ class UncertainAttempt:
     """An attempt on another machine that may still be alive, because it has written something within the lease.
 
     Attributes:
-        attempt: the attempt.
-        owner: the process that claimed it.
         silence_s: seconds since its latest heartbeat, by the store's clock.
         heartbeat: its latest heartbeat, as stored. If it changes while we watch, the attempt is alive.
     """

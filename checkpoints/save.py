@@ -155,7 +155,6 @@ class Saver:
     """The writer of an attempt's checkpoints on one rank.
 
     Args:
-        store: the run's store.
         attempt: the attempt that was claimed, the same on all ranks.
         peers: the ranks, joined by a process group that nothing else uses.
         resumed: manifest of the state that this attempt resumed from; None if it began at step 0.

@@ -59,11 +59,7 @@ class FeedConfig(BaseModel):
 class OpenStream:
     """The facts of a stream that a client needs.
 
-    Attributes:
-        epoch_layout: division of an epoch into windows.
-        slab_rows: number of rows in a slab.
-        windows_held: number of windows that may be held at a time.
-        notes: remarks for people to read.
+    `windows_held`: number of windows that may be held at a time. `notes`: remarks for people to read.
     """
 
     epoch_layout: EpochLayout
@@ -118,13 +114,8 @@ class _HeldBuild(NamedTuple):
 
 @dataclass(frozen=True)
 class _BuildFailures:
-    """The failures in a row of one window's builds.
-
-    Attributes:
-        last: name of the last build that failed.
-        count: number of failures.
-        most: number of failures after which readers give up.
-    """
+    """The failures in a row of one window's builds: the name of the last build, their count, and the count after which
+    readers give up."""
 
     last: str
     count: int
@@ -209,15 +200,8 @@ class Feed:
     def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
         """Forget a build of a window that was lost or has failed. The next request for the window starts another build.
 
-        Args:
-            spec_json: stream.
-            window: window that was built.
-            build: name of the build.
-            most: 0 if the build was lost. If it failed, the number of failures in a row after which readers give up;
-                then counting starts again.
-
-        Returns:
-            The number of failures in a row up to this build.
+        `most`: 0 if the build was lost. If it failed, the number of failures in a row after which readers give up;
+        then counting starts again. Return the number of failures in a row up to this build.
         """
         key = _window_key(spec_json, window)
         failures = self._failures.get(key)

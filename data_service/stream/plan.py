@@ -154,7 +154,6 @@ class EpochLayout:
 
     Attributes:
         quotas: numbers of samples of each source in an epoch.
-        windows: number of windows in an epoch.
         window_bytes: estimate of the largest size of a window's samples, in bytes.
         granule: divisor of each source's quota and of its samples in each window. It is the number of rows in a step if
             these continue those of the previous step or are of one source; else 1.
@@ -246,7 +245,6 @@ class StreamPlan:
     """The plan of a spec's samples.
 
     Args:
-        spec: the samples.
         tables: blocks of each source.
         counts: number of rows of each entry of each source.
         share: rows of the spec's last stage, if it has stages (`data_service.stream.stages`). An epoch then consists of

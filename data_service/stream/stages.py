@@ -55,12 +55,7 @@ class StageInputs:
 
 
 def make_plan(corpora: Corpora, counts: tuple[RowCounts, ...], counter: RowCounter) -> StreamPlan:
-    """Return the plan of the corpora's spec.
-
-    Args:
-        corpora: corpora of the spec.
-        counts: row counts of every source.
-        counter: counter of the rows of earlier stages, if the spec has stages.
+    """Return the plan of the corpora's spec. `counter` counts the rows of earlier stages, if the spec has stages.
 
     Raises:
         PlanError: as `StreamPlan` and `last_stage_rows`; or a source has no text.

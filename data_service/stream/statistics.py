@@ -187,8 +187,6 @@ class CorpusStats:
     """The statistics of a corpus, from its manifest alone.
 
     Attributes:
-        train, heldout: counts of each split.
-        vocab_size: number of ids of the tokenizer.
         counts: numbers of documents read, of those that were empty, duplicates, without tokens or had bad bytes
             replaced, and of bad records.
         unigram_entropy: entropy of the training split's tokens in nats: the loss of guessing by frequency.

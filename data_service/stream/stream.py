@@ -186,11 +186,9 @@ def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tup
 
 @dataclass(frozen=True)
 class SampleText:
-    """The text of a sample.
+    """The text of a sample, and its place in a source.
 
     Attributes:
-        name, languages, uri: source that the text is from.
-        block, row: place in the source.
         epoch: number of earlier readings of the source.
         stretches: ranges of the block's tokens that the row holds: one range, or its segments or texts in order.
         tokens: these tokens, before masking and without special ones.
@@ -209,10 +207,8 @@ class SampleText:
 class Stream:
     """A reader that computes a spec's samples in this process. It keeps the last windows that it built.
 
-    Args:
-        spec: samples to compute.
-        cache: store that keeps row counts between runs; None to count again.
-        windows: number of windows to keep in memory.
+    `cache`: store that keeps row counts between runs; None to count again. `windows`: number of windows to keep in
+    memory.
 
     Raises:
         CorpusError: a corpus is missing or does not fit the spec.
