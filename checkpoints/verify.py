@@ -73,8 +73,8 @@ def verify_all(
 ) -> Iterator[Verification]:
     """Verify every checkpoint of the run in `store`, newest first; yield the result of each.
 
-    `full`: as for `verify`. `begin`: function that is called before each checkpoint with its step and its size in bytes; it
-    returns the function to report progress to.
+    `full`: as for `verify`. `begin`: function that is called before each checkpoint with its step and its size in
+    bytes; it returns the function to report progress to.
     """
     for name in list_committed(store):
         try:

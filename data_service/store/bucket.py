@@ -19,6 +19,7 @@ from data_service.store.errors import CredentialsExpired, CredentialsMissing, St
 from data_service.store.retries import RetryLimit, call_with_retries, get_outage
 from data_service.store.upload_sources import Buffers, LocalFile, combine_callbacks
 
+Scheme = Literal["s3", "gs", "az"]
 _C = TypeVar("_C")
 _T = TypeVar("_T")
 
@@ -61,18 +62,14 @@ class BucketStore(Store, ABC, Generic[_C]):
     prefix: str
     patience_s: float
     _connection: Connection[_C] = field(repr=False, compare=False)
+    scheme: Scheme
 
     _failure_types: ClassVar[tuple[type[Exception], ...]]
     _single_upload_bytes: ClassVar[int]  # size in bytes above which objects are uploaded in parts
 
     @property
-    @abstractmethod
-    def _scheme(self) -> Literal["s3", "gs", "az"]:
-        """The scheme of the store's URIs."""
-
-    @property
     def uri(self) -> str:
-        return f"{self._scheme}://{join_path(self.bucket, self.prefix)}"
+        return f"{self.scheme}://{join_path(self.bucket, self.prefix)}"
 
     def with_prefix(self, prefix: str) -> Self:
         below = check_key(self.uri, join_path(prefix, ""))
@@ -157,7 +154,7 @@ class BucketStore(Store, ABC, Generic[_C]):
         """Raise BadUri if the service has no objects of this name."""
 
     def _object_uri(self, name: str) -> str:
-        return f"{self._scheme}://{self.bucket}/{name}"
+        return f"{self.scheme}://{self.bucket}/{name}"
 
     def _call_with_retries(
         self,
@@ -172,11 +169,11 @@ class BucketStore(Store, ABC, Generic[_C]):
         `signed`: whether an answer shows that the credentials are valid.
         """
         patience = RetryLimit(self.patience_s) if patience is None else patience
-        outage = get_outage(f"{self._scheme}://{self.bucket}")
+        outage = get_outage(f"{self.scheme}://{self.bucket}")
         return call_with_retries(lambda: self._try_once(name, operation, signed=signed), patience, outage)
 
     def _try_once(self, name: str, operation: Callable[[_C], _T], *, signed: bool = True) -> _T:
-        client, known = None, _CREDENTIALS_ACCEPTED[self._scheme]
+        client, known = None, _CREDENTIALS_ACCEPTED[self.scheme]
         try:
             client = self._connection.client()
             result = operation(client)

@@ -20,8 +20,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from data_service.store.base import Entry, parallel_map
-from data_service.store.bucket import BucketStore
-from data_service.store.cloud_client import CloudClient, CloudConnection, Scheme
+from data_service.store.bucket import BucketStore, Scheme
+from data_service.store.cloud_client import CloudClient, CloudConnection
 from data_service.store.cloud_errors import FAILURES, translate_error
 from data_service.store.cloud_transfer import SINGLE_UPLOAD_BYTES, CloudDownload, CloudListing, CloudUpload, head_object
 from data_service.store.errors import BadUri, KeyMissing
@@ -35,15 +35,9 @@ _MAX_DELETIONS = 256  # most objects that one request to Azure may name
 class CloudStore(BucketStore[CloudClient]):
     """A store of objects on Google Cloud Storage or Azure. See `BucketStore`."""
 
-    scheme: Scheme
-
     _failure_types = FAILURES
     _single_upload_bytes = SINGLE_UPLOAD_BYTES
     _translate_error = staticmethod(translate_error)
-
-    @property
-    def _scheme(self) -> Scheme:
-        return self.scheme
 
     def entry(self, key: str) -> Entry | None:
         name = self._object_name(key)

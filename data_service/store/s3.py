@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore.config import Config
@@ -21,7 +21,7 @@ from botocore.exceptions import ClientError
 from botocore.session import get_session
 
 from data_service.store.base import Entry, join_path
-from data_service.store.bucket import BucketStore, Connection
+from data_service.store.bucket import BucketStore, Connection, Scheme
 from data_service.store.errors import BadUri, KeyMissing, StoreError
 from data_service.store.retries import RetryLimit
 from data_service.store.s3_errors import FAILURES, error_code, translate_error
@@ -44,29 +44,25 @@ class _Connection(Connection["S3Client"]):
         return (_Connection, ())
 
     def _connect(self) -> "S3Client":
-        return _make_client()
-
-
-def _make_client() -> "S3Client":
-    elsewhere = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
-    config = Config(
-        retries={"mode": "standard", "total_max_attempts": 1},
-        connect_timeout=10,
-        read_timeout=_READ_TIMEOUT_S,
-        max_pool_connections=32,
-        tcp_keepalive=True,
-        s3={"addressing_style": "path"} if elsewhere else None,  # own servers rarely have a name per bucket
-        # Checksums in trailers are unknown to servers from before 2024; our readers hash what they read.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-    )
-    core = get_session()
-    if core.get_config_variable("metadata_service_timeout") == 1:
-        core.set_config_variable("metadata_service_timeout", _METADATA_TIMEOUT_S)
-    try:
-        return boto3.Session(botocore_session=core).client("s3", config=config)
-    except ValueError as error:
-        raise BadUri.for_uri("AWS_ENDPOINT_URL", str(error)) from error
+        elsewhere = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": 1},
+            connect_timeout=10,
+            read_timeout=_READ_TIMEOUT_S,
+            max_pool_connections=32,
+            tcp_keepalive=True,
+            s3={"addressing_style": "path"} if elsewhere else None,  # own servers rarely have a name per bucket
+            # Checksums in trailers are unknown to servers from before 2024; our readers hash what they read.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        core = get_session()
+        if core.get_config_variable("metadata_service_timeout") == 1:
+            core.set_config_variable("metadata_service_timeout", _METADATA_TIMEOUT_S)
+        try:
+            return boto3.Session(botocore_session=core).client("s3", config=config)
+        except ValueError as error:
+            raise BadUri.for_uri("AWS_ENDPOINT_URL", str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -76,14 +72,11 @@ class S3Store(BucketStore["S3Client"]):
     prefix: str = ""
     patience_s: float = 120.0
     _connection: Connection["S3Client"] = field(default_factory=_Connection, repr=False, compare=False)
+    scheme: Scheme = "s3"
 
     _failure_types = FAILURES
     _single_upload_bytes = 2 * PART_BYTES
     _translate_error = staticmethod(translate_error)
-
-    @property
-    def _scheme(self) -> Literal["s3"]:
-        return "s3"
 
     def entry(self, key: str) -> Entry | None:
         name = self._object_name(key)

@@ -63,8 +63,8 @@ class LineTokens:
 class TokenAxis:
     """A `data_service.stream.positions.StreamAxis` in tokens, special ones included.
 
-    `counts`, `lengths`: as for `LineTokens`, of each source. Raises CorpusError: there are more lengths than rows in the
-    plan, or fewer.
+    `counts`, `lengths`: as for `LineTokens`, of each source. Raises CorpusError: the plan has more rows than there are
+    lengths, or fewer.
     """
 
     def __init__(self, plan: StreamPlan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]) -> None:

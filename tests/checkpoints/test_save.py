@@ -19,7 +19,7 @@ from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegmen
 from checkpoints.listing import list_committed, read_manifest
 from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
-from checkpoints.verify import find_newest_good
+from checkpoints.verify import find_newest_good, verify
 from data_service.store.base import Store
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
@@ -248,3 +248,43 @@ def test_a_commit_that_failed_can_be_tried_again(store: LocalStore, attempt: Att
     assert saver.last_step is None
     set_fault(store, None)
     assert isinstance(save(saver, 10, seed=1), CommittedSave)
+
+
+MEMORY_SHAPES = {"memory.0": (6, 2, 4)}
+
+
+def test_memory_comes_back_beside_the_parameters(store: Store) -> None:
+    """Two of six lanes a rank; whoever loads takes other ranges."""
+    attempt, remembered = claim(store), torch.arange(48.0)
+
+    def work(peers: Peers) -> object:
+        saver = Saver(store, attempt, peers)
+        mine = [*cut(random_state(1), (50, 700), peers.rank), memory(remembered, peers.rank)]
+        saver.begin(1, mine, SHAPES, {}, MEMORY_SHAPES)
+        return saver.commit()
+
+    assert all(isinstance(outcome, CommittedSave) for outcome in on_threads(3, work))
+    manifest = read_manifest(store, CheckpointName(1, 1))
+    assert verify(store, manifest) == []
+    assert (manifest.shapes, manifest.memory, manifest.kinds) == (SHAPES, MEMORY_SHAPES, tuple(sorted(KINDS)))
+    assert_holds(store, manifest, random_state(1))
+    with CheckpointReader(store, manifest) as reader:
+        assert torch.equal(reader.read("memory.0", "memory", 12, 40), remembered[12:40])
+        assert reader.read_full("memory.0", "memory").shape == (6, 2, 4)
+        with pytest.raises(CheckpointError, match=r"\b0 to 8\b.*master.*memory"):
+            reader.read("memory.0", "master", 0, 8)
+        with pytest.raises(CheckpointError, match=r"\b0 to 4\b.*memory.*scale"):
+            reader.read("scale", "memory", 0, 4)
+
+
+def test_memory_must_be_whole_too(store: Store) -> None:
+    saver = Saver(store, claim(store), SingleRank())
+    parts = [memory(torch.zeros(48), 0), memory(torch.zeros(48), 2)]
+    saver.begin(1, [*cut(random_state(1), (), 0), *parts], SHAPES, {}, MEMORY_SHAPES)
+    outcome = saver.commit()
+    assert isinstance(outcome, FailedSave)
+    assert re.search(r"memory\.0: .*\b16 to 32\b", outcome.reason)
+
+
+def memory(remembered: torch.Tensor, rank: int) -> Fragment:
+    return Fragment("memory.0", 16 * rank, {"memory": remembered[16 * rank : 16 * rank + 16]})
