@@ -17,7 +17,7 @@ from uuid import uuid4
 from data_service.store.base import Store, check_key, join_path
 from data_service.store.errors import CredentialsExpired, CredentialsMissing, StoreError, StoreUnavailable
 from data_service.store.retries import RetryLimit, call_with_retries, get_outage
-from data_service.store.upload_sources import Buffers, LocalFile, combine_callbacks
+from data_service.store.upload_sources import Buffers, LocalFile, UploadSource
 
 Scheme = Literal["s3", "gs", "az"]
 _C = TypeVar("_C")
@@ -125,7 +125,7 @@ class BucketStore(Store, ABC, Generic[_C]):
     def _put_in_parts(
         self,
         name: str,
-        source: Buffers | LocalFile,
+        source: UploadSource,
         patience: RetryLimit,
         report_reached: Callable[[int], None],
     ) -> None:
@@ -136,10 +136,15 @@ class BucketStore(Store, ABC, Generic[_C]):
     def _translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
         """Return our error for one of `_failure_types` of a request about `uri`."""
 
-    def _upload(self, key: str, source: Buffers | LocalFile, report_sent: Callable[[int], None] | None) -> None:
+    def _upload(self, key: str, source: UploadSource, report_sent: Callable[[int], None] | None) -> None:
         name, patience = self._object_name(key), RetryLimit(self.patience_s)
         if source.size > self._single_upload_bytes:
-            self._put_in_parts(name, source, patience, combine_callbacks(patience.record_progress, report_sent))
+
+            def report_reached(count: int) -> None:
+                if patience.record_progress(count) and report_sent is not None:
+                    report_sent(count)
+
+            self._put_in_parts(name, source, patience, report_reached)
             return
         self._call_with_retries(name, partial(self._put_object, name, source.read(0, source.size)))
         if report_sent is not None:

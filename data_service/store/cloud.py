@@ -23,10 +23,16 @@ from data_service.store.base import Entry, parallel_map
 from data_service.store.bucket import BucketStore, Scheme
 from data_service.store.cloud_client import CloudClient, CloudConnection
 from data_service.store.cloud_errors import FAILURES, translate_error
-from data_service.store.cloud_transfer import SINGLE_UPLOAD_BYTES, CloudDownload, CloudListing, CloudUpload, head_object
+from data_service.store.cloud_transfer import (
+    SINGLE_UPLOAD_BYTES,
+    CloudDownload,
+    CloudListing,
+    head_object,
+    upload_in_parts,
+)
 from data_service.store.errors import BadUri, KeyMissing
 from data_service.store.retries import RetryLimit
-from data_service.store.upload_sources import WRITER_FIELD, Buffers, LocalFile
+from data_service.store.upload_sources import WRITER_FIELD, UploadSource
 
 _MAX_DELETIONS = 256  # most objects that one request to Azure may name
 
@@ -136,11 +142,11 @@ class CloudStore(BucketStore[CloudClient]):
     def _put_in_parts(
         self,
         name: str,
-        source: Buffers | LocalFile,
+        source: UploadSource,
         patience: RetryLimit,
         report_reached: Callable[[int], None],
     ) -> None:
-        self._call_with_retries(name, CloudUpload(name, source, report_reached).try_upload, patience)
+        self._call_with_retries(name, partial(upload_in_parts, name, source, report_reached), patience)
 
     def _check_name(self, name: str, key: str) -> None:
         if "\\" in name or any(character < " " or character == "\x7f" for character in name):

@@ -26,7 +26,7 @@ from data_service.store.errors import BadUri, KeyMissing, StoreError
 from data_service.store.retries import RetryLimit
 from data_service.store.s3_errors import FAILURES, error_code, translate_error
 from data_service.store.s3_transfer import MAX_DELETIONS, Deletion, Download, Listing, Upload, head_object
-from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, Buffers, LocalFile
+from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, UploadSource
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -215,7 +215,7 @@ class S3Store(BucketStore["S3Client"]):
     def _put_in_parts(
         self,
         name: str,
-        source: Buffers | LocalFile,
+        source: UploadSource,
         patience: RetryLimit,
         report_reached: Callable[[int], None],
     ) -> None:
