@@ -25,9 +25,10 @@ from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
 from checkpoints.verify import find_newest_good
 from data_service.store.base import Store
+from data_service.store.errors import OutOfSpace
+from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment
-from tests.support.stores.faulty import FaultyStore, set_fault
 
 _T = TypeVar("_T")
 KINDS = ("master", "exp_avg", "exp_avg_sq")
@@ -166,9 +167,7 @@ def save_and_fail_and_save(rank: int, world: int, uri: str) -> list[str]:
     saver = Saver(store, attempt, peers)
     saver.begin(10, cut_each(random_state(10), world, rank), SHAPES, {"rank": rank})
     outcomes = [saver.commit()]
-    full = FaultyStore(Path(uri))
-    set_fault(full, "full")
-    failing = Saver(full if rank == world - 1 else store, attempt, peers)
+    failing = Saver(_Full(Path(uri)) if rank == world - 1 else store, attempt, peers)
     failing.begin(20, cut_each(random_state(20), world, rank), SHAPES, {})
     outcomes.append(failing.commit())
     saver.begin(30, cut(random_state(30), (100, 1200), rank), SHAPES, {"rank": rank})
@@ -213,3 +212,10 @@ def _show(outcome: CommittedSave | FailedSave) -> str:
             return f"committed {outcome.step}"
         case FailedSave():
             return f"failed {outcome.step}: {outcome.reason}"
+
+
+class _Full(LocalStore):
+    """A folder without room."""
+
+    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: object = None) -> None:
+        raise OutOfSpace.for_uri(f"{self.uri}/{key}", "quota")
