@@ -127,11 +127,12 @@ class Store(Protocol):
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete those of the objects that exist. On S3 one request deletes a thousand."""
-        ...
+        for key in keys:
+            self.delete(key)
 
     def clock(self) -> float | None:
         """Return the store's own time in whole seconds since 1970; None if the store uses this machine's clock."""
-        ...
+        return None
 
     def age(self, key: str) -> float | None:
         """Return the seconds since the object was written, by the store's own clock alone; None if it is absent.

@@ -99,9 +99,6 @@ class HubStore(Store):
     def folders(self) -> Iterator[str]:
         yield from sorted({key.partition("/")[0] for key in (one.key for one in self.list()) if "/" in key})
 
-    def clock(self) -> float | None:
-        return None
-
     def _refuse_write(self, *given: object, **named: object) -> NoReturn:
         raise BadUri(
             f"{self.uri}: data sets of the Hub are only read here",

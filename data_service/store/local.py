@@ -123,13 +123,6 @@ class LocalStore(Store):
             return
         _remove_empty_folders(path.parent, self.root)
 
-    def delete_many(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.delete(key)
-
-    def clock(self) -> None:
-        return None
-
     def age(self, key: str) -> float | None:
         """Return the age by the file system's clock, which on a network may differ from ours.
 

@@ -114,8 +114,8 @@ class S3Store(BucketStore["S3Client"]):
             except StoreError as error:
                 if type(error) is not StoreError:
                     raise
-                for key in batch:  # the server does not support deletion of many objects by one request
-                    self.delete(key)
+                # The server does not support deletion of many objects by one request.
+                super().delete_many(batch)
 
     def clock(self) -> float | None:
         """Return the time in the Date header of an answer.
