@@ -135,7 +135,6 @@ class Attempt:
         return self.store.put_if_absent(_attempt_key(self.number), owner.model_dump_json().encode())
 
     def is_claimed(self) -> bool:
-        """Return whether the attempt has been claimed."""
         return self.store.size(_attempt_key(self.number)) is not None
 
     def owner(self) -> Owner:

@@ -84,7 +84,6 @@ class SourceRowSequence:
 
     @property
     def rows_per_round(self) -> int:
-        """Number of rows in one round."""
         return int(self._starts[-1])
 
     def reading_of_row(self, row: int) -> tuple[int, int]:
@@ -201,7 +200,6 @@ class EpochLayout:
             start = end
 
     def window_size(self, window: int) -> int:
-        """Return the number of samples in a window."""
         return self.window_start(window + 1) - self.window_start(window)
 
 
