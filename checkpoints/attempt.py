@@ -135,7 +135,6 @@ class Attempt:
         return self.store.put_if_absent(_attempt_key(self.number), owner.model_dump_json().encode())
 
     def is_claimed(self) -> bool:
-        """Return whether the attempt has been claimed."""
         return self.store.size(_attempt_key(self.number)) is not None
 
     def owner(self) -> Owner:
@@ -202,8 +201,6 @@ class UncertainAttempt:
     """An attempt on another machine that may still be alive, because it has written something within the lease.
 
     Attributes:
-        attempt: the attempt.
-        owner: the process that claimed it.
         silence_s: seconds since its latest heartbeat, by the store's clock.
         heartbeat: its latest heartbeat, as stored. If it changes while we watch, the attempt is alive.
     """

@@ -85,25 +85,19 @@ def _unwrap(rank: int, answer: JsonValue) -> JsonValue:
         case {"value": value}:
             return value
         case {"kind": str(kind), "problem": str(problem), "remedy": str(remedy)}:
-            whose = "" if kind == "superseded" else f"rank {rank}: "  # the whole attempt is superseded
+            whose = "" if kind == Superseded.__name__ else f"rank {rank}: "  # the whole attempt is superseded
             raise _ERRORS_BY_KIND[kind](f"{whose}{problem}", remedy=remedy)
         case _:
             raise TypeError(f"rank {rank} sent an answer of an unknown form: {answer!r}")
 
 
-_ERRORS_BY_KIND = {
-    "unavailable": StoreUnavailable,
-    "expired": CredentialsExpired,
-    "missing": CredentialsMissing,
-    "full": OutOfSpace,
-    "store": StoreError,
-    "damaged": DamagedCheckpoint,
-    "newer": NewerFormat,
-    "superseded": Superseded,
-    "checkpoint": CheckpointError,
-}
+_SHARED_ERRORS = (
+    *(StoreUnavailable, CredentialsExpired, CredentialsMissing, OutOfSpace, StoreError),
+    *(DamagedCheckpoint, NewerFormat, Superseded, CheckpointError),
+)  # fmt: skip
+_ERRORS_BY_KIND = {kind.__name__: kind for kind in _SHARED_ERRORS}
 
 
 def _error_kind(error: StoreError | CheckpointError) -> str:
-    """Return the name of the error's class in `_ERRORS_BY_KIND`: it tells a caller whether to wait for the store."""
-    return next(name for name, kind in _ERRORS_BY_KIND.items() if isinstance(error, kind))
+    """Return the name of the error's class in `_SHARED_ERRORS`: it tells a caller whether to wait for the store."""
+    return next(kind.__name__ for kind in _SHARED_ERRORS if isinstance(error, kind))

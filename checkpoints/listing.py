@@ -118,12 +118,7 @@ def skipped_ranges(manifest: CheckpointManifest | None, rewinds: Sequence[Rewind
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The stored objects of one checkpoint, committed or not.
-
-    Attributes:
-        name: name of the checkpoint.
-        sizes: size in bytes of each object, by key.
-    """
+    """The stored objects of one checkpoint, committed or not. `sizes`: size in bytes of each, by key."""
 
     name: CheckpointName
     sizes: dict[str, int]

@@ -1,11 +1,10 @@
 """Loading: each rank reads the ranges of parameters that it needs, of one checkpoint, or of the mean of several."""
 
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float32
@@ -58,8 +57,7 @@ class CheckpointReader:
         self.manifest = manifest
         self._store = store
         self._pool = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="checkpoint reader")
-        self._cache: OrderedDict[tuple[int, int], bytes] = OrderedDict()
-        self._lock = threading.Lock()
+        self._read_chunk = lru_cache(_CACHED_CHUNKS)(lambda file, index: read_chunk(store, manifest.files[file], index))
 
     def __enter__(self) -> "CheckpointReader":
         return self
@@ -69,7 +67,7 @@ class CheckpointReader:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._cache.clear()
+        self._read_chunk.cache_clear()
 
     def read_full(self, name: str, kind: str = "master") -> Float32[Tensor, "..."]:
         """Return a whole parameter in its own shape, float32 on the CPU. Raises as `read`."""
@@ -130,20 +128,8 @@ class CheckpointReader:
             position, target_offset, left = position + length, target_offset + length, left - length
 
     def _copy_slice(self, part: "_ChunkSlice", target: memoryview) -> None:
-        data = self._cached_chunk(part.file, part.chunk)
+        data = self._read_chunk(part.file, part.chunk)
         target[part.to : part.to + part.length] = data[part.inside : part.inside + part.length]
-
-    def _cached_chunk(self, file: int, index: int) -> bytes:
-        with self._lock:
-            if (file, index) in self._cache:
-                self._cache.move_to_end((file, index))
-                return self._cache[file, index]
-        data = read_chunk(self._store, self.manifest.files[file], index)
-        with self._lock:
-            self._cache[file, index] = data
-            while len(self._cache) > _CACHED_CHUNKS:
-                self._cache.popitem(last=False)
-        return data
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from checkpoints.layout import F32_BYTES, CheckpointManifest, StoredRange, problems_besides_files
+from checkpoints.layout import F32_BYTES, CheckpointManifest, problems_besides_files
 from checkpoints.memory_slots import HEADER_BYTES, CommonDescription, Slot, SlotDescription
+from checkpoints.save import copy_to_body, plan_body
 from encoder_core.train.zero_state import Fragment
 
 _KEEPER_TIMEOUT_S = 60.0  # longest time that a live keeper takes to copy a set
@@ -95,7 +96,7 @@ class MemoryWriter:
         and None is returned.
         """
         held = list(fragments)
-        pieces, body = _plan_body(held, self._rank)
+        pieces, body = plan_body(held, self._rank)
         record = SlotDescription(
             recipe=self._recipe,
             attempt=self._attempt,
@@ -114,7 +115,9 @@ class MemoryWriter:
             self._keeper.drop_all_sets()
             return None
         slot.begin_set()
-        _copy_fragments(held, slot, body)
+        copy_to_body(
+            held, torch.frombuffer(slot.data, dtype=torch.float32, offset=HEADER_BYTES, count=body // F32_BYTES)
+        )
         slot.complete_set(step, body, description, needs_copy=self._keeper.shares)
         self._count += 1
         self._keeper.note_completed_set(self._rank, self._count, self._slots)
@@ -136,33 +139,6 @@ class MemoryWriter:
             for _ in range(2):
                 self._slots.append(Slot.create(body_bytes, 2 * description_bytes, free_bytes=left))
         return self._slots[self._count % 2]
-
-
-def _plan_body(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRange, ...], int]:
-    """Return the ranges of tensors laid end to end in a body, and the body's bytes."""
-    pieces, end = [], 0
-    for fragment in fragments:
-        offsets, length = {}, 0
-        for kind, tensor in fragment.tensors.items():
-            length = tensor.numel()
-            offsets[kind], end = end, end + length * F32_BYTES
-        if length:
-            stop = fragment.start + length
-            pieces.append(StoredRange(name=fragment.name, start=fragment.start, stop=stop, file=rank, offsets=offsets))
-    return tuple(pieces), end
-
-
-def _copy_fragments(fragments: Sequence[Fragment], slot: Slot, body_bytes: int) -> None:
-    """Copy the tensors to a slot's body. On a GPU, training waits for its copies."""
-    target: Float32[Tensor, " elements"]
-    target = torch.frombuffer(slot.data, dtype=torch.float32, offset=HEADER_BYTES, count=body_bytes // F32_BYTES)
-    end, on_gpu = 0, False
-    for fragment in fragments:
-        for tensor in fragment.tensors.values():
-            target[end : end + tensor.numel()].copy_(tensor.detach(), non_blocking=True)
-            end, on_gpu = end + tensor.numel(), on_gpu or tensor.is_cuda
-    if on_gpu:
-        torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)

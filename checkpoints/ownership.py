@@ -115,14 +115,11 @@ def await_claim(
     clock, or for as long by our own clock since we began to watch.
 
     Args:
-        store: the run's store.
-        owner: process that claims the attempt.
-        stopped: event that ends the waiting.
+        stopped: event that ends the waiting; then None is returned.
         notify: function that is called once if we have to wait, with a sentence for the operator that says how long.
         clock: seconds from any origin, increasing. It is never compared with another machine's clock.
 
-    Returns:
-        The attempt; the caller starts its `Heartbeat` at once. None if `stopped` was set first.
+    The caller starts the attempt's `Heartbeat` at once.
 
     Raises:
         RunIsActive: the last attempt is alive: its process runs here, or its heartbeat changed while we waited. Or

@@ -85,11 +85,8 @@ def delete_expired(
     Nothing is deleted unless the newest checkpoint has all its files and one of the newest `keep_last` has been
     verified. If none of these is in `proven`, the newest checkpoint is read back now.
 
-    Args:
-        store: the run's store.
-        attempt: this attempt.
-        keep_last, keep_every, latest_rewind_step: the rule, as in `expired_checkpoints`.
-        proven: checkpoints that this attempt has verified, from the previous call.
+    `keep_last`, `keep_every`, `latest_rewind_step`: the rule, as in `expired_checkpoints`. `proven`: checkpoints that
+    this attempt has verified, from the previous call.
 
     Raises:
         Superseded: a newer attempt has been claimed; nothing more is deleted.

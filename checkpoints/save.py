@@ -19,12 +19,12 @@ import json
 import logging
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt8
 from pydantic import JsonValue, TypeAdapter
 from torch import Tensor
 
@@ -70,19 +70,44 @@ def take_snapshot(fragments: Iterable[Fragment], reusable_body: UInt8[Tensor, " 
         CheckpointError: the tensors of a fragment are not one-dimensional float32 tensors of the same length.
     """
     held = [fragment for fragment in fragments if _fragment_length(fragment)]
-    tensors = [(fragment, kind, tensor) for fragment in held for kind, tensor in fragment.tensors.items()]
-    header, starts = _file_header(tensors)
-    size = sum(tensor.numel() for _, _, tensor in tensors) * F32_BYTES
-    pinned = any(tensor.is_cuda for _, _, tensor in tensors)
-    fits = reusable_body is not None and reusable_body.numel() == size
-    body = (
-        reusable_body if reusable_body is not None and fits else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-    )
-    for (_, _, tensor), start in zip(tensors, starts, strict=True):
-        body[start : start + tensor.numel() * F32_BYTES].view(torch.float32).copy_(tensor.detach(), non_blocking=pinned)
-    if pinned:
+    pieces, size = plan_body(held, rank=0)
+    header = _file_header(pieces)
+    body = reusable_body
+    if body is None or body.numel() != size:
+        on_gpu = any(tensor.is_cuda for fragment in held for tensor in fragment.tensors.values())
+        body = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
+    copy_to_body(held, body.view(torch.float32))
+    return Snapshot(header, body, tuple(_move(piece, len(header)) for piece in pieces))
+
+
+def plan_body(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRange, ...], int]:
+    """Return the ranges of tensors in a body, with offsets from its first byte, and the body's bytes."""
+    pieces, end = [], 0
+    for fragment in fragments:
+        offsets, length = {}, 0
+        for kind, tensor in fragment.tensors.items():
+            length = tensor.numel()
+            offsets[kind], end = end, end + length * F32_BYTES
+        if length:
+            stop = fragment.start + length
+            pieces.append(StoredRange(name=fragment.name, start=fragment.start, stop=stop, file=rank, offsets=offsets))
+    return tuple(pieces), end
+
+
+def copy_to_body(fragments: Sequence[Fragment], body: Float32[Tensor, " elements"]) -> None:
+    """Copy the tensors to a body. On a GPU, training waits for its copies."""
+    end, on_gpu = 0, False
+    for fragment in fragments:
+        for tensor in fragment.tensors.values():
+            body[end : end + tensor.numel()].copy_(tensor.detach(), non_blocking=True)
+            end, on_gpu = end + tensor.numel(), on_gpu or tensor.is_cuda
+    if on_gpu:
         torch.cuda.synchronize()
-    return Snapshot(header, body, _stored_ranges(tensors, starts, len(header)))
+
+
+def _move(piece: StoredRange, header_bytes: int) -> StoredRange:
+    offsets = {kind: header_bytes + offset for kind, offset in piece.offsets.items()}
+    return piece.model_copy(update={"offsets": offsets})
 
 
 def _fragment_length(fragment: Fragment) -> int:
@@ -98,32 +123,20 @@ def _fragment_length(fragment: Fragment) -> int:
     return lengths.pop()
 
 
-def _file_header(tensors: list[tuple[Fragment, str, Tensor]]) -> tuple[bytes, list[int]]:
-    """Return the file's bytes before its body, and the byte of the body at which each tensor starts."""
-    entries, starts, end = {}, [], 0
-    for fragment, kind, tensor in tensors:
-        start, end = end, end + tensor.numel() * F32_BYTES
-        starts.append(start)
-        name = f"{fragment.name}:{kind}:{fragment.start}"
-        entries[name] = {"dtype": "F32", "shape": [tensor.numel()], "data_offsets": [start, end]}
+def _file_header(pieces: Sequence[StoredRange]) -> bytes:
+    """Return the file's bytes before its body, in which the pieces lie."""
+    entries = {
+        f"{piece.name}:{kind}:{piece.start}": {
+            "dtype": "F32",
+            "shape": [piece.stop - piece.start],
+            "data_offsets": [offset, offset + (piece.stop - piece.start) * F32_BYTES],
+        }
+        for piece in pieces
+        for kind, offset in piece.offsets.items()
+    }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # padding aligns the body to 8 bytes
-    return struct.pack("<Q", len(text)) + text, starts
-
-
-def _stored_ranges(
-    tensors: list[tuple[Fragment, str, Tensor]], starts: list[int], header_bytes: int
-) -> tuple[StoredRange, ...]:
-    offsets: dict[tuple[str, int], dict[str, int]] = {}
-    stops: dict[tuple[str, int], int] = {}
-    for (fragment, kind, tensor), start in zip(tensors, starts, strict=True):
-        where = (fragment.name, fragment.start)
-        offsets.setdefault(where, {})[kind] = header_bytes + start
-        stops[where] = fragment.start + tensor.numel()
-    return tuple(
-        StoredRange(name=name, start=start, stop=stops[name, start], file=0, offsets=found)
-        for (name, start), found in offsets.items()
-    )
+    return struct.pack("<Q", len(text)) + text
 
 
 _log = logging.getLogger(__name__)
@@ -142,7 +155,6 @@ class Saver:
     """The writer of an attempt's checkpoints on one rank.
 
     Args:
-        store: the run's store.
         attempt: the attempt that was claimed, the same on all ranks.
         peers: the ranks, joined by a process group that nothing else uses.
         resumed: manifest of the state that this attempt resumed from; None if it began at step 0.

@@ -73,11 +73,8 @@ def verify_all(
 ) -> Iterator[Verification]:
     """Verify every checkpoint of the run in `store`, newest first; yield the result of each.
 
-    Args:
-        store: the run's store.
-        full: whether to read all bytes; otherwise only existence and sizes of the files are checked.
-        begin: function that is called before each checkpoint with its step and its size in bytes. It returns the
-            function to report progress to.
+    `full`: as for `verify`. `begin`: function that is called before each checkpoint with its step and its size in
+    bytes; it returns the function to report progress to.
     """
     for name in list_committed(store):
         try:
@@ -141,13 +138,7 @@ def copy_checkpoint(source: Store, manifest: CheckpointManifest, target: Store, 
     """Copy a checkpoint of the run in `source` into the run in `target`, as its first one; return the new manifest.
 
     The copy belongs to attempt `COPIED_ATTEMPT`. As in any save, the manifest is written last, so an interrupted copy
-    may be repeated.
-
-    Args:
-        source: store of the run that has the checkpoint.
-        manifest: manifest of the checkpoint.
-        target: store of the run that gets the copy.
-        now: time of the copy (seconds since 1970).
+    may be repeated. `now`: time of the copy (seconds since 1970).
 
     Raises:
         DamagedCheckpoint: bytes that were read, or the copy that was written, do not match their hashes.
@@ -197,12 +188,8 @@ _PROBLEMS_TYPE = TypeAdapter(list[list[str]])
 
 @dataclass(frozen=True)
 class GoodCheckpoint:
-    """The checkpoint to resume from, and why each newer one cannot be used.
-
-    Attributes:
-        manifest: manifest of the checkpoint.
-        passed_over: one line for each newer checkpoint: its name and its problems.
-    """
+    """The checkpoint to resume from, and why each newer one cannot be used: in `passed_over` a line for each, with its
+    name and its problems."""
 
     manifest: CheckpointManifest
     passed_over: tuple[str, ...]

@@ -119,12 +119,7 @@ def write_model(
 ) -> None:
     """Write one network's files into the local `folder`, in fp32, read them back and compare.
 
-    Args:
-        read_parameter: function that returns a whole parameter by our name.
-        config: configuration of the model.
-        tokenizer_files: content of the tokenizer's files, by name.
-        heads: heads to export besides the encoder.
-        notes: texts of further files, by name.
+    `tokenizer_files`, `notes`: contents of the tokenizer's and of further files, by name.
 
     Raises ModelError: the parameters that were read back differ from those that were written.
     """
@@ -171,14 +166,12 @@ def write_network_pair(
 ) -> None:
     """Write the files of both networks into `generator/` and `discriminator/` below the local `folder`.
 
+    Arguments and errors as for `write_model`, except:
+
     Args:
         read_parameter: function that returns a whole parameter by its name in the module that trains both networks.
         config: configuration of the discriminator, which holds the generator's.
-        tokenizer_files: content of the tokenizer's files, by name.
-        sharing: how the networks share their embeddings.
-        notes: further files of each network, as for `write_model`, by its folder's name.
-
-    Raises as `write_model`.
+        notes: further files of each network, by its folder's name.
     """
     notes = notes or {}
     networks: dict[Part, tuple[ModelConfig, Heads]] = {

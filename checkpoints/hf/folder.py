@@ -52,7 +52,8 @@ def replaceable_files(out: Store) -> list[str]:
     if not keys:
         return []
     written = _recorded_digests(out) if EXPORT_RECORD in keys else {}
-    foreign = [key for key in keys if key != EXPORT_RECORD and not _is_unchanged_file(out, key, written)]
+    others = [key for key in keys if key != EXPORT_RECORD]
+    foreign = [key for key in others if key not in written or _stored_digest(out, key) != written[key]]
     if foreign:
         more = f" and {len(foreign) - _LISTED_FILES:,} more" if len(foreign) > _LISTED_FILES else ""
         raise ExportError(
@@ -107,10 +108,6 @@ def _recorded_digests(out: Store) -> dict[str, str]:
             f"{out.uri.rstrip('/')}/{EXPORT_RECORD} is damaged, so it is not known which files an export wrote there",
             remedy=_REMEDY,
         ) from error
-
-
-def _is_unchanged_file(out: Store, key: str, recorded_digests: dict[str, str]) -> bool:
-    return key in recorded_digests and _stored_digest(out, key) == recorded_digests[key]
 
 
 def _stored_digest(out: Store, key: str) -> str:

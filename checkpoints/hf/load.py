@@ -28,12 +28,10 @@ from encoder_core.objectives.modules.network import build_network
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model that was read from a folder.
+    """A model that was read from a folder: its parameters by our names, on the CPU.
 
-    Attributes:
-        config: our configuration of the model.
-        tensors: parameters by our names, on the CPU. They are fp32, except sums of two stored parameters
-            (`FoldedTable`), which are fp64. Rounded to fp32, such a sum equals the sum computed in fp32.
+    They are fp32, except sums of two stored parameters (`FoldedTable`), which are fp64. Rounded to fp32, such a sum
+    equals the sum computed in fp32.
     """
 
     config: ModelConfig

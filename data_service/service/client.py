@@ -43,11 +43,8 @@ class FeedClient:
 
     The caller reads in one thread. A thread of the client fetches the ranges that `prefetch` announced.
 
-    Args:
-        feed: the feed.
-        spec: the stream to read.
-        counted: function that is called while the stream is opened. The first time, the feed may count the rows of a
-            whole corpus, for hours. Every few seconds the function gets the number of blocks counted so far.
+    `counted`: function that is called while the stream is opened. The first time, the feed may count the rows of a
+    whole corpus, for hours. Every few seconds the function gets the number of blocks counted so far.
 
     Raises:
         CorpusError, PlanError, StoreError: the stream cannot be opened.

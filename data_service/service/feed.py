@@ -8,15 +8,14 @@ first. Ray keeps an object only while its owner is alive, so if the feed dies, i
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import ray
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from data_service.samples.samples import Samples
 from data_service.samples.spec import StreamSpec
-from data_service.service.gauges import FeedGauges
+from data_service.service.gauges import GAUGE_DESCRIPTIONS, StoreRetryGauge, make_gauge
 from data_service.service.prefetch import EpochWindow
 from data_service.service.tasks import (
     SlabRefs,
@@ -26,9 +25,8 @@ from data_service.service.tasks import (
     run_pass_on_ray,
     submit_window,
 )
-from data_service.store.base import Store
 from data_service.store.open import open_store
-from data_service.stream.counts import PassRunner, RowCounts, count_rows, measure_rows
+from data_service.stream.counts import RowCounter, RowCounts
 from data_service.stream.plan import EpochLayout, StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.stages import make_plan
@@ -45,7 +43,6 @@ class FeedConfig(BaseModel):
         workers: largest number of windows that are built at the same time.
         memory: bytes of finished windows to hold, over all streams. Two windows per stream are always allowed. At most
             half of the nodes' object stores is used, because readers hold copies of what they read.
-        cpus: cores that a worker reserves with Ray's scheduler.
         slab_tokens: approximate number of tokens in a slab, the unit in which samples are sent.
         cache: URI of a folder that keeps row counts between runs; None to count at every start.
     """
@@ -54,7 +51,6 @@ class FeedConfig(BaseModel):
 
     workers: PositiveInt
     memory: PositiveInt
-    cpus: float = Field(default=0.25, gt=0)
     slab_tokens: PositiveInt = 1 << 19
     cache: str | None = None
 
@@ -63,11 +59,7 @@ class FeedConfig(BaseModel):
 class OpenStream:
     """The facts of a stream that a client needs.
 
-    Attributes:
-        epoch_layout: division of an epoch into windows.
-        slab_rows: number of rows in a slab.
-        windows_held: number of windows that may be held at a time.
-        notes: remarks for people to read.
+    `windows_held`: number of windows that may be held at a time. `notes`: remarks for people to read.
     """
 
     epoch_layout: EpochLayout
@@ -122,13 +114,8 @@ class _HeldBuild(NamedTuple):
 
 @dataclass(frozen=True)
 class _BuildFailures:
-    """The failures in a row of one window's builds.
-
-    Attributes:
-        last: name of the last build that failed.
-        count: number of failures.
-        most: number of failures after which readers give up.
-    """
+    """The failures in a row of one window's builds: the name of the last build, their count, and the count after which
+    readers give up."""
 
     last: str
     count: int
@@ -152,13 +139,13 @@ class Feed:
 
     def __init__(self, config: FeedConfig) -> None:
         self._config = config
-        self._run: PassRunner = partial(run_pass_on_ray, cpus=config.cpus)
         self._counted = 0
         self._streams: dict[str, _Stream] = {}
         self._builds: OrderedDict[_WindowKey, _HeldBuild] = OrderedDict()
         self._failures: dict[_WindowKey, _BuildFailures] = {}
         self._axes: dict[str, ray.ObjectRef[TokenAxis]] = {}
-        self._gauges = FeedGauges()
+        self._ready_gauge = make_gauge("windows_ready", GAUGE_DESCRIPTIONS["windows_ready"], {})
+        self._retry_gauge = StoreRetryGauge()
 
     def open(self, spec_json: str) -> OpenStream:
         """Make a stream's plan, counting its rows the first time; return what a client needs.
@@ -183,7 +170,8 @@ class Feed:
         requested = {_window_key(spec_json, wanted.window) for wanted in (needed, *ahead_requests)}
         for wanted in (needed, *ahead_requests):
             self._request_window(stream, wanted, requested, must=wanted is needed)
-        self._gauges.update(len(self._builds) - self._unfinished())
+        self._ready_gauge.set(float(len(self._builds) - self._unfinished()))
+        self._retry_gauge.update()
         return {
             wanted.window: self._builds[key].to_window_build(wanted)
             for wanted in (needed, *ahead_requests)
@@ -198,8 +186,7 @@ class Feed:
         """
         if spec_json not in self._axes:
             stream = self._stream(spec_json)
-            lengths = measure_rows(stream.corpora, self._cache(), self._run, self._add_counted_blocks)
-            axis = TokenAxis(stream.plan, stream.counts, lengths)
+            axis = TokenAxis(stream.plan, stream.counts, self._counter().measure_rows(stream.corpora))
             try:
                 self._axes[spec_json] = ray.put(axis)
             except ray.exceptions.RayError as error:
@@ -213,15 +200,8 @@ class Feed:
     def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
         """Forget a build of a window that was lost or has failed. The next request for the window starts another build.
 
-        Args:
-            spec_json: stream.
-            window: window that was built.
-            build: name of the build.
-            most: 0 if the build was lost. If it failed, the number of failures in a row after which readers give up;
-                then counting starts again.
-
-        Returns:
-            The number of failures in a row up to this build.
+        `most`: 0 if the build was lost. If it failed, the number of failures in a row after which readers give up;
+        then counting starts again. Return the number of failures in a row up to this build.
         """
         key = _window_key(spec_json, window)
         failures = self._failures.get(key)
@@ -240,8 +220,9 @@ class Feed:
     def _open(self, spec_json: str) -> _Stream:
         spec = StreamSpec.model_validate_json(spec_json)
         corpora = Corpora(spec)
-        counts = count_rows(corpora, self._cache(), self._run, self._add_counted_blocks)
-        plan = make_plan(corpora, counts, self._cache(), self._run, self._add_counted_blocks)
+        counter = self._counter()
+        counts = counter.count_rows(corpora)
+        plan = make_plan(corpora, counts, counter)
         held = max(2, (memory := self._memory()) // max(1, plan.epoch_layout.window_bytes))
         rows = rows_per_slab(spec.row_length, self._config.slab_tokens)
         notes = plan.notes
@@ -257,8 +238,9 @@ class Feed:
     def _add_counted_blocks(self, blocks: int) -> None:
         self._counted += blocks
 
-    def _cache(self) -> Store | None:
-        return None if self._config.cache is None else open_store(self._config.cache)
+    def _counter(self) -> RowCounter:
+        cache = None if self._config.cache is None else open_store(self._config.cache)
+        return RowCounter(cache, run_pass_on_ray, self._add_counted_blocks)
 
     def _request_window(self, stream: _Stream, wanted: SlabRequest, requested: set[_WindowKey], *, must: bool) -> None:
         """Mark a window as requested now. Start its build if there is room, or in any case if `must`."""
@@ -267,7 +249,7 @@ class Feed:
             if not self._make_room(stream, requested) and not must:
                 return
             window = stream.plan.window(*wanted.window)
-            slabs = submit_window(stream.spec_json, window, wanted.layout, self._config.cpus)
+            slabs = submit_window(stream.spec_json, window, wanted.layout)
             self._builds[key] = _HeldBuild(wanted.layout, slabs)
         self._builds.move_to_end(key)
 

@@ -39,15 +39,3 @@ class StoreRetryGauge:
 
     def update(self) -> None:
         self._gauge.set(float(total_retries()))
-
-
-class FeedGauges:
-    """The gauges of the feed."""
-
-    def __init__(self) -> None:
-        self._ready = make_gauge("windows_ready", GAUGE_DESCRIPTIONS["windows_ready"], {})
-        self._retries = StoreRetryGauge()
-
-    def update(self, ready: int) -> None:
-        self._ready.set(float(ready))
-        self._retries.update()

@@ -144,7 +144,6 @@ def without_unused_processes() -> Iterator[None]:
 
     On one machine they are not needed, and each takes a second of a core to start. Ray has no public setting for this.
     """
-    check_private_names()
     before = {name: _get_private_attribute(Node, name) for name in UNUSED_PROCESS_STARTERS}
     for name in UNUSED_PROCESS_STARTERS:
         setattr(Node, name, lambda *_, **__: None)
@@ -166,13 +165,9 @@ def dead_processes() -> list[str]:
 
     Ray itself notices only after about a minute, and until then every call to it hangs.
     """
-    return [
-        str(kind)
-        for kind, _ in _get_private_attribute(
-            _get_private_attribute(worker, GLOBAL_NODE_ATTRIBUTE), DEAD_PROCESSES_METHOD
-        )()
-        if kind in _VITAL_PROCESSES
-    ]
+    node = _get_private_attribute(worker, GLOBAL_NODE_ATTRIBUTE)
+    dead = _get_private_attribute(node, DEAD_PROCESSES_METHOD)()
+    return [str(kind) for kind, _ in dead if kind in _VITAL_PROCESSES]
 
 
 def logs_folder() -> Path:

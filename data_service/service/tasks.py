@@ -20,20 +20,15 @@ SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
 MAX_DEATHS = 8  # consecutive deaths of one task's processes after which the task is given up
 MAX_FULL_STORE_BUILDS = 8  # consecutive builds that may find the object store full: two minutes, pauses included
 RAY_LOG_HINT = "Ray's logs/raylet.out of the node says what killed them"
+_TASK_CPUS = 0.25  # cores that a task reserves with Ray's scheduler
 _BLOCKS_PER_TASK = 64  # blocks in one counting task: a few seconds of work
 
 
-def submit_window(spec_json: str, window: Window, layout: SlabLayout, cpus: float) -> SlabRefs:
+def submit_window(spec_json: str, window: Window, layout: SlabLayout) -> SlabRefs:
     """Start the build of a window; return references to its slabs. If it fails or is lost, the caller submits
     another."""
     # Ray does not retry, because it would endlessly retry tasks that die for lack of memory. The feed counts failures.
-    options = {
-        "num_returns": layout.slab_count,
-        "num_cpus": cpus,
-        "max_retries": 0,
-        "scheduling_strategy": "SPREAD",
-    }
-    refs = _BUILD_TASK.options(**options).remote(spec_json, window, layout)
+    refs = _BUILD_TASK.options(num_returns=layout.slab_count).remote(spec_json, window, layout)
     return refs if layout.slab_count > 1 else [refs]
 
 
@@ -43,20 +38,17 @@ def run_pass_on_ray(
     source: int,
     blocks: range,
     report_counted: ReportCountedBlocks,
-    *,
-    cpus: float,
 ) -> PassResult:
-    """Run a pass over blocks of a source in Ray tasks. It is a `PassRunner`; `cpus`: cores that each task reserves.
+    """Run a pass over blocks of a source in Ray tasks. It is a `PassRunner`.
 
     Raises:
         CorruptBlock, StoreError: a block cannot be read.
         BuildFailed: the processes that count some blocks died repeatedly.
     """
-    task = _PASS_TASK.options(num_cpus=cpus, max_retries=0, scheduling_strategy="SPREAD")
     spec_json = corpora.spec.model_dump_json()
 
     def submit_part(part: range) -> "ray.ObjectRef[PassResult]":
-        return task.remote(job, spec_json, source, part.start, part.stop)
+        return _PASS_TASK.remote(job, spec_json, source, part.start, part.stop)
 
     parts = [blocks[first : first + _BLOCKS_PER_TASK] for first in range(0, len(blocks), _BLOCKS_PER_TASK)]
     coming = {submit_part(part): part for part in parts}
@@ -154,8 +146,8 @@ def _run_pass_part(job: CountingPass, spec_json: str, source: int, start: int, s
     return job(_corpora(spec_json), source, start, stop)
 
 
-_BUILD_TASK = ray.remote(_build_slabs)
-_PASS_TASK = ray.remote(_run_pass_part)
+_TASK = ray.remote(num_cpus=_TASK_CPUS, max_retries=0, scheduling_strategy="SPREAD")
+_BUILD_TASK, _PASS_TASK = _TASK(_build_slabs), _TASK(_run_pass_part)
 
 
 @lru_cache(maxsize=8)

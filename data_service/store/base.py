@@ -59,7 +59,10 @@ class Entry:
 
 
 class Store(Protocol):
-    """Objects under a root URI. Every method raises the kinds of `StoreError` in `data_service.store.errors`."""
+    """Objects under a root URI. Every method raises the kinds of `StoreError` in `data_service.store.errors`.
+
+    Stores inherit from it what they do alike.
+    """
 
     @property
     def uri(self) -> str: ...
@@ -78,7 +81,7 @@ class Store(Protocol):
 
     def put(self, key: str, data: bytes | memoryview) -> None:
         """Create or replace the object atomically."""
-        ...
+        self.put_buffers(key, [memoryview(data)])
 
     def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
         """Create the object atomically. Return False and change nothing if the key exists.
@@ -103,7 +106,8 @@ class Store(Protocol):
 
     def size(self, key: str) -> int | None:
         """Return the object's size in bytes; None if it is absent."""
-        ...
+        entry = self.entry(key)
+        return None if entry is None else entry.size
 
     def entry(self, key: str) -> Entry | None:
         """Return the entry of one object, as `list` yields it; None if the object is absent."""
@@ -123,11 +127,12 @@ class Store(Protocol):
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """Delete those of the objects that exist. On S3 one request deletes a thousand."""
-        ...
+        for key in keys:
+            self.delete(key)
 
     def clock(self) -> float | None:
         """Return the store's own time in whole seconds since 1970; None if the store uses this machine's clock."""
-        ...
+        return None
 
     def age(self, key: str) -> float | None:
         """Return the seconds since the object was written, by the store's own clock alone; None if it is absent.

@@ -12,12 +12,14 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import ClassVar, Generic, Literal, Self, TypeVar
+from uuid import uuid4
 
-from data_service.store.base import Entry, check_key, join_path
-from data_service.store.errors import CredentialsExpired, CredentialsMissing, StoreError
+from data_service.store.base import Store, check_key, join_path
+from data_service.store.errors import CredentialsExpired, CredentialsMissing, StoreError, StoreUnavailable
 from data_service.store.retries import RetryLimit, call_with_retries, get_outage
-from data_service.store.upload_sources import Buffers, LocalFile, combine_callbacks
+from data_service.store.upload_sources import Buffers, LocalFile, UploadSource
 
+Scheme = Literal["s3", "gs", "az"]
 _C = TypeVar("_C")
 _T = TypeVar("_T")
 
@@ -50,7 +52,7 @@ class Connection(ABC, Generic[_C]):
 
 
 @dataclass(frozen=True)
-class BucketStore(ABC, Generic[_C]):
+class BucketStore(Store, ABC, Generic[_C]):
     """A store of the objects of `bucket` whose keys start with `prefix` + "/". See `Store`. Picklable and thread-safe.
 
     `patience_s`: seconds without progress after which a failing operation is given up.
@@ -60,22 +62,14 @@ class BucketStore(ABC, Generic[_C]):
     prefix: str
     patience_s: float
     _connection: Connection[_C] = field(repr=False, compare=False)
+    scheme: Scheme
 
     _failure_types: ClassVar[tuple[type[Exception], ...]]
     _single_upload_bytes: ClassVar[int]  # size in bytes above which objects are uploaded in parts
 
     @property
-    @abstractmethod
-    def _scheme(self) -> Literal["s3", "gs", "az"]:
-        """The scheme of the store's URIs."""
-
-    @abstractmethod
-    def entry(self, key: str) -> Entry | None:
-        """Find one object, as `Store.entry`."""
-
-    @property
     def uri(self) -> str:
-        return f"{self._scheme}://{join_path(self.bucket, self.prefix)}"
+        return f"{self.scheme}://{join_path(self.bucket, self.prefix)}"
 
     def with_prefix(self, prefix: str) -> Self:
         below = check_key(self.uri, join_path(prefix, ""))
@@ -89,6 +83,20 @@ class BucketStore(ABC, Generic[_C]):
             return b"" if self.size(key) is not None else self.get(key)
         return self._download(key, start, length)
 
+    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
+        name, body, writer = self._object_name(key), bytes(data), uuid4().hex
+
+        def create_object(client: _C) -> bool:
+            if self._create_object(name, body, writer, client):
+                return True
+            # An earlier attempt of ours may have created the object, although its answer was lost.
+            stored = self._find_writer(name, client)
+            if stored is None:  # the object was deleted since
+                raise StoreUnavailable.for_uri(self._object_uri(name), "deleted while it was created")
+            return stored == writer
+
+        return self._call_with_retries(name, create_object)
+
     def put_buffers(
         self, key: str, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
     ) -> None:
@@ -97,13 +105,17 @@ class BucketStore(ABC, Generic[_C]):
     def put_file(self, key: str, path: Path) -> None:
         self._upload(key, LocalFile(path), None)
 
-    def size(self, key: str) -> int | None:
-        entry = self.entry(key)
-        return None if entry is None else entry.size
-
     @abstractmethod
     def _download(self, key: str, start: int, length: int | None) -> bytes:
         """Return `length` bytes from byte `start`; all that follow if it is None."""
+
+    @abstractmethod
+    def _create_object(self, name: str, body: bytes, writer: str, client: _C) -> bool:
+        """Create an object by one request, with `writer` as metadata. Return False if it exists."""
+
+    @abstractmethod
+    def _find_writer(self, name: str, client: _C) -> str | None:
+        """Return the writer of an object, "" if it has none; None if the object does not exist."""
 
     @abstractmethod
     def _put_object(self, name: str, body: bytes, client: _C) -> object:
@@ -113,7 +125,7 @@ class BucketStore(ABC, Generic[_C]):
     def _put_in_parts(
         self,
         name: str,
-        source: Buffers | LocalFile,
+        source: UploadSource,
         patience: RetryLimit,
         report_reached: Callable[[int], None],
     ) -> None:
@@ -124,10 +136,15 @@ class BucketStore(ABC, Generic[_C]):
     def _translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
         """Return our error for one of `_failure_types` of a request about `uri`."""
 
-    def _upload(self, key: str, source: Buffers | LocalFile, report_sent: Callable[[int], None] | None) -> None:
+    def _upload(self, key: str, source: UploadSource, report_sent: Callable[[int], None] | None) -> None:
         name, patience = self._object_name(key), RetryLimit(self.patience_s)
         if source.size > self._single_upload_bytes:
-            self._put_in_parts(name, source, patience, combine_callbacks(patience.record_progress, report_sent))
+
+            def report_reached(count: int) -> None:
+                if patience.record_progress(count) and report_sent is not None:
+                    report_sent(count)
+
+            self._put_in_parts(name, source, patience, report_reached)
             return
         self._call_with_retries(name, partial(self._put_object, name, source.read(0, source.size)))
         if report_sent is not None:
@@ -142,7 +159,7 @@ class BucketStore(ABC, Generic[_C]):
         """Raise BadUri if the service has no objects of this name."""
 
     def _object_uri(self, name: str) -> str:
-        return f"{self._scheme}://{self.bucket}/{name}"
+        return f"{self.scheme}://{self.bucket}/{name}"
 
     def _call_with_retries(
         self,
@@ -157,11 +174,11 @@ class BucketStore(ABC, Generic[_C]):
         `signed`: whether an answer shows that the credentials are valid.
         """
         patience = RetryLimit(self.patience_s) if patience is None else patience
-        outage = get_outage(f"{self._scheme}://{self.bucket}")
+        outage = get_outage(f"{self.scheme}://{self.bucket}")
         return call_with_retries(lambda: self._try_once(name, operation, signed=signed), patience, outage)
 
     def _try_once(self, name: str, operation: Callable[[_C], _T], *, signed: bool = True) -> _T:
-        client, known = None, _CREDENTIALS_ACCEPTED[self._scheme]
+        client, known = None, _CREDENTIALS_ACCEPTED[self.scheme]
         try:
             client = self._connection.client()
             result = operation(client)

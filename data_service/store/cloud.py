@@ -15,26 +15,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from uuid import uuid4
 
 import obstore
 from obstore.exceptions import AlreadyExistsError
 
 from data_service.store.base import Entry, parallel_map
-from data_service.store.bucket import BucketStore
-from data_service.store.cloud_client import CloudClient, CloudConnection, Scheme
+from data_service.store.bucket import BucketStore, Scheme
+from data_service.store.cloud_client import CloudClient, CloudConnection
 from data_service.store.cloud_errors import FAILURES, translate_error
 from data_service.store.cloud_transfer import (
     SINGLE_UPLOAD_BYTES,
     CloudDownload,
     CloudListing,
-    CloudUpload,
     head_object,
-    read_metadata_field,
+    upload_in_parts,
 )
-from data_service.store.errors import BadUri, KeyMissing, StoreUnavailable
+from data_service.store.errors import BadUri, KeyMissing
 from data_service.store.retries import RetryLimit
-from data_service.store.upload_sources import WRITER_FIELD, Buffers, LocalFile
+from data_service.store.upload_sources import WRITER_FIELD, UploadSource
 
 _MAX_DELETIONS = 256  # most objects that one request to Azure may name
 
@@ -43,41 +41,9 @@ _MAX_DELETIONS = 256  # most objects that one request to Azure may name
 class CloudStore(BucketStore[CloudClient]):
     """A store of objects on Google Cloud Storage or Azure. See `BucketStore`."""
 
-    scheme: Scheme
-
     _failure_types = FAILURES
     _single_upload_bytes = SINGLE_UPLOAD_BYTES
     _translate_error = staticmethod(translate_error)
-
-    @property
-    def _scheme(self) -> Scheme:
-        return self.scheme
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self.put_buffers(key, [memoryview(data)])
-
-    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        name, body, writer = self._object_name(key), bytes(data), uuid4().hex
-
-        def create_object(client: CloudClient) -> bool:
-            try:
-                obstore.put(
-                    client.requests,
-                    name,
-                    body,
-                    mode="create",
-                    use_multipart=False,
-                    attributes={WRITER_FIELD: writer},
-                )
-            except AlreadyExistsError as error:
-                # An earlier attempt of ours may have created the object, although its answer was lost.
-                stored = read_metadata_field(client, name, WRITER_FIELD)
-                if stored is None:  # the object was deleted since
-                    raise StoreUnavailable.for_uri(self._object_uri(name), "deleted while it was created") from error
-                return stored == writer
-            return True
-
-        return self._call_with_retries(name, create_object)
 
     def entry(self, key: str) -> Entry | None:
         name = self._object_name(key)
@@ -155,17 +121,32 @@ class CloudStore(BucketStore[CloudClient]):
         download = CloudDownload(name, self._object_uri(name), patience.record_progress, start, length)
         return self._call_with_retries(name, download.try_download, patience)
 
+    def _create_object(self, name: str, body: bytes, writer: str, client: CloudClient) -> bool:
+        written = {WRITER_FIELD: writer}
+        try:
+            obstore.put(client.requests, name, body, mode="create", use_multipart=False, attributes=written)
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def _find_writer(self, name: str, client: CloudClient) -> str | None:
+        try:
+            found = obstore.get(client.requests, name, options={"head": True})
+        except FileNotFoundError:
+            return None
+        return str(found.attributes.get(WRITER_FIELD, ""))
+
     def _put_object(self, name: str, body: bytes, client: CloudClient) -> object:
         return obstore.put(client.requests, name, body, use_multipart=False)
 
     def _put_in_parts(
         self,
         name: str,
-        source: Buffers | LocalFile,
+        source: UploadSource,
         patience: RetryLimit,
         report_reached: Callable[[int], None],
     ) -> None:
-        self._call_with_retries(name, CloudUpload(name, source, report_reached).try_upload, patience)
+        self._call_with_retries(name, partial(upload_in_parts, name, source, report_reached), patience)
 
     def _check_name(self, name: str, key: str) -> None:
         if "\\" in name or any(character < " " or character == "\x7f" for character in name):

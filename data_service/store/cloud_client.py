@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 from obstore.store import AzureStore, GCSStore
 
-from data_service.store.bucket import Connection
+from data_service.store.bucket import Connection, Scheme
 from data_service.store.errors import BadUri, StoreError
-
-Scheme = Literal["gs", "az"]
 
 _READ_TIMEOUT_S = 60.0  # seconds without data after which a connection counts as dead
 _PART_TIMEOUT_S = 120.0  # seconds in which a part of an upload must be sent and answered
@@ -91,7 +89,16 @@ class CloudConnection(Connection[CloudClient]):
         return super().client()
 
     def _connect(self) -> CloudClient:
-        return _make_client(self._scheme, self._bucket)
+        scheme, bucket, endpoint = self._scheme, self._bucket, _endpoint(self._scheme)
+        emulated = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
+        plain = endpoint.startswith("http://") or emulated
+        requests = _make_obstore(scheme, bucket, plain, read_timeout_s=_READ_TIMEOUT_S, retries=0)
+        uploads = _make_obstore(scheme, bucket, plain, read_timeout_s=_PART_TIMEOUT_S, retries=_PART_RETRIES)
+        if not endpoint:
+            account = requests.config.get("account_name", "")
+            away = "https://storage.googleapis.com" if scheme == "gs" else f"https://{account}.blob.core.windows.net"
+            endpoint = _EMULATOR_URL if emulated else away
+        return CloudClient(requests, uploads, f"{endpoint.rstrip('/')}/{quote(bucket)}")
 
 
 def _ensure_not_forked(uri: str) -> None:
@@ -103,19 +110,6 @@ def _ensure_not_forked(uri: str) -> None:
             f"{uri} cannot be used in a process that was forked after the store was used",
             remedy="start the process by spawn or forkserver, as in DataLoader(multiprocessing_context='forkserver')",
         )
-
-
-def _make_client(scheme: Scheme, bucket: str) -> CloudClient:
-    endpoint = _endpoint(scheme)
-    emulated = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
-    plain = endpoint.startswith("http://") or emulated
-    requests = _make_obstore(scheme, bucket, plain, read_timeout_s=_READ_TIMEOUT_S, retries=0)
-    uploads = _make_obstore(scheme, bucket, plain, read_timeout_s=_PART_TIMEOUT_S, retries=_PART_RETRIES)
-    if not endpoint:
-        account = requests.config.get("account_name", "")
-        away = "https://storage.googleapis.com" if scheme == "gs" else f"https://{account}.blob.core.windows.net"
-        endpoint = _EMULATOR_URL if emulated else away
-    return CloudClient(requests, uploads, f"{endpoint.rstrip('/')}/{quote(bucket)}")
 
 
 def _endpoint(scheme: Scheme) -> str:

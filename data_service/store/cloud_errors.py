@@ -15,10 +15,10 @@ from data_service.store.errors import (
     BadUri,
     CredentialsExpired,
     CredentialsMissing,
-    KeyMissing,
     OutOfSpace,
     StoreError,
     StoreUnavailable,
+    error_for_status,
 )
 
 FAILURES = (
@@ -109,7 +109,8 @@ def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) 
     """
     failure = CloudFailure.from_error(error)
     if failure.kind.startswith(_TOKEN_KIND_PREFIX) or failure.kind in _MISSING_CREDENTIALS_KINDS:
-        return _token_error(failure, uri, had_valid_credentials)
+        kind = CredentialsExpired if had_valid_credentials else CredentialsMissing
+        return kind.for_uri(uri, failure.reason)
     if failure.kind == "MissingAccount":
         return BadUri(f"{uri}: no storage account is named", remedy="set AZURE_STORAGE_ACCOUNT_NAME, then start again")
     if failure.kind in ("UnableToParseUrl", "InvalidUrl"):
@@ -125,11 +126,6 @@ def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) 
     )
 
 
-def _token_error(failure: CloudFailure, uri: str, had_valid_credentials: bool) -> StoreError:
-    kind = CredentialsExpired if had_valid_credentials else CredentialsMissing
-    return kind.for_uri(uri, failure.reason)
-
-
 def _refusal_error(failure: CloudFailure, status: int, uri: str, had_valid_credentials: bool) -> StoreError:
     code, reason = failure.code, failure.reason
     if code in _NO_BUCKET_CODES:
@@ -137,17 +133,7 @@ def _refusal_error(failure: CloudFailure, status: int, uri: str, had_valid_crede
     if status == 401 or code in _WRONG_CREDENTIALS_CODES:
         expired = had_valid_credentials or _EXPIRED_RE.search(reason) is not None
         return (CredentialsExpired if expired else AccessDenied).for_uri(uri, reason)
-    if code in _QUOTA_CODES or status == 507:
+    if code in _QUOTA_CODES:
         return OutOfSpace.for_uri(uri, reason)
-    if (
-        code in _LOST_UPLOAD_CODES
-        or status in (408, 409, 412, 429)
-        or status < 400
-        or (status >= 500 and status != 501)
-    ):
-        return StoreUnavailable.for_uri(uri, reason)
-    if status == 404:
-        return KeyMissing.for_uri(uri)
-    if status == 403:
-        return AccessDenied.for_uri(uri, reason)
-    return StoreError(f"the store refuses {uri}: {reason}", remedy="check that the server supports this request")
+    transient = code in _LOST_UPLOAD_CODES or status == 412 or status < 400
+    return error_for_status(uri, status, reason, transient=transient)

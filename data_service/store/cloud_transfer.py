@@ -1,7 +1,7 @@
 """Requests through obstore that continue after a failure where that is possible: a read with the missing bytes, a
 listing with the next page. A large upload begins again.
 
-Each makes one attempt at a time and remembers its progress; `CloudStore` repeats the attempts.
+Each makes one attempt at a time, and remembers its progress if it can continue; `CloudStore` repeats the attempts.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,16 +49,6 @@ def head_object(client: CloudClient, name: str) -> Any | None:
     raise ConnectionError(f"{refused}, though it may be read") from refused
 
 
-def read_metadata_field(client: CloudClient, name: str, field_name: str) -> str | None:
-    """Return a metadata field of an object, "" if the object has none; None if the object does not exist. Raises
-    FAILURES."""
-    try:
-        found = obstore.get(client.requests, name, options={"head": True})
-    except FileNotFoundError:
-        return None
-    return str(found.attributes.get(field_name, ""))
-
-
 @dataclass
 class CloudDownload:
     """A read of an object, or of `length` bytes of it from byte `start`.
@@ -69,7 +59,7 @@ class CloudDownload:
 
     name: str
     uri: str
-    reached: Callable[[int], None]
+    reached: Callable[[int], object]
     start: int = 0
     length: int | None = None
     _version: str | None = None
@@ -140,37 +130,26 @@ class CloudDownload:
         return Truncated.for_uri(self.uri, self.start, self.length or 0, size)
 
 
-@dataclass
-class CloudUpload:
-    """An upload of an object in parts. The object appears when the server has all parts.
+def upload_in_parts(
+    name: str, source: UploadSource, report_reached: Callable[[int], None], client: CloudClient
+) -> None:
+    """Send all parts of an object and complete the upload. `report_reached`: a function that is called with a number of
+    bytes that the server has, and perhaps more than that.
 
-    `reached`: a function that is called with a number of bytes that the server has, and perhaps more than that.
+    Raises FAILURES; what was sent is then deleted on the server.
     """
+    size = max(_PART_BYTES, -(-source.size // _MAX_PARTS))
 
-    name: str
-    source: UploadSource
-    reached: Callable[[int], None]
-
-    def try_upload(self, client: CloudClient) -> None:
-        """Send all parts and complete the upload. Raises FAILURES; what was sent is then deleted on the server."""
-        size = max(_PART_BYTES, -(-self.source.size // _MAX_PARTS))
-        obstore.put(
-            client.uploads,
-            self.name,
-            self._iter_parts(size),
-            use_multipart=True,
-            chunk_size=size,
-            max_concurrency=_CONCURRENT_PARTS,
-        )
-        self.reached(self.source.size)
-
-    def _iter_parts(self, size: int) -> Iterator[bytes]:
-        """Yield the parts. When obstore asks for another one, at most `_CONCURRENT_PARTS` earlier ones are on their
-        way, so the server has all those before."""
-        for number, start in enumerate(range(0, self.source.size, size), start=1):
-            yield self.source.read(start, size)
+    def iter_parts() -> Iterator[bytes]:
+        # When obstore asks for another part, at most `_CONCURRENT_PARTS` earlier ones are on their way.
+        for number, start in enumerate(range(0, source.size, size), start=1):
+            yield source.read(start, size)
             if number > _CONCURRENT_PARTS:
-                self.reached((number - _CONCURRENT_PARTS) * size)
+                report_reached((number - _CONCURRENT_PARTS) * size)
+
+    options = {"use_multipart": True, "chunk_size": size, "max_concurrency": _CONCURRENT_PARTS}
+    obstore.put(client.uploads, name, iter_parts(), **options)
+    report_reached(source.size)
 
 
 @dataclass
@@ -182,7 +161,7 @@ class CloudListing:
 
     folder: str
     ordered: bool
-    reached: Callable[[int], None]
+    reached: Callable[[int], object]
     more: bool = True
     _after: str = ""
     _stream: Any = None

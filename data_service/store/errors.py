@@ -157,6 +157,19 @@ class BadUri(StoreError):
         )
 
 
+def error_for_status(uri: str, status: int, reason: str, *, transient: bool) -> StoreError:
+    """Return the error for an answer with this HTTP status. `transient`: whether its code says that it may pass."""
+    if status == 507:
+        return OutOfSpace.for_uri(uri, reason)
+    if transient or status in (408, 409, 429) or (status >= 500 and status != 501):
+        return StoreUnavailable.for_uri(uri, reason)
+    if status == 404:
+        return KeyMissing.for_uri(uri)
+    if status in (401, 403):
+        return AccessDenied.for_uri(uri, reason)
+    return StoreError(f"the store refuses {uri}: {reason}", remedy="check that the server supports this request")
+
+
 TRANSIENT_ERRORS = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
 """Errors that may disappear by themselves. A caller that can wait should try again."""
 RETRYABLE_ERRORS = (*TRANSIENT_ERRORS, OutOfSpace)

@@ -7,8 +7,7 @@ HF_TOKEN holds the token for what is not public.
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from data_service.store.base import Entry, Store, check_key, join_path
@@ -40,7 +39,7 @@ def open_hub(uri: str, rest: str, patience_s: float) -> Store:
     return HubStore(found["repo"], found["revision"] or "main", (found["prefix"] or "").strip("/"), patience_s)
 
 
-class HubStore:
+class HubStore(Store):
     """A store of the files below `prefix` in a data set."""
 
     def __init__(self, repo: str, revision: str, prefix: str, patience_s: float) -> None:
@@ -64,10 +63,6 @@ class HubStore:
         if len(data) != length:
             raise Truncated.for_uri(self._file_uri(key), start, length, start + len(data))
         return data
-
-    def size(self, key: str) -> int | None:
-        entry = self.entry(key)
-        return None if entry is None else entry.size
 
     def entry(self, key: str) -> Entry | None:
         path = self._path_in_repo(key)
@@ -104,40 +99,13 @@ class HubStore:
     def folders(self) -> Iterator[str]:
         yield from sorted({key.partition("/")[0] for key in (one.key for one in self.list()) if "/" in key})
 
-    def clock(self) -> float | None:
-        return None
-
-    def age(self, key: str) -> float | None:
-        self._raise_read_only(key)
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self._raise_read_only(key)
-
-    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        self._raise_read_only(key)
-
-    def put_buffers(
-        self, key: str, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
-    ) -> None:
-        self._raise_read_only(key)
-
-    def put_file(self, key: str, path: Path) -> None:
-        self._raise_read_only(key)
-
-    def delete(self, key: str) -> None:
-        self._raise_read_only(key)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        self._raise_read_only("")
-
-    def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
-        self._raise_read_only(folder)
-
-    def _raise_read_only(self, key: str) -> NoReturn:
+    def _refuse_write(self, *given: object, **named: object) -> NoReturn:
         raise BadUri(
-            f"{self._file_uri(key)}: data sets of the Hub are only read here",
+            f"{self.uri}: data sets of the Hub are only read here",
             remedy="write to a folder or to S3",
         )
+
+    put = put_if_absent = put_buffers = put_file = delete = delete_many = remove_leftovers = age = _refuse_write
 
     def _path_in_repo(self, key: str) -> str:
         return join_path(self._prefix, check_key(self.uri, key))

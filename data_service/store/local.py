@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from data_service.store.base import TEMP_PREFIX, Entry, check_key, join_path
+from data_service.store.base import TEMP_PREFIX, Entry, Store, check_key, join_path
 from data_service.store.errors import (
     AccessDenied,
     BadUri,
@@ -47,7 +47,7 @@ def report_full_disk(folder: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class LocalStore:
+class LocalStore(Store):
     """A store whose objects are files below `root`, an absolute folder. The first write creates it. See `Store`."""
 
     root: Path
@@ -75,9 +75,6 @@ class LocalStore:
                 data += more
             return data
 
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        self.put_buffers(key, [memoryview(data)])
-
     def put_buffers(
         self, key: str, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
     ) -> None:
@@ -92,10 +89,6 @@ class LocalStore:
         except FileExistsError:
             return False
         return True
-
-    def size(self, key: str) -> int | None:
-        entry = self.entry(key)
-        return None if entry is None else entry.size
 
     def entry(self, key: str) -> Entry | None:
         path = self._path(key)
@@ -129,13 +122,6 @@ class LocalStore:
         except KeyMissing:
             return
         _remove_empty_folders(path.parent, self.root)
-
-    def delete_many(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.delete(key)
-
-    def clock(self) -> None:
-        return None
 
     def age(self, key: str) -> float | None:
         """Return the age by the file system's clock, which on a network may differ from ours.

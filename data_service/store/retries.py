@@ -66,10 +66,12 @@ class RetryLimit:
         self._failures = 0
         self._most = 0
 
-    def record_progress(self, amount: int) -> None:
-        """Note that the operation has reached `amount`, in any unit. Only a new maximum counts as progress."""
-        if amount > self._most:
-            self._most, self.since, self._failures = amount, time.monotonic(), 0
+    def record_progress(self, amount: int) -> bool:
+        """Note that the operation has reached `amount`, in any unit. Return whether it is progress: a new maximum."""
+        if amount <= self._most:
+            return False
+        self._most, self.since, self._failures = amount, time.monotonic(), 0
+        return True
 
     def limit_s(self, error: StoreError) -> float:
         """Return the seconds without progress after which a failure of this kind is final."""

@@ -13,9 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
 
 import boto3
 from botocore.config import Config
@@ -23,12 +21,12 @@ from botocore.exceptions import ClientError
 from botocore.session import get_session
 
 from data_service.store.base import Entry, join_path
-from data_service.store.bucket import BucketStore, Connection
-from data_service.store.errors import BadUri, KeyMissing, StoreError, StoreUnavailable
+from data_service.store.bucket import BucketStore, Connection, Scheme
+from data_service.store.errors import BadUri, KeyMissing, StoreError
 from data_service.store.retries import RetryLimit
 from data_service.store.s3_errors import FAILURES, error_code, translate_error
 from data_service.store.s3_transfer import MAX_DELETIONS, Deletion, Download, Listing, Upload, head_object
-from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, Buffers, LocalFile
+from data_service.store.upload_sources import PART_BYTES, WRITER_FIELD, UploadSource
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -46,29 +44,25 @@ class _Connection(Connection["S3Client"]):
         return (_Connection, ())
 
     def _connect(self) -> "S3Client":
-        return _make_client()
-
-
-def _make_client() -> "S3Client":
-    elsewhere = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
-    config = Config(
-        retries={"mode": "standard", "total_max_attempts": 1},
-        connect_timeout=10,
-        read_timeout=_READ_TIMEOUT_S,
-        max_pool_connections=32,
-        tcp_keepalive=True,
-        s3={"addressing_style": "path"} if elsewhere else None,  # own servers rarely have a name per bucket
-        # Checksums in trailers are unknown to servers from before 2024; our readers hash what they read.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-    )
-    core = get_session()
-    if core.get_config_variable("metadata_service_timeout") == 1:
-        core.set_config_variable("metadata_service_timeout", _METADATA_TIMEOUT_S)
-    try:
-        return boto3.Session(botocore_session=core).client("s3", config=config)
-    except ValueError as error:
-        raise BadUri.for_uri("AWS_ENDPOINT_URL", str(error)) from error
+        elsewhere = any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"))
+        config = Config(
+            retries={"mode": "standard", "total_max_attempts": 1},
+            connect_timeout=10,
+            read_timeout=_READ_TIMEOUT_S,
+            max_pool_connections=32,
+            tcp_keepalive=True,
+            s3={"addressing_style": "path"} if elsewhere else None,  # own servers rarely have a name per bucket
+            # Checksums in trailers are unknown to servers from before 2024; our readers hash what they read.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        core = get_session()
+        if core.get_config_variable("metadata_service_timeout") == 1:
+            core.set_config_variable("metadata_service_timeout", _METADATA_TIMEOUT_S)
+        try:
+            return boto3.Session(botocore_session=core).client("s3", config=config)
+        except ValueError as error:
+            raise BadUri.for_uri("AWS_ENDPOINT_URL", str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -78,38 +72,11 @@ class S3Store(BucketStore["S3Client"]):
     prefix: str = ""
     patience_s: float = 120.0
     _connection: Connection["S3Client"] = field(default_factory=_Connection, repr=False, compare=False)
+    scheme: Scheme = "s3"
 
     _failure_types = FAILURES
     _single_upload_bytes = 2 * PART_BYTES
     _translate_error = staticmethod(translate_error)
-
-    @property
-    def _scheme(self) -> Literal["s3"]:
-        return "s3"
-
-    def put(self, key: str, data: bytes | memoryview) -> None:
-        name = self._object_name(key)
-        self._call_with_retries(name, partial(self._put_object, name, bytes(data)))
-
-    def put_if_absent(self, key: str, data: bytes | memoryview) -> bool:
-        name, body, writer = self._object_name(key), bytes(data), uuid4().hex
-
-        def create_object(client: "S3Client") -> bool:
-            try:
-                client.put_object(
-                    Bucket=self.bucket, Key=name, Body=body, IfNoneMatch="*", Metadata={WRITER_FIELD: writer}
-                )
-            except ClientError as error:
-                if error_code(error) not in ("PreconditionFailed", "412"):
-                    raise
-                # An earlier attempt of ours may have created the object, although its answer was lost.
-                stored = head_object(client, self.bucket, name)
-                if stored is None:  # the object was deleted since
-                    raise StoreUnavailable.for_uri(self._object_uri(name), "deleted while it was created") from error
-                return stored["Metadata"].get(WRITER_FIELD) == writer
-            return True
-
-        return self._call_with_retries(name, create_object)
 
     def entry(self, key: str) -> Entry | None:
         name = self._object_name(key)
@@ -147,8 +114,8 @@ class S3Store(BucketStore["S3Client"]):
             except StoreError as error:
                 if type(error) is not StoreError:
                     raise
-                for key in batch:  # the server does not support deletion of many objects by one request
-                    self.delete(key)
+                # The server does not support deletion of many objects by one request.
+                super().delete_many(batch)
 
     def clock(self) -> float | None:
         """Return the time in the Date header of an answer.
@@ -229,13 +196,26 @@ class S3Store(BucketStore["S3Client"]):
         download = Download(self.bucket, name, patience.record_progress, start, length)
         return self._call_with_retries(name, download.try_download, patience)
 
+    def _create_object(self, name: str, body: bytes, writer: str, client: "S3Client") -> bool:
+        try:
+            client.put_object(Bucket=self.bucket, Key=name, Body=body, IfNoneMatch="*", Metadata={WRITER_FIELD: writer})
+        except ClientError as error:
+            if error_code(error) not in ("PreconditionFailed", "412"):
+                raise
+            return False
+        return True
+
+    def _find_writer(self, name: str, client: "S3Client") -> str | None:
+        stored = head_object(client, self.bucket, name)
+        return None if stored is None else stored["Metadata"].get(WRITER_FIELD, "")
+
     def _put_object(self, name: str, body: bytes, client: "S3Client") -> object:
         return client.put_object(Bucket=self.bucket, Key=name, Body=body)
 
     def _put_in_parts(
         self,
         name: str,
-        source: Buffers | LocalFile,
+        source: UploadSource,
         patience: RetryLimit,
         report_reached: Callable[[int], None],
     ) -> None:

@@ -24,10 +24,10 @@ from data_service.store.errors import (
     BadUri,
     CredentialsExpired,
     CredentialsMissing,
-    KeyMissing,
     OutOfSpace,
     StoreError,
     StoreUnavailable,
+    error_for_status,
 )
 
 FAILURES = (
@@ -95,18 +95,8 @@ def _refusal_error(error: ClientError, uri: str, had_valid_credentials: bool) ->
         return CredentialsExpired.for_uri(uri, reason)
     if name in _NO_BUCKET_CODES:
         return BadUri.without_bucket(uri)
-    if name in _QUOTA_CODES or status == 507:
+    if name in _QUOTA_CODES:
         return OutOfSpace.for_uri(uri, reason)
-    if (
-        name in _RETRYABLE_CODES
-        or name in LOST_UPLOAD_CODES
-        or status in (408, 409, 429)
-        or (status >= 500 and status != 501)
-        or status < 300  # the answer began with a status of success, and its body holds an error
-    ):
-        return StoreUnavailable.for_uri(uri, reason)
-    if status == 404:
-        return KeyMissing.for_uri(uri)
-    if status in (401, 403):
-        return AccessDenied.for_uri(uri, reason)
-    return StoreError(f"the store refuses {uri}: {reason}", remedy="check that the server supports this request")
+    # With a status of success, the body of the answer holds an error.
+    transient = name in _RETRYABLE_CODES or name in LOST_UPLOAD_CODES or status < 300
+    return error_for_status(uri, status, reason, transient=transient)

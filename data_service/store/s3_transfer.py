@@ -143,7 +143,7 @@ class Download:
 
     bucket: str
     name: str
-    reached: Callable[[int], None]
+    reached: Callable[[int], object]
     start: int = 0
     length: int | None = None
     _version: str | None = None

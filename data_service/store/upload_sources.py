@@ -2,22 +2,12 @@
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
 
 PART_BYTES = 16 << 20  # bytes of a part of an upload; downloads are read in pieces of this size, too
 WRITER_FIELD = "writer"  # metadata field by which a writer recognises its own object
-
-
-class UploadSource(Protocol):
-    """A source of bytes to upload, which can be read repeatedly."""
-
-    @property
-    def size(self) -> int: ...
-
-    def read(self, start: int, length: int) -> bytes: ...
 
 
 class Buffers:
@@ -51,18 +41,4 @@ class LocalFile:
             return os.pread(file.fileno(), length, start)
 
 
-def combine_callbacks(
-    report_reached: Callable[[int], None], report_sent: Callable[[int], None] | None
-) -> Callable[[int], None]:
-    """Return a function that calls both `report_reached` and `report_sent`, the latter only with numbers that have
-    grown."""
-    most = 0
-
-    def report(count: int) -> None:
-        nonlocal most
-        report_reached(count)
-        if report_sent is not None and count > most:
-            most = count
-            report_sent(count)
-
-    return report
+UploadSource = Buffers | LocalFile

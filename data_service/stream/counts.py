@@ -14,7 +14,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,14 +45,8 @@ CountingPass = Callable[[Corpora, int, int, int], PassResult]
 ReportCountedBlocks = Callable[[int], None]
 """A function that is called with the number of blocks that have just been done."""
 
-
-class PassRunner(Protocol):
-    """A function that runs a pass over some blocks of a source, in this process or on Ray."""
-
-    def __call__(
-        self, job: CountingPass, corpora: Corpora, source: int, blocks: range, counted: ReportCountedBlocks
-    ) -> PassResult: ...
-
+PassRunner = Callable[[CountingPass, Corpora, int, range, ReportCountedBlocks], PassResult]
+"""A function that runs a pass over some blocks of a source, in this process or on Ray."""
 
 _log = logging.getLogger(__name__)
 _BLOCKS_PER_PIECE = 2048  # blocks whose counts are stored in one object: minutes of one core's work
@@ -88,100 +82,59 @@ def run_in_process(
     return found
 
 
-def ignore_progress(blocks: int) -> None:
-    """Ignore progress."""
-
-
-def count_rows(
-    corpora: Corpora,
-    cache: Store | None,
-    runner: PassRunner = run_in_process,
-    report_counted: ReportCountedBlocks = ignore_progress,
-) -> tuple[RowCounts, ...]:
-    """Return the row counts of every source.
-
-    Args:
-        corpora: corpora to count.
-        cache: store that keeps counts between runs; None to count again.
-        runner: function that runs the pass over a source's blocks.
-        report_counted: function that is called with the number of blocks just done, those with kept counts included.
-    """
-    passing = _CachedPass(
-        kind="rows",
-        job=count_rows_in_blocks,
-        corpora=corpora,
-        cache=cache,
-        run=runner,
-        counted=report_counted,
-    )
-    found: list[RowCounts] = []
-    for source, table in enumerate(corpora.tables):
-        known = _counts_from_manifest(corpora.spec, source, table)
-        found.append(passing.run_for_source(source).astype(np.int64, copy=False) if known is None else known)
-    return tuple(found)
-
-
-def _counts_from_manifest(spec: StreamSpec, source: int, table: BlockTable) -> RowCounts | None:
-    """Return the row counts of a source if they follow from its manifest; None if its blocks must be read."""
-    match spec.input_for_source(source):
-        case PackedInput(packing="contiguous"):
-            return count_contiguous_rows(table.tokens, table.documents, spec.length)
-        case TextPairs() | Translations():
-            return table.documents
-        case Lanes() as lanes:
-            return count_lane_rows(table.tokens, table.documents, lanes, spec.length)
-        case _:
-            return None
-
-
-def measure_rows(
-    corpora: Corpora,
-    cache: Store | None,
-    run: PassRunner = run_in_process,
-    counted: ReportCountedBlocks = ignore_progress,
-) -> tuple[RowLengths, ...]:
-    """Return the row lengths of every source. Arguments as for `count_rows`."""
-    passing = _CachedPass(
-        kind="lengths", job=measure_rows_in_blocks, corpora=corpora, cache=cache, run=run, counted=counted
-    )
-    found = [passing.run_for_source(source) for source in range(len(corpora.tables))]
-    return tuple(lengths.astype(np.uint32, copy=False) for lengths in found)
-
-
 @dataclass(frozen=True)
-class _CachedPass:
-    """A pass whose results are kept in `cache`: first those of a source's pieces, then those of the whole source."""
+class RowCounter:
+    """Counts and measures rows. It keeps the results: first those of a source's pieces, then those of the whole source.
 
-    kind: str
-    job: CountingPass
-    corpora: Corpora
-    cache: Store | None
-    run: PassRunner
-    counted: ReportCountedBlocks
+    Attributes:
+        cache: store that keeps results between runs; None to count again.
+        run: function that runs a pass over a source's blocks.
+        report_counted: function that is called with the number of blocks just done, those with kept results included.
+    """
 
-    def run_for_source(self, source: int) -> PassResult:
-        name = f"{self.kind}/{_cache_key(self.corpora.spec, source)}"
-        blocks = len(self.corpora.tables[source])
+    cache: Store | None = None
+    run: PassRunner = run_in_process
+    report_counted: ReportCountedBlocks = lambda blocks: None
+
+    def count_rows(self, corpora: Corpora) -> tuple[RowCounts, ...]:
+        """Return the row counts of every source."""
+        found: list[RowCounts] = []
+        for source, table in enumerate(corpora.tables):
+            counts = _counts_from_manifest(corpora.spec, source, table)
+            if counts is None:
+                counts = self._go_through("rows", count_rows_in_blocks, corpora, source).astype(np.int64, copy=False)
+            found.append(counts)
+        return tuple(found)
+
+    def measure_rows(self, corpora: Corpora) -> tuple[RowLengths, ...]:
+        """Return the row lengths of every source."""
+        found = [self._go_through("lengths", measure_rows_in_blocks, corpora, n) for n in range(len(corpora.tables))]
+        return tuple(lengths.astype(np.uint32, copy=False) for lengths in found)
+
+    def _go_through(self, kind: str, job: CountingPass, corpora: Corpora, source: int) -> PassResult:
+        """Return the result of a pass over a source. `kind`: folder of the cache for passes of this kind."""
+        name = f"{kind}/{_cache_key(corpora.spec, source)}"
+        blocks = len(corpora.tables[source])
         kept = self._load_result(f"{name}.npy")
         if kept is not None:
-            self.counted(blocks)
+            self.report_counted(blocks)
             return kept
         starts = range(0, blocks, _BLOCKS_PER_PIECE)
         pieces = {f"{name}/{start}.npy": range(start, min(start + _BLOCKS_PER_PIECE, blocks)) for start in starts}
-        found = [self._run_piece(key, source, piece) for key, piece in pieces.items()]
-        whole: PassResult = np.concatenate([self.job(self.corpora, source, 0, 0), *found])
+        found = [self._run_piece(key, job, corpora, source, piece) for key, piece in pieces.items()]
+        whole: PassResult = np.concatenate([job(corpora, source, 0, 0), *found])
         self._store_result(f"{name}.npy", whole)
         if self.cache is not None:
             for key in pieces:
                 self.cache.delete(key)
         return whole
 
-    def _run_piece(self, key: str, source: int, blocks: range) -> PassResult:
+    def _run_piece(self, key: str, job: CountingPass, corpora: Corpora, source: int, blocks: range) -> PassResult:
         kept = self._load_result(key)
         if kept is not None:
-            self.counted(len(blocks))
+            self.report_counted(len(blocks))
             return kept
-        found = self.run(self.job, self.corpora, source, blocks, self.counted)
+        found = self.run(job, corpora, source, blocks, self.report_counted)
         self._store_result(key, found)
         return found
 
@@ -210,6 +163,19 @@ class _CachedPass:
             np.save(buffer, found, allow_pickle=False)
             buffer.write(hashlib.sha256(buffer.getbuffer()).digest())
             self.cache.put(key, buffer.getvalue())
+
+
+def _counts_from_manifest(spec: StreamSpec, source: int, table: BlockTable) -> RowCounts | None:
+    """Return the row counts of a source if they follow from its manifest; None if its blocks must be read."""
+    match spec.input_for_source(source):
+        case PackedInput(packing="contiguous"):
+            return count_contiguous_rows(table.tokens, table.documents, spec.length)
+        case TextPairs() | Translations():
+            return table.documents
+        case Lanes() as lanes:
+            return count_lane_rows(table.tokens, table.documents, lanes, spec.length)
+        case _:
+            return None
 
 
 def _cache_key(spec: StreamSpec, source: int) -> str:

@@ -15,10 +15,14 @@ from itertools import groupby, product
 import numpy as np
 from numpy.typing import NDArray
 
+from data_service.result_cache import RecentResults
 from data_service.samples.lanes import Lanes
 from data_service.samples.make import cut_block, cutting_key, masking_key, row_text_ranges
 from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora
+
+RowTextRanges = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""Three arrays [S] int64: the row of each stretch of text, its first token, and the one behind it."""
 
 
 @dataclass(frozen=True, order=True)
@@ -126,7 +130,8 @@ class _BlockRowText:
     def __init__(self, corpora: Corpora, source: int, block: int) -> None:
         self._spec, self._source, self._number = corpora.spec, source, block
         self._block = corpora.read_source_block(source, block)
-        self._found: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
+        # The ways of cutting return, a reading of lanes does not.
+        self._kept: RecentResults[int, RowTextRanges] = RecentResults(corpora.spec.input.cut_count)
 
     def rows_with_text(self, place: TokenRange, reading: int) -> list[int]:
         """Return the numbers of the block's rows that hold a token of the place, ascending, as cut in a reading."""
@@ -135,17 +140,13 @@ class _BlockRowText:
         held = np.maximum(starts, place.start) < np.minimum(stops, place.stop)
         return [int(row) for row in np.unique(rows[held])]
 
-    def _text_ranges(self, reading: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return three arrays [S] int64: the row of each stretch of text, its first token, and the one behind it."""
+    def _text_ranges(self, reading: int) -> RowTextRanges:
         spec = self._spec
         # The rows of lanes are drawn again in each reading; other rows only depend on the way of cutting.
         kept_by = reading if isinstance(spec.input, Lanes) else reading % spec.input.cut_count
-        if kept_by not in self._found:
-            rows = cut_block(self._block, spec, cutting_key(spec, self._source, self._number, reading), self._source)
-            key = masking_key(spec, self._source, self._number, reading)
-            self._found = {kept_by: row_text_ranges(self._block, rows, spec, key), **self._ranges_by_cut()}
-        return self._found[kept_by]
 
-    def _ranges_by_cut(self) -> dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """Return what is worth keeping: the ways of cutting return, a reading of lanes does not."""
-        return {} if isinstance(self._spec.input, Lanes) else self._found
+        def find_text_ranges() -> RowTextRanges:
+            rows = cut_block(self._block, spec, cutting_key(spec, self._source, self._number, reading), self._source)
+            return row_text_ranges(self._block, rows, spec, masking_key(spec, self._source, self._number, reading))
+
+        return self._kept.get(kept_by, find_text_ranges)

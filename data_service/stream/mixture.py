@@ -19,12 +19,8 @@ def source_weights(
     BERT; Conneau et al. 2020, section 3.1). The sources of one language count as one, whose weight they divide by size;
     so do those of translations between the same two languages.
 
-    Args:
-        sources: the sources.
-        sizes: size of each source.
-        temperature: T; 1 for none.
-        translations: share of translations in all samples, whatever their sizes; text and translations are then each
-            mixed by temperature. None: they are not treated apart.
+    `translations`: share of translations in all samples, whatever their sizes; text and translations are then each
+    mixed by temperature. None: they are not treated apart.
     """
     given = [source.weight for source in sources if source.weight is not None]
     if given or (temperature == 1 and translations is None):
@@ -80,11 +76,8 @@ def fill_weights(
 ) -> list[float]:
     """Return `configured` with a weight in place of each None.
 
-    The given weights are parts of 1. The other sources share the rest as `source_weights` would mix them alone.
-
-    Args:
-        configured: weight of each source; None: by size. At least one is None; the others add up to less than 1.
-        sources, sizes, temperature, translations: as for `source_weights`.
+    At least one weight is None; the others are parts of 1 and add up to less. The sources without weight share the rest
+    as `source_weights` would mix them alone.
     """
     own = [size for size, weight in zip(sizes, configured, strict=True) if weight is None]
     unweighted = [
@@ -105,14 +98,10 @@ def mixed_batch_quotas(
 
     The numbers are multiples of `multiple`; the largest remainders round up.
 
-    Args:
-        sources: the sources, for messages.
-        weights: weight of each source; None to read each source once.
-        rows: number of rows of each source.
-        multiple: number of rows in a step if they continue those of the previous step, else 1.
+    `weights`: None to read each source once. `multiple`: number of rows in a step if they continue those of the step
+    before, else 1.
 
-    Raises:
-        PlanError: a source has less than the rows of one step of lanes.
+    Raises PlanError: a source has less than the rows of one step of lanes.
     """
     if weights is None and multiple == 1:
         return tuple(rows)

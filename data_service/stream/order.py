@@ -25,6 +25,7 @@ nothing (Nussbaum et al. 2024, "Nomic Embed", section 3.2). The batches of the s
 order.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import gcd
 
@@ -37,9 +38,27 @@ _FEISTEL_ROUNDS = 6
 _CHUNK_NUMBERS = 1 << 15  # numbers permuted together: they stay in a processor's cache
 
 
+class RowOrder(ABC):
+    """An order of `size` things, such as the rows of a window: position i holds thing `item_at(i)`."""
+
+    size: int
+
+    def item_at(self, position: int) -> int:
+        return int(self.items_at(np.array([position]))[0])
+
+    def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        if len(positions) and not (positions.min() >= 0 and positions.max() < self.size):
+            raise IndexError(f"positions {positions.min()}..{positions.max()} are outside an order of {self.size}")
+        return self._items_at(positions)
+
+    @abstractmethod
+    def _items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]: ...
+
+
 @dataclass(frozen=True)
-class Permutation:
-    """A random order of `size` things, determined by `key`: position i holds thing `item_at(i)`.
+class Permutation(RowOrder):
+    """A random order, determined by `key`.
 
     Its six rounds do not make all orders of few things equally likely: of 5 or 6, a thing has its place up to a quarter
     more often than another; from 7 on no difference was found.
@@ -52,12 +71,7 @@ class Permutation:
     def from_name(cls, size: int, *name: int | str) -> "Permutation":
         return cls(size, stream_key(*name))
 
-    def item_at(self, position: int) -> int:
-        return int(self.items_at(np.array([position]))[0])
-
-    def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
-        check_positions(positions, self.size)
+    def _items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         bits = max(2, (self.size - 1).bit_length())
         network = _Feistel(
             bits, draw_uint64(self.key, 0, _FEISTEL_ROUNDS), tabulated=len(positions) > 1 << (bits + 1) // 2
@@ -72,12 +86,6 @@ class Permutation:
                 outside = outside[walked >= self.size]
             things[start : start + _CHUNK_NUMBERS] = part
         return things
-
-
-def check_positions(positions: NDArray[np.int64], size: int) -> None:
-    """Raise IndexError if a position is outside [0, size)."""
-    if len(positions) and not (positions.min() >= 0 and positions.max() < size):
-        raise IndexError(f"positions {positions.min()}..{positions.max()} are outside a permutation of {size}")
 
 
 class _Feistel:
@@ -135,11 +143,11 @@ def _hash_with_key(values: NDArray[np.uint64], round_key: np.uint64) -> NDArray[
 
 
 @dataclass(frozen=True)
-class LaneOrder:
-    """The order of rows that are read in lanes: position i holds row `item_at(i)`.
+class LaneOrder(RowOrder):
+    """The order of rows that are read in lanes.
 
     Attributes:
-        size: number of rows, a multiple of `lanes`.
+        size: a multiple of `lanes`.
         lanes: number of lanes; a step's rows are `lanes` consecutive positions.
         directions: 1, or 2 if each piece of text gives two rows, forward and backward.
     """
@@ -148,12 +156,7 @@ class LaneOrder:
     lanes: int
     directions: int
 
-    def item_at(self, position: int) -> int:
-        return int(self.items_at(np.array([position]))[0])
-
-    def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return [N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
-        check_positions(positions, self.size)
+    def _items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         steps = self.size // self.lanes
         step, lane = np.divmod(positions, self.lanes)
         stretch, direction = np.divmod(lane, self.directions)
@@ -166,14 +169,13 @@ _GOLDEN_FRACTION = (3 - 5**0.5) / 2  # 0.38, the number whose multiples stay far
 
 
 @dataclass(frozen=True)
-class SpreadOrder:
-    """A random order in which neighbours are far apart: position i holds thing `item_at(i)`.
+class SpreadOrder(RowOrder):
+    """A random order in which neighbours are far apart.
 
     The positions are cut into stretches of about the same length. Things d apart share a stretch only if d is a
     multiple of `stretches`.
 
     Attributes:
-        size: number of things.
         stretches: number of stretches.
         name: parts of the key of the random draws.
     """
@@ -182,12 +184,7 @@ class SpreadOrder:
     stretches: int
     name: tuple[int | str, ...]
 
-    def item_at(self, position: int) -> int:
-        return int(self.items_at(np.array([position]))[0])
-
-    def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
-        check_positions(positions, self.size)
+    def _items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         residues = self._residues()
         sizes = (self.size - residues + self.stretches - 1) // self.stretches
         starts = np.append(0, np.cumsum(sizes))
@@ -214,33 +211,26 @@ def _coprime_stride(stretches: int) -> int:
 
 
 @dataclass(frozen=True)
-class SourceOrder:
-    """An order of the rows of several sources in which each batch is of one source: position i holds row `item_at(i)`.
+class SourceOrder(RowOrder):
+    """An order of the rows of several sources in which each batch is of one source.
 
     Rows are numbered source after source.
 
     Attributes:
+        size: number of all rows.
         sizes: numbers of rows of each source, multiples of `batch`.
         batch: number of consecutive positions, from 0 on, that are of one source.
         stretches: number of stretches within each source, as in `WindowSize`.
         name: parts of the key of the random draws.
     """
 
+    size: int
     sizes: tuple[int, ...]
     batch: int
     stretches: int
     name: tuple[int | str, ...]
 
-    @property
-    def size(self) -> int:
-        return sum(self.sizes)
-
-    def item_at(self, position: int) -> int:
-        return int(self.items_at(np.array([position]))[0])
-
-    def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return [N] int64 rows at `positions`, each in [0, size). Raises IndexError for a position outside."""
-        check_positions(positions, self.size)
+    def _items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         turn, row = np.divmod(positions, self.batch)
         batches = Permutation.from_name(self.size // self.batch, "batches", *self.name).items_at(turn)
         ends = np.cumsum(self.sizes) // self.batch

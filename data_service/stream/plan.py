@@ -41,7 +41,7 @@ from data_service.stream.mixture import (
     source_weights,
     unread_sources,
 )
-from data_service.stream.order import LaneOrder, Permutation, SourceOrder, SpreadOrder
+from data_service.stream.order import LaneOrder, Permutation, RowOrder, SourceOrder, SpreadOrder
 
 _MAX_CACHED_READINGS = 2  # readings of a source whose order of blocks is cached
 
@@ -84,7 +84,6 @@ class SourceRowSequence:
 
     @property
     def rows_per_round(self) -> int:
-        """Number of rows in one round."""
         return int(self._starts[-1])
 
     def reading_of_row(self, row: int) -> tuple[int, int]:
@@ -154,7 +153,6 @@ class EpochLayout:
 
     Attributes:
         quotas: numbers of samples of each source in an epoch.
-        windows: number of windows in an epoch.
         window_bytes: estimate of the largest size of a window's samples, in bytes.
         granule: divisor of each source's quota and of its samples in each window. It is the number of rows in a step if
             these continue those of the previous step or are of one source; else 1.
@@ -202,7 +200,6 @@ class EpochLayout:
             start = end
 
     def window_size(self, window: int) -> int:
-        """Return the number of samples in a window."""
         return self.window_start(window + 1) - self.window_start(window)
 
 
@@ -219,9 +216,6 @@ class StageSourceRows:
     quotas: tuple[int, ...]
 
 
-WindowOrder = Permutation | SpreadOrder | LaneOrder | SourceOrder
-
-
 @dataclass(frozen=True)
 class Window:
     """The rows of a window: sample i is row `order.item_at(i)` of its pieces, one after another.
@@ -231,7 +225,7 @@ class Window:
     """
 
     pieces: tuple[BlockRows, ...]
-    order: WindowOrder
+    order: RowOrder
     first: int = 0
 
 
@@ -249,7 +243,6 @@ class StreamPlan:
     """The plan of a spec's samples.
 
     Args:
-        spec: the samples.
         tables: blocks of each source.
         counts: number of rows of each entry of each source.
         share: rows of the spec's last stage, if it has stages (`data_service.stream.stages`). An epoch then consists of
@@ -303,10 +296,10 @@ class StreamPlan:
         first = epoch * self.epoch_layout.samples_per_epoch + self.epoch_layout.window_start(window)
         return Window(tuple(pieces), self._window_order(tuple(map(len, stretches)), name), first)
 
-    def _window_order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> WindowOrder:
-        if self.spec.one_source is not None:
-            return SourceOrder(sizes, self.spec.one_source, self.spec.window.stretches, name)
+    def _window_order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> RowOrder:
         size = sum(sizes)
+        if self.spec.one_source is not None:
+            return SourceOrder(size, sizes, self.spec.one_source, self.spec.window.stretches, name)
         if self.spec.lanes is not None and isinstance(self.spec.input, Lanes):
             return LaneOrder(size, self.spec.lanes, 2 if self.spec.input.both_directions else 1)
         if self.spec.window.stretches > 1:

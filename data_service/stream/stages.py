@@ -26,16 +26,7 @@ from data_service.samples.make import CutRows, cut_block, cutting_key
 from data_service.samples.packing import RowCuts
 from data_service.samples.pairs import OrderedPairs
 from data_service.samples.spec import Stage, StreamSpec
-from data_service.store.base import Store
-from data_service.stream.counts import (
-    PassRunner,
-    ReportCountedBlocks,
-    RowCounts,
-    count_rows,
-    ignore_progress,
-    measure_rows,
-    run_in_process,
-)
+from data_service.stream.counts import RowCounter, RowCounts
 from data_service.stream.mixture import fill_weights, round_shares, source_weights
 from data_service.stream.plan import SourceRowSequence, StageSourceRows, StreamPlan
 from data_service.stream.sources import Corpora
@@ -63,19 +54,8 @@ class StageInputs:
     block_row_starts: RowStarts
 
 
-def make_plan(
-    corpora: Corpora,
-    counts: tuple[RowCounts, ...],
-    cache: Store | None,
-    run: PassRunner = run_in_process,
-    counted: ReportCountedBlocks = ignore_progress,
-) -> StreamPlan:
-    """Return the plan of the corpora's spec.
-
-    Args:
-        corpora: corpora of the spec.
-        counts: row counts of every source.
-        cache, run, counted: as for `count_rows`. If the spec has stages, the rows of earlier stages are counted, too.
+def make_plan(corpora: Corpora, counts: tuple[RowCounts, ...], counter: RowCounter) -> StreamPlan:
+    """Return the plan of the corpora's spec. `counter` counts the rows of earlier stages, if the spec has stages.
 
     Raises:
         PlanError: as `StreamPlan` and `last_stage_rows`; or a source has no text.
@@ -89,7 +69,7 @@ def make_plan(
     def row_counts(length: int) -> tuple[RowCounts, ...]:
         if length == spec.length:
             return counts
-        return count_rows(corpora.with_row_length(length), cache, run, counted)
+        return counter.count_rows(corpora.with_row_length(length))
 
     @remembered
     def lines_at_length(length: int) -> tuple[SourceRowSequence, ...]:
@@ -98,8 +78,7 @@ def make_plan(
     @remembered
     def line_tokens(length: int) -> tuple[LineTokens, ...]:
         there = corpora.with_row_length(length)
-        lengths = measure_rows(there, cache, run, counted)
-        return measure_lines(there.spec, lines_at_length(length), row_counts(length), lengths)
+        return measure_lines(there.spec, lines_at_length(length), row_counts(length), counter.measure_rows(there))
 
     def row_starts_in_block(length: int, source: int, block: int, reading: int) -> NDArray[np.int64]:
         there = corpora.with_row_length(length).spec

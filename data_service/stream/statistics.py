@@ -7,9 +7,8 @@ the share of rows with another row of about the same document in the batch. The 
 bytes read for each byte used, and in the number and size of reads. The README says which values are good, and why.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,14 +73,15 @@ def shuffle_radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -
         )
     starts = np.unique(np.linspace(0, samples // batch - 1, _EXAMINED_BATCHES, dtype=np.int64)) * batch
     windows = {plan.epoch_layout.window_with_sample(start) for start in starts.tolist()}
-    reads = _sum_reads(_window_reads(plan, tables, window) for window in windows)
+    reads = zip(*(_window_reads(plan, tables, window) for window in windows), strict=True)
+    fetched, used, number = (sum(column) for column in reads)
     share = batch / sum(plan.epoch_layout.window_size(window) for window in windows)
     found = [_batch_figures(plan, start, start + batch) for start in starts.tolist()]
     return ShuffleRadius(
         rows=batch,
-        amplification=reads.fetched / reads.used,
-        read_bytes=reads.fetched / reads.number,
-        reads=reads.number * share,
+        amplification=fetched / used,
+        read_bytes=fetched / number,
+        reads=number * share,
         uniform=(batch - 1) / max(1, samples - 1),
         **{name: float(np.mean([one[name] for one in found])) for name in found[0]},
     )
@@ -116,24 +116,12 @@ def _sample_rows(plan: StreamPlan, window: int, first: int, last: int) -> tuple[
     return places[:, :3], rows
 
 
-class _ReadCounts(NamedTuple):
-    """The reads of windows: bytes fetched, bytes whose rows are used, and number of reads."""
-
-    fetched: float
-    used: float
-    number: int
-
-
-def _window_reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -> _ReadCounts:
+def _window_reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -> tuple[float, float, int]:
+    """Return the bytes fetched for a window, the bytes whose rows are used, and the number of reads."""
     pieces = plan.window(0, window).pieces
     lengths = [float(tables[piece.source].length[piece.block]) for piece in pieces]
     used = [length * len(p) / plan.rows_in_block(p) for length, p in zip(lengths, pieces, strict=True)]
-    return _ReadCounts(sum(lengths), sum(used), len(pieces))
-
-
-def _sum_reads(reads: Iterable[_ReadCounts]) -> _ReadCounts:
-    fetched, used, number = zip(*reads, strict=True)
-    return _ReadCounts(sum(fetched), sum(used), sum(number))
+    return sum(lengths), sum(used), len(pieces)
 
 
 def expected_radius(
@@ -199,8 +187,6 @@ class CorpusStats:
     """The statistics of a corpus, from its manifest alone.
 
     Attributes:
-        train, heldout: counts of each split.
-        vocab_size: number of ids of the tokenizer.
         counts: numbers of documents read, of those that were empty, duplicates, without tokens or had bad bytes
             replaced, and of bad records.
         unigram_entropy: entropy of the training split's tokens in nats: the loss of guessing by frequency.

@@ -23,7 +23,7 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.samples import Samples, distribute_rows, join_rows, slice_rows
 from data_service.samples.spec import StreamSpec
 from data_service.store.base import Store
-from data_service.stream.counts import count_rows, measure_rows
+from data_service.stream.counts import RowCounter
 from data_service.stream.exposure import SampleFinder, TokenRange
 from data_service.stream.plan import BlockRows, EpochLayout, Window
 from data_service.stream.sources import Corpora
@@ -186,11 +186,9 @@ def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tup
 
 @dataclass(frozen=True)
 class SampleText:
-    """The text of a sample.
+    """The text of a sample, and its place in a source.
 
     Attributes:
-        name, languages, uri: source that the text is from.
-        block, row: place in the source.
         epoch: number of earlier readings of the source.
         stretches: ranges of the block's tokens that the row holds: one range, or its segments or texts in order.
         tokens: these tokens, before masking and without special ones.
@@ -209,10 +207,8 @@ class SampleText:
 class Stream:
     """A reader that computes a spec's samples in this process. It keeps the last windows that it built.
 
-    Args:
-        spec: samples to compute.
-        cache: store that keeps row counts between runs; None to count again.
-        windows: number of windows to keep in memory.
+    `cache`: store that keeps row counts between runs; None to count again. `windows`: number of windows to keep in
+    memory.
 
     Raises:
         CorpusError: a corpus is missing or does not fit the spec.
@@ -223,9 +219,9 @@ class Stream:
     def __init__(self, spec: StreamSpec, cache: Store | None = None, windows: int = 2) -> None:
         self.spec = spec
         self._corpora = Corpora(spec)
-        self._cache = cache
-        self._counts = count_rows(self._corpora, cache)
-        self.plan = make_plan(self._corpora, self._counts, cache)
+        self._counter = RowCounter(cache)
+        self._counts = self._counter.count_rows(self._corpora)
+        self.plan = make_plan(self._corpora, self._counts, self._counter)
         self._kept: RecentResults[tuple[int, int], list[Samples]] = RecentResults(windows)
         self._slab_rows = rows_per_slab(spec.row_length)
 
@@ -249,7 +245,7 @@ class Stream:
 
     def token_axis(self) -> TokenAxis:
         """Return the stream's axis in tokens. The first time, the length of every row is measured."""
-        return TokenAxis(self.plan, self._counts, measure_rows(self._corpora, self._cache))
+        return TokenAxis(self.plan, self._counts, self._counter.measure_rows(self._corpora))
 
     def sample_text(self, epoch: int, sample: int) -> SampleText:
         """Return the text of a sample and the place that it comes from."""

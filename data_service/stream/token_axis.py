@@ -23,10 +23,8 @@ _CACHED_WINDOWS = 4
 class LineTokens:
     """A source's line of rows, measured in tokens.
 
-    Args:
-        line: line of rows of the source.
-        counts: number of rows of each entry of the source (see `data_service.stream.counts`).
-        lengths: number of tokens of each row of the source, entry after entry.
+    `counts`: number of rows of each entry of the source (see `data_service.stream.counts`). `lengths`: number of tokens
+    of each row of the source, entry after entry.
     """
 
     def __init__(self, line: SourceRowSequence, counts: RowCounts, lengths: NDArray[np.unsignedinteger]) -> None:
@@ -65,13 +63,8 @@ class LineTokens:
 class TokenAxis:
     """A `data_service.stream.positions.StreamAxis` in tokens, special ones included.
 
-    Args:
-        plan: plan of the stream.
-        counts: number of rows of each entry of each source (see `data_service.stream.counts`).
-        lengths: number of tokens of each row of each source.
-
-    Raises:
-        CorpusError: the number of lengths is not the number of the plan's rows.
+    `counts`, `lengths`: as for `LineTokens`, of each source. Raises CorpusError: the plan has more rows than there are
+    lengths, or fewer.
     """
 
     def __init__(self, plan: StreamPlan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]) -> None:

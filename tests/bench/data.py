@@ -91,7 +91,7 @@ def measure_ours(uri: str, manifest: CorpusManifest, workers: int) -> float:
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, _temp_dir=str(Path(folder)))
         try:
-            feed = start_feed(FeedConfig(workers=workers, memory=_MEMORY, cpus=1))
+            feed = start_feed(FeedConfig(workers=workers, memory=_MEMORY))
             _read(feed, _spec(uri, manifest, seed=1), epochs=1)  # starts the workers
             before = tree_seconds()
             tokens = _read(feed, _spec(uri, manifest, seed=0), epochs=_EPOCHS)

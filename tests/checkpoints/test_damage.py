@@ -133,15 +133,6 @@ def test_what_could_never_be_loaded_is_named(store: ClockedStore, place: Place, 
     assert {row.step for row in checkpoint_rows(store) if row.problem} == {20}
 
 
-def test_two_pieces_may_not_share_bytes(store: ClockedStore) -> None:
-    manifest = content(store)
-    first = manifest["pieces"][0]["offsets"]
-    first["exp_avg"] = first["master"]
-    publish(store, manifest)
-    with pytest.raises(DamagedCheckpoint, match=r"\bbyte \d+ of \S+, .*\b\d+\b"):
-        read_manifest(store, NEWEST)
-
-
 _RECORDS = (
     "attempts/000001.json",
     "attempts/000001.heartbeat.json",

@@ -1,9 +1,11 @@
 """Loading: any range, verified; the newest checkpoint that verifies, and why newer ones were passed over."""
 
-from collections.abc import Iterator
+import random
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,15 +13,15 @@ from checkpoints.attempt import Attempt, claim
 from checkpoints.errors import CheckpointError, DamagedCheckpoint, NoGoodCheckpoint
 from checkpoints.gather import Peers, SingleRank
 from checkpoints.layout import CHUNK_BYTES, CheckpointName
-from checkpoints.listing import checkpoint_rows, read_manifest
-from checkpoints.load import CheckpointReader
+from checkpoints.listing import checkpoint_rows, list_committed, read_manifest
+from checkpoints.load import CheckpointReader, MeanReader
 from checkpoints.save import Saver
 from checkpoints.verify import GoodCheckpoint, find_newest_good
-from data_service.store.base import Entry
-from data_service.store.errors import StoreError, StoreUnavailable
+from data_service.store.errors import StoreError
 from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
 from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, on_threads, random_state
+from tests.support.stores.faulty import FaultyStore, set_fault
 
 
 @pytest.fixture
@@ -108,8 +110,10 @@ def test_ranks_agree_and_share_the_work(store: LocalStore) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_store_that_fails_on_one_rank_is_an_error_on_all(store: LocalStore, failing: int) -> None:
+    set_fault(store, "down")
+
     def work(peers: Peers) -> str:
-        mine = _Unreachable(store.root) if peers.rank == failing else store
+        mine = FaultyStore(store.root) if peers.rank == failing else store
         with pytest.raises(StoreError) as caught:
             find_newest_good(mine, peers)
         return caught.value.problem
@@ -163,6 +167,32 @@ def test_a_read_never_returns_damage(store: LocalStore) -> None:
         [reader.read_full(name) for name in SHAPES]
 
 
-class _Unreachable(LocalStore):
-    def list(self, prefix: str = "") -> Iterator[Entry]:
-        raise StoreUnavailable.for_uri(self.uri, "no route to host")
+MEAN_SHAPES = {"large": ((1 << 19) + 3, 2), "small": (7,), "scalar": (), "none": (0, 5)}
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_the_mean_of_checkpoints_is_numpys_in_float64(tmp_path: Path, count: int) -> None:
+    store, draw = LocalStore(tmp_path), random.Random(count)
+    saver, weights = Saver(store, claim(store), SingleRank()), []
+    for step in range(1, count + 1):
+        generator = torch.Generator().manual_seed(step)
+        state = {
+            name: torch.randn(shape, generator=generator) * 10 ** (step - 3) for name, shape in MEAN_SHAPES.items()
+        }
+        fragments = []
+        for name, tensor in state.items():
+            cut = draw.randint(0, tensor.numel())
+            for start, part in ((0, tensor.flatten()[:cut]), (cut, tensor.flatten()[cut:])):
+                fragments.append(Fragment(name, start, {"master": part, "average": -part}))
+        saver.begin(step, fragments, MEAN_SHAPES, {})
+        saver.commit()
+        weights.append({name: tensor.numpy() for name, tensor in state.items()})
+    saver.close()
+    with ExitStack() as reading:
+        manifests = [read_manifest(store, mark) for mark in reversed(list_committed(store))]
+        mean = MeanReader([reading.enter_context(CheckpointReader(store, manifest)) for manifest in manifests])
+        for name, shape in MEAN_SHAPES.items():
+            total = sum((each[name].astype(np.float64) for each in weights), np.zeros(shape))
+            found = mean.read_full(name)
+            assert found.shape == shape
+            assert found.numpy().tobytes() == (total / count).astype(np.float32).tobytes()

@@ -1,9 +1,7 @@
 """Saving: what is written is what was there when it began, from any number of ranks, or it is not a checkpoint."""
 
 import re
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,13 +19,13 @@ from checkpoints.layout import CheckpointManifest, CheckpointName, LineageSegmen
 from checkpoints.listing import list_committed, read_manifest
 from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
-from checkpoints.verify import find_newest_good
+from checkpoints.verify import find_newest_good, verify
 from data_service.store.base import Store
-from data_service.store.errors import OutOfSpace
 from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from encoder_core.train.zero_state import Fragment
 from tests.support.ranks.checkpointing import KINDS, SHAPES, assert_holds, cut, cut_each, on_threads, random_state, save
+from tests.support.stores.faulty import FaultyStore, set_fault
 
 
 @pytest.fixture
@@ -94,8 +92,8 @@ def test_files_are_plain_safetensors(store: LocalStore, attempt: Attempt) -> Non
 
 
 def test_what_is_saved_is_what_was_there_when_it_began(store: LocalStore, attempt: Attempt) -> None:
-    gate = threading.Event()
-    saver = Saver(_Gated(store.root, gate), attempt, SingleRank())
+    set_fault(store, "hangs")
+    saver = Saver(FaultyStore(store.root), attempt, SingleRank())
     losses: list[JsonValue] = [1.0]
     state = random_state(1)
     saver.begin(10, cut(state, (), 0), SHAPES, {"metrics": {"loss": losses}})
@@ -105,7 +103,7 @@ def test_what_is_saved_is_what_was_there_when_it_began(store: LocalStore, attemp
     losses.append(2.0)
     assert saver.pending_step == 10
     assert not saver.ready()
-    gate.set()
+    set_fault(store, None)
     saver.wait_for_all(lambda sent: None)
     assert saver.ready()
     assert isinstance(saver.commit(), CommittedSave)
@@ -242,34 +240,51 @@ def test_a_zombie_cannot_commit_and_every_rank_hears_why(store: Store, attempt: 
 
 
 def test_a_commit_that_failed_can_be_tried_again(store: LocalStore, attempt: Attempt) -> None:
-    flaky = _Full(store.root, threading.Event())
-    saver = Saver(flaky, attempt, SingleRank())
+    set_fault(store, "full")
+    saver = Saver(FaultyStore(store.root), attempt, SingleRank())
     outcome = save(saver, 10, seed=1)
     assert isinstance(outcome, FailedSave)
     assert re.search(r"rank 0: .*\bspace\b", outcome.reason)
     assert saver.last_step is None
-    flaky.emptied.set()
+    set_fault(store, None)
     assert isinstance(save(saver, 10, seed=1), CommittedSave)
 
 
-@dataclass(frozen=True)
-class _Gated(LocalStore):
-    """A folder into which uploads wait for `gate`."""
-
-    gate: threading.Event
-
-    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None) -> None:
-        assert self.gate.wait(60)
-        super().put_buffers(key, buffers, sent)
+MEMORY_SHAPES = {"memory.0": (6, 2, 4)}
 
 
-@dataclass(frozen=True)
-class _Full(LocalStore):
-    """A folder without room for large objects until `emptied`."""
+def test_memory_comes_back_beside_the_parameters(store: Store) -> None:
+    """Two of six lanes a rank; whoever loads takes other ranges."""
+    attempt, remembered = claim(store), torch.arange(48.0)
 
-    emptied: threading.Event
+    def work(peers: Peers) -> object:
+        saver = Saver(store, attempt, peers)
+        mine = [*cut(random_state(1), (50, 700), peers.rank), memory(remembered, peers.rank)]
+        saver.begin(1, mine, SHAPES, {}, MEMORY_SHAPES)
+        return saver.commit()
 
-    def put_buffers(self, key: str, buffers: Sequence[memoryview], sent: Callable[[int], None] | None = None) -> None:
-        if not self.emptied.is_set():
-            raise OutOfSpace.for_uri(key, "quota")
-        super().put_buffers(key, buffers, sent)
+    assert all(isinstance(outcome, CommittedSave) for outcome in on_threads(3, work))
+    manifest = read_manifest(store, CheckpointName(1, 1))
+    assert verify(store, manifest) == []
+    assert (manifest.shapes, manifest.memory, manifest.kinds) == (SHAPES, MEMORY_SHAPES, tuple(sorted(KINDS)))
+    assert_holds(store, manifest, random_state(1))
+    with CheckpointReader(store, manifest) as reader:
+        assert torch.equal(reader.read("memory.0", "memory", 12, 40), remembered[12:40])
+        assert reader.read_full("memory.0", "memory").shape == (6, 2, 4)
+        with pytest.raises(CheckpointError, match=r"\b0 to 8\b.*master.*memory"):
+            reader.read("memory.0", "master", 0, 8)
+        with pytest.raises(CheckpointError, match=r"\b0 to 4\b.*memory.*scale"):
+            reader.read("scale", "memory", 0, 4)
+
+
+def test_memory_must_be_whole_too(store: Store) -> None:
+    saver = Saver(store, claim(store), SingleRank())
+    parts = [memory(torch.zeros(48), 0), memory(torch.zeros(48), 2)]
+    saver.begin(1, [*cut(random_state(1), (), 0), *parts], SHAPES, {}, MEMORY_SHAPES)
+    outcome = saver.commit()
+    assert isinstance(outcome, FailedSave)
+    assert re.search(r"memory\.0: .*\b16 to 32\b", outcome.reason)
+
+
+def memory(remembered: torch.Tensor, rank: int) -> Fragment:
+    return Fragment("memory.0", 16 * rank, {"memory": remembered[16 * rank : 16 * rank + 16]})

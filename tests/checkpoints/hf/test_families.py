@@ -10,7 +10,6 @@ import transformers
 from torch import Tensor
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from checkpoints.hf.export import pair_weights_for
 from checkpoints.hf.load import load_pretrained, weights_for
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
@@ -147,15 +146,3 @@ def test_what_transformers_has_no_class_for_is_refused(
     nothing: dict[str, Tensor] = {}
     with pytest.raises(ModelError, match=said):
         export_model(nothing.__getitem__, config, {}, open_store(str(tmp_path)), heads)
-
-
-def test_strangers_are_not_a_pair(tmp_path: Path) -> None:
-    strangers: tuple[tuple[int, str, ElectraConfig, Heads], ...] = (
-        (1, "generator", ELECTRA.generator, "mlm"),
-        (2, "discriminator", ELECTRA, "rtd"),
-    )
-    for seed, part, config, heads in strangers:
-        parameters = parameters_of(random_weights(build_network(config, heads), seed))
-        export_model(parameters.__getitem__, config, {}, open_store(str(tmp_path / part)), heads)
-    with pytest.raises(ModelError, match=rf"{tmp_path} .*embeddings"):
-        pair_weights_for(ELECTRA, tmp_path)

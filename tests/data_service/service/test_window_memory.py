@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.stream.counts import count_rows
+from data_service.stream.counts import RowCounter
 from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import SlabLayout, build_window
@@ -25,7 +25,7 @@ def taken_and_planned(uri: str, **given: object) -> tuple[int, int]:
     """Bytes of the largest window's slabs, and what the plan says."""
     spec = spec_of(source_of(uri), **{"window": {"samples": 400, "least_tokens": 1}, **given})
     corpora = Corpora(spec)
-    plan = StreamPlan(spec, corpora.tables, count_rows(corpora, None))
+    plan = StreamPlan(spec, corpora.tables, RowCounter().count_rows(corpora))
     sizes = [
         sum(
             slab.nbytes

@@ -4,9 +4,7 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from urllib.parse import parse_qs, unquote
 
 import pyarrow as pa
@@ -19,20 +17,21 @@ from data_service.store.base import Entry, Store
 from data_service.store.errors import AccessDenied, BadUri, KeyMissing, StoreError, StoreUnavailable, Truncated
 from data_service.store.open import open_store
 from tests.support.data.raw_text import DOCUMENTS, SMALL, files_of, ignore_progress, tokenizer_folder
+from tests.support.stores.http_server import LocalHandler, LocalServer
 
 pytest.importorskip("huggingface_hub", reason="needs maskfleet[hub]")
 
 FIRST, SECOND = "1" * 40, "2" * 40
 
 
-class Hub:
+class Hub(LocalServer):
     """A data set `org/set` with a branch `main`. `fail`: codes with which the next requests are answered."""
 
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, bytes]] = {FIRST: {}, SECOND: {}}
         self.main = FIRST
         self.fail: list[int] = []
-        self.asked: list[str] = []
+        super().__init__(Handler)
 
     def revision(self, name: str) -> str | None:
         return {"main": self.main, "refs/convert/parquet": SECOND}.get(name) or (name if name in self.commits else None)
@@ -42,44 +41,35 @@ def about(path: str, data: bytes) -> dict[str, object]:
     return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Answers as the Hub does; a subclass names the `hub`."""
+class Handler(LocalHandler):
+    """Answers as the Hub does."""
 
-    hub: Hub
-    protocol_version = "HTTP/1.1"
+    server_state: Hub
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_POST(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
+    def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         path = unquote(self.path.partition("?")[0]).strip("/")
-        self.hub.asked.append(f"{self.command} {path}")
-        if self.hub.fail:
-            return self._send(self.hub.fail.pop(0), b"{}")
+        if self.server_state.fail:
+            return self.send_answer(self.server_state.fail.pop(0), b"{}")
         kind, _, rest = path.removeprefix("api/").partition("/")
         name, rest = rest[:7], rest[8:]
         if kind != "datasets" or name not in ("org/set", "org/own"):
-            return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+            return self.send_answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         if name == "org/own":
-            return self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+            return self.send_answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
         what, _, rest = rest.partition("/")
         revision, _, inner = rest.partition("/")
         if rest.startswith("refs/convert/parquet"):
             revision, inner = "refs/convert/parquet", rest.removeprefix("refs/convert/parquet").strip("/")
-        commit = self.hub.revision(revision)
+        commit = self.server_state.revision(revision)
         if commit is None:
-            return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            return self.send_answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         self._answer(what, commit, inner, body)
 
+    do_GET = do_HEAD = do_POST = _serve
+
     def _answer(self, what: str, commit: str, inner: str, body: str) -> None:
-        files = self.hub.commits[commit]
+        files = self.server_state.commits[commit]
         match what:
             case "revision":
                 return self._json({"id": "org/set", "sha": commit, "tags": []})
@@ -88,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
                 folders = {path.rpartition("/")[0] for path in files if "/" in path}
                 below += [{"type": "directory", "path": one, "oid": "0" * 40} for one in folders]
                 if not any(one["type"] == "file" for one in below) and inner:
-                    return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+                    return self.send_answer(404, b"{}", {"X-Error-Code": "EntryNotFound"})
                 return self._json(below)
             case "paths-info":
                 asked = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
@@ -98,37 +88,22 @@ class Handler(BaseHTTPRequestHandler):
 
     def _file(self, data: bytes | None) -> None:
         if data is None:
-            return self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return self.send_answer(404, b"", {"X-Error-Code": "EntryNotFound"})
         if asked := self.headers.get("Range"):
             first, last = (int(one) for one in asked.removeprefix("bytes=").split("-"))
-            return self._send(206 if first < len(data) else 416, data[first : last + 1])
-        self._send(200, data)
+            return self.send_answer(206 if first < len(data) else 416, data[first : last + 1])
+        self.send_answer(200, data)
 
     def _json(self, content: object) -> None:
-        self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, code: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(code)
-        for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.send_answer(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("OfHub", (Handler,), {"hub": hub}))
-    server.daemon_threads = True
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    yield hub
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield hub
 
 
 def opened(uri: str = "hf://datasets/org/set", patience_s: float = 5) -> Store:

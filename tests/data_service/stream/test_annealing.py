@@ -6,10 +6,17 @@ import pytest
 
 from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.masking import MlmMasking
-from data_service.samples.samples import Samples
 from data_service.samples.spec import Annealing, SourceSpec, Stage, StreamSpec
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import NEVER_MASKED, random_block, source_of, spec_of, targets_per_row, write_corpus
+from tests.support.data.corpora import (
+    NEVER_MASKED,
+    originals,
+    random_block,
+    source_of,
+    spec_of,
+    targets_per_row,
+    write_corpus,
+)
 
 START, END, SAMPLES, BEFORE = 0.7, 0.1, 150, 20
 
@@ -38,12 +45,6 @@ def spec(
         input={"packing": "contiguous"},
         window={"samples": 30, "least_tokens": 1, "stretches": 4},
     )
-
-
-def originals(samples: Samples) -> np.ndarray:
-    text = samples.tokens.copy()
-    text[samples.target_positions] = samples.target_ids
-    return text
 
 
 @pytest.mark.parametrize(("start", "end"), [(START, END), (END, START)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from data_service.errors import PlanError
 from data_service.samples.samples import join_rows, slice_rows
 from data_service.stream.sources import Corpora
-from data_service.stream.stream import SlabLayout, build_window
+from data_service.stream.stream import SlabLayout, StepStart, build_window
 from tests.support.data.corpora import NEVER_MASKED, assert_same, rows_of_epoch, text_of
 from tests.support.data.row_settings import PACKED, SEGMENTS, Sources, opened, streams, write_sources
 
@@ -37,9 +37,12 @@ def test_any_part_is_read_alone_and_in_any_slabs(
     assert_same(opened(sources, drawn, windows=1).read(epoch, start, stop), slice_rows(whole, start, stop))
     window = data.draw(st.integers(0, plan.epoch_layout.windows - 1))
     made = plan.window(epoch, window)
-    slabs = build_window(Corpora(stream.spec), made, SlabLayout.from_slab_rows(made.order.size, rows))
+    steps = data.draw(st.none() | st.builds(StepStart, st.integers(1, 30), st.integers(0, 2), st.integers(0, 40)))
+    layout = SlabLayout.for_window(plan.epoch_layout, epoch, window, rows=rows, steps=steps)
+    slabs = build_window(Corpora(stream.spec), made, layout)
     begin = plan.epoch_layout.window_start(window)
-    assert_same(join_rows(slabs), slice_rows(whole, begin, begin + made.order.size))
+    parts = [slice_rows(slabs[slab], low, high) for slab, low, high in layout.iter_slab_ranges(0, layout.size)]
+    assert_same(join_rows(parts), slice_rows(whole, begin, begin + made.order.size))
 
 
 @settings(deadline=None, max_examples=15)

@@ -13,15 +13,14 @@ from data_service.stream.counts import (
     PassResult,
     PassRunner,
     ReportCountedBlocks,
-    count_rows,
-    measure_rows,
+    RowCounter,
     run_in_process,
 )
 from data_service.stream.sources import Corpora
 from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
 
 Counting = Callable[..., tuple[np.ndarray, ...]]
-KINDS: list[Counting] = [count_rows, measure_rows]
+KINDS: list[Counting] = [RowCounter.count_rows, RowCounter.measure_rows]
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +44,12 @@ def watched(gone_through: list[int]) -> PassRunner:
 @pytest.mark.parametrize("count", KINDS)
 def test_what_is_kept_is_not_counted_again(corpora: Corpora, count: Counting, tmp_path: Path) -> None:
     cache, gone_through = open_store(tmp_path), list[int]()
-    first = count(corpora, cache, watched(gone_through))
-    second = count(corpora, cache, watched(gone_through))
+    counter = RowCounter(cache, watched(gone_through))
+    first = count(counter, corpora)
+    second = count(counter, corpora)
     assert gone_through == [3]
     other = Corpora(corpora.spec.model_copy(update={"length": 40}))
-    count(other, cache, watched(gone_through))
+    count(counter, other)
     assert gone_through == [3, 3]
     np.testing.assert_array_equal(first[0], second[0])
     assert first[0].dtype == second[0].dtype
@@ -60,7 +60,7 @@ def test_damage_of_any_kind_is_found_and_said(
     corpora: Corpora, count: Counting, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, draws = open_store(tmp_path), random.Random(5)
-    true = count(corpora, cache)
+    true = count(RowCounter(cache), corpora)
     (entry,) = cache.list()
     whole = cache.get(entry.key)
     for _ in range(25):
@@ -69,6 +69,6 @@ def test_damage_of_any_kind_is_found_and_said(
         cut = draws.choice([len(whole), draws.randrange(len(whole))])
         cache.put(entry.key, bytes(damaged[:cut]))
         caplog.clear()
-        np.testing.assert_array_equal(count(corpora, cache)[0], true[0])
+        np.testing.assert_array_equal(count(RowCounter(cache), corpora)[0], true[0])
         assert "damaged" in caplog.text
         assert cache.get(entry.key) == whole

@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import make_block_table
 from data_service.errors import PlanError
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.stream.order import LaneOrder
-from data_service.stream.plan import StreamPlan
 from data_service.stream.positions import PhaseBatches, StepSampleRanges
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus, write_vocabulary
+from tests.support.data.corpora import plan_of, random_block, source_of, spec_of, write_corpus, write_vocabulary
 
 REUSE, LENGTH, LANES = 16, 45, 6
 
@@ -98,18 +96,14 @@ def test_lanes_and_permuted_prediction_go_together() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 9), st.sampled_from([1, 2]))
-def test_lane_order_is_a_permutation_in_which_lanes_go_on(pairs: int, steps: int, directions: int) -> None:
+def test_lanes_go_on_in_their_direction(pairs: int, steps: int, directions: int) -> None:
     lanes = pairs * directions
     order = LaneOrder(lanes * steps, lanes, directions)
     rows = order.items_at(np.arange(lanes * steps)).reshape(steps, lanes)
-    assert sorted(rows.ravel().tolist()) == list(range(lanes * steps))
     for lane in range(lanes):
         direction = lane % directions
         assert (rows[:, lane] % directions == direction).all()
         assert (np.diff(rows[:, lane] // directions) == (-1 if direction else 1)).all()
-    assert rows[-1, -1] == order.item_at(lanes * steps - 1)
-    with pytest.raises(IndexError):
-        order.item_at(lanes * steps)
 
 
 @given(
@@ -122,28 +116,21 @@ def test_windows_of_a_plan_are_whole_steps_of_every_source(
     windows_of_text: list[list[int]], pairs: int, epoch: int, weighted: bool
 ) -> None:
     lanes = 2 * pairs
-    counts = tuple(2 * np.array([*blocks, lanes]) for blocks in windows_of_text)
-    tables = tuple(
-        make_block_table([(0, 0, 0, 10 * n, n, 1) for n in rows.tolist()], ["0" * 32] * len(rows), ["shard"])
-        for rows in counts
-    )
-    named = [SourceSpec(name=f"s{i}", uri=f"u{i}", manifest_fingerprint=f"f{i}") for i in range(len(counts))]
-    if weighted:
-        named = [source.model_copy(update={"weight": 1.0 + n}) for n, source in enumerate(named)]
-    spec = spec_of(
-        *named,
-        input={"packing": "lanes", "reuse": 4},
-        masking={"kind": "plm", "predict": 2},
-        lanes=lanes,
-        window={"samples": 3 * lanes, "least_tokens": 1},
-    )
+    counts = [[2 * count for count in (*blocks, lanes)] for blocks in windows_of_text]
     try:
-        plan = StreamPlan(spec, tables, counts)
+        plan = plan_of(
+            counts,
+            [1.0 + n for n in range(len(counts))] if weighted else None,
+            input={"packing": "lanes", "reuse": 4},
+            masking={"kind": "plm", "predict": 2},
+            lanes=lanes,
+            window={"samples": 3 * lanes, "least_tokens": 1},
+        )
     except PlanError:
         assert weighted  # a share of less than a step
         return
     if not weighted:
-        total = sum(int(count.sum()) for count in counts)
+        total = sum(map(sum, counts))
         assert plan.epoch_layout.samples_per_epoch == total // lanes * lanes
     assert all(quota % lanes == 0 for quota in plan.epoch_layout.quotas)
     for window in range(plan.epoch_layout.windows):

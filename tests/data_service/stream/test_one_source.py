@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from data_service.errors import PlanError
 from data_service.stream.mixture import source_weights
-from data_service.stream.order import SourceOrder
 from data_service.stream.plan import StreamPlan
 from data_service.stream.positions import PhaseBatches, SampleRange, StepSampleRanges
 from tests.support.data.corpora import plan_of, rows_of_epoch
@@ -115,22 +114,6 @@ def test_every_step_of_a_run_is_of_one_source_though_steps_are_skipped(
     rows = rows_of_epoch(plan, found.epoch)[found.start : found.stop]
     assert len(rows) == batch
     assert len({source for source, _, _, _ in rows}) == 1
-
-
-@pytest.mark.long
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any), st.integers(1, 7), stretches, st.data())
-def test_the_order_of_a_window_is_a_permutation_that_any_part_of_is_found_alone(
-    counts: list[int], batch: int, stretches: int, data: st.DataObject
-) -> None:
-    order = SourceOrder(tuple(count * batch for count in counts), batch, stretches, ("name", 3))
-    every = order.items_at(np.arange(order.size))
-    assert sorted(every.tolist()) == list(range(order.size))
-    chosen = data.draw(st.lists(st.integers(0, order.size - 1), max_size=20))
-    assert order.items_at(np.array(chosen, dtype=np.int64)).tolist() == every[chosen].tolist()
-    source = np.searchsorted(np.cumsum(order.sizes), every, side="right").reshape(-1, batch)
-    assert (source == source[:, :1]).all()
-    with pytest.raises(IndexError):
-        order.item_at(order.size)
 
 
 def test_sources_take_turns_at_random_and_small_ones_are_not_all_in_one_window() -> None:

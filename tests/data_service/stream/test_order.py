@@ -1,4 +1,4 @@
-"""Feistel permutations: bijections of any size, random, and computed point by point."""
+"""Orders are bijections of any size, computed point by point; Feistel permutations are random."""
 
 import itertools
 from collections import Counter
@@ -8,22 +8,41 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from data_service.stream.order import Permutation
+from data_service.stream.order import LaneOrder, Permutation, RowOrder, SourceOrder, SpreadOrder
 
 
-@given(st.integers(1, 3000), st.integers(0, 1 << 40))
-@example(65535, 0)
-@example(65536, 0)
-@example(65537, 0)
-def test_every_thing_has_one_position(size: int, name: int) -> None:
-    things = Permutation.from_name(size, name).items_at(np.arange(size))
-    assert np.array_equal(np.sort(things), np.arange(size))
+@st.composite
+def orders(draw: st.DrawFn) -> RowOrder:
+    """Any order of any size."""
+    count, name = draw(st.integers(1, 300)), ("test", draw(st.integers(0, 1 << 40)))
+    match draw(st.sampled_from(["random", "spread", "lanes", "sources"])):
+        case "spread":
+            return SpreadOrder(count, draw(st.integers(1, 40)), name)
+        case "lanes":
+            directions = draw(st.sampled_from([1, 2]))
+            lanes = directions * draw(st.integers(1, 6))
+            return LaneOrder(lanes * count, lanes, directions)
+        case "sources":
+            batch = draw(st.integers(1, 7))
+            sizes = tuple(batch * n for n in draw(st.lists(st.integers(0, 12), min_size=1, max_size=5).filter(any)))
+            return SourceOrder(sum(sizes), sizes, batch, draw(st.sampled_from([1, 16])), name)
+        case _:
+            return Permutation.from_name(count, *name)
 
 
-def test_a_point_alone_is_the_point_of_the_whole() -> None:
-    permutation = Permutation.from_name(1000, "points")
-    whole = permutation.items_at(np.arange(1000))
-    assert [permutation.item_at(position) for position in range(0, 1000, 37)] == whole[::37].tolist()
+@given(orders(), st.data())
+@example(Permutation.from_name(65535, 0), None)
+@example(Permutation.from_name(65536, 0), None)
+@example(Permutation.from_name(65537, 0), None)
+def test_every_thing_has_one_position_and_any_part_is_found_alone(order: RowOrder, data: st.DataObject | None) -> None:
+    things = order.items_at(np.arange(order.size))
+    assert np.array_equal(np.sort(things), np.arange(order.size))
+    chosen = data.draw(st.lists(st.integers(0, order.size - 1), max_size=20)) if data else [order.size - 1]
+    assert order.items_at(np.array(chosen, dtype=np.int64)).tolist() == things[chosen].tolist()
+    assert [order.item_at(position) for position in chosen] == things[chosen].tolist()
+    for position in (-1, order.size):
+        with pytest.raises(IndexError, match=rf"\b{order.size}$"):
+            order.item_at(position)
 
 
 def test_a_trillion_things_are_ordered_without_listing_them() -> None:
@@ -32,12 +51,6 @@ def test_a_trillion_things_are_ordered_without_listing_them() -> None:
     assert len(set(things.tolist())) == 1000
     assert (things >= 0).all()
     assert (things < 10**12).all()
-
-
-@pytest.mark.parametrize("position", [-1, 10])
-def test_positions_outside_are_refused(position: int) -> None:
-    with pytest.raises(IndexError, match=r"\bpermutation\b.*\b10$"):
-        Permutation.from_name(10, "x").item_at(position)
 
 
 @pytest.mark.long

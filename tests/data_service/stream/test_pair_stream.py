@@ -15,10 +15,10 @@ from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import RowCuts
 from data_service.samples.spec import SourceSpec
 from data_service.store.open import open_store
-from data_service.stream.counts import count_rows
+from data_service.stream.counts import RowCounter
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, source_of, spec_of, write_corpus
+from tests.support.data.corpora import SPECIAL, VOCABULARY, originals, random_block, source_of, spec_of, write_corpus
 
 PACKINGS = ["segment_pair", "sentence_pair", "ordered_pair", "two_segments"]
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
@@ -40,8 +40,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     rows = cut_block(block, spec, stream_key("structure", seed))
     assert isinstance(rows, RowCuts)
     made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"))
-    tokens = made.tokens.copy()
-    tokens[made.target_positions] = made.target_ids
+    tokens = originals(made)
     assert made.segment_starts is not None
     assert made.segment_starts.dtype == np.int32
     assert (made.pair_label is None) == (packing == "two_segments")
@@ -119,7 +118,9 @@ def test_masks_are_drawn_for_each_reading(corpus: str, copies: str | int) -> Non
 def test_counts_depend_on_the_seed_and_are_kept_under_it(corpus: str, tmp_path: Path) -> None:
     cache = open_store(tmp_path / "cache")
     settings = {"input": {"packing": "segment_pair", "copies": 4}}
-    counts = [count_rows(Corpora(spec_of(source_of(corpus), seed=seed, **settings)), cache)[0] for seed in (7, 8)]
+    counts = [
+        RowCounter(cache).count_rows(Corpora(spec_of(source_of(corpus), seed=seed, **settings)))[0] for seed in (7, 8)
+    ]
     assert counts[0].shape == (4 * len(BLOCKS),)
     assert not np.array_equal(counts[0], counts[1])
     assert len(list(cache.list())) == 2

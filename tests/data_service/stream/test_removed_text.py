@@ -27,6 +27,7 @@ from data_service.types import Block
 from tests.support.data.corpora import (
     SPECIAL,
     VOCABULARY,
+    originals,
     random_block,
     source_of,
     spec_of,
@@ -45,12 +46,6 @@ def with_marked(block: Block, removed: set[int]) -> tuple[Block, np.ndarray]:
     for start, stop in stretches:
         tokens[start:stop] = FROM + block.tokens[start:stop] % (VOCABULARY - FROM)
     return replace(block, tokens=tokens.astype(np.uint16)), stretches
-
-
-def originals(samples: Samples) -> np.ndarray:
-    tokens = samples.tokens.copy()
-    tokens[samples.target_positions] = samples.target_ids
-    return tokens
 
 
 def assert_gone(before: Samples, after: Samples) -> None:

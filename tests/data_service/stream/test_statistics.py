@@ -10,26 +10,12 @@ from hypothesis import strategies as st
 from data_service.corpus.manifest import make_block_table
 from data_service.errors import PlanError
 from data_service.ingest.options import BLOCK_TOKENS
-from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.stream.order import SpreadOrder
-from data_service.stream.plan import StreamPlan
 from data_service.stream.statistics import NEAR_ROWS, ShuffleRadius, expected_radius, shuffle_radius
-from data_service.tokenizers.specials import SpecialIds
+from tests.support.data.corpora import plan_of
 
 LARGE = [1e9, 4.8e9, 2.4e9, 1.9e9]  # roberta-large-160gb's sources, a quarter as large
 FORMER_BLOCK = 1 << 20
-
-
-@pytest.mark.long
-@settings(deadline=None, max_examples=50)
-@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 9))
-def test_a_spread_order_holds_every_thing_once(size: int, stretches: int, seed: int) -> None:
-    order = SpreadOrder(size, stretches, ("test", seed))
-    everything = order.items_at(np.arange(size))
-    assert sorted(everything.tolist()) == list(range(size))
-    assert [order.item_at(position) for position in range(0, size, 7)] == everything[::7].tolist()
-    with pytest.raises(IndexError):
-        order.item_at(size)
 
 
 @settings(deadline=None, max_examples=50)
@@ -81,19 +67,11 @@ def test_other_batches_are_spread_too(batch: int, length: int) -> None:
 
 @pytest.mark.long
 @settings(deadline=None, max_examples=25)
-@given(st.lists(st.integers(50, 400), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1, 4]))
+@given(st.lists(st.integers(4, 30), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1, 4]))
 def test_the_measure_is_what_counting_by_hand_finds(blocks: list[int], batch: int, stretches: int) -> None:
+    window = {"samples": 3 * batch, "least_tokens": 1, "stretches": stretches}
+    plan = plan_of([blocks], window=window)
     table = make_block_table([(0, 0, 10 * n, n, 1, 1) for n in blocks], [""] * len(blocks), ["s"])
-    spec = StreamSpec(
-        sources=(SourceSpec(name="a", uri="", manifest_fingerprint="a"),),
-        length=16,
-        special=SpecialIds(0, 1, 2, 3, 4),
-        never_masked=(0,),
-        vocab_size=100,
-        seed=1,
-        window=WindowSize(samples=3 * batch, least_tokens=1, stretches=stretches),
-    )
-    plan = StreamPlan(spec, (table,), (np.array([-(-n // 14) for n in blocks]),))
     total = plan.epoch_layout.samples_per_epoch
     if batch > total:
         with pytest.raises(PlanError, match=r"\bbatch\b.*\bepoch\b"):

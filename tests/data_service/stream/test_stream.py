@@ -13,14 +13,7 @@ from data_service.samples.masking import MlmMasking
 from data_service.samples.packing import Packing
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.open import open_store
-from data_service.stream.counts import (
-    CountingPass,
-    PassResult,
-    ReportCountedBlocks,
-    count_rows,
-    measure_rows,
-    run_in_process,
-)
+from data_service.stream.counts import CountingPass, PassResult, ReportCountedBlocks, RowCounter, run_in_process
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from tests.support.data.corpora import random_block, source_of, spec_of, text_of, write_corpus
@@ -68,7 +61,7 @@ def test_masks_belong_to_the_row_not_to_its_neighbours(tmp_path: Path) -> None:
     assert not np.array_equal(small.read(0, 0, count).tokens, large.read(0, 0, count).tokens)
 
 
-@pytest.mark.parametrize("count", [count_rows, measure_rows])
+@pytest.mark.parametrize("count", [RowCounter.count_rows, RowCounter.measure_rows])
 def test_a_pass_that_was_interrupted_goes_on(
     corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: Any
 ) -> None:
@@ -83,7 +76,7 @@ def test_a_pass_that_was_interrupted_goes_on(
         return run_in_process(job, corpora, source, part, counted)
 
     with pytest.raises(KeyboardInterrupt):
-        count(corpora, cache, dies_at_the_third)
+        count(RowCounter(cache, dies_at_the_third), corpora)
     again: list[range] = []
 
     def noted(job: Any, corpora: Corpora, source: int, part: range, counted: Any) -> Any:
@@ -91,11 +84,11 @@ def test_a_pass_that_was_interrupted_goes_on(
         return run_in_process(job, corpora, source, part, counted)
 
     told: list[int] = []
-    (found,) = count(corpora, cache, noted, told.append)
+    (found,) = count(RowCounter(cache, noted, told.append), corpora)
     assert done == [range(0, 2), range(2, 4)]
     assert again[0] == range(4, 6)
     assert sum(told) == blocks
-    np.testing.assert_array_equal(found, count(corpora, None)[0])
+    np.testing.assert_array_equal(found, count(RowCounter(), corpora)[0])
     assert len(list(cache.list())) == 1
 
 
@@ -106,17 +99,17 @@ def test_contiguous_packing_counts_without_reading(corpus: str) -> None:
         raise AssertionError("read")
 
     corpora = Corpora(spec_of(source_of(corpus), input={"packing": "contiguous"}))
-    (counts,) = count_rows(corpora, None, never)
-    assert counts.sum() == len(measure_rows(corpora, None)[0])
+    (counts,) = RowCounter(run=never).count_rows(corpora)
+    assert counts.sum() == len(RowCounter().measure_rows(corpora)[0])
 
 
 def test_counts_of_another_corpus_are_noticed(corpus: str, tmp_path: Path) -> None:
     spec, cache = spec_of(source_of(corpus)), open_store(tmp_path / "cache")
-    count_rows(Corpora(spec), cache)
+    RowCounter(cache).count_rows(Corpora(spec))
     (entry,) = cache.list()
     longer = spec_of(source_of(corpus), length=16)
     counted = tmp_path / "longer"
-    count_rows(Corpora(longer), open_store(counted))
+    RowCounter(open_store(counted)).count_rows(Corpora(longer))
     (long_entry,) = open_store(counted).list()
     cache.put(entry.key, open_store(counted).get(long_entry.key))
     stream = Stream(spec, cache=cache)

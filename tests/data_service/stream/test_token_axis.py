@@ -2,22 +2,16 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import make_block_table
-from data_service.samples.spec import SourceSpec
-from data_service.stream.plan import StreamPlan
 from data_service.stream.stream import Stream
 from data_service.stream.token_axis import TokenAxis
-from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
+from tests.support.data.corpora import plan_of, random_block, source_of, spec_of, write_corpus
 from tests.support.faults.process import switching_often
-
-WEIGHTS = [(None, None), (1.0, 2.5)]
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +23,9 @@ def uris(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-def stream_of(uris: list[str], weights: tuple[float | None, float | None]) -> Stream:
-    first, second = (source_of(uri, name, w) for uri, name, w in zip(uris, "ab", weights, strict=True))
+def stream_of(uris: list[str]) -> Stream:
+    first, second = map(source_of, uris, "ab")
     return Stream(spec_of(first, second, input={"packing": "doc_sentences"}, window={"least_tokens": 600}))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_units_are_the_tokens_before_a_sample(uris: list[str], weights: tuple[float | None, float | None]) -> None:
-    stream = stream_of(uris, weights)
-    axis, count = stream.token_axis(), stream.samples_per_epoch
-    lengths = [int(n) for epoch in range(4) for n in np.diff(stream.read(epoch, 0, count).offsets)]
-    before = [0, *accumulate(lengths)]
-    assert [axis.unit_of_sample(*divmod(sample, count)) for sample in range(4 * count)] == before[:-1]
-    assert axis.unit_of_sample(3, count) == before[-1] == axis.unit_of_sample(4, 0)
-    for unit in range(0, before[-1], 23):
-        expected = next(sample for sample, start in enumerate(before) if start >= unit)
-        assert axis.sample_at_unit(unit) == divmod(expected, count)
 
 
 @pytest.mark.long
@@ -57,12 +37,8 @@ def test_units_are_the_tokens_before_a_sample(uris: list[str], weights: tuple[fl
 def test_blocks_of_no_row_and_rows_of_any_length(rows: list[int], seed: int, length: int) -> None:
     """There is no text behind it: the tokens before every sample of an epoch, by the plan's own order."""
     lengths = np.random.default_rng(seed).integers(1, length + 1, sum(rows)).astype(np.uint32)
-    table = make_block_table([(0, 0, 0, 10 * n, n, 1) for n in rows], ["0" * 32] * len(rows), ["shard"])
-    source = SourceSpec(name="s", uri="u", manifest_fingerprint="f")
-    spec = spec_of(source, length=length, window={"samples": 7, "least_tokens": 1})
-    counts = (np.array(rows),)
-    plan = StreamPlan(spec, (table,), counts)
-    axis, first = TokenAxis(plan, counts, (lengths,)), np.cumsum([0, *rows])
+    plan = plan_of([rows], length=length)
+    axis, first = TokenAxis(plan, (np.array(rows),), (lengths,)), np.cumsum([0, *rows])
     before = 0
     for sample in range(sum(rows)):
         assert axis.unit_of_sample(1, sample) - axis.unit_of_sample(1, 0) == before
@@ -74,8 +50,8 @@ def test_blocks_of_no_row_and_rows_of_any_length(rows: list[int], seed: int, len
 @pytest.mark.long
 def test_threads_share_a_stream_and_its_axis(uris: list[str]) -> None:
     """A rank reads steps ahead on several threads, which share what is remembered: a run of hours died of that."""
-    stream = stream_of(uris, (None, None))
-    axis, alone = stream.token_axis(), stream_of(uris, (None, None))
+    stream, alone = stream_of(uris), stream_of(uris)
+    axis = stream.token_axis()
     far, draw = axis.unit_of_sample(900, 0), random.Random(1)
     expected = {unit: alone.token_axis().sample_at_unit(unit) for unit in draw.choices(range(far), k=40)}
     rows = {place: alone.read(*place, place[1] + 1).tokens for place in expected.values()}

@@ -2,19 +2,15 @@
 
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_service.samples.samples import join_rows, slice_rows
 from data_service.service.prefetch import AnnouncedWindows
 from data_service.stream.plan import EpochLayout
-from data_service.stream.sources import Corpora
-from data_service.stream.stream import SlabLayout, StepStart, Stream, build_window
-from tests.support.data.corpora import random_block, source_of, spec_of, write_corpus
+from data_service.stream.stream import SlabLayout, StepStart
 
 layouts = st.builds(
     lambda quotas, windows, window, epoch, rows, steps: SlabLayout.for_window(
@@ -63,22 +59,6 @@ def test_a_share_of_every_step_lies_in_few_slabs(ranks: int, epoch: int, sample:
         needed = [layout.slabs_with_samples(*part) for part in mine]
         assert all(slabs == needed[0] for slabs in needed)
         assert len(needed[0]) <= share // layout.stripe + 2
-
-
-@pytest.mark.parametrize("steps", [None, StepStart(30, 1, 17), StepStart(7, 0, 0)])
-def test_a_window_built_in_any_layout_holds_the_stream(tmp_path: Path, steps: StepStart | None) -> None:
-    spec = spec_of(source_of(write_corpus(tmp_path / "c", [random_block(seed, 4000) for seed in range(4)])))
-    stream, corpora = Stream(spec), Corpora(spec)
-    grid = stream.plan.epoch_layout
-    layout = SlabLayout.for_window(grid, 2, 1, rows=9, steps=steps)
-    slabs = build_window(corpora, stream.plan.window(2, 1), layout)
-    ours = join_rows(
-        [slice_rows(slabs[slab], low, high) for slab, low, high in layout.iter_slab_ranges(0, layout.size)]
-    )
-    theirs = stream.read(2, grid.window_start(1), grid.window_start(2))
-    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
-    np.testing.assert_array_equal(ours.target_positions, theirs.target_positions)
-    np.testing.assert_array_equal(ours.offsets, theirs.offsets)
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ import pytest
 from data_service.store.base import Store
 from data_service.store.errors import BadUri, CredentialsExpired, StoreError, StoreUnavailable
 from data_service.store.open import open_store
+from data_service.store.retries import total_retries
 from tests.support.stores.fault_proxy import Fault, FaultProxy
 from tests.support.stores.s3 import DATA, S3Server
 from tests.support.stores.service import Service
@@ -197,3 +198,14 @@ def test_patience_is_set_by_the_environment(store: Store, faults: FaultProxy, mo
     with pytest.raises(StoreUnavailable):
         open_store(store.uri).get("key")
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.long
+def test_requests_that_are_made_again_are_counted(store: Store, faults: FaultProxy) -> None:
+    before = total_retries()
+    store.get("key")
+    assert total_retries() == before
+    faults.plan.extend(["slow down"] * 5)  # more than a library may try by itself
+    store.get("key")
+    assert not faults.plan
+    assert total_retries() > before

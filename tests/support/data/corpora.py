@@ -185,9 +185,15 @@ def written_out(number: int) -> Block:
 
 def text_of(samples: Samples) -> np.ndarray:
     """The ordinary tokens of all rows, targets put back."""
+    tokens = originals(samples)
+    return tokens[~np.isin(tokens, NEVER_MASKED)]
+
+
+def originals(samples: Samples) -> np.ndarray:
+    """All tokens of all rows, targets put back."""
     tokens = samples.tokens.copy()
     tokens[samples.target_positions] = samples.target_ids
-    return tokens[~np.isin(tokens, NEVER_MASKED)]
+    return tokens
 
 
 def targets_per_row(samples: Samples) -> np.ndarray:

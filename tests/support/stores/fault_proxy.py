@@ -10,9 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import urlsplit
+
+from tests.support.stores.http_server import LocalHandler, LocalServer
 
 Fault = Literal[
     "error 500", "slow down", "skewed clock", "expired token", "unknown key", "denied", "no such key",
@@ -35,7 +36,7 @@ S3_ERRORS: Errors = {
 }
 
 
-class FaultProxy:
+class FaultProxy(LocalServer):
     """Forwards every request to `upstream`, but treats the next ones as the faults in `plan` say, in turn.
 
     "reset" breaks the connection before the request reaches the server, "reset after" once the server has
@@ -61,17 +62,11 @@ class FaultProxy:
         self.carried_out: list[tuple[str, str, int]] = []
         self.closing = threading.Event()
         self._lock = threading.Lock()
-        proxy, target = self, urlsplit(upstream).netloc
-
-        class Handler(_Handler):
-            upstream = target
-            faults = proxy
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self.upstream = urlsplit(upstream).netloc
+        super().__init__(_Handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self.endpoint = f"http{'s' if tls else ''}://127.0.0.1:{self._server.server_address[1]}"
+            self.endpoint = self.endpoint.replace("http", "https")
 
     def next(self, method: str, path: str, authorization: str) -> Fault | None:
         with self._lock:
@@ -92,30 +87,23 @@ class FaultProxy:
             over = self._line_free - now
         time.sleep(over)
 
-    def __enter__(self) -> "FaultProxy":
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
+        super().__exit__(*error)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    upstream: str
-    faults: FaultProxy
+class _Handler(LocalHandler):
+    server_state: FaultProxy
 
     def _serve(self) -> None:
         body = self._receive(int(self.headers.get("Content-Length", 0)))
-        fault = self.faults.next(self.command, self.path, self.headers.get("Authorization", ""))
+        fault = self.server_state.next(self.command, self.path, self.headers.get("Authorization", ""))
         if fault == "stall":
-            self.faults.closing.wait()
+            self.server_state.closing.wait()
         if fault in ("reset", "stall"):
             self._break()
-        elif fault is not None and fault in self.faults.errors:
-            self._refuse(*self.faults.errors[fault])
+        elif fault is not None and fault in self.server_state.errors:
+            self._refuse(*self.server_state.errors[fault])
         else:
             self._forward(body, fault)
 
@@ -125,14 +113,14 @@ class _Handler(BaseHTTPRequestHandler):
             piece = self.rfile.read(min(_PIECE, size - len(body)))
             if not piece:
                 break
-            self.faults.carry(len(piece))
+            self.server_state.carry(len(piece))
             body += piece
         return bytes(body)
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _serve
 
     def _forward(self, body: bytes, fault: Fault | None) -> None:
-        connection = http.client.HTTPConnection(self.upstream, timeout=60)
+        connection = http.client.HTTPConnection(self.server_state.upstream, timeout=60)
         connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():  # Host too: the signature covers it
             if name.lower() not in ("expect", "connection"):
@@ -140,14 +128,14 @@ class _Handler(BaseHTTPRequestHandler):
         connection.endheaders(body)
         answer = connection.getresponse()
         content = answer.read()
-        self.faults.carried_out.append((self.command, self.path, answer.status))
+        self.server_state.carried_out.append((self.command, self.path, answer.status))
         connection.close()
         if fault == "reset after":
             self._break()
-        elif self.faults.mangle is None:
+        elif self.server_state.mangle is None:
             self._answer(answer, content, fault)
         else:
-            self._answer_mangled(answer, content, self.faults.mangle)
+            self._answer_mangled(answer, content, self.server_state.mangle)
 
     def _answer_mangled(
         self,
@@ -186,11 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, code: str) -> None:
         content = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.send_answer(status, content)
 
     def _break(self) -> None:
         """Ends the connection with a reset, not a polite end of file."""
@@ -198,6 +182,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close_connection = True
         self.connection.close()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silence: the tests' output is pytest's."""

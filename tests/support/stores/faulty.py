@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_service.store.base import Entry
-from data_service.store.errors import AccessDenied, StoreUnavailable
+from data_service.store.errors import AccessDenied, OutOfSpace, StoreUnavailable
 from data_service.store.local import LocalStore
+
+_FAULTS = ("hangs", "down", "denied", "full")
 
 
 @dataclass(frozen=True)
 class FaultyStore(LocalStore):
-    """`set_fault(store, "hangs")`, "down" or "denied" begins a fault, None ends it."""
+    """`set_fault(store, "hangs")`, "down", "denied" or "full" begins a fault, None ends it."""
 
     def _suffer(self) -> None:
         while (fault := _fault(self.root)) is not None:
@@ -25,6 +27,8 @@ class FaultyStore(LocalStore):
                 raise StoreUnavailable.for_uri(self.uri, "no answer")
             if fault == "denied":
                 raise AccessDenied.for_uri(self.uri, "not now")
+            if fault == "full":
+                raise OutOfSpace.for_uri(self.uri, "quota")
             time.sleep(0.01)
 
     def get(self, key: str) -> bytes:
@@ -53,14 +57,14 @@ class FaultyStore(LocalStore):
 
 
 def set_fault(store: LocalStore, fault: str | None) -> None:
-    for known in ("hangs", "down", "denied"):
+    for known in _FAULTS:
         _flag(store.root, known).unlink(missing_ok=True)
     if fault is not None:
         _flag(store.root, fault).touch()
 
 
 def _fault(root: Path) -> str | None:
-    return next((fault for fault in ("hangs", "down", "denied") if _flag(root, fault).exists()), None)
+    return next((fault for fault in _FAULTS if _flag(root, fault).exists()), None)
 
 
 def _flag(root: Path, fault: str) -> Path:

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from typing import ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -27,6 +26,7 @@ from xml.sax.saxutils import escape
 import pytest
 
 from tests.support.stores.fault_proxy import Errors
+from tests.support.stores.http_server import LocalHandler, LocalServer
 
 _PAGE = 1000
 _LEAST_PART = 5 << 20
@@ -59,7 +59,7 @@ class Refused(Exception):
         self.status, self.code = status, code
 
 
-class FakeGcs:
+class FakeGcs(LocalServer):
     """The server. `tokens`: the bearer tokens that it takes. `buckets`: what it holds. A context manager."""
 
     scheme: ClassVar[str] = "gs"
@@ -77,22 +77,7 @@ class FakeGcs:
         self.buckets: dict[str, _Bucket] = {}
         self.lock = threading.Lock()
         self.generations = count(1_700_000_000_000_000)
-        gcs = self
-
-        class Handler(_Handler):
-            server_state = gcs
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> "FakeGcs":
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        super().__init__(_Handler)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -175,8 +160,7 @@ def _page(bucket: _Bucket, query: dict[str, str]) -> Iterator[str]:
     yield "</ListBucketResult>"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(LocalHandler):
     server_state: FakeGcs
 
     def _serve(self) -> None:
@@ -194,10 +178,10 @@ class _Handler(BaseHTTPRequestHandler):
             if key:
                 self._object(bucket, key, query, headers, body)
             else:
-                self._send(200, "".join(_page(bucket, query)).encode())
+                self.send_answer(200, "".join(_page(bucket, query)).encode())
         except Refused as refused:
             said = f"<?xml version='1.0'?><Error><Code>{refused.code}</Code><Message>fake</Message></Error>"
-            self._send(refused.status, said.encode())
+            self.send_answer(refused.status, said.encode())
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
@@ -206,13 +190,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._upload(bucket, key, query, headers, body)
         if self.command == "PUT":
             made = self.server_state.store(bucket, key, body, headers)
-            return self._send(200, b"", {"ETag": made.etag, "x-goog-generation": str(made.generation)})
+            return self.send_answer(200, b"", {"ETag": made.etag, "x-goog-generation": str(made.generation)})
         stored = bucket.objects.get(key)
         if stored is None:
             raise Refused(404, "NoSuchKey")
         if self.command == "DELETE":
             bucket.objects.pop(key, None)
-            return self._send(204, b"")
+            return self.send_answer(204, b"")
         self._read(stored, headers)
 
     def _read(self, stored: StoredObject, headers: dict[str, str]) -> None:
@@ -233,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
             stop = min(size, int(last) + 1) if last else size
             status, data = 206, data[int(first) : stop]
             told["Content-Range"] = f"bytes {first}-{stop - 1}/{size}"
-        self._send(status, data, told)
+        self.send_answer(status, data, told)
 
     def _upload(self, bucket: _Bucket, key: str, query: dict[str, str], headers: dict[str, str], body: bytes) -> None:
         if "uploads" in query:
@@ -241,32 +225,20 @@ class _Handler(BaseHTTPRequestHandler):
             bucket.uploads[number] = {}
             inner = f"<Bucket>b</Bucket><Key>{escape(key)}</Key><UploadId>{number}</UploadId>"
             said = f"<InitiateMultipartUploadResult>{inner}</InitiateMultipartUploadResult>"
-            return self._send(200, said.encode())
+            return self.send_answer(200, said.encode())
         parts = bucket.uploads.get(query["uploadId"])
         if parts is None:
             raise Refused(404, "NoSuchUpload")
         if self.command == "PUT":
             parts[int(query["partNumber"])] = body
-            return self._send(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
+            return self.send_answer(200, b"", {"ETag": f'"{hashlib.md5(body).hexdigest()}"'})
         if self.command == "DELETE":
             del bucket.uploads[query["uploadId"]]
-            return self._send(204, b"")
+            return self.send_answer(204, b"")
         made = self.server_state.store(bucket, key, _joined(parts, body), headers)
         bucket.uploads.pop(query["uploadId"], None)
         said = f"<CompleteMultipartUploadResult><ETag>{escape(made.etag)}</ETag></CompleteMultipartUploadResult>"
-        self._send(200, said.encode(), {"x-goog-generation": str(made.generation)})
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silence: the tests' output is pytest's."""
+        self.send_answer(200, said.encode(), {"x-goog-generation": str(made.generation)})
 
 
 def _joined(parts: dict[int, bytes], request: bytes) -> bytes:
