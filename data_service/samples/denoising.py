@@ -26,15 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from data_service.rng import draw_uint32
+from data_service.rng import UINT32_RANGE, draw_uint32
 from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
 from data_service.samples.packing import SPECIAL_TOKENS_PER_ROW, LaidOutRows
 from data_service.samples.samples import Samples
-from data_service.samples.selection import DrawSlots, Units, expand_ranges
+from data_service.samples.selection import Units, expand_ranges
 from data_service.samples.spans import LengthDistribution
 from data_service.types import Level, Tokens
 
-_UINT32_RANGE = 1 << 32
 _MAX_SPAN_UNITS = 128  # units in the longest span: at a mean of 16, longer ones have a probability below 1e-60
 
 
@@ -67,15 +66,8 @@ class Denoising(RowMasking):
     def makes_corrupted_form(self) -> bool:
         return True
 
-    def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
-        """Return the places of each row's draws: one for each token of its text."""
-        return DrawSlots(edges, first_row)
-
     def expected_target_count(self, length: int, maskable: int) -> float:
         return length
-
-    def max_target_count(self, tokens: int) -> float:
-        return tokens
 
     def mean_form_tokens(self, length: int) -> int:
         """Return the mean number of tokens in the form of a row of `length` tokens, if units are as long as tokens."""
@@ -104,7 +96,7 @@ class Denoising(RowMasking):
     def _draw_spans(self, rows: MaskableRows) -> "Spans":
         first, slots = rows.slots.first_row, rows.slots
         counts = np.diff(rows.units.edges)
-        uniform = draw_uint32(purpose_key(rows.key, "budgets"), first, first + len(counts)) / _UINT32_RANGE
+        uniform = draw_uint32(purpose_key(rows.key, "budgets"), first, first + len(counts)) / UINT32_RANGE
         budgets = np.floor(self.rate * counts + uniform).astype(np.int64)
         lengths = poisson_lengths(self.span_mean).lengths_from_draws(_token_draws(rows, "lengths")) - 1
         row, sizes = cut_spans_to_budget(budgets, lengths, slots.draws_per_row)

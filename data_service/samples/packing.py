@@ -16,8 +16,8 @@ from typing import Literal, Self, TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
+from data_service.formats import StrictRecord
 from data_service.samples.samples import Samples
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
@@ -25,13 +25,11 @@ from data_service.types import Block, Tokens
 V = TypeVar("V", bound=np.generic)
 
 
-class RowInput(BaseModel):
+class RowInput(StrictRecord):
     """The settings under a recipe's `input`, which decide how documents become rows.
 
     Each subclass is defined next to the code that cuts its rows.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
     def cut_count(self) -> int:

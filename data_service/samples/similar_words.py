@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from data_service.errors import CorpusError
-from data_service.formats import NEWER_REMEDY, newer_version_message
-from data_service.rng import scale_draws
+from data_service.formats import NEWER_REMEDY, StrictRecord, newer_version_message
+from data_service.rng import UINT32_RANGE, scale_draws
 from data_service.samples.replacement import Replacement, Vocabulary
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store_of_file
@@ -34,11 +34,9 @@ _FORMAT = "maskfleet-similar-words"
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 
 
-class SimilarSource(BaseModel):
+class SimilarSource(StrictRecord):
     """The table of similar words in a spec: its URI, which is not part of the identity, and sha256 (hex) of its
     file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str
     hash: str
@@ -235,9 +233,6 @@ def _hash_words(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     return found
 
 
-_UINT32_RANGE = 1 << 32
-
-
 def replace_words(
     target_ids: Tokens,
     sizes: NDArray[np.int64],
@@ -261,7 +256,7 @@ def replace_words(
     starts = np.cumsum(sizes) - sizes
     action = draws[starts] >> np.uint64(32)
     bounds = np.cumsum([replace.mask, replace.similar, replace.random])
-    masked, similar, random = (action < round(bound * _UINT32_RANGE) for bound in bounds)
+    masked, similar, random = (action < round(bound * UINT32_RANGE) for bound in bounds)
     similar, random = similar & ~masked, random & ~similar & ~masked
     ids = target_ids.copy()
     ids[np.repeat(masked, sizes)] = vocabulary.mask

@@ -19,10 +19,11 @@ import numpy as np
 import sentencepiece
 import tokenizers
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
+from data_service.formats import StrictRecord
 from data_service.processes import temporary_root
 from data_service.tokenizers.merges import WORD_END_SYMBOL, learn_merges
 from data_service.tokenizers.specials import (
@@ -53,7 +54,7 @@ MAX_TRAINING_WORD_BYTES = 1 << 25
 """Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; unigram's, half of them."""
 
 
-class TokenizerOptions(BaseModel):
+class TokenizerOptions(StrictRecord):
     """Settings of `train_tokenizer`. The kinds that use a setting are named in brackets.
 
     Attributes:
@@ -68,8 +69,6 @@ class TokenizerOptions(BaseModel):
         byte_fallback: whether 256 byte pieces spell other characters; otherwise they become the unknown token (unigram,
             bpe).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     specials: Style | None = None
     lowercase: bool = False
