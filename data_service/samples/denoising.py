@@ -29,8 +29,8 @@ from pydantic import Field
 from data_service.rng import UINT32_RANGE, draw_uint32
 from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
 from data_service.samples.packing import SPECIAL_TOKENS_PER_ROW, LaidOutRows
-from data_service.samples.samples import Samples
-from data_service.samples.selection import Units, expand_ranges
+from data_service.samples.samples import Indices, Samples, expand_ranges
+from data_service.samples.selection import Units
 from data_service.samples.spans import LengthDistribution
 from data_service.types import Level, Tokens
 
@@ -114,8 +114,8 @@ def poisson_lengths(mean: float) -> LengthDistribution:
     return LengthDistribution.from_weights(np.cumprod(np.append(1.0, mean / np.arange(1, _MAX_SPAN_UNITS))))
 
 
-def sentence_order(rows: LaidOutRows, sentences: NDArray[np.int64], draws: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return [T] int64: for each place of the text the offset of the token that stands there once sentences are
+def sentence_order(rows: LaidOutRows, sentences: NDArray[np.int64], draws: NDArray[np.uint32]) -> Indices:
+    """Return [T]: for each place of the text the offset of the token that stands there once sentences are
     permuted, those of one document of one row among themselves.
 
     Args:
@@ -238,7 +238,7 @@ class _RowsToInfill:
         learned[places] = inside[places]
         return cls(rows.tokens, places, inside, first, learned)
 
-    def reorder_text(self, order: NDArray[np.int64]) -> "_RowsToInfill":
+    def reorder_text(self, order: Indices) -> "_RowsToInfill":
         """Return the rows with the text in another order; a unit's tokens stay together. Targets are left as they
         were."""
         origin = np.arange(len(self.tokens))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from data_service.errors import PlanError
+from data_service.rng import Key
 from data_service.samples.packing import RowInput
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.types import Block, Share
@@ -41,6 +42,10 @@ class Lanes(RowInput):
     reuse: PositiveInt = 256
     random: Share = 0.5
     both_directions: bool = True
+
+    def cut(self, block: Block, length: int, key: Key) -> "LaneRows":
+        """Return the rows of a block, each of exactly `length` tokens. Nothing is drawn."""
+        return lane_rows(block, self, length)
 
 
 @dataclass(frozen=True)
@@ -70,16 +75,6 @@ class LaneRows:
     def row_lengths(self) -> NDArray[np.int64]:
         """[N] int64, number of tokens of each row, special ones included."""
         return np.full(len(self), self.length)
-
-    def token_ranges(self, row: int) -> tuple[range, ...]:
-        """Return the range of the block's tokens that the window of a row holds. A random B is not included."""
-        first = row // self.directions * self.reuse
-        with_ends = self.ends + np.arange(len(self.ends))  # places of the end-of-document tokens
-        start, stop = (
-            place - int(np.searchsorted(with_ends, place))
-            for place in (first, first + self.length - SPECIAL_TOKENS_PER_ROW)
-        )
-        return (range(start, stop),)
 
 
 def lane_rows(block: Block, lanes: Lanes, length: int) -> LaneRows:

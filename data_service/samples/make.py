@@ -8,38 +8,18 @@ from numpy.typing import NDArray
 
 from data_service.rng import Key, stream_key
 from data_service.samples.lane_rows import lane_text_ranges, permuted_rows
-from data_service.samples.lanes import LaneRows, Lanes, lane_rows
+from data_service.samples.lanes import LaneRows
 from data_service.samples.masking import NO_TABLES, MaskableRows, MaskingTables, NoMasking, RowMasking
 from data_service.samples.next_token import NextToken, next_token_samples
-from data_service.samples.packing import LaidOutRows, PackedInput, RowCuts, Segments, lay_out, pack_block
-from data_service.samples.pairs import (
-    OrderedPairs,
-    Pairs,
-    SegmentPairs,
-    SentencePairs,
-    Translations,
-    TwoSegments,
-    ordered_pairs,
-    segment_pairs,
-    sentence_pairs,
-    translation_rows,
-    two_segments,
-)
+from data_service.samples.packing import LaidOutRows, RowCuts, lay_out
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.samples.samples import Samples, removed_token_indices
+from data_service.samples.samples import Samples
 from data_service.samples.selection import excluded_token_offsets, token_units, word_units
 from data_service.samples.spec import StreamSpec
-from data_service.samples.texts import (
-    RepeatedSentences,
-    TextPairs,
-    TextRows,
-    pair_rows,
-    repeated_sentence_rows,
-    text_rows,
-)
+from data_service.samples.texts import text_rows
 from data_service.types import Block
 
-CutRows = RowCuts | LaneRows | TextRows
+CutRows = RowCuts | LaneRows
 """The rows that a block is cut into, of any input."""
 
 
@@ -48,21 +28,7 @@ def cut_block(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> CutR
 
     `key`: key of the draws (`cutting_key`), for inputs whose boundaries are drawn.
     """
-    match spec.input_for_source(source):
-        case PackedInput() as packed:
-            return pack_block(block, packed.packing, spec.length)
-        case SegmentPairs() | SentencePairs() | OrderedPairs() | TwoSegments() as pairs:
-            return RowCuts.from_segments(_draw_segments(block, pairs, spec.length, key))
-        case Lanes() as lanes:
-            return lane_rows(block, lanes, spec.length)
-        case Translations():
-            return translation_rows(block, spec.length)
-        case TextPairs() as texts:
-            return pair_rows(block, texts.texts_per_row, spec.length)
-        case RepeatedSentences() as repeated:
-            return repeated_sentence_rows(block, repeated.shortest, repeated.texts_per_row, spec.length)
-        case _ as never:
-            assert_never(never)
+    return spec.input_for_source(source).cut(block, spec.length, key)
 
 
 def row_text_ranges(
@@ -75,16 +41,12 @@ def row_text_ranges(
     """
     if isinstance(rows, LaneRows):
         return lane_text_ranges(block, rows, spec.special, key)
-    found = [(row, part.start, part.stop) for row in range(len(rows)) for part in rows.token_ranges(row)]
-    columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
-    return columns[0], columns[1], columns[2]
+    return rows.text_ranges()
 
 
 def token_ranges_of_row(block: Block, rows: CutRows, row: int, spec: StreamSpec, key: Key) -> tuple[range, ...]:
     """Return the ranges of the block's tokens that one row holds, in order. `key`: as for `row_text_ranges`."""
-    if not isinstance(rows, LaneRows):
-        return rows.token_ranges(row)
-    of_row, starts, stops = lane_text_ranges(block, rows, spec.special, key)
+    of_row, starts, stops = row_text_ranges(block, rows, spec, key)
     mine = of_row == row
     return tuple(range(*ends) for ends in zip(starts[mine].tolist(), stops[mine].tolist(), strict=True))
 
@@ -144,7 +106,7 @@ def make_rows(
             assert isinstance(rows, RowCuts)  # the spec's input and masking agree
             return _add_languages(_causal_samples(block, rows, start, stop, spec), spec, source)
         case NoMasking():
-            assert isinstance(rows, TextRows)
+            assert isinstance(rows, RowCuts)
             texts = text_rows(block, rows, start, stop, spec.special, spec.layout)
             return _add_languages(texts, spec, source)
         case _:
@@ -202,9 +164,7 @@ def _add_segments_and_holes(
     samples = rows.add_segment_labels(samples, start, stop)
     if block.removed is None:
         return samples
-    removed = rows.select_tokens(block.removed, start, stop)
-    lost = np.logical_and.reduceat(removed, laid_out.edges[:-1])
-    return replace(samples, holes=removed_token_indices(laid_out.marked_token_indices(removed), laid_out.offsets, lost))
+    return replace(samples, holes=laid_out.hole_indices(rows.select_tokens(block.removed, start, stop)))
 
 
 def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
@@ -234,17 +194,3 @@ def cutting_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
     fingerprint = spec.sources[source].manifest_fingerprint
     copy = epoch % spec.input.cut_count
     return stream_key("structure", spec.seed, copy, fingerprint, spec.split, block)
-
-
-def _draw_segments(block: Block, pairs: Pairs, length: int, key: Key) -> Segments:
-    match pairs:
-        case SegmentPairs():
-            return segment_pairs(block, pairs, length, key)
-        case SentencePairs():
-            return sentence_pairs(block, pairs, length, key)
-        case OrderedPairs():
-            return ordered_pairs(block, pairs, length, key)
-        case TwoSegments():
-            return two_segments(block, pairs, length, key)
-        case _:
-            assert_never(pairs)

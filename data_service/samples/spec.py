@@ -253,7 +253,7 @@ class StreamSpec(_Config):
     def _check_stages(self) -> Self:
         if not self.stages:
             return self
-        if self.lanes is not None or self.one_source is not None:
+        if isinstance(self.input, Lanes) or self.one_source is not None:
             raise ValueError("stages need rows that are independent of each other, in batches that mix the sources")
         if self.stages[-1].length != self.length:
             raise ValueError("the rows of the last stage must have the stream's length")
