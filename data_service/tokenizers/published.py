@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import tokenizers
 from tokenizers import AddedToken, models
@@ -28,6 +28,7 @@ from data_service.tokenizers.class_rules import (
     MODEL_TYPES_FOLLOWING_FILE,
     MORE_SPECIAL_TOKENS_BY_ROLE,
     T5_SENTINELS,
+    FairseqFamily,
     Family,
     special_names,
     text_rules,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 # The order in which missing roles get ids.
 _ROLE_ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")
-_FAIRSEQ_FAMILIES: tuple[Family, ...] = ("xlm-roberta", "camembert", "mbart", "barthez")
+_FAIRSEQ_FAMILIES: tuple[Family, ...] = get_args(FairseqFamily)
 # Ids that the classes give to text without a piece, whatever the vocabulary says.
 _UNKNOWN_IDS: Mapping[Family, int] = {
     "albert": 1,
@@ -164,11 +165,8 @@ def default_special_tokens(files: Mapping[str, bytes], where: str) -> dict[str, 
     """Return the special tokens, as `cls_token` and the like, that the named class of a folder without `tokenizer.json`
     takes where the folder names none. Raises TokenizerError: a file is damaged."""
     family = None if DEFINITION_FILE in files else _TokenizerFolder(files, where).declared_family
-    return (
-        {}
-        if family is None
-        else {f"{role}_token": name for role, name in special_names(family).by_role().items() if name}
-    )
+    named = {} if family is None else special_names(family).by_token_key()
+    return {key: name for key, name in named.items() if name}
 
 
 def definition_by_class(

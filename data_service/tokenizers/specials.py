@@ -43,6 +43,10 @@ class SpecialNames:
         """Return the pieces by role, {"cls": "[CLS]", ...}, in the order of the fields."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def by_token_key(self) -> dict[str, str]:
+        """Return the pieces under the names of `tokenizer_config.json`: {"cls_token": "[CLS]", ...}."""
+        return {f"{role}_token": name for role, name in self.by_role().items()}
+
 
 @dataclass(frozen=True)
 class SpecialStyle:
@@ -163,8 +167,3 @@ def added_tokens(style: SpecialStyle) -> list[AddedToken]:
     return [
         AddedToken(piece, special=True, normalized=False, lstrip=piece == style.names.mask) for piece in style.pieces
     ]
-
-
-def special_tokens_config(style: SpecialStyle) -> dict[str, object]:
-    """Return the pieces under the names of `tokenizer_config.json`: {"cls_token": "[CLS]", ...}."""
-    return {f"{role}_token": name for role, name in style.names.by_role().items()}

@@ -177,7 +177,7 @@ def find_piece_origins(old: Tokenizer, new: Tokenizer) -> PieceOrigins:
     if _spelling(old) != _spelling(new):
         raise _unrelated_error(f"a {old.kind} and a {new.kind} tokenizer write words in different ways")
     same = _map_old_ids(old, new)
-    if not same.keys() - _special_ids(new):
+    if not same.keys() - set(new.special_mask.nonzero()[0].tolist()):
         raise _unrelated_error("the two tokenizers have no piece in common")
     split = _PieceSplitter(old)
     sources = [[same[i]] if i in same else split(piece) for i, piece in enumerate(new.pieces)]
@@ -207,10 +207,6 @@ def _map_old_ids(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
     known = {piece: i for i, piece in enumerate(old.pieces) if piece}
     same = {i: known[piece] for i, piece in enumerate(new.pieces) if piece in known}
     return same | {getattr(new.special, role): getattr(old.special, role) for role in new.names.by_role()}
-
-
-def _special_ids(tokenizer: Tokenizer) -> set[int]:
-    return {int(i) for i in tokenizer.special_mask.nonzero()[0]}
 
 
 class _PieceSplitter:

@@ -313,7 +313,7 @@ def test_a_row_of_swapped_segments_begins_with_the_earlier_one(seed: int, lone: 
             elif whole.start != start or whole.stop > stop:  # with a random segment, and the first may be shortened
                 whole = both[0]
             assert start == whole.start < whole.stop <= stop
-            swapped += first.start > start
+            swapped += both[0].start > start
         assert swapped > len(starts) / 10
 
 
