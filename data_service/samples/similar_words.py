@@ -190,26 +190,26 @@ def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> Sim
             f"the table of similar words at {source.uri} has hash {found[:12]}, expected {source.hash[:12]}",
             remedy="give the URI of the table with which the run was created, or start a new run with this one",
         )
-    table = parse_similar_words(content, source.uri)
-    _check_tokenizer(table, source.uri, tokenizer_hash)
-    return table
+    return _parse_fitting_table(content, source.uri, tokenizer_hash)
 
 
 def describe_similar_words_table(uri: str, tokenizer_hash: str) -> SimilarSource:
     """Return the entry of a spec for the table at `uri`. Raises CorpusError: there is no table, or it does not fit."""
     content = read_similar_words(uri)
-    _check_tokenizer(parse_similar_words(content, uri), uri, tokenizer_hash)
+    _parse_fitting_table(content, uri, tokenizer_hash)
     return SimilarSource(uri=uri, hash=table_hash(content))
 
 
-def _check_tokenizer(table: SimilarWords, uri: str, tokenizer_hash: str) -> None:
-    """Raise CorpusError if a table of similar words was made with another tokenizer than the corpora."""
+def _parse_fitting_table(content: bytes, uri: str, tokenizer_hash: str) -> SimilarWords:
+    """Return and raise as `parse_similar_words`. Raises CorpusError: the corpora are of another tokenizer."""
+    table = parse_similar_words(content, uri)
     if table.tokenizer != tokenizer_hash:
         raise CorpusError(
             f"the similar words at {uri} are of tokenizer {table.tokenizer[:12]}, "
             f"but the corpora are of {tokenizer_hash[:12]}",
             remedy="make the table from these corpora with `maskfleet corpus similar-words`",
         )
+    return table
 
 
 def _parse_line(line: str, vocab_size: int) -> SimilarPair:
