@@ -43,6 +43,11 @@ class Lanes(RowInput):
     random: Share = 0.5
     both_directions: bool = True
 
+    @property
+    def directions(self) -> int:
+        """Number of directions in which a window is read."""
+        return 2 if self.both_directions else 1
+
     def cut(self, block: Block, length: int, key: Key) -> "LaneRows":
         """Return the rows of a block, each of exactly `length` tokens. Nothing is drawn."""
         return lane_rows(block, self, length)
@@ -80,11 +85,10 @@ class LaneRows:
 def lane_rows(block: Block, lanes: Lanes, length: int) -> LaneRows:
     """Return the rows of a block, each of exactly `length` tokens."""
     ends = block.sentences[block.documents[1:]]
-    directions = _direction_count(lanes)
     rows = count_lane_rows(np.array([len(block.tokens)]), np.array([len(ends)]), lanes, length)
     return LaneRows(
-        windows=int(rows[0]) // directions,
-        directions=directions,
+        windows=int(rows[0]) // lanes.directions,
+        directions=lanes.directions,
         length=length,
         reuse=lanes.reuse,
         random=lanes.random,
@@ -98,7 +102,7 @@ def count_lane_rows(
     """Return [B] int64, the number of rows of blocks with these numbers of tokens and documents."""
     text = tokens + documents
     fitting = (text - (length - SPECIAL_TOKENS_PER_ROW)) // lanes.reuse + 1
-    rows: NDArray[np.int64] = np.maximum(fitting, 0) * _direction_count(lanes)
+    rows: NDArray[np.int64] = np.maximum(fitting, 0) * lanes.directions
     return rows
 
 
@@ -119,12 +123,8 @@ def check_lane_settings(lanes: Lanes, permuted: PermutedPrediction, length: int,
             f"{permuted.predict} targets do not fit into a row of {lanes.reuse} and {room} tokens of text",
             remedy=f"set predict to about {min(2 * lanes.reuse, 2 * room) // 6}, one token in six",
         )
-    if lane_count is not None and lane_count % _direction_count(lanes):
+    if lane_count is not None and lane_count % lanes.directions:
         raise PlanError(
             f"{lane_count} lanes cannot be read half forward and half backward",
             remedy="make the batch an even number of sequences, or set input.both_directions: false",
         )
-
-
-def _direction_count(lanes: Lanes) -> int:
-    return 2 if lanes.both_directions else 1

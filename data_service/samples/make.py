@@ -12,6 +12,7 @@ from data_service.samples.lanes import LaneRows
 from data_service.samples.masking import NO_TABLES, MaskableRows, MaskingTables, NoMasking, RowMasking
 from data_service.samples.next_token import NextToken, next_token_samples
 from data_service.samples.packing import LaidOutRows, RowCuts, lay_out
+from data_service.samples.pairs import Translations
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples
 from data_service.samples.selection import excluded_token_offsets, token_units, word_units
@@ -173,7 +174,7 @@ def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
     If some rows of the stream are translations, all rows say where their second segment begins. If the model has
     languages, all rows have theirs.
     """
-    if spec.reads_translations and samples.segment_starts is None:
+    if isinstance(spec.input, Translations) and samples.segment_starts is None:
         ends = np.diff(samples.offsets).astype(np.int32)
         samples = replace(samples, segment_starts=ends, restarts=np.zeros(samples.rows, dtype=np.bool_))
     if not spec.languages:

@@ -312,28 +312,13 @@ def _select_units(
         case "ngram":
             weights, longest = masking.ngram_weights, masking.longest or _MAX_NGRAM_WORDS
             lengths = ngram_lengths(longest) if weights is None else LengthDistribution.from_weights(np.array(weights))
-            ngrams = SpanRule(lengths, overlap=False)
-            return select_spans(
-                units,
-                rows.separators,
-                budgets=counts,
-                slots=slots,
-                rule=ngrams,
-                key=purpose_key(key, "ngrams"),
-            )
+            rule = SpanRule(lengths, overlap=False)
         case "span":
             lengths = span_lengths(masking.span_p or _SPAN_LENGTH_P, masking.longest or _MAX_SPAN_WORDS)
-            spans = SpanRule(lengths, overlap=True)
-            return select_spans(
-                units,
-                rows.separators,
-                budgets=counts,
-                slots=slots,
-                rule=spans,
-                key=purpose_key(key, "spans"),
-            )
+            rule = SpanRule(lengths, overlap=True)
         case _:
             assert_never(masking.unit)
+    return select_spans(units, rows.separators, counts, slots, rule, purpose_key(key, f"{masking.unit}s"))
 
 
 def _row_draws(targets_per_row: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.uint64]:

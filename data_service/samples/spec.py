@@ -270,11 +270,6 @@ class StreamSpec(_Config):
             return self.masking
         return self.masking.model_copy(update={"rate": max(self.masking.rate, self.annealing.end)})
 
-    @property
-    def reads_translations(self) -> bool:
-        """Whether rows may be a sentence and its translation."""
-        return isinstance(self.input, Translations)
-
     def input_for_source(self, source: int) -> Input:
         """Return the settings by which the blocks of one source are cut. Text in a stream of translations is packed."""
         if isinstance(self.input, Translations) and not self.sources[source].is_translation:

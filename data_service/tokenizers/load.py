@@ -7,7 +7,6 @@ from itertools import islice, pairwise
 from weakref import WeakValueDictionary
 
 import tokenizers
-from tokenizers import AddedToken
 
 from data_service.errors import TokenizerError
 from data_service.store.base import Store
@@ -28,7 +27,7 @@ from data_service.tokenizers.files import (
     text_file,
 )
 from data_service.tokenizers.published import default_special_tokens, definition_by_class, read_published
-from data_service.tokenizers.specials import find_known_name, row_template, token_name
+from data_service.tokenizers.specials import added_token, find_known_name, row_template, token_name
 from data_service.tokenizers.tokenizer import Tokenizer
 
 PROBE_TEXTS = (
@@ -147,9 +146,9 @@ def complete_from_files(
 ) -> Tokenizer:
     """Return the tokenizer that is described by file contents, with special tokens appended if it lacks some.
 
-    A tokenizer that lacks none is that of `from_files`. A decoder's (Llama's, say) often has neither a mask nor padding.
-    Then [UNK], [PAD] and [MASK] follow the last id, those that are missing, in this order, so that all ids stay; cls and
-    sep are the configured `bos_token` and `eos_token`; and a row is cls, text, sep.
+    A tokenizer that lacks none is that of `from_files`. A decoder's (Llama's, say) often has neither mask nor padding.
+    Then [UNK], [PAD] and [MASK] follow the last id, those that are missing, in this order, so that all ids stay; cls
+    and sep are the configured `bos_token` and `eos_token`; and a row is cls, text, sep.
 
     Raises:
         TokenizerError: as `from_files`, or nothing says what begins and ends a text.
@@ -171,7 +170,7 @@ def complete_from_files(
                 remedy=f"name one of its tokens as {key} in tokenizer_config.json",
             )
     missing = [role for role, name in roles.items() if name is None]
-    codec.add_special_tokens([AddedToken(_APPENDED_TOKENS[role], special=True, normalized=False) for role in missing])
+    codec.add_special_tokens([added_token(_APPENDED_TOKENS[role]) for role in missing])
     roles |= {role: _APPENDED_TOKENS[role] for role in missing}
     cls, sep = str(roles["cls"]), str(roles["sep"])
     codec.post_processor = row_template("bert", (cls, vocabulary[cls]), (sep, vocabulary[sep]))

@@ -49,7 +49,7 @@ from data_service.tokenizers.files import (
     text_file,
     vocabulary_file,
 )
-from data_service.tokenizers.specials import row_template, token_name
+from data_service.tokenizers.specials import added_token, row_template, token_name
 from data_service.tokenizers.spm import convert_model, parse_model, piece_model, pieces_matched_first
 
 if TYPE_CHECKING:
@@ -347,12 +347,12 @@ def _with_special_tokens(
     _add_tokens_with_ids(codec, folder, special)
     if folder.declared_family is None and family != "deberta-v2":
         special = [name for name in special if codec.token_to_id(name) is not None]
-    codec.add_special_tokens([_special_token(name, lstrip=name == names["mask"]) for name in special])
+    codec.add_special_tokens([added_token(name, lstrip=name == names["mask"]) for name in special])
     if family == "esm":  # ESM's class looks for pieces before it splits text into words
-        codec.add_tokens([AddedToken(piece, normalized=False) for piece in codec.get_vocab() if piece not in special])
+        codec.add_tokens([added_token(piece, special=False) for piece in codec.get_vocab() if piece not in special])
     extra = folder.settings.get("extra_special_tokens") or folder.settings.get("additional_special_tokens")
     if isinstance(extra, list):
-        codec.add_special_tokens([_special_token(name) for entry in extra if (name := token_name(entry))])
+        codec.add_special_tokens([added_token(name) for entry in extra if (name := token_name(entry))])
     else:
         codec.add_tokens(unsplit_pieces or [])
     ends = [(name, i) for role in ("cls", "sep") if (i := codec.token_to_id(name := str(names[role]))) is not None]
@@ -391,7 +391,3 @@ def _tokens_with_ids(folder: _TokenizerFolder, special: list[str]) -> list[tuple
 def _token_from_json(token: Mapping[str, Any]) -> AddedToken:
     flags = {key: bool(token.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "normalized", "special")}
     return AddedToken(str(token["content"]), **flags)
-
-
-def _special_token(name: str, *, lstrip: bool = False) -> AddedToken:
-    return AddedToken(name, special=True, normalized=False, lstrip=lstrip)

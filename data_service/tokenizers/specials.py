@@ -162,8 +162,11 @@ def row_template(
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[cls_token, sep_token])
 
 
+def added_token(piece: str, *, special: bool = True, lstrip: bool = False) -> AddedToken:
+    """Return a token that is found in text before it is normalised. `lstrip`: whether it absorbs spaces before it."""
+    return AddedToken(piece, special=special, normalized=False, lstrip=lstrip)
+
+
 def added_tokens(style: SpecialStyle) -> list[AddedToken]:
     """Return the special tokens in id order. The mask token absorbs a space before it: "a <mask>" is like "a word"."""
-    return [
-        AddedToken(piece, special=True, normalized=False, lstrip=piece == style.names.mask) for piece in style.pieces
-    ]
+    return [added_token(piece, lstrip=piece == style.names.mask) for piece in style.pieces]

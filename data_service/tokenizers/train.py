@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -339,23 +338,17 @@ def _learn_model(
             max_sentence_length=_MAX_WORD_BYTES,
             num_threads=_THREADS,
             minloglevel=2,
-            **_special_piece_options(style),
+            # Each special piece gets its index in `style.pieces` as id.
+            unk_id=style.pieces.index(style.names.unk),
+            unk_piece=style.names.unk,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            control_symbols=[piece for piece in style.pieces if piece != style.names.unk],
         )
     except RuntimeError as error:
         raise _training_error(str(error), vocab_size) from error
     return model.getvalue()
-
-
-def _special_piece_options(style: SpecialStyle) -> dict[str, Any]:
-    """Return the trainer's settings with which each special piece gets its index in `style.pieces` as id."""
-    return {
-        "unk_id": style.pieces.index(style.names.unk),
-        "unk_piece": style.names.unk,
-        "bos_id": -1,
-        "eos_id": -1,
-        "pad_id": -1,
-        "control_symbols": [piece for piece in style.pieces if piece != style.names.unk],
-    }
 
 
 def _training_error(message: str, vocab_size: int) -> TokenizerError:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders
+from tokenizers import decoders, models
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.files import DEFINITION_FILE, SENTENCEPIECE_FILES, Definition
@@ -218,7 +218,11 @@ class _PieceSplitter:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._model = tokenizers.Tokenizer.from_str(tokenizer.save_files()[DEFINITION_FILE].decode()).model
-        self._ids = {piece: i for i, piece in enumerate(tokenizer.pieces)}
+        # With these pieces alone WordPiece finds the longest ones in a continuing piece, from its mark on.
+        pieces = {piece: i for i, piece in enumerate(tokenizer.pieces) if len(piece) > len(_CONTINUATION)}
+        continuing = {piece: i for piece, i in pieces.items() if piece.startswith(_CONTINUATION)}
+        unknown = {tokenizer.names.unk: tokenizer.special.unk}
+        self._continuing = models.WordPiece(continuing | unknown, tokenizer.names.unk, max_input_chars_per_word=1 << 20)
 
     def __call__(self, piece: str) -> list[int]:
         if not piece:
@@ -234,24 +238,10 @@ class _PieceSplitter:
                 # Part of a character is no text: its bytes are split as they stand.
                 return self._split_by_model(piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
             case "wordpiece":
-                continues = piece.startswith(_CONTINUATION)
-                return self._split_by_wordpiece(piece) if continues else self._tokenizer.encode(piece).tolist()
+                if piece.startswith(_CONTINUATION):
+                    return [token.id for token in self._continuing.tokenize(piece)]
+                return self._tokenizer.encode(piece).tolist()
 
     def _split_by_model(self, piece: str) -> list[int]:
         """Split a piece by the model alone, because it is in the form in which text reaches the model."""
         return [token.id for token in self._model.tokenize(piece)]
-
-    def _split_by_wordpiece(self, piece: str) -> list[int]:
-        """Split a continuing piece into the longest known pieces, one after another, as WordPiece does.
-
-        The result is empty if a part of the piece is not known.
-        """
-        rest, found = piece.removeprefix(_CONTINUATION), list[int]()
-        while rest:
-            known = (n for n in range(len(rest), 0, -1) if _CONTINUATION + rest[:n] in self._ids)
-            length = next(known, 0)
-            if not length:
-                return []
-            found.append(self._ids[_CONTINUATION + rest[:length]])
-            rest = rest[length:]
-        return found

@@ -12,18 +12,14 @@ from hypothesis import strategies as st
 from data_service.rng import stream_key
 from data_service.samples.make import cut_block, make_rows, token_ranges_of_row
 from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.spec import SourceSpec
 from data_service.store.open import open_store
 from data_service.stream.counts import count_rows
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, source_of, spec_of, write_corpus
+from tests.support.data.corpora import SPECIAL, random_block, source_of, spec_of, write_corpus
+from tests.support.data.row_settings import KEY, NOWHERE, SEGMENTS, WORD_STARTS
 
-PACKINGS = ["segment_pair", "sentence_pair", "ordered_pair", "two_segments"]
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
-NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
-KEY = stream_key("test")
-WORD_STARTS = np.arange(VOCABULARY) % 3 != 0
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +28,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 1000), st.sampled_from(PACKINGS))
+@given(st.integers(0, 1000), st.sampled_from(SEGMENTS))
 def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     """[CLS] A [SEP] B [SEP], or [CLS] A [SEP]; B begins after the first separator."""
     spec = spec_of(NOWHERE, length=24, input={"packing": packing})
@@ -55,7 +51,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 1000), st.sampled_from(PACKINGS))
+@given(st.integers(0, 1000), st.sampled_from(SEGMENTS))
 def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> None:
     spec = spec_of(NOWHERE, length=40, input={"packing": packing}, masking=MlmMasking(rate=0.3, unit="whole_word"))
     block = random_block(seed, 300, sentence=7)
