@@ -1,7 +1,6 @@
 """Makes training rows from a block: calls the functions that each input and objective needs."""
 
 from dataclasses import replace
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from data_service.samples.lane_rows import lane_text_ranges, permuted_rows
 from data_service.samples.lanes import LaneRows
 from data_service.samples.masking import NO_TABLES, MaskableRows, MaskingTables, NoMasking, RowMasking
 from data_service.samples.next_token import NextToken, next_token_samples
-from data_service.samples.packing import LaidOutRows, RowCuts, lay_out
+from data_service.samples.packing import RowCuts, lay_out
 from data_service.samples.pairs import Translations
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.samples.samples import Samples
@@ -75,93 +74,54 @@ def make_rows(
         source: number of the source that the block belongs to.
         rates: [N] float64, the rate of each row's masks, if they differ.
     """
-    match spec.masking:
-        case RowMasking() as masking:
-            assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            masked = _masked_samples(
-                block,
-                rows,
-                start=start,
-                stop=stop,
-                spec=spec,
-                masking=masking,
-                key=key,
-                tables=tables,
-                rates=rates,
-            )
-            return _add_languages(masked, spec, source)
-        case PermutedPrediction() as permuted:
-            assert isinstance(rows, LaneRows)
-            return permuted_rows(
-                block,
-                rows,
-                start=start,
-                stop=stop,
-                config=permuted,
-                special=spec.special,
-                excluded_ids=spec.never_masked,
-                key=key,
-                starts_word=tables.starts_word,
-            )
-        case NextToken():
-            assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            return _add_languages(_causal_samples(block, rows, start, stop, spec), spec, source)
-        case NoMasking():
-            assert isinstance(rows, RowCuts)
-            texts = text_rows(block, rows, start, stop, spec.special, spec.layout)
-            return _add_languages(texts, spec, source)
-        case _:
-            assert_never(spec.masking)
+    if isinstance(rows, LaneRows):
+        assert isinstance(spec.masking, PermutedPrediction)  # the spec's input and masking agree
+        return permuted_rows(
+            block, rows, start, stop, spec.masking, spec.special, spec.never_masked, key, tables.starts_word
+        )
+    if isinstance(spec.masking, NoMasking):
+        found = text_rows(block, rows, start, stop, spec.special, spec.layout)
+    else:
+        found = _packed_samples(block, rows, start, stop, spec, key, tables, rates)
+    return _add_languages(found, spec, source)
 
 
-def _masked_samples(
+def _packed_samples(
     block: Block,
     rows: RowCuts,
     start: int,
     stop: int,
     spec: StreamSpec,
-    masking: RowMasking,
     key: Key,
     tables: MaskingTables,
     rates: NDArray[np.float64] | None,
 ) -> Samples:
-    starts_word, unigram = tables.starts_word, tables.unigram
-    # `Corpora` reads the word starts that the masking needs.
-    assert masking.unit_level is None or starts_word is not None
+    """Return rows with their targets, segments and labels, and the holes that removed documents left."""
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
-    densest = spec.masking_at_highest_rate
-    assert isinstance(densest, RowMasking)
-    slots = densest.draw_slots(rows.edges[start : stop + 1], start)
     fixed = excluded_token_offsets(text, spec.never_masked)
-    units, sentences = token_units(laid_out.edges, fixed), None
-    if starts_word is not None or masking.reads_sentences:
-        sentences = rows.sentence_starts(block, start, stop)
-    if starts_word is not None:
-        assert sentences is not None
-        stored = None if masking.unit_level is None else block.unit_starts(masking.unit_level)
-        begins = starts_word[text] if stored is None else rows.select_tokens(stored, start, stop)
-        units = word_units(begins, laid_out.edges, fixed, separator_offsets=sentences)
-    vocabulary = spec.vocabulary
-    if unigram is not None:
-        vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-    maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates, sentences)
-    return _add_segments_and_holes(block, rows, start, laid_out, masking.mask(maskable))
-
-
-def _causal_samples(block: Block, rows: RowCuts, start: int, stop: int, spec: StreamSpec) -> Samples:
-    text = rows.text(block, start, stop)
-    laid_out = lay_out(text, rows, start, stop, spec.special)
-    found = next_token_samples(laid_out, excluded_token_offsets(text, spec.never_masked))
-    return _add_segments_and_holes(block, rows, start, laid_out, found)
-
-
-def _add_segments_and_holes(
-    block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, samples: Samples
-) -> Samples:
-    """Return `samples`, the rows from `start` on, with their segments and labels, and the holes that removed documents
-    left."""
-    stop = start + samples.rows
+    masking, starts_word = spec.masking, tables.starts_word
+    if isinstance(masking, NextToken):
+        samples = next_token_samples(laid_out, fixed)
+    else:
+        densest = spec.masking_at_highest_rate
+        assert isinstance(masking, RowMasking)
+        assert isinstance(densest, RowMasking)
+        # `Corpora` reads the word starts that the masking needs.
+        assert masking.unit_level is None or starts_word is not None
+        slots = densest.draw_slots(rows.edges[start : stop + 1], start)
+        units, sentences = token_units(laid_out.edges, fixed), None
+        if starts_word is not None or masking.reads_sentences:
+            sentences = rows.sentence_starts(block, start, stop)
+        if starts_word is not None:
+            assert sentences is not None
+            stored = None if masking.unit_level is None else block.unit_starts(masking.unit_level)
+            begins = starts_word[text] if stored is None else rows.select_tokens(stored, start, stop)
+            units = word_units(begins, laid_out.edges, fixed, separator_offsets=sentences)
+        vocabulary = spec.vocabulary
+        if tables.unigram is not None:
+            vocabulary = replace(vocabulary, counts=tables.unigram[vocabulary.ordinary])
+        samples = masking.mask(MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates, sentences))
     samples = rows.add_segment_labels(samples, start, stop)
     if block.removed is None:
         return samples
