@@ -89,15 +89,10 @@ class DirectedBlockText:
         *,
         backward: bool,
     ) -> Self:
-        """Return the reading of a block.
+        """Return the reading of a block; `backward`: also from its end. `excluded_ids` are never predicted.
 
-        Args:
-            block: the block.
-            special: ids of the special tokens.
-            excluded_ids: ids that are never predicted.
-            starts_word: [vocab_size] bool, table of pieces that begin a word, for blocks that do not store where words
-                begin. None: every token is a word.
-            backward: whether rows are read backward, too.
+        `starts_word`: [vocab_size] bool, table of pieces that begin a word, for blocks that do not store where words
+        begin. None: every token is a word.
         """
         end = special.sep if special.eod is None else special.eod
         ends = block.sentences[block.documents[1:]]

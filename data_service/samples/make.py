@@ -65,8 +65,7 @@ def make_rows(
     """Return rows `start` to `stop` of a block, ready to train on.
 
     Args:
-        block: the block.
-        rows: places where it is cut (`cut_block`).
+        block, rows: the block, and the places where it is cut (`cut_block`).
         start, stop: range of the rows to make. A row has the same bytes in any range.
         spec: spec of the stream.
         key: key of the draws of this block in this masking epoch; see `masking_key`.

@@ -241,15 +241,10 @@ def round_target_counts(
     first_row: int,
     key: Key,
 ) -> NDArray[np.int64]:
-    """Return [N] int64, the number of targets in each row.
+    """Return [N] int64, the number of targets in each row, of which the first is row `first_row` of its block.
 
-    Args:
-        masking: settings that decide the number.
-        unrounded_counts: [N] float64, number of targets before rounding: the rate times the tokens that it is a
-            share of.
-        maskable: [N] int64, number of tokens of each row that can be targets.
-        first_row: number of the first row in its block.
-        key: key of the draws.
+    `unrounded_counts`: [N] float64, the rate times the tokens that it is a share of. `maskable`: [N] int64, number of
+    tokens of each row that can be targets.
     """
     match masking.count:
         case "stochastic":

@@ -95,8 +95,6 @@ def replace_targets(
         draws: [M] uniform 64-bit draws. The upper half decides how a target is replaced, the lower half its random id.
         first_target_of_run: [M], number of the target whose draw decides how each target is replaced; None if each has
             its own.
-        replace: shares of the ways of replacement.
-        vocabulary: ids that may be written.
     """
     action = draws >> np.uint64(32)
     if first_target_of_run is not None:

@@ -249,9 +249,6 @@ def replace_words(
         draws: [M] uniform 64-bit draws. The upper half of the draw of a word's first token decides how the word is
             replaced, the lower half decides its random word. The lower half of each token's draw decides its random
             token.
-        replace: shares of the ways of replacement.
-        vocabulary: ids that may be written.
-        table: table of similar words.
     """
     starts = np.cumsum(sizes) - sizes
     action = draws[starts] >> np.uint64(32)

@@ -82,13 +82,8 @@ def select_spans(
     more than its budget, and less only if no other word fits. If the row's slots are used up first,
     single words in random order fill the rest.
 
-    Args:
-        units: words of the rows.
-        separators: sorted text offsets before which a special token stands inside a row.
-        budgets: [N] int64, largest number of tokens to choose in each row.
-        slots: places of each row's draws.
-        rule: kind of stretches to choose.
-        key: key of the draws.
+    `separators`: sorted text offsets before which a special token stands inside a row. `budgets`: [N] int64, largest
+    number of tokens to choose in each row.
     """
     rounds = _SpanSelection(units, separators, budgets, rule)
     words = draw_uint64(key, int(slots.edges[0]), int(slots.edges[-1]))

@@ -85,11 +85,7 @@ class TextLoss(BaseModel):
 def check_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, remedy: str) -> None:
     """Raise TokenizerError if more than `REFUSED_LOSS_SHARE` of a text is lost in a way that the user has not accepted.
 
-    Args:
-        loss: the loss.
-        accepted_kinds: kinds of loss that the user accepts.
-        what: the tokenizer and the text, for the message.
-        remedy: what the user can do besides accepting the loss.
+    `what`: the tokenizer and the text, for the message. `remedy`: what the user can do besides accepting the loss.
     """
     refused = [kind for kind in loss.kinds_above(REFUSED_LOSS_SHARE) if kind not in set(accepted_kinds)]
     if refused:

@@ -334,12 +334,7 @@ def _with_special_tokens(
     """Add a folder's added tokens, special tokens and row layout to `codec`; return it.
 
     If the folder declares a family, a special token that the vocabulary lacks gets the next id, as in `transformers`.
-
-    Args:
-        codec: tokenizer with the vocabulary.
-        folder: folder with the configuration.
-        family: family if the folder declares none.
-        unsplit_pieces: pieces that a SentencePiece model never splits; a configuration may name others instead.
+    `unsplit_pieces`: pieces that a SentencePiece model never splits; a configuration may name others instead.
     """
     names: dict[str, str | None] = {**special_names(family).by_role(), **MORE_SPECIAL_TOKENS_BY_ROLE.get(family, {})}
     names |= {role: found for role in _ROLE_ORDER if (found := token_name(folder.settings.get(f"{role}_token")))}

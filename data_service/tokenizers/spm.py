@@ -59,10 +59,8 @@ def convert_model(
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a parsed model.
 
-    Args:
-        proto: the model.
-        mask: the control piece that absorbs a space before it; None for none.
-        character_normalizer: what is done to characters; None for the model's own character map.
+    `mask`: the control piece that absorbs a space before it, if there is one. `character_normalizer`: what is done to
+    characters; None for the model's own character map.
     """
     tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
     tokenizer.normalizer = _normalizer(proto, character_normalizer)

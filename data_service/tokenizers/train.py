@@ -30,7 +30,7 @@ from data_service.tokenizers.spm import convert_model, parse_model
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.word_counts import WordCounts, count_words, word_code_points
 from data_service.tokenizers.word_splits import BertSplitter, ByteBpeSplitter, SentencePieceSplitter, WordSplitter
-from data_service.tokenizers.words import BYTES_BY_LETTER
+from data_service.tokenizers.words import BYTES_BY_LETTER, CONTINUATION_PREFIX
 
 _DEFAULT_STYLE: dict[Kind, Style] = {
     "byte_bpe": "roberta",
@@ -39,9 +39,6 @@ _DEFAULT_STYLE: dict[Kind, Style] = {
     "bpe": "albert",
 }
 
-
-CONTINUATION_PREFIX = "##"
-"""What a piece of WordPiece that does not begin a word begins with."""
 MAX_TRAINING_WORD_BYTES = 1 << 25
 """Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; unigram's, half of them."""
 

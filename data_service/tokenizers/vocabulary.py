@@ -28,6 +28,7 @@ from data_service.tokenizers.files import DEFINITION_FILE, SENTENCEPIECE_FILES, 
 from data_service.tokenizers.load import from_files
 from data_service.tokenizers.spm import append_pieces, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.words import CONTINUATION_PREFIX
 
 _UNKNOWN_PENALTY = 10.0  # how far below the lowest score SentencePiece scores a character without a piece
 _SCORE_MARGIN = 1e-3  # how far above its word's best split a new piece is scored
@@ -146,7 +147,6 @@ def _check_terms_are_pieces(extended: Tokenizer, words: dict[str, dict[str, str]
             )
 
 
-_CONTINUATION = "##"
 _BYTE_LEVEL = decoders.ByteLevel()
 
 
@@ -219,10 +219,10 @@ class _PieceSplitter:
         self._tokenizer = tokenizer
         self._model = tokenizers.Tokenizer.from_str(tokenizer.save_files()[DEFINITION_FILE].decode()).model
         # With these pieces alone WordPiece finds the longest ones in a continuing piece, from its mark on.
-        pieces = {piece: i for i, piece in enumerate(tokenizer.pieces) if len(piece) > len(_CONTINUATION)}
-        continuing = {piece: i for piece, i in pieces.items() if piece.startswith(_CONTINUATION)}
-        unknown = {tokenizer.names.unk: tokenizer.special.unk}
-        self._continuing = models.WordPiece(continuing | unknown, tokenizer.names.unk, max_input_chars_per_word=1 << 20)
+        pieces = {piece: i for i, piece in enumerate(tokenizer.pieces) if piece.startswith(CONTINUATION_PREFIX)}
+        pieces = pieces | {tokenizer.names.unk: tokenizer.special.unk}
+        pieces.pop(CONTINUATION_PREFIX, None)
+        self._continuing = models.WordPiece(pieces, tokenizer.names.unk, max_input_chars_per_word=1 << 20)
 
     def __call__(self, piece: str) -> list[int]:
         if not piece:
@@ -238,7 +238,7 @@ class _PieceSplitter:
                 # Part of a character is no text: its bytes are split as they stand.
                 return self._split_by_model(piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
             case "wordpiece":
-                if piece.startswith(_CONTINUATION):
+                if piece.startswith(CONTINUATION_PREFIX):
                     return [token.id for token in self._continuing.tokenize(piece)]
                 return self._tokenizer.encode(piece).tolist()
 
