@@ -222,7 +222,7 @@ class _PieceSplitter:
         pieces = {piece: i for i, piece in enumerate(tokenizer.pieces) if piece.startswith(CONTINUATION_PREFIX)}
         pieces = pieces | {tokenizer.names.unk: tokenizer.special.unk}
         pieces.pop(CONTINUATION_PREFIX, None)
-        self._continuing = models.WordPiece(pieces, tokenizer.names.unk, max_input_chars_per_word=1 << 20)
+        self._continuing = models.WordPiece(pieces, unk_token=tokenizer.names.unk, max_input_chars_per_word=1 << 20)
 
     def __call__(self, piece: str) -> list[int]:
         if not piece:
