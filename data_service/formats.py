@@ -9,9 +9,9 @@ number.
 import hashlib
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 _ENVELOPE_PATTERN = re.compile(
     rb'\{"format":"([a-z-]+)","version":(\d+),"sha256":"([0-9a-f]{64})","content":(.*)\}\n', re.DOTALL
@@ -23,6 +23,19 @@ class StrictRecord(BaseModel):
     """Settings or a record. It cannot be changed, and an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GrowingRecord(StrictRecord):
+    """A `StrictRecord` whose JSON leaves out `later_fields` that have their defaults, so that records from before these
+    fields were added keep their JSON, and with it their fingerprint."""
+
+    later_fields: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields = type(self).model_fields
+        unset = {name for name in self.later_fields if getattr(self, name) == fields[name].default}
+        return {name: value for name, value in serialize(self).items() if name not in unset}
 
 
 def parse_json(data: bytes | str) -> Any:

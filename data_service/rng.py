@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 Key = NewType("Key", bytes)
 
+UINT32_RANGE = 1 << 32
+"""Number of values of a 32-bit draw."""
+
 _WORDS_PER_COUNT = 4  # Philox4x64 makes four 64-bit words from one counter value
 
 

@@ -26,15 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from data_service.rng import draw_uint32
+from data_service.rng import UINT32_RANGE, draw_uint32
 from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
 from data_service.samples.packing import SPECIAL_TOKENS_PER_ROW, LaidOutRows
-from data_service.samples.samples import Samples
-from data_service.samples.selection import DrawSlots, Units, expand_ranges
+from data_service.samples.samples import Indices, Samples, expand_ranges
+from data_service.samples.selection import Units
 from data_service.samples.spans import LengthDistribution
 from data_service.types import Level, Tokens
 
-_UINT32_RANGE = 1 << 32
 _MAX_SPAN_UNITS = 128  # units in the longest span: at a mean of 16, longer ones have a probability below 1e-60
 
 
@@ -67,15 +66,8 @@ class Denoising(RowMasking):
     def makes_corrupted_form(self) -> bool:
         return True
 
-    def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
-        """Return the places of each row's draws: one for each token of its text."""
-        return DrawSlots(edges, first_row)
-
     def expected_target_count(self, length: int, maskable: int) -> float:
         return length
-
-    def max_target_count(self, tokens: int) -> float:
-        return tokens
 
     def mean_form_tokens(self, length: int) -> int:
         """Return the mean number of tokens in the form of a row of `length` tokens, if units are as long as tokens."""
@@ -104,7 +96,7 @@ class Denoising(RowMasking):
     def _draw_spans(self, rows: MaskableRows) -> "Spans":
         first, slots = rows.slots.first_row, rows.slots
         counts = np.diff(rows.units.edges)
-        uniform = draw_uint32(purpose_key(rows.key, "budgets"), first, first + len(counts)) / _UINT32_RANGE
+        uniform = draw_uint32(purpose_key(rows.key, "budgets"), first, first + len(counts)) / UINT32_RANGE
         budgets = np.floor(self.rate * counts + uniform).astype(np.int64)
         lengths = poisson_lengths(self.span_mean).lengths_from_draws(_token_draws(rows, "lengths")) - 1
         row, sizes = cut_spans_to_budget(budgets, lengths, slots.draws_per_row)
@@ -122,8 +114,8 @@ def poisson_lengths(mean: float) -> LengthDistribution:
     return LengthDistribution.from_weights(np.cumprod(np.append(1.0, mean / np.arange(1, _MAX_SPAN_UNITS))))
 
 
-def sentence_order(rows: LaidOutRows, sentences: NDArray[np.int64], draws: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return [T] int64: for each place of the text the offset of the token that stands there once sentences are
+def sentence_order(rows: LaidOutRows, sentences: NDArray[np.int64], draws: NDArray[np.uint32]) -> Indices:
+    """Return [T]: for each place of the text the offset of the token that stands there once sentences are
     permuted, those of one document of one row among themselves.
 
     Args:
@@ -246,7 +238,7 @@ class _RowsToInfill:
         learned[places] = inside[places]
         return cls(rows.tokens, places, inside, first, learned)
 
-    def reorder_text(self, order: NDArray[np.int64]) -> "_RowsToInfill":
+    def reorder_text(self, order: Indices) -> "_RowsToInfill":
         """Return the rows with the text in another order; a unit's tokens stay together. Targets are left as they
         were."""
         origin = np.arange(len(self.tokens))

@@ -14,13 +14,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import draw_uint32
+from data_service.rng import UINT32_RANGE, draw_uint32
 from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
 from data_service.samples.samples import Samples
-from data_service.samples.selection import DrawSlots
 
 MIN_MASK_RATE = 1e-3
-_UINT32_RANGE = 1 << 32
 
 
 class DiffusionMasking(RowMasking):
@@ -33,15 +31,8 @@ class DiffusionMasking(RowMasking):
         """The unit that is masked: single tokens."""
         return "token"
 
-    def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
-        """Return the places of each row's draws: one for each token of its text."""
-        return DrawSlots(edges, first_row)
-
     def expected_target_count(self, length: int, maskable: int) -> float:
         return (1 + MIN_MASK_RATE) / 2 * maskable
-
-    def max_target_count(self, tokens: int) -> float:
-        return tokens
 
     def mask(self, rows: MaskableRows) -> Samples:
         laid_out, units, slots = rows.rows, rows.units, rows.slots
@@ -49,7 +40,7 @@ class DiffusionMasking(RowMasking):
             draw_uint32(purpose_key(rows.key, "rates"), slots.first_row, slots.first_row + len(slots.draws_per_row))
         )
         draws = draw_uint32(purpose_key(rows.key, "hidden"), int(slots.edges[0]), int(slots.edges[-1]))
-        hidden = draws < np.repeat(rates.astype(np.float64) * _UINT32_RANGE, slots.draws_per_row)
+        hidden = draws < np.repeat(rates.astype(np.float64) * UINT32_RANGE, slots.draws_per_row)
         maskable = units.token_offsets(np.arange(int(units.edges[-1])))
         text = maskable[hidden[maskable]]
         positions = laid_out.token_indices(text, np.diff(np.searchsorted(text, laid_out.edges)))
@@ -61,5 +52,5 @@ class DiffusionMasking(RowMasking):
 
 def mask_rate_by_row(draws: NDArray[np.uint32]) -> NDArray[np.float32]:
     """Return [N] float32, a rate for each of N uniform draws: uniform between `MIN_MASK_RATE` and 1."""
-    uniform = (draws.astype(np.float64) + 0.5) / _UINT32_RANGE
+    uniform = (draws.astype(np.float64) + 0.5) / UINT32_RANGE
     return (MIN_MASK_RATE + (1 - MIN_MASK_RATE) * uniform).astype(np.float32)

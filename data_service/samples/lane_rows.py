@@ -89,31 +89,27 @@ class DirectedBlockText:
         *,
         backward: bool,
     ) -> Self:
-        """Return the reading of a block.
+        """Return the reading of a block; `backward`: also from its end. `excluded_ids` are never predicted.
 
-        Args:
-            block: the block.
-            special: ids of the special tokens.
-            excluded_ids: ids that are never predicted.
-            starts_word: [vocab_size] bool, table of pieces that begin a word, for blocks that do not store where words
-                begin. None: every token is a word.
-            backward: whether rows are read backward, too.
+        `starts_word`: [vocab_size] bool, table of pieces that begin a word, for blocks that do not store where words
+        begin. None: every token is a word.
         """
         end = special.sep if special.eod is None else special.eod
-        text = _insert_end_tokens(block.tokens, block.sentences[block.documents[1:]], end)
+        ends = block.sentences[block.documents[1:]]
+        text = np.insert(block.tokens, ends, end)
         document = np.repeat(np.arange(len(block.documents) - 1), np.diff(block.documents))
         bounds = np.append(block.sentences[:-1] + document, len(text))
         fixed = excluded_token_offsets(text, (*excluded_ids, end))
         begins = np.ones(len(text) + 1, dtype=np.bool_)
         if starts_word is not None:
-            begins[:-1] = _word_starts(block, text, starts_word)
+            stored = block.unit_starts("word")
+            begins[:-1] = starts_word[text] if stored is None else np.insert(stored, ends, True)
             for places in (bounds, fixed, fixed + 1):
                 begins[places] = True
         flags = begins[:-1] * _WORD_START_BIT
         flags[fixed] |= _FIXED_BIT
         if block.removed is not None:
-            removed = np.insert(block.removed, block.sentences[block.documents[1:]], False)
-            flags |= removed * _REMOVED_BIT
+            flags |= np.insert(block.removed, ends, False) * _REMOVED_BIT
         holes = block.removed is not None
         if not backward:
             return cls(len(text), text, bounds, flags, holes)
@@ -213,27 +209,6 @@ def lane_text_ranges(
     in_block = [places - np.searchsorted(with_ends, places) for places in (starts, stops)]
     order = np.argsort(of_row, kind="stable")
     return of_row[order], in_block[0][order], in_block[1][order]
-
-
-def _word_starts(block: Block, text: Tokens, starts_word: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return [T] bool, whether a word begins with each token of `text`, the block's text with ends of documents.
-
-    The values at ends of documents have no meaning.
-    """
-    stored = block.unit_starts("word")
-    if stored is None:
-        return starts_word[text]
-    ends = block.sentences[block.documents[1:]]
-    return np.insert(stored, ends, True)
-
-
-def _insert_end_tokens(tokens: Tokens, ends: NDArray[np.int64], end: int) -> Tokens:
-    """Return `tokens` with an `end` before each offset in `ends`."""
-    is_end = np.zeros(len(tokens) + len(ends), dtype=np.bool_)
-    is_end[ends + np.arange(len(ends))] = True
-    text = np.full(len(is_end), end, dtype=tokens.dtype)
-    text[~is_end] = tokens
-    return text
 
 
 def _token_offsets(

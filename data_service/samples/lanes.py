@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from data_service.errors import PlanError
+from data_service.rng import Key
 from data_service.samples.packing import RowInput
 from data_service.samples.permutation_lm import PermutedPrediction
 from data_service.types import Block, Share
@@ -41,6 +42,15 @@ class Lanes(RowInput):
     reuse: PositiveInt = 256
     random: Share = 0.5
     both_directions: bool = True
+
+    @property
+    def directions(self) -> int:
+        """Number of directions in which a window is read."""
+        return 2 if self.both_directions else 1
+
+    def cut(self, block: Block, length: int, key: Key) -> "LaneRows":
+        """Return the rows of a block, each of exactly `length` tokens. Nothing is drawn."""
+        return lane_rows(block, self, length)
 
 
 @dataclass(frozen=True)
@@ -71,25 +81,14 @@ class LaneRows:
         """[N] int64, number of tokens of each row, special ones included."""
         return np.full(len(self), self.length)
 
-    def token_ranges(self, row: int) -> tuple[range, ...]:
-        """Return the range of the block's tokens that the window of a row holds. A random B is not included."""
-        first = row // self.directions * self.reuse
-        with_ends = self.ends + np.arange(len(self.ends))  # places of the end-of-document tokens
-        start, stop = (
-            place - int(np.searchsorted(with_ends, place))
-            for place in (first, first + self.length - SPECIAL_TOKENS_PER_ROW)
-        )
-        return (range(start, stop),)
-
 
 def lane_rows(block: Block, lanes: Lanes, length: int) -> LaneRows:
     """Return the rows of a block, each of exactly `length` tokens."""
     ends = block.sentences[block.documents[1:]]
-    directions = _direction_count(lanes)
     rows = count_lane_rows(np.array([len(block.tokens)]), np.array([len(ends)]), lanes, length)
     return LaneRows(
-        windows=int(rows[0]) // directions,
-        directions=directions,
+        windows=int(rows[0]) // lanes.directions,
+        directions=lanes.directions,
         length=length,
         reuse=lanes.reuse,
         random=lanes.random,
@@ -103,7 +102,7 @@ def count_lane_rows(
     """Return [B] int64, the number of rows of blocks with these numbers of tokens and documents."""
     text = tokens + documents
     fitting = (text - (length - SPECIAL_TOKENS_PER_ROW)) // lanes.reuse + 1
-    rows: NDArray[np.int64] = np.maximum(fitting, 0) * _direction_count(lanes)
+    rows: NDArray[np.int64] = np.maximum(fitting, 0) * lanes.directions
     return rows
 
 
@@ -124,12 +123,8 @@ def check_lane_settings(lanes: Lanes, permuted: PermutedPrediction, length: int,
             f"{permuted.predict} targets do not fit into a row of {lanes.reuse} and {room} tokens of text",
             remedy=f"set predict to about {min(2 * lanes.reuse, 2 * room) // 6}, one token in six",
         )
-    if lane_count is not None and lane_count % _direction_count(lanes):
+    if lane_count is not None and lane_count % lanes.directions:
         raise PlanError(
             f"{lane_count} lanes cannot be read half forward and half backward",
             remedy="make the batch an even number of sequences, or set input.both_directions: false",
         )
-
-
-def _direction_count(lanes: Lanes) -> int:
-    return 2 if lanes.both_directions else 1

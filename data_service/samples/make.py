@@ -1,45 +1,25 @@
 """Makes training rows from a block: calls the functions that each input and objective needs."""
 
 from dataclasses import replace
-from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_service.rng import Key, stream_key
 from data_service.samples.lane_rows import lane_text_ranges, permuted_rows
-from data_service.samples.lanes import LaneRows, Lanes, lane_rows
+from data_service.samples.lanes import LaneRows
 from data_service.samples.masking import NO_TABLES, MaskableRows, MaskingTables, NoMasking, RowMasking
 from data_service.samples.next_token import NextToken, next_token_samples
-from data_service.samples.packing import LaidOutRows, PackedInput, RowCuts, Segments, lay_out, pack_block
-from data_service.samples.pairs import (
-    OrderedPairs,
-    Pairs,
-    SegmentPairs,
-    SentencePairs,
-    Translations,
-    TwoSegments,
-    ordered_pairs,
-    segment_pairs,
-    sentence_pairs,
-    translation_rows,
-    two_segments,
-)
+from data_service.samples.packing import RowCuts, lay_out
+from data_service.samples.pairs import Translations
 from data_service.samples.permutation_lm import PermutedPrediction
-from data_service.samples.samples import Samples, removed_token_indices
+from data_service.samples.samples import Samples
 from data_service.samples.selection import excluded_token_offsets, token_units, word_units
 from data_service.samples.spec import StreamSpec
-from data_service.samples.texts import (
-    RepeatedSentences,
-    TextPairs,
-    TextRows,
-    pair_rows,
-    repeated_sentence_rows,
-    text_rows,
-)
+from data_service.samples.texts import text_rows
 from data_service.types import Block
 
-CutRows = RowCuts | LaneRows | TextRows
+CutRows = RowCuts | LaneRows
 """The rows that a block is cut into, of any input."""
 
 
@@ -48,21 +28,7 @@ def cut_block(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> CutR
 
     `key`: key of the draws (`cutting_key`), for inputs whose boundaries are drawn.
     """
-    match spec.input_for_source(source):
-        case PackedInput() as packed:
-            return pack_block(block, packed.packing, spec.length)
-        case SegmentPairs() | SentencePairs() | OrderedPairs() | TwoSegments() as pairs:
-            return RowCuts.from_segments(_draw_segments(block, pairs, spec.length, key))
-        case Lanes() as lanes:
-            return lane_rows(block, lanes, spec.length)
-        case Translations():
-            return translation_rows(block, spec.length)
-        case TextPairs() as texts:
-            return pair_rows(block, texts.texts_per_row, spec.length)
-        case RepeatedSentences() as repeated:
-            return repeated_sentence_rows(block, repeated.shortest, repeated.texts_per_row, spec.length)
-        case _ as never:
-            assert_never(never)
+    return spec.input_for_source(source).cut(block, spec.length, key)
 
 
 def row_text_ranges(
@@ -75,16 +41,12 @@ def row_text_ranges(
     """
     if isinstance(rows, LaneRows):
         return lane_text_ranges(block, rows, spec.special, key)
-    found = [(row, part.start, part.stop) for row in range(len(rows)) for part in rows.token_ranges(row)]
-    columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
-    return columns[0], columns[1], columns[2]
+    return rows.text_ranges()
 
 
 def token_ranges_of_row(block: Block, rows: CutRows, row: int, spec: StreamSpec, key: Key) -> tuple[range, ...]:
     """Return the ranges of the block's tokens that one row holds, in order. `key`: as for `row_text_ranges`."""
-    if not isinstance(rows, LaneRows):
-        return rows.token_ranges(row)
-    of_row, starts, stops = lane_text_ranges(block, rows, spec.special, key)
+    of_row, starts, stops = row_text_ranges(block, rows, spec, key)
     mine = of_row == row
     return tuple(range(*ends) for ends in zip(starts[mine].tolist(), stops[mine].tolist(), strict=True))
 
@@ -103,8 +65,7 @@ def make_rows(
     """Return rows `start` to `stop` of a block, ready to train on.
 
     Args:
-        block: the block.
-        rows: places where it is cut (`cut_block`).
+        block, rows: the block, and the places where it is cut (`cut_block`).
         start, stop: range of the rows to make. A row has the same bytes in any range.
         spec: spec of the stream.
         key: key of the draws of this block in this masking epoch; see `masking_key`.
@@ -112,99 +73,58 @@ def make_rows(
         source: number of the source that the block belongs to.
         rates: [N] float64, the rate of each row's masks, if they differ.
     """
-    match spec.masking:
-        case RowMasking() as masking:
-            assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            masked = _masked_samples(
-                block,
-                rows,
-                start=start,
-                stop=stop,
-                spec=spec,
-                masking=masking,
-                key=key,
-                tables=tables,
-                rates=rates,
-            )
-            return _add_languages(masked, spec, source)
-        case PermutedPrediction() as permuted:
-            assert isinstance(rows, LaneRows)
-            return permuted_rows(
-                block,
-                rows,
-                start=start,
-                stop=stop,
-                config=permuted,
-                special=spec.special,
-                excluded_ids=spec.never_masked,
-                key=key,
-                starts_word=tables.starts_word,
-            )
-        case NextToken():
-            assert isinstance(rows, RowCuts)  # the spec's input and masking agree
-            return _add_languages(_causal_samples(block, rows, start, stop, spec), spec, source)
-        case NoMasking():
-            assert isinstance(rows, TextRows)
-            texts = text_rows(block, rows, start, stop, spec.special, spec.layout)
-            return _add_languages(texts, spec, source)
-        case _:
-            assert_never(spec.masking)
+    if isinstance(rows, LaneRows):
+        assert isinstance(spec.masking, PermutedPrediction)  # the spec's input and masking agree
+        return permuted_rows(
+            block, rows, start, stop, spec.masking, spec.special, spec.never_masked, key, tables.starts_word
+        )
+    if isinstance(spec.masking, NoMasking):
+        found = text_rows(block, rows, start, stop, spec.special, spec.layout)
+    else:
+        found = _packed_samples(block, rows, start, stop, spec, key, tables, rates)
+    return _add_languages(found, spec, source)
 
 
-def _masked_samples(
+def _packed_samples(
     block: Block,
     rows: RowCuts,
     start: int,
     stop: int,
     spec: StreamSpec,
-    masking: RowMasking,
     key: Key,
     tables: MaskingTables,
     rates: NDArray[np.float64] | None,
 ) -> Samples:
-    starts_word, unigram = tables.starts_word, tables.unigram
-    # `Corpora` reads the word starts that the masking needs.
-    assert masking.unit_level is None or starts_word is not None
+    """Return rows with their targets, segments and labels, and the holes that removed documents left."""
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
-    densest = spec.masking_at_highest_rate
-    assert isinstance(densest, RowMasking)
-    slots = densest.draw_slots(rows.edges[start : stop + 1], start)
     fixed = excluded_token_offsets(text, spec.never_masked)
-    units, sentences = token_units(laid_out.edges, fixed), None
-    if starts_word is not None or masking.reads_sentences:
-        sentences = rows.sentence_starts(block, start, stop)
-    if starts_word is not None:
-        assert sentences is not None
-        stored = None if masking.unit_level is None else block.unit_starts(masking.unit_level)
-        begins = starts_word[text] if stored is None else rows.select_tokens(stored, start, stop)
-        units = word_units(begins, laid_out.edges, fixed, separator_offsets=sentences)
-    vocabulary = spec.vocabulary
-    if unigram is not None:
-        vocabulary = replace(vocabulary, counts=unigram[vocabulary.ordinary])
-    maskable = MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates, sentences)
-    return _add_segments_and_holes(block, rows, start, laid_out, masking.mask(maskable))
-
-
-def _causal_samples(block: Block, rows: RowCuts, start: int, stop: int, spec: StreamSpec) -> Samples:
-    text = rows.text(block, start, stop)
-    laid_out = lay_out(text, rows, start, stop, spec.special)
-    found = next_token_samples(laid_out, excluded_token_offsets(text, spec.never_masked))
-    return _add_segments_and_holes(block, rows, start, laid_out, found)
-
-
-def _add_segments_and_holes(
-    block: Block, rows: RowCuts, start: int, laid_out: LaidOutRows, samples: Samples
-) -> Samples:
-    """Return `samples`, the rows from `start` on, with their segments and labels, and the holes that removed documents
-    left."""
-    stop = start + samples.rows
+    masking, starts_word = spec.masking, tables.starts_word
+    if isinstance(masking, NextToken):
+        samples = next_token_samples(laid_out, fixed)
+    else:
+        densest = spec.masking_at_highest_rate
+        assert isinstance(masking, RowMasking)
+        assert isinstance(densest, RowMasking)
+        # `Corpora` reads the word starts that the masking needs.
+        assert masking.unit_level is None or starts_word is not None
+        slots = densest.draw_slots(rows.edges[start : stop + 1], start)
+        units, sentences = token_units(laid_out.edges, fixed), None
+        if starts_word is not None or masking.reads_sentences:
+            sentences = rows.sentence_starts(block, start, stop)
+        if starts_word is not None:
+            assert sentences is not None
+            stored = None if masking.unit_level is None else block.unit_starts(masking.unit_level)
+            begins = starts_word[text] if stored is None else rows.select_tokens(stored, start, stop)
+            units = word_units(begins, laid_out.edges, fixed, separator_offsets=sentences)
+        vocabulary = spec.vocabulary
+        if tables.unigram is not None:
+            vocabulary = replace(vocabulary, counts=tables.unigram[vocabulary.ordinary])
+        samples = masking.mask(MaskableRows(laid_out, units, slots, vocabulary, key, tables, rates, sentences))
     samples = rows.add_segment_labels(samples, start, stop)
     if block.removed is None:
         return samples
-    removed = rows.select_tokens(block.removed, start, stop)
-    lost = np.logical_and.reduceat(removed, laid_out.edges[:-1])
-    return replace(samples, holes=removed_token_indices(laid_out.marked_token_indices(removed), laid_out.offsets, lost))
+    return replace(samples, holes=laid_out.hole_indices(rows.select_tokens(block.removed, start, stop)))
 
 
 def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
@@ -213,7 +133,7 @@ def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
     If some rows of the stream are translations, all rows say where their second segment begins. If the model has
     languages, all rows have theirs.
     """
-    if spec.reads_translations and samples.segment_starts is None:
+    if isinstance(spec.input, Translations) and samples.segment_starts is None:
         ends = np.diff(samples.offsets).astype(np.int32)
         samples = replace(samples, segment_starts=ends, restarts=np.zeros(samples.rows, dtype=np.bool_))
     if not spec.languages:
@@ -234,17 +154,3 @@ def cutting_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
     fingerprint = spec.sources[source].manifest_fingerprint
     copy = epoch % spec.input.cut_count
     return stream_key("structure", spec.seed, copy, fingerprint, spec.split, block)
-
-
-def _draw_segments(block: Block, pairs: Pairs, length: int, key: Key) -> Segments:
-    match pairs:
-        case SegmentPairs():
-            return segment_pairs(block, pairs, length, key)
-        case SentencePairs():
-            return sentence_pairs(block, pairs, length, key)
-        case OrderedPairs():
-            return ordered_pairs(block, pairs, length, key)
-        case TwoSegments():
-            return two_segments(block, pairs, length, key)
-        case _:
-            assert_never(pairs)

@@ -7,22 +7,14 @@ its own (`diffusion.py`). `NoMasking` masks nothing, for contrastive training, w
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Self, assert_never
+from typing import ClassVar, Literal, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from data_service.rng import Key, draw_uint32, draw_uint64, stream_key
+from data_service.formats import GrowingRecord, StrictRecord
+from data_service.rng import UINT32_RANGE, Key, draw_uint32, draw_uint64, stream_key
 from data_service.samples.packing import LaidOutRows
 from data_service.samples.replacement import Replacement, Vocabulary, replace_targets
 from data_service.samples.samples import Samples
@@ -30,8 +22,6 @@ from data_service.samples.selection import DrawSlots, Units, select_by_draw_coun
 from data_service.samples.similar_words import SimilarWords, replace_words
 from data_service.samples.spans import LengthDistribution, SpanRule, ngram_lengths, select_spans, span_lengths
 from data_service.types import Level
-
-_UINT32_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -80,17 +70,14 @@ class MaskableRows:
     sentences: NDArray[np.int64] | None = None
 
 
-class RowMasking(BaseModel, ABC):
+class RowMasking(StrictRecord, ABC):
     """The host half of an objective on packed rows: it chooses the targets and replaces them.
 
-    A subclass is frozen, refuses unknown keys, and has a `unit`: "token", or a unit for which words are looked up. Its
-    draws depend only on the rows' key.
+    A subclass has a `unit`: "token", or a unit for which words are looked up. Its draws depend only on the rows' key.
 
     Attributes:
         kind: name of the masking in a stream's spec.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
 
@@ -113,46 +100,26 @@ class RowMasking(BaseModel, ABC):
         """Return the epoch whose draws are used in `epoch`."""
         return epoch
 
-    @abstractmethod
     def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
-        """Return the places of each row's draws. Arguments as for `DrawSlots.for_rate`."""
+        """Return the places of each row's draws, by default one for each token of its text. Arguments as for
+        `DrawSlots.for_rate`."""
+        return DrawSlots(edges, first_row)
 
     @abstractmethod
     def expected_target_count(self, length: int, maskable: int) -> float:
         """Return the mean number of targets in a row of `length` tokens, of which `maskable` are not special."""
 
-    @abstractmethod
     def max_target_count(self, tokens: int) -> float:
-        """Return the largest number of targets in a row of `tokens` tokens."""
+        """Return the largest number of targets in a row of `tokens` tokens, by default all."""
+        return tokens
 
     @abstractmethod
     def mask(self, rows: MaskableRows) -> Samples:
         """Return the rows with their targets."""
 
 
-class FixedRateMasking(RowMasking):
-    """A masking that predicts the same share of every row.
-
-    Attributes:
-        rate: share of a row's maskable tokens to predict.
-    """
-
-    rate: float = Field(gt=0, le=0.8)
-
-    def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
-        return DrawSlots.for_rate(edges, first_row, self.rate)
-
-    def expected_target_count(self, length: int, maskable: int) -> float:
-        return self.rate * maskable
-
-    def max_target_count(self, tokens: int) -> float:
-        return self.rate * tokens + 1
-
-
-class DeterministicMasking(BaseModel):
+class DeterministicMasking(StrictRecord):
     """A masking that draws nothing, so all epochs have the same rows."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
     def unit(self) -> Literal["token"]:
@@ -178,7 +145,7 @@ MaskingUnit = Literal["token", "whole_word", "ngram", "span", "phrase", "entity"
 _MAX_NGRAM_WORDS, _MAX_SPAN_WORDS, _SPAN_LENGTH_P = 3, 10, 0.2
 
 
-class MlmMasking(FixedRateMasking):
+class MlmMasking(RowMasking, GrowingRecord):
     """Masked language modelling (Devlin et al. 2019, section 3.1; Liu et al. 2019, section 4.1).
 
     Attributes:
@@ -203,6 +170,8 @@ class MlmMasking(FixedRateMasking):
             targets in a row of 512 instead of 76 (google-research/bert, electra, albert; microsoft/DeBERTa).
         max_predictions: largest number of targets in a row (BERT: 20 at length 128); None for no limit.
     """
+
+    later_fields: ClassVar = ("ngram_weights",)
 
     kind: Literal["mlm"] = "mlm"
     rate: float = Field(default=0.15, gt=0, le=0.8)
@@ -231,12 +200,6 @@ class MlmMasking(FixedRateMasking):
             raise ValueError(f"count drawn needs unit token; choose another count with unit {self.unit}")
         return self
 
-    @model_serializer(mode="wrap")
-    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out `ngram_weights` if they are not given, so that specs from before this setting keep their JSON."""
-        given = self.ngram_weights is not None
-        return {name: value for name, value in serialize(self).items() if name != "ngram_weights" or given}
-
     @property
     def unit_level(self) -> Level | None:
         """Level of the block's units that are masked whole; None for single tokens."""
@@ -252,6 +215,9 @@ class MlmMasking(FixedRateMasking):
         """Return the epoch whose masks are used in `epoch`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
+    def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
+        return DrawSlots.for_rate(edges, first_row, self.rate)
+
     def expected_target_count(self, length: int, maskable: int) -> float:
         wanted = self.rate * (length if self.count_special else maskable)
         if self.count == "drawn":  # positions are drawn with replacement, and each counts once
@@ -261,7 +227,7 @@ class MlmMasking(FixedRateMasking):
         return wanted if self.max_predictions is None else min(wanted, self.max_predictions)
 
     def max_target_count(self, tokens: int) -> float:
-        return min(super().max_target_count(tokens), self.max_predictions or tokens)
+        return min(self.rate * tokens + 1, self.max_predictions or tokens)
 
     def mask(self, rows: MaskableRows) -> Samples:
         assert self.replace.random_from == "vocabulary" or rows.tables.unigram is not None
@@ -275,19 +241,14 @@ def round_target_counts(
     first_row: int,
     key: Key,
 ) -> NDArray[np.int64]:
-    """Return [N] int64, the number of targets in each row.
+    """Return [N] int64, the number of targets in each row, of which the first is row `first_row` of its block.
 
-    Args:
-        masking: settings that decide the number.
-        unrounded_counts: [N] float64, number of targets before rounding: the rate times the tokens that it is a
-            share of.
-        maskable: [N] int64, number of tokens of each row that can be targets.
-        first_row: number of the first row in its block.
-        key: key of the draws.
+    `unrounded_counts`: [N] float64, the rate times the tokens that it is a share of. `maskable`: [N] int64, number of
+    tokens of each row that can be targets.
     """
     match masking.count:
         case "stochastic":
-            uniform = draw_uint32(key, first_row, first_row + len(unrounded_counts)) / _UINT32_RANGE
+            uniform = draw_uint32(key, first_row, first_row + len(unrounded_counts)) / UINT32_RANGE
             counts = np.floor(unrounded_counts + uniform).astype(np.int64)
         case "bert" | "drawn":
             counts = np.maximum(np.rint(unrounded_counts), 1).astype(np.int64)
@@ -346,28 +307,13 @@ def _select_units(
         case "ngram":
             weights, longest = masking.ngram_weights, masking.longest or _MAX_NGRAM_WORDS
             lengths = ngram_lengths(longest) if weights is None else LengthDistribution.from_weights(np.array(weights))
-            ngrams = SpanRule(lengths, overlap=False)
-            return select_spans(
-                units,
-                rows.separators,
-                budgets=counts,
-                slots=slots,
-                rule=ngrams,
-                key=purpose_key(key, "ngrams"),
-            )
+            rule = SpanRule(lengths, overlap=False)
         case "span":
             lengths = span_lengths(masking.span_p or _SPAN_LENGTH_P, masking.longest or _MAX_SPAN_WORDS)
-            spans = SpanRule(lengths, overlap=True)
-            return select_spans(
-                units,
-                rows.separators,
-                budgets=counts,
-                slots=slots,
-                rule=spans,
-                key=purpose_key(key, "spans"),
-            )
+            rule = SpanRule(lengths, overlap=True)
         case _:
             assert_never(masking.unit)
+    return select_spans(units, rows.separators, counts, slots, rule, purpose_key(key, f"{masking.unit}s"))
 
 
 def _row_draws(targets_per_row: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.uint64]:

@@ -7,8 +7,9 @@ full_sentences: whole sentences while they fit; rows cross documents.
 doc_sentences: the same, but a row ends with its document.
 contiguous: full rows, cut anywhere. The number of rows follows from the manifest alone.
 
-Rows of two segments consist of stretches of a block. The segments of all rows, one after another, are the rows' text,
-on which layout and masking work as on a block's text. It may hold a token of the block more than once, or not at all.
+Rows of several segments consist of stretches of a block. The segments of all rows, one after another, are the rows'
+text, on which layout and masking work as on a block's text. It may hold a token of the block more than once, or not at
+all.
 """
 
 from dataclasses import dataclass, replace
@@ -16,22 +17,21 @@ from typing import Literal, Self, TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
-from data_service.samples.samples import Samples
+from data_service.formats import StrictRecord
+from data_service.rng import Key
+from data_service.samples.samples import Indices, Samples, expand_ranges
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
 V = TypeVar("V", bound=np.generic)
 
 
-class RowInput(BaseModel):
+class RowInput(StrictRecord):
     """The settings under a recipe's `input`, which decide how documents become rows.
 
-    Each subclass is defined next to the code that cuts its rows.
+    Each subclass has a method `cut`, which cuts a block.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     @property
     def cut_count(self) -> int:
@@ -64,20 +64,24 @@ class PackedInput(RowInput):
 
     packing: Packing
 
+    def cut(self, block: Block, length: int, key: Key) -> "RowCuts":
+        """Return where a block is cut. Nothing is drawn."""
+        return pack_block(block, self.packing, length)
+
 
 @dataclass(frozen=True)
 class Segments:
-    """The segments A and B of N rows.
+    """The segments A and B of N rows, or the G texts of N examples.
 
     Attributes:
-        starts: [N, 2] int64, offset in the block of the first token of each segment.
-        sizes: [N, 2] int64, number of tokens of each segment. A is never empty; B is empty in a row of one segment.
+        starts: [N, G] int64, offset in the block of the first token of each segment; G is 2 for A and B.
+        sizes: [N, G] int64, number of tokens of each segment. Only B may be empty, in a row of one segment.
         labels: [N] int8, sentence-pair labels; None if rows have none.
     """
 
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    labels: NDArray[np.int8] | None
+    labels: NDArray[np.int8] | None = None
 
     @classmethod
     def from_ends(
@@ -97,7 +101,7 @@ class Segments:
 
     def select_tokens(self, values: NDArray[V]) -> NDArray[V]:
         """Return the values of the tokens in the segments, in order. `values`: [T], one for each token of the block."""
-        return concatenate_ranges(values, self.starts, self.sizes)
+        return values[expand_ranges(self.starts.ravel(), self.sizes.ravel())]
 
     def sentence_starts(self, block: Block) -> NDArray[np.int64]:
         """Return the offsets in the rows' text at which a sentence or a segment B begins.
@@ -108,25 +112,9 @@ class Segments:
         before = np.cumsum(sizes) - sizes
         low = np.searchsorted(block.sentences, starts)
         counts = np.searchsorted(block.sentences, starts + sizes) - low
-        skipped = np.cumsum(counts) - counts
-        found = np.repeat(low - skipped, counts) + np.arange(int(counts.sum()))
-        inside = block.sentences[found] + np.repeat(before - starts, counts)
+        inside = block.sentences[expand_ranges(low, counts)] + np.repeat(before - starts, counts)
         paired = self.sizes[:, 1] > 0
         return np.concatenate([inside, before[1::2][paired]])
-
-
-def concatenate_ranges(values: NDArray[V], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[V]:
-    """Return stretches of `values`, such as a block's tokens, one after another.
-
-    `starts`, `sizes`: first element and length of each stretch; arrays of the same shape, read row by row.
-    """
-    flat = sizes.ravel()
-    before = np.cumsum(flat) - flat
-    # int32 indices are computed and read twice as fast as int64.
-    dtype = np.int32 if len(values) + flat.sum() < np.iinfo(np.int32).max else np.int64
-    where = np.repeat((starts.ravel() - before).astype(dtype), flat)
-    where += np.arange(len(where), dtype=dtype)
-    return values[where]
 
 
 SPECIAL_TOKENS_PER_ROW = 2  # special tokens of a row: <s> and </s>
@@ -138,11 +126,11 @@ class RowCuts:
 
     Attributes:
         edges: [N + 1] int64, offsets in the rows' text. Row i lies from edges[i] to edges[i + 1] and is never empty.
-        separators: [K] int64, sorted offsets in the rows' text before which separators stand: beginnings of second
+        separators: [K] int64, sorted offsets in the rows' text before which separators stand: beginnings of further
             segments, and of documents inside a row, after its first token. An offset that occurs twice stands for the
             end of one text and the beginning of another.
         segments: segments of which the rows' text consists; None if it is the block's.
-        restarts: whether positions begin again with the second segment.
+        restarts: whether positions begin again with each further segment.
     """
 
     edges: NDArray[np.int64]
@@ -152,17 +140,16 @@ class RowCuts:
 
     @classmethod
     def from_segments(cls, segments: Segments) -> "RowCuts":
-        """Return rows of segments, with a separator before each second one."""
+        """Return rows of segments, with a separator before each further one."""
         edges = np.append(0, np.cumsum(segments.sizes.sum(axis=1)))
-        seconds = edges[:-1] + segments.sizes[:, 0]
-        return cls(edges, seconds[segments.sizes[:, 1] > 0], segments)
+        further = edges[:-1, None] + np.cumsum(segments.sizes, axis=1)[:, :-1]
+        return cls(edges, further[segments.sizes[:, 1:] > 0], segments)
 
     @classmethod
     def from_separate_segments(cls, segments: Segments) -> "RowCuts":
-        """Return rows of two segments each. The second has its own special tokens, and positions begin again with
-        it."""
-        paired = cls.from_segments(segments)
-        return replace(paired, separators=np.repeat(paired.separators, 2), restarts=True)
+        """Return rows of segments of which each has its own special tokens, and positions from 0."""
+        joined = cls.from_segments(segments)
+        return replace(joined, separators=np.repeat(joined.separators, 2), restarts=True)
 
     def __len__(self) -> int:
         return len(self.edges) - 1
@@ -202,12 +189,14 @@ class RowCuts:
         restarts = np.ones(samples.rows, dtype=np.bool_) if self.restarts else None
         return replace(samples, segment_starts=begins, pair_label=segments.labels, restarts=restarts)
 
-    def token_ranges(self, row: int) -> tuple[range, ...]:
-        """Return the ranges of the block's tokens that a row holds: those of its segments, in order, or one range."""
+    def text_ranges(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return three arrays [S] int64: the row of each stretch of text that the rows hold, its first token in the
+        block, and the one behind it; row after row, segments in order."""
         if self.segments is None:
-            return (range(int(self.edges[row]), int(self.edges[row + 1])),)
-        ends = zip(self.segments.starts[row].tolist(), self.segments.sizes[row].tolist(), strict=True)
-        return tuple(range(start, start + size) for start, size in ends if size)
+            return np.arange(len(self)), self.edges[:-1], self.edges[1:]
+        rows, number = np.nonzero(self.segments.sizes)
+        starts = self.segments.starts[rows, number]
+        return rows, starts, starts + self.segments.sizes[rows, number]
 
     @property
     def row_lengths(self) -> NDArray[np.int64]:
@@ -215,16 +204,14 @@ class RowCuts:
         return np.diff(self.edges + np.searchsorted(self.separators, self.edges)) + SPECIAL_TOKENS_PER_ROW
 
 
-def cut_rows(sentences: NDArray[np.int64], documents: NDArray[np.int64], packing: Packing, length: int) -> RowCuts:
+def pack_block(block: Block, packing: Packing, length: int) -> RowCuts:
     """Return where a block is cut into rows of at most `length` tokens, special ones included.
 
     Rows are filled greedily with whole sentences. A sentence longer than a row is first cut into full rows; the rest of
     it is packed with the next sentences.
-
-    `sentences`, `documents`: boundaries of the block, as in `Block`.
     """
-    room = length - SPECIAL_TOKENS_PER_ROW
-    starts = sentences[documents]  # token offsets of the documents, and the end
+    room, sentences = length - SPECIAL_TOKENS_PER_ROW, block.sentences
+    starts = sentences[block.documents]  # token offsets of the documents, and the end
     match packing:
         case "contiguous":
             edges = _contiguous_edges(starts, room)
@@ -235,11 +222,6 @@ def cut_rows(sentences: NDArray[np.int64], documents: NDArray[np.int64], packing
         case _:
             assert_never(packing)
     return RowCuts(edges, np.setdiff1d(starts, edges, assume_unique=True))
-
-
-def pack_block(block: Block, packing: Packing, length: int) -> RowCuts:
-    """Return where one block is cut into rows."""
-    return cut_rows(block.sentences, block.documents, packing, length)
 
 
 def count_contiguous_rows(tokens: NDArray[np.int64], documents: NDArray[np.int64], length: int) -> NDArray[np.int64]:
@@ -310,7 +292,7 @@ class LaidOutRows:
     edges: NDArray[np.int64]
     separators: NDArray[np.int64]
 
-    def token_indices(self, text: NDArray[np.int64], counts_per_row: NDArray[np.int64]) -> NDArray[np.int64]:
+    def token_indices(self, text: Indices, counts_per_row: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices in `tokens` of sorted text offsets. `counts_per_row`: [N], number of the offsets in
         each row."""
         shift = np.repeat(1 + SPECIAL_TOKENS_PER_ROW * np.arange(len(counts_per_row)), counts_per_row)
@@ -324,6 +306,17 @@ class LaidOutRows:
         """Return the sorted indices in `tokens` of the marked tokens of the text. `marked`: [T] bool."""
         text = np.flatnonzero(marked)
         return self.token_indices(text, np.diff(np.searchsorted(text, self.edges)))
+
+    def hole_indices(self, removed: NDArray[np.bool_], shift: int = 0) -> NDArray[np.int64]:
+        """Return `Samples.holes`: all tokens of rows without other text than removed documents, and the removed tokens
+        of the others, `shift` places further.
+
+        `removed`: [T] bool, tokens of the text in place of removed documents.
+        """
+        lost = np.logical_and.reduceat(removed, self.edges[:-1])
+        found = np.repeat(lost, np.diff(self.offsets))
+        found[self.marked_token_indices(removed) + shift] = True
+        return np.flatnonzero(found)
 
 
 def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: SpecialIds) -> LaidOutRows:

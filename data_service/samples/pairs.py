@@ -21,13 +21,13 @@ Translations (Conneau and Lample 2019, section 3.3): a row is a sentence and its
 both. Nothing is drawn: an example is a row.
 """
 
+from abc import ABC, abstractmethod
 from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import PositiveInt
 
-from data_service.errors import CorpusError
 from data_service.rng import Key
 from data_service.samples.packing import SPECIAL_TOKENS_PER_ROW, Packing, RowCuts, RowInput, Segments
 from data_service.samples.sentence_chunks import (
@@ -42,13 +42,14 @@ from data_service.samples.sentence_chunks import (
     draw_target_lengths,
     truncate_pairs,
 )
+from data_service.samples.texts import first_texts
 from data_service.types import Block, Share
 
 _SHORT_ROW_TOKENS = 5  # least target length of ELECTRA's short rows, special tokens included
 TRANSLATION_TEXTS = 2  # texts of a translation: query and positive, without negatives
 
 
-class RandomlyCutRows(RowInput):
+class RandomlyCutRows(RowInput, ABC):
     """Rows whose boundaries are drawn.
 
     Attributes:
@@ -64,6 +65,14 @@ class RandomlyCutRows(RowInput):
 
     def with_single_cut(self) -> Self:
         return self.model_copy(update={"copies": 1})
+
+    @abstractmethod
+    def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
+        """Return the segments of the rows of a block. `key`: key of the draws."""
+
+    def cut(self, block: Block, length: int, key: Key) -> RowCuts:
+        """Return where a block is cut. `key`: key of the draws."""
+        return RowCuts.from_segments(self.draw_segments(block, length, key))
 
 
 class _RandomPairs(RandomlyCutRows):
@@ -91,26 +100,25 @@ class SegmentPairs(_RandomPairs):
     packing: Literal["segment_pair"]
     short: Share = 0.1
 
+    def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
+        """Return rows made of chunks of sentences that are filled up to the row's target.
 
-def segment_pairs(block: Block, config: SegmentPairs, length: int, key: Key) -> Segments:
-    """Return rows made of chunks of sentences that are filled up to the row's target.
-
-    A ends at a random sentence. B is the rest of the chunk (label 0), or text of the missing length from elsewhere
-    (label 1); then the rest goes to the next chunk. A chunk of one sentence always has a random B.
-    """
-    room = length - PAIR_SPECIAL_TOKENS
-    sentences = Sentences.from_block(block)
-    every = np.arange(len(sentences))
-    targets = draw_target_lengths(sentences, room, config.short, key)
-    end = sentences.chunk_ends_at_least(every, targets)
-    split = every + 1 + draw_integers_below(key, "split", every, np.maximum(end - every - 1, 1))
-    random = (split == end) | draw_bernoulli(key, "random", every, config.random)
-    first = chunk_starts(np.where(random, split, end))
-    split, end, random = split[first], end[first], random[first]
-    a = sentences.token_range(first, split)
-    b = sentences.token_range(split, end)
-    wanted = targets[first] - (a[1] - a[0])
-    return _pair_segments(sentences, (a, b), first=first, random=random, wanted_tokens=wanted, room=room, key=key)
+        A ends at a random sentence. B is the rest of the chunk (label 0), or text of the missing length from elsewhere
+        (label 1); then the rest goes to the next chunk. A chunk of one sentence always has a random B.
+        """
+        room = length - PAIR_SPECIAL_TOKENS
+        sentences = Sentences.from_block(block)
+        every = np.arange(len(sentences))
+        targets = draw_target_lengths(sentences, room, self.short, key)
+        end = sentences.chunk_ends_at_least(every, targets)
+        split = every + 1 + draw_integers_below(key, "split", every, np.maximum(end - every - 1, 1))
+        random = (split == end) | draw_bernoulli(key, "random", every, self.random)
+        first = chunk_starts(np.where(random, split, end))
+        split, end, random = split[first], end[first], random[first]
+        a = sentences.token_range(first, split)
+        b = sentences.token_range(split, end)
+        wanted = targets[first] - (a[1] - a[0])
+        return _pair_segments(sentences, (a, b), first=first, random=random, wanted_tokens=wanted, room=room, key=key)
 
 
 class SentencePairs(_RandomPairs):
@@ -118,29 +126,28 @@ class SentencePairs(_RandomPairs):
 
     packing: Literal["sentence_pair"]
 
+    def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
+        """Return rows of a sentence and the next one of its document (label 0), or one from elsewhere (label 1).
 
-def sentence_pairs(block: Block, config: SentencePairs, length: int, key: Key) -> Segments:
-    """Return rows of a sentence and the next one of its document (label 0), or one from elsewhere (label 1).
-
-    In the latter case the next sentence begins the next row. The last sentence of a document always has a random B.
-    """
-    sentences = Sentences.from_block(block)
-    every = np.arange(len(sentences))
-    last = every + 1 == sentences.document_end(every)
-    random = last | draw_bernoulli(key, "random", every, config.random)
-    first = chunk_starts(every + np.where(random, 1, 2))
-    random = random[first]
-    a = sentences.token_range(first, first + 1)
-    b = sentences.token_range(first + 1, np.where(random, first + 1, first + 2))
-    return _pair_segments(
-        sentences,
-        (a, b),
-        first=first,
-        random=random,
-        wanted_tokens=np.ones_like(first),
-        room=length - PAIR_SPECIAL_TOKENS,
-        key=key,
-    )
+        In the latter case the next sentence begins the next row. The last sentence of a document always has a random B.
+        """
+        sentences = Sentences.from_block(block)
+        every = np.arange(len(sentences))
+        last = every + 1 == sentences.document_end(every)
+        random = last | draw_bernoulli(key, "random", every, self.random)
+        first = chunk_starts(every + np.where(random, 1, 2))
+        random = random[first]
+        a = sentences.token_range(first, first + 1)
+        b = sentences.token_range(first + 1, np.where(random, first + 1, first + 2))
+        return _pair_segments(
+            sentences,
+            (a, b),
+            first=first,
+            random=random,
+            wanted_tokens=np.ones_like(first),
+            room=length - PAIR_SPECIAL_TOKENS,
+            key=key,
+        )
 
 
 def _pair_segments(
@@ -175,32 +182,31 @@ class OrderedPairs(RandomlyCutRows):
     swapped: Share = 0.5
     lone_sentence: Literal["cut", "random"] = "cut"
 
+    def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
+        """Return rows made of chunks of sentences up to the row's target, each cut in two at a random sentence.
 
-def ordered_pairs(block: Block, config: OrderedPairs, length: int, key: Key) -> Segments:
-    """Return rows made of chunks of sentences up to the row's target, each cut in two at a random sentence.
-
-    Label 1: B precedes A in the text. With `lone_sentence: cut` a chunk of one sentence is cut at a random token; a
-    chunk of one token is a row of one segment, with label 0. With `random` a chunk of one sentence gets a random
-    second segment and label 1.
-    """
-    room = length - PAIR_SPECIAL_TOKENS
-    sentences = Sentences.from_block(block, max_tokens=room)
-    every = np.arange(len(sentences))
-    targets = draw_target_lengths(sentences, room, config.short, key)
-    end = np.minimum(sentences.chunk_ends_at_least(every, targets), sentences.chunk_ends_at_most(every, room))
-    first = chunk_starts(end)
-    end = end[first]
-    start, stop = sentences.token_range(first, end)
-    middle = _random_middles(sentences, first, end, key)
-    random = (end == first + 1) & (config.lone_sentence == "random")
-    middle = np.where(random, stop, middle)
-    swapped = (middle < stop) & draw_bernoulli(key, "swapped", first, config.swapped)
-    a, b = _ranges_around_middle(start, middle, stop, swapped)
-    if random.any():
-        other = draw_random_second_segments(sentences, first, targets[first] - (stop - start), key)
-        b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
-        a, b = truncate_pairs(a, b, room, key)
-    return Segments.from_ends(a, b, (swapped | random).astype(np.int8))
+        Label 1: B precedes A in the text. With `lone_sentence: cut` a chunk of one sentence is cut at a random token; a
+        chunk of one token is a row of one segment, with label 0. With `random` a chunk of one sentence gets a random
+        second segment and label 1.
+        """
+        room = length - PAIR_SPECIAL_TOKENS
+        sentences = Sentences.from_block(block, max_tokens=room)
+        every = np.arange(len(sentences))
+        targets = draw_target_lengths(sentences, room, self.short, key)
+        end = np.minimum(sentences.chunk_ends_at_least(every, targets), sentences.chunk_ends_at_most(every, room))
+        first = chunk_starts(end)
+        end = end[first]
+        start, stop = sentences.token_range(first, end)
+        middle = _random_middles(sentences, first, end, key)
+        random = (end == first + 1) & (self.lone_sentence == "random")
+        middle = np.where(random, stop, middle)
+        swapped = (middle < stop) & draw_bernoulli(key, "swapped", first, self.swapped)
+        a, b = _ranges_around_middle(start, middle, stop, swapped)
+        if random.any():
+            other = draw_random_second_segments(sentences, first, targets[first] - (stop - start), key)
+            b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
+            a, b = truncate_pairs(a, b, room, key)
+        return Segments.from_ends(a, b, (swapped | random).astype(np.int8))
 
 
 def _random_middles(sentences: Sentences, first: SentenceNumbers, end: SentenceNumbers, key: Key) -> SentenceNumbers:
@@ -238,29 +244,28 @@ class TwoSegments(RandomlyCutRows):
     single: Share = 0.1
     short: Share = 0.05
 
+    def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
+        """Return rows made of chunks of sentences up to the row's target.
 
-def two_segments(block: Block, config: TwoSegments, length: int, key: Key) -> Segments:
-    """Return rows made of chunks of sentences up to the row's target.
-
-    The first sentence goes to A, and further ones while A stays shorter than half the target. The next sentence goes
-    to A in half of the rows; the rest goes to B.
-    """
-    sentences = Sentences.from_block(block, max_tokens=length - PAIR_SPECIAL_TOKENS)
-    every = np.arange(len(sentences))
-    single = draw_bernoulli(key, "single", every, config.single)
-    short = draw_bernoulli(key, "short", every, config.short)
-    drawn = _SHORT_ROW_TOKENS + draw_integers_below(key, "short target", every, length - _SHORT_ROW_TOKENS + 1)
-    targets = np.where(short, drawn, length)
-    room = np.where(single, length - SPECIAL_TOKENS_PER_ROW, length - PAIR_SPECIAL_TOKENS)
-    end = np.minimum(sentences.chunk_ends_at_least(every, targets), sentences.chunk_ends_at_most(every, room))
-    first = chunk_starts(end)
-    end, single = end[first], single[first]
-    half = (targets[first] - PAIR_SPECIAL_TOKENS) // 2
-    split = np.clip(np.searchsorted(sentences.edges, sentences.edges[first] + half) - 1, first + 1, end)
-    a_tokens = sentences.edges[split] - sentences.edges[first]
-    over = (split < end) & (a_tokens < half) & draw_bernoulli(key, "over half", first, 0.5)
-    split = np.where(single, end, split + over)
-    return Segments.from_ends(sentences.token_range(first, split), sentences.token_range(split, end))
+        The first sentence goes to A, and further ones while A stays shorter than half the target. The next sentence
+        goes to A in half of the rows; the rest goes to B.
+        """
+        sentences = Sentences.from_block(block, max_tokens=length - PAIR_SPECIAL_TOKENS)
+        every = np.arange(len(sentences))
+        single = draw_bernoulli(key, "single", every, self.single)
+        short = draw_bernoulli(key, "short", every, self.short)
+        drawn = _SHORT_ROW_TOKENS + draw_integers_below(key, "short target", every, length - _SHORT_ROW_TOKENS + 1)
+        targets = np.where(short, drawn, length)
+        room = np.where(single, length - SPECIAL_TOKENS_PER_ROW, length - PAIR_SPECIAL_TOKENS)
+        end = np.minimum(sentences.chunk_ends_at_least(every, targets), sentences.chunk_ends_at_most(every, room))
+        first = chunk_starts(end)
+        end, single = end[first], single[first]
+        half = (targets[first] - PAIR_SPECIAL_TOKENS) // 2
+        split = np.clip(np.searchsorted(sentences.edges, sentences.edges[first] + half) - 1, first + 1, end)
+        a_tokens = sentences.edges[split] - sentences.edges[first]
+        over = (split < end) & (a_tokens < half) & draw_bernoulli(key, "over half", first, 0.5)
+        split = np.where(single, end, split + over)
+        return Segments.from_ends(sentences.token_range(first, split), sentences.token_range(split, end))
 
 
 Pairs = SegmentPairs | SentencePairs | OrderedPairs | TwoSegments
@@ -280,18 +285,11 @@ class Translations(RowInput):
     packing: Literal["translations"]
     text: Packing = "contiguous"
 
-
-def translation_rows(block: Block, length: int) -> RowCuts:
-    """Return a row for each document of a corpus of pairs. Raises CorpusError: a document has fewer than two texts."""
-    if np.diff(block.documents).min() < TRANSLATION_TEXTS:
-        raise CorpusError(
-            f"a document of a corpus of pairs has fewer than {TRANSLATION_TEXTS} texts",
-            remedy="build the corpus again with `maskfleet corpus build --texts pairs`",
-        )
-    first = block.documents[:-1, None] + np.arange(TRANSLATION_TEXTS)
-    starts = block.sentences[first]
-    sizes = _fit_pair_sizes(block.sentences[first + 1] - starts, length - TRANSLATION_TEXTS * SPECIAL_TOKENS_PER_ROW)
-    return RowCuts.from_separate_segments(Segments(starts, sizes, None))
+    def cut(self, block: Block, length: int, key: Key) -> RowCuts:
+        """Return a row for each document of a corpus of pairs. Raises CorpusError: a document has but one text."""
+        starts, sizes = first_texts(block, TRANSLATION_TEXTS)
+        sizes = _fit_pair_sizes(sizes, length - TRANSLATION_TEXTS * SPECIAL_TOKENS_PER_ROW)
+        return RowCuts.from_separate_segments(Segments(starts, sizes))
 
 
 def _fit_pair_sizes(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:

@@ -11,12 +11,13 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import PositiveInt
 
+from data_service.formats import StrictRecord
 from data_service.rng import scale_draws
 
 
-class PermutedPrediction(BaseModel):
+class PermutedPrediction(StrictRecord):
     """Targets and factorisation order of a row (zihangdai/xlnet, data_utils.py).
 
     Attributes:
@@ -28,8 +29,6 @@ class PermutedPrediction(BaseModel):
         copies: "dynamic" draws again in every epoch; a number k draws k times and uses the draws in rotation.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kind: Literal["plm"] = "plm"
     predict: PositiveInt = 85
     context: PositiveInt = 6
@@ -37,7 +36,7 @@ class PermutedPrediction(BaseModel):
     longest: PositiveInt = 5
     unit: Literal["whole_word", "piece"] = "whole_word"
     permutation: PositiveInt = 256
-    copies: Literal["dynamic"] | PositiveInt = Field(default="dynamic")
+    copies: Literal["dynamic"] | PositiveInt = "dynamic"
 
     def epoch_of_draws(self, epoch: int) -> int:
         """Return the epoch whose draws are used in `epoch`."""

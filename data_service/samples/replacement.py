@@ -5,20 +5,18 @@ the rule whose share is above 0.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import model_validator
 
-from data_service.rng import scale_draws
+from data_service.formats import GrowingRecord
+from data_service.rng import UINT32_RANGE, scale_draws
 from data_service.types import Share, Tokens
 
-_UINT32_RANGE = 1 << 32
-_SHARES_OMITTED_IF_ZERO = ("similar",)  # shares that later versions added: they are not written if they are 0
 
-
-class Replacement(BaseModel):
+class Replacement(GrowingRecord):
     """The shares of targets that are replaced in each way. They add up to 1.
 
     Attributes:
@@ -31,7 +29,7 @@ class Replacement(BaseModel):
             the corpora (SpanBERT).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    later_fields: ClassVar = ("similar",)
 
     mask: Share = 0.8
     random: Share = 0.1
@@ -50,15 +48,10 @@ class Replacement(BaseModel):
             raise ValueError("random_from is given but random is 0; leave random_from out")
         return self
 
-    @model_serializer(mode="wrap")
-    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out shares that later versions added if they are 0, so that older specs keep their JSON."""
-        return {name: value for name, value in serialize(self).items() if name not in _SHARES_OMITTED_IF_ZERO or value}
-
     @property
     def word_shares(self) -> dict[str, float]:
         """Shares above 0 of rules that replace whole words. If there is one, all shares are of words."""
-        return {name: share for name in _SHARES_OMITTED_IF_ZERO if (share := getattr(self, name))}
+        return {"similar": self.similar} if self.similar else {}
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ class Vocabulary:
         if self.counts is None:
             return self.ordinary[scale_draws(draws, len(self.ordinary))]
         upper = np.cumsum(self.counts)
-        edges = np.floor(upper[:-1] / upper[-1] * _UINT32_RANGE).astype(np.int64)
+        edges = np.floor(upper[:-1] / upper[-1] * UINT32_RANGE).astype(np.int64)
         return self.ordinary[np.searchsorted(edges, draws.astype(np.int64), side="right")]
 
 
@@ -102,14 +95,12 @@ def replace_targets(
         draws: [M] uniform 64-bit draws. The upper half decides how a target is replaced, the lower half its random id.
         first_target_of_run: [M], number of the target whose draw decides how each target is replaced; None if each has
             its own.
-        replace: shares of the ways of replacement.
-        vocabulary: ids that may be written.
     """
     action = draws >> np.uint64(32)
     if first_target_of_run is not None:
         action = action[first_target_of_run]
-    masked = action < round(replace.mask * _UINT32_RANGE)
-    randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * _UINT32_RANGE)))
+    masked = action < round(replace.mask * UINT32_RANGE)
+    randomised = np.flatnonzero(~masked & (action < round((replace.mask + replace.random) * UINT32_RANGE)))
     ids = target_ids.copy()
     ids[masked] = vocabulary.mask
     ids[randomised] = vocabulary.draw_ids(draws[randomised].astype(np.uint32))

@@ -27,6 +27,7 @@ class ColumnAxis(Enum):
 _T = TypeVar("_T", bound=np.generic)
 ByRow = Annotated[NDArray[_T] | None, ColumnAxis.ROW]
 Edges = NDArray[np.int64]
+Indices = NDArray[np.int64] | NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -130,16 +131,6 @@ def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
     return Samples(**found)
 
 
-def removed_token_indices(
-    removed_tokens: NDArray[np.int64], offsets: NDArray[np.int64], removed_rows: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    """Return `Samples.holes` of rows at `offsets`: `removed_tokens`, and all tokens of the rows that are
-    `removed_rows` [N]."""
-    found = np.repeat(removed_rows, np.diff(offsets))
-    found[removed_tokens] = True
-    return np.flatnonzero(found)
-
-
 def join_rows(parts: Sequence[Samples]) -> Samples:
     """Return all rows of `parts` (at least one), in order."""
     if len(parts) == 1:
@@ -169,7 +160,7 @@ def distribute_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> lis
 
 def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArray[np.int64]) -> Samples:
     """`edges`: [N + 1], where all rows begin and end along each ragged axis."""
-    taken = {axis: _ragged_indices(all_edges, rows) for axis, all_edges in edges.items()}
+    taken = {axis: _take_ragged(all_edges, rows) for axis, all_edges in edges.items()}
     moved = taken[ColumnAxis.TOKEN][1][:-1] - samples.offsets[rows]
     found: dict[str, Any] = {}
     for name, column in _present_columns(samples).items():
@@ -183,17 +174,21 @@ def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArra
     return Samples(**found)
 
 
-def _ragged_indices(
-    edges: NDArray[np.int64], rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64] | NDArray[np.int32], NDArray[np.int64]]:
+def _take_ragged(edges: Edges, rows: NDArray[np.int64]) -> tuple[Indices, Edges]:
     """Return the indices of all elements of `rows` in a ragged array, and the edges of these rows after the selection.
 
     `edges`: offsets of the array's rows.
     """
     lengths = edges[rows + 1] - edges[rows]
-    offsets = np.append(0, np.cumsum(lengths))
+    return expand_ranges(edges[rows], lengths), np.append(0, np.cumsum(lengths))
+
+
+def expand_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Indices:
+    """Return the integers of the ranges that begin at `starts` and have `sizes`, one range after another."""
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
     # int32 indices are computed and read twice as fast as int64.
-    dtype = np.int32 if max(edges[-1], offsets[-1]) < np.iinfo(np.int32).max else np.int64
-    where = np.repeat((edges[rows] - offsets[:-1]).astype(dtype), lengths)
-    where += np.arange(len(where), dtype=dtype)
-    return where, offsets
+    dtype = np.int32 if starts.max(initial=0) + total < np.iinfo(np.int32).max else np.int64
+    found = np.repeat((starts - ends + sizes).astype(dtype), sizes)
+    found += np.arange(total, dtype=dtype)
+    return found

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.rng import Key, draw_uint32, draw_uint64, scale_draws, stream_key
+from data_service.samples.samples import Indices, expand_ranges
 from data_service.types import Tokens
 
 
@@ -31,20 +32,14 @@ class Units:
     starts: NDArray[np.int64] | None = None
     sizes: NDArray[np.int64] | None = None
 
-    def token_offsets(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    def token_offsets(self, chosen: NDArray[np.int64]) -> Indices:
         """Return the sorted text offsets of all tokens of the sorted units `chosen`."""
         starts = chosen if self.starts is None else self.starts[chosen]
         return starts if self.sizes is None else expand_ranges(starts, self.sizes[chosen])
 
-    def units_in_rows(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def units_in_rows(self, rows: NDArray[np.int64]) -> Indices:
         """Return the numbers of the units in `rows`, row after row."""
         return expand_ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
-
-
-def expand_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the integers of the ranges that begin at `starts` and have `sizes`, one range after another."""
-    before = np.cumsum(sizes) - sizes
-    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
 
 
 def excluded_token_offsets(text: Tokens, excluded_ids: tuple[int, ...]) -> NDArray[np.int64]:

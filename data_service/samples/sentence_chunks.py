@@ -12,12 +12,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draw_uint32, draw_uint64, scale_draws, stream_key
+from data_service.rng import UINT32_RANGE, Key, draw_uint32, draw_uint64, scale_draws, stream_key
 from data_service.samples.packing import cut_long_sentences
 from data_service.types import Block
 
 PAIR_SPECIAL_TOKENS = 3  # special tokens of a row of two segments
-_UINT32_RANGE = 1 << 32
 _BITS_PER_DRAW = 64
 
 SentenceNumbers = NDArray[np.int64]
@@ -95,7 +94,7 @@ def draw_integers_below(
 
 def draw_bernoulli(key: Key, purpose: str, draw_numbers: SentenceNumbers, share: float) -> NDArray[np.bool_]:
     """Return [N] bool, each true with probability `share`."""
-    return draw_integers_below(key, purpose, draw_numbers, _UINT32_RANGE) < round(share * _UINT32_RANGE)
+    return draw_integers_below(key, purpose, draw_numbers, UINT32_RANGE) < round(share * UINT32_RANGE)
 
 
 def draw_target_lengths(sentences: Sentences, room: int, short_share: float, key: Key) -> SentenceNumbers:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from data_service.errors import CorpusError
-from data_service.formats import NEWER_REMEDY, newer_version_message
-from data_service.rng import scale_draws
+from data_service.formats import NEWER_REMEDY, StrictRecord, newer_version_message
+from data_service.rng import UINT32_RANGE, scale_draws
 from data_service.samples.replacement import Replacement, Vocabulary
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store_of_file
@@ -34,11 +34,9 @@ _FORMAT = "maskfleet-similar-words"
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
 
 
-class SimilarSource(BaseModel):
+class SimilarSource(StrictRecord):
     """The table of similar words in a spec: its URI, which is not part of the identity, and sha256 (hex) of its
     file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     uri: str
     hash: str
@@ -192,26 +190,26 @@ def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> Sim
             f"the table of similar words at {source.uri} has hash {found[:12]}, expected {source.hash[:12]}",
             remedy="give the URI of the table with which the run was created, or start a new run with this one",
         )
-    table = parse_similar_words(content, source.uri)
-    _check_tokenizer(table, source.uri, tokenizer_hash)
-    return table
+    return _parse_fitting_table(content, source.uri, tokenizer_hash)
 
 
 def describe_similar_words_table(uri: str, tokenizer_hash: str) -> SimilarSource:
     """Return the entry of a spec for the table at `uri`. Raises CorpusError: there is no table, or it does not fit."""
     content = read_similar_words(uri)
-    _check_tokenizer(parse_similar_words(content, uri), uri, tokenizer_hash)
+    _parse_fitting_table(content, uri, tokenizer_hash)
     return SimilarSource(uri=uri, hash=table_hash(content))
 
 
-def _check_tokenizer(table: SimilarWords, uri: str, tokenizer_hash: str) -> None:
-    """Raise CorpusError if a table of similar words was made with another tokenizer than the corpora."""
+def _parse_fitting_table(content: bytes, uri: str, tokenizer_hash: str) -> SimilarWords:
+    """Return and raise as `parse_similar_words`. Raises CorpusError: the corpora are of another tokenizer."""
+    table = parse_similar_words(content, uri)
     if table.tokenizer != tokenizer_hash:
         raise CorpusError(
             f"the similar words at {uri} are of tokenizer {table.tokenizer[:12]}, "
             f"but the corpora are of {tokenizer_hash[:12]}",
             remedy="make the table from these corpora with `maskfleet corpus similar-words`",
         )
+    return table
 
 
 def _parse_line(line: str, vocab_size: int) -> SimilarPair:
@@ -235,9 +233,6 @@ def _hash_words(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     return found
 
 
-_UINT32_RANGE = 1 << 32
-
-
 def replace_words(
     target_ids: Tokens,
     sizes: NDArray[np.int64],
@@ -254,14 +249,11 @@ def replace_words(
         draws: [M] uniform 64-bit draws. The upper half of the draw of a word's first token decides how the word is
             replaced, the lower half decides its random word. The lower half of each token's draw decides its random
             token.
-        replace: shares of the ways of replacement.
-        vocabulary: ids that may be written.
-        table: table of similar words.
     """
     starts = np.cumsum(sizes) - sizes
     action = draws[starts] >> np.uint64(32)
     bounds = np.cumsum([replace.mask, replace.similar, replace.random])
-    masked, similar, random = (action < round(bound * _UINT32_RANGE) for bound in bounds)
+    masked, similar, random = (action < round(bound * UINT32_RANGE) for bound in bounds)
     similar, random = similar & ~masked, random & ~similar & ~masked
     ids = target_ids.copy()
     ids[np.repeat(masked, sizes)] = vocabulary.mask

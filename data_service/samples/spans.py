@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.rng import Key, draw_uint64, scale_draws, stream_key
+from data_service.rng import UINT32_RANGE, Key, draw_uint64, scale_draws, stream_key
 from data_service.samples.selection import DrawSlots, Units, select_remaining
-
-_UINT32_RANGE = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class LengthDistribution:
         """Return the distribution in which n words have probability proportional to weights[n - 1] (positive)."""
         # All machines round sums and one division alike, so that the same draws give the same lengths.
         upper = np.cumsum(weights)
-        return cls(np.rint(upper[:-1] / upper[-1] * _UINT32_RANGE).clip(0, _UINT32_RANGE - 1).astype(np.uint32))
+        return cls(np.rint(upper[:-1] / upper[-1] * UINT32_RANGE).clip(0, UINT32_RANGE - 1).astype(np.uint32))
 
     @property
     def max_length(self) -> int:
@@ -84,13 +82,8 @@ def select_spans(
     more than its budget, and less only if no other word fits. If the row's slots are used up first,
     single words in random order fill the rest.
 
-    Args:
-        units: words of the rows.
-        separators: sorted text offsets before which a special token stands inside a row.
-        budgets: [N] int64, largest number of tokens to choose in each row.
-        slots: places of each row's draws.
-        rule: kind of stretches to choose.
-        key: key of the draws.
+    `separators`: sorted text offsets before which a special token stands inside a row. `budgets`: [N] int64, largest
+    number of tokens to choose in each row.
     """
     rounds = _SpanSelection(units, separators, budgets, rule)
     words = draw_uint64(key, int(slots.edges[0]), int(slots.edges[-1]))

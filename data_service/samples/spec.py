@@ -2,21 +2,13 @@
 
 import hashlib
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
+from data_service.formats import GrowingRecord
 from data_service.samples.denoising import Denoising
 from data_service.samples.diffusion import DiffusionMasking
 from data_service.samples.lanes import Lanes, check_lane_settings
@@ -31,21 +23,10 @@ from data_service.samples.texts import ClassTokenPlace, RepeatedSentences, TextP
 from data_service.tokenizers.specials import SpecialIds
 
 WINDOW_BATCHES = 16  # batches that are shuffled together
-# Fields that later versions added are left out of the JSON unless they are set.
-_FIELDS_OMITTED_IF_UNSET = (
-    "layout",
-    "one_source",
-    "temperature",
-    "similar",
-    "languages",
-    "translations",
-    "stages",
-    "annealing",
-)
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class _Config(GrowingRecord):
+    model_config = ConfigDict(allow_inf_nan=False)
 
 
 SourceWeight = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
@@ -75,6 +56,8 @@ class SourceSpec(_Config):
         removals: digest of the last of the removals that are left out (`RemovalChain.digest`); empty if none are.
     """
 
+    later_fields: ClassVar = ("languages", "removals")
+
     name: str
     uri: str
     manifest_fingerprint: str
@@ -86,11 +69,6 @@ class SourceSpec(_Config):
     def is_translation(self) -> bool:
         """Whether the source consists of sentences and their translations."""
         return len(self.languages) > 1
-
-    @model_serializer(mode="wrap")
-    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        later = ("languages", "removals")
-        return {name: value for name, value in serialize(self).items() if name not in later or value}
 
 
 class Stage(_Config):
@@ -110,6 +88,8 @@ class Stage(_Config):
             one; None for no limit.
     """
 
+    later_fields: ClassVar = ("temperature",)
+
     phase: NonNegativeInt
     length: int = Field(ge=8)
     units: PositiveInt
@@ -128,11 +108,6 @@ class Stage(_Config):
         elif self.temperature is not None and self.weights:
             raise ValueError("a stage has a temperature for sources without a weight")
         return self
-
-    @model_serializer(mode="wrap")
-    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out a temperature of None, so that older specs keep their JSON."""
-        return {name: value for name, value in serialize(self).items() if (name, value) != ("temperature", None)}
 
 
 class Annealing(_Config):
@@ -209,6 +184,10 @@ class StreamSpec(_Config):
         window: size of the window in which samples are shuffled.
     """
 
+    later_fields: ClassVar = (
+        "layout", "one_source", "temperature", "similar", "languages", "translations", "stages", "annealing",
+    )  # fmt: skip
+
     sources: tuple[SourceSpec, ...] = Field(min_length=1)
     split: Literal["train", "heldout"] = "train"
     input: Input = PackedInput(packing="full_sentences")
@@ -274,7 +253,7 @@ class StreamSpec(_Config):
     def _check_stages(self) -> Self:
         if not self.stages:
             return self
-        if self.lanes is not None or self.one_source is not None:
+        if isinstance(self.input, Lanes) or self.one_source is not None:
             raise ValueError("stages need rows that are independent of each other, in batches that mix the sources")
         if self.stages[-1].length != self.length:
             raise ValueError("the rows of the last stage must have the stream's length")
@@ -284,24 +263,12 @@ class StreamSpec(_Config):
                 raise ValueError("a stage needs a weight for each source, not all 0, or no weights")
         return self
 
-    @model_serializer(mode="wrap")
-    def _omit_unset_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out newer fields that are not set, so that older specs keep their JSON and so their fingerprint."""
-        fields = type(self).model_fields
-        unset = {name for name in _FIELDS_OMITTED_IF_UNSET if getattr(self, name) == fields[name].default}
-        return {name: value for name, value in serialize(self).items() if name not in unset}
-
     @property
     def masking_at_highest_rate(self) -> Masking:
         """The masking, with the highest rate that it has in this stream."""
         if self.annealing is None or not isinstance(self.masking, MlmMasking):
             return self.masking
         return self.masking.model_copy(update={"rate": max(self.masking.rate, self.annealing.end)})
-
-    @property
-    def reads_translations(self) -> bool:
-        """Whether rows may be a sentence and its translation."""
-        return isinstance(self.input, Translations)
 
     def input_for_source(self, source: int) -> Input:
         """Return the settings by which the blocks of one source are cut. Text in a stream of translations is packed."""

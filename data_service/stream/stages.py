@@ -102,8 +102,11 @@ def row_starts(block: Block, rows: CutRows, spec: StreamSpec) -> NDArray[np.int6
     A row of swapped segments begins with its second one, which precedes the first in the text. A random second segment
     is from another document, so it never ends within that of the first.
     """
-    if not isinstance(spec.input, OrderedPairs) or not isinstance(rows, RowCuts) or rows.segments is None:
-        return np.array([rows.token_ranges(row)[0].start for row in range(len(rows))], dtype=np.int64)
+    assert isinstance(rows, RowCuts)  # stages refuse lanes
+    if rows.segments is None:
+        return rows.edges[:-1]
+    if not isinstance(spec.input, OrderedPairs):
+        return rows.segments.starts[:, 0]
     (first, second), sizes = rows.segments.starts.T, rows.segments.sizes[:, 1]
     follows = (second + sizes == first) & (sizes > 0) & ~np.isin(first, block.sentences[block.documents])
     starts: NDArray[np.int64] = np.where(follows, second, first)

@@ -16,61 +16,43 @@ from data_service.tokenizers.specials import STYLES, SpecialNames, TemplateLayou
 from data_service.tokenizers.words import SPACE_MARK
 
 FairseqFamily = Literal["xlm-roberta", "camembert", "mbart", "barthez"]
-SentencePieceFamily = (
-    FairseqFamily | Literal["albert", "fnet", "xlnet", "big_bird", "rembert", "deberta-v2", "t5", "llama"]
+Family = (
+    FairseqFamily
+    | Literal["albert", "fnet", "xlnet", "big_bird", "rembert", "deberta-v2", "t5", "llama", "gemma"]
+    | Literal["bert", "splinter", "mpnet", "funnel", "esm", "roberta", "deberta", "gpt2"]
 )
-ByteFamily = Literal["roberta", "deberta", "gpt2"]
-Family = Literal["bert", "splinter", "mpnet", "funnel", "esm", "gemma"] | ByteFamily | SentencePieceFamily
 """Classes that treat text alike."""
 
-_CLASS_NAMES: Mapping[Family, str] = {
-    "bert": "Bert ConvBert DistilBert Electra LayoutLM MobileBert SqueezeBert",
-    "splinter": "Splinter",
-    "mpnet": "MPNet",
-    "funnel": "Funnel",
-    "esm": "Esm",
-    "roberta": "Roberta Bart LED Longformer",
-    "deberta": "Deberta",
-    "gpt2": "GPT2",
-    "albert": "Albert",
-    "fnet": "FNet",
-    "xlnet": "XLNet",
-    "big_bird": "BigBird",
-    "rembert": "RemBert",
-    "deberta-v2": "DebertaV2",
-    "xlm-roberta": "XLMRoberta",
-    "camembert": "Camembert",
-    "mbart": "MBart",
-    "barthez": "Barthez",
-    "t5": "T5",
-    "llama": "Llama",
-    "gemma": "Gemma",
+_NAMES: Mapping[Family, tuple[str, str]] = {
+    "bert": (
+        "Bert ConvBert DistilBert Electra LayoutLM MobileBert SqueezeBert",
+        "bert convbert distilbert electra ernie layoutlm megatron-bert mobilebert nezha nomic_bert qdqbert "
+        "retribert squeezebert visual_bert",
+    ),
+    "splinter": ("Splinter", "splinter"),
+    "mpnet": ("MPNet", "mpnet"),
+    "funnel": ("Funnel", "funnel"),
+    "esm": ("Esm", "esm"),
+    "roberta": ("Roberta Bart LED Longformer", "roberta bart data2vec-text ibert led longformer roberta-prelayernorm"),
+    "deberta": ("Deberta", "deberta"),
+    "gpt2": ("GPT2", "gpt2"),
+    "albert": ("Albert", "albert yoso"),
+    "fnet": ("FNet", "fnet"),
+    "xlnet": ("XLNet", "xlnet"),
+    "big_bird": ("BigBird", "big_bird"),
+    "rembert": ("RemBert", "rembert"),
+    "deberta-v2": ("DebertaV2", "deberta-v2"),
+    "xlm-roberta": ("XLMRoberta", "xlm-roberta xmod gte jina_embeddings_v3"),
+    "camembert": ("Camembert", "camembert"),
+    "mbart": ("MBart", "mbart"),
+    "barthez": ("Barthez", "barthez"),
+    "t5": ("T5", "t5 mt5"),
+    "llama": ("Llama", ""),
+    "gemma": ("Gemma", "gemma gemma2 gemma3 gemma3_text"),
 }
-_MODEL_TYPES: Mapping[Family, str] = {
-    "bert": "bert convbert distilbert electra ernie layoutlm megatron-bert mobilebert nezha nomic_bert qdqbert "
-    "retribert squeezebert visual_bert",
-    "splinter": "splinter",
-    "mpnet": "mpnet",
-    "funnel": "funnel",
-    "esm": "esm",
-    "roberta": "roberta bart data2vec-text ibert led longformer roberta-prelayernorm",
-    "deberta": "deberta",
-    "gpt2": "gpt2",
-    "albert": "albert yoso",
-    "fnet": "fnet",
-    "xlnet": "xlnet",
-    "big_bird": "big_bird",
-    "rembert": "rembert",
-    "deberta-v2": "deberta-v2",
-    "xlm-roberta": "xlm-roberta xmod gte jina_embeddings_v3",
-    "camembert": "camembert",
-    "mbart": "mbart",
-    "barthez": "barthez",
-    "t5": "t5 mt5",
-    "gemma": "gemma gemma2 gemma3 gemma3_text",
-}
-FAMILY_BY_CLASS = {name: family for family, names in _CLASS_NAMES.items() for name in names.split()}
-FAMILY_BY_TYPE = {name: family for family, names in _MODEL_TYPES.items() for name in names.split()}
+"""Names of classes, without `Tokenizer`, and model types of each family; the type `llama` names none."""
+FAMILY_BY_CLASS = {name: family for family, (names, _) in _NAMES.items() for name in names.split()}
+FAMILY_BY_TYPE = {name: family for family, (_, types) in _NAMES.items() for name in types.split()}
 CLASSES_WITHOUT_RULES = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
 """Classes that add nothing to the files."""
 CLASSES_FOLLOWING_FILE = ("FNetTokenizer", "ConvBertTokenizer")

@@ -53,7 +53,7 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
 
     `tokenizer.json` is the tokenizer; vocabulary files repeat its vocabulary for other tools.
     """
-    roles = {f"{role}_token": name for role, name in names.by_role().items()}
+    special_map = {"bos_token": names.cls, "eos_token": names.sep, **names.by_token_key()}
     # transformers' classes per family rebuild the tokenizer from a vocabulary and constants of theirs; the
     # plain class reads tokenizer.json as it is.
     config: dict[str, object] = {
@@ -61,15 +61,12 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
         "model_max_length": _UNLIMITED_MODEL_MAX_LENGTH,
         "clean_up_tokenization_spaces": False,
         "model_input_names": _model_input_names(definition),
-        "bos_token": names.cls,
-        "eos_token": names.sep,
-        **roles,
+        **special_map,
     }
     normalizer = definition.get("normalizer") or {}
     if normalizer.get("type") == "BertNormalizer":  # settings that classes other than the plain one read
         config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer.get("strip_accents")}
         config |= {"tokenize_chinese_chars": normalizer["handle_chinese_chars"]}
-    special_map = {"bos_token": names.cls, "eos_token": names.sep, **roles}
     return {
         CONFIG_FILE: _json_bytes(config),
         SPECIAL_TOKENS_FILE: _json_bytes(special_map),

@@ -27,6 +27,7 @@ from data_service.tokenizers.files import (
     text_file,
 )
 from data_service.tokenizers.published import default_special_tokens, definition_by_class, read_published
+from data_service.tokenizers.specials import added_token, find_known_name, row_template, token_name
 from data_service.tokenizers.tokenizer import Tokenizer
 
 PROBE_TEXTS = (
@@ -52,7 +53,9 @@ PROBE_TEXTS = (
 _PROBED_PIECES = 256
 # First byte of every pickle since protocol 2, but of no UTF-8 text and no SentencePiece model.
 _PICKLE_STARTS = b"\x80"
-
+# What encloses the rows of a decoder's tokenizer, and what is appended to it.
+_ENCLOSING_ROLE_KEYS = {"cls": "bos_token", "sep": "eos_token"}
+_APPENDED_TOKENS = {"unk": "[UNK]", "pad": "[PAD]", "mask": "[MASK]"}
 
 _saved_tokenizers: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
 
@@ -66,6 +69,14 @@ def load_tokenizer(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
     """
     store = open_store(uri)
     return from_files(read_files(store), where=store.uri, rules=rules)
+
+
+def load_with_all_special_tokens(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
+    """Return the tokenizer in a folder, with special tokens appended if it lacks some. Raises as
+    `load_tokenizer`, and TokenizerError if nothing says what begins and ends a text.
+    """
+    store = open_store(uri)
+    return complete_from_files(read_files(store), where=store.uri, rules=rules)
 
 
 def read_files(folder: Store) -> dict[str, bytes]:
@@ -128,6 +139,47 @@ def from_files(files: Mapping[str, bytes], *, where: str = "tokenizer", rules: T
     kept = {name: files[name] for name in (*SENTENCEPIECE_FILES, TRAINING_REPORT) if name in files}
     roles = default_special_tokens(files, where) | configured_special_tokens(files, where)
     return Tokenizer(choose_definition(files, where, rules), roles, model_files=kept, where=where)
+
+
+def complete_from_files(
+    files: Mapping[str, bytes], *, where: str = "tokenizer", rules: TokenizerRules = "file"
+) -> Tokenizer:
+    """Return the tokenizer that is described by file contents, with special tokens appended if it lacks some.
+
+    A tokenizer that lacks none is that of `from_files`. A decoder's (Llama's, say) often has neither mask nor padding.
+    Then [UNK], [PAD] and [MASK] follow the last id, those that are missing, in this order, so that all ids stay; cls
+    and sep are the configured `bos_token` and `eos_token`; and a row is cls, text, sep.
+
+    Raises:
+        TokenizerError: as `from_files`, or nothing says what begins and ends a text.
+    """
+    text, configured = choose_definition(files, where, rules), configured_special_tokens(files, where)
+    with library_errors(where):
+        codec = tokenizers.Tokenizer.from_str(text)
+    vocabulary = codec.get_vocab(with_added_tokens=True)
+    roles = {
+        role: _special_token_name(role, vocabulary, configured) for role in (*_ENCLOSING_ROLE_KEYS, *_APPENDED_TOKENS)
+    }
+    if None not in roles.values():
+        return from_files(files, where=where, rules=rules)
+    for role, key in _ENCLOSING_ROLE_KEYS.items():
+        roles[role] = roles[role] or token_name(configured.get(key))
+        if roles[role] not in vocabulary:
+            raise TokenizerError(
+                f"{where}: nothing says which token encloses a row: neither {role}_token nor {key} is configured",
+                remedy=f"name one of its tokens as {key} in tokenizer_config.json",
+            )
+    missing = [role for role, name in roles.items() if name is None]
+    codec.add_special_tokens([added_token(_APPENDED_TOKENS[role]) for role in missing])
+    roles |= {role: _APPENDED_TOKENS[role] for role in missing}
+    cls, sep = str(roles["cls"]), str(roles["sep"])
+    codec.post_processor = row_template("bert", (cls, vocabulary[cls]), (sep, vocabulary[sep]))
+    return Tokenizer(codec.to_str(), {f"{role}_token": name for role, name in roles.items()}, where=where)
+
+
+def _special_token_name(role: str, vocabulary: Mapping[str, int], configured: Mapping[str, object]) -> str | None:
+    name = token_name(configured.get(f"{role}_token"))
+    return name if name is not None else find_known_name(role, vocabulary)
 
 
 def configured_special_tokens(files: Mapping[str, bytes], where: str) -> dict[str, object]:

@@ -14,7 +14,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,11 +85,7 @@ class TextLoss(BaseModel):
 def check_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, remedy: str) -> None:
     """Raise TokenizerError if more than `REFUSED_LOSS_SHARE` of a text is lost in a way that the user has not accepted.
 
-    Args:
-        loss: the loss.
-        accepted_kinds: kinds of loss that the user accepts.
-        what: the tokenizer and the text, for the message.
-        remedy: what the user can do besides accepting the loss.
+    `what`: the tokenizer and the text, for the message. `remedy`: what the user can do besides accepting the loss.
     """
     refused = [kind for kind in loss.kinds_above(REFUSED_LOSS_SHARE) if kind not in set(accepted_kinds)]
     if refused:
@@ -126,7 +122,6 @@ class LossMeter:
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self.cuts = 0
         self._tokenizer = tokenizer
-        self._effects = _cached_character_effects(tokenizer)
         # Counts of each code point, and of each one that is white space behind white space.
         self._codes, self._behind = np.zeros((2, CODE_POINT_COUNT), dtype=np.int64)
         self._lost = Counter[LossKind]()
@@ -179,8 +174,8 @@ class LossMeter:
         for code in self._codes.nonzero()[0].tolist():
             behind = int(self._behind[code])
             for effect, count in (
-                (self._effects(chr(code), False), int(self._codes[code]) - behind),
-                (self._effects(chr(code), True), behind),
+                (_effect(self._tokenizer, chr(code), False), int(self._codes[code]) - behind),
+                (_effect(self._tokenizer, chr(code), True), behind),
             ):
                 if effect is not None and count:
                     lost[effect] += count
@@ -216,26 +211,12 @@ def _byte_spelt_ranges(byte: NDArray[np.bool_] | None, tokens: "PlacedTokens") -
     return zip(starts.tolist(), tokens.ends[chosen][first].tolist(), strict=True)
 
 
-class _CharacterEffects(NamedTuple):
-    """A function that tells what becomes of a character, for one tokenizer; results are kept."""
-
-    tokenizer: "Tokenizer"
-    known: dict[tuple[str, bool], LossKind | None]
-
-    def __call__(self, character: str, behind_space: bool) -> LossKind | None:
-        key = (character, behind_space)
-        if key not in self.known:
-            self.known[key] = (
-                _space_effect(self.tokenizer, " " * behind_space + character)
-                if character.isspace()
-                else _character_effect(self.tokenizer, character)
-            )
-        return self.known[key]
-
-
-@lru_cache(maxsize=4)
-def _cached_character_effects(tokenizer: "Tokenizer") -> _CharacterEffects:
-    return _CharacterEffects(tokenizer, {})
+@lru_cache(maxsize=1 << 16)
+def _effect(tokenizer: "Tokenizer", character: str, behind_space: bool) -> LossKind | None:
+    """Return what becomes of a character; None if it is kept."""
+    if character.isspace():
+        return _space_effect(tokenizer, " " * behind_space + character)
+    return _character_effect(tokenizer, character)
 
 
 def _space_effect(tokenizer: "Tokenizer", spaces: str) -> LossKind | None:

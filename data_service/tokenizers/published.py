@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import tokenizers
 from tokenizers import AddedToken, models
@@ -28,6 +28,7 @@ from data_service.tokenizers.class_rules import (
     MODEL_TYPES_FOLLOWING_FILE,
     MORE_SPECIAL_TOKENS_BY_ROLE,
     T5_SENTINELS,
+    FairseqFamily,
     Family,
     special_names,
     text_rules,
@@ -48,7 +49,7 @@ from data_service.tokenizers.files import (
     text_file,
     vocabulary_file,
 )
-from data_service.tokenizers.specials import row_template, token_name
+from data_service.tokenizers.specials import added_token, row_template, token_name
 from data_service.tokenizers.spm import convert_model, parse_model, piece_model, pieces_matched_first
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 # The order in which missing roles get ids.
 _ROLE_ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")
-_FAIRSEQ_FAMILIES: tuple[Family, ...] = ("xlm-roberta", "camembert", "mbart", "barthez")
+_FAIRSEQ_FAMILIES: tuple[Family, ...] = get_args(FairseqFamily)
 # Ids that the classes give to text without a piece, whatever the vocabulary says.
 _UNKNOWN_IDS: Mapping[Family, int] = {
     "albert": 1,
@@ -164,11 +165,8 @@ def default_special_tokens(files: Mapping[str, bytes], where: str) -> dict[str, 
     """Return the special tokens, as `cls_token` and the like, that the named class of a folder without `tokenizer.json`
     takes where the folder names none. Raises TokenizerError: a file is damaged."""
     family = None if DEFINITION_FILE in files else _TokenizerFolder(files, where).declared_family
-    return (
-        {}
-        if family is None
-        else {f"{role}_token": name for role, name in special_names(family).by_role().items() if name}
-    )
+    named = {} if family is None else special_names(family).by_token_key()
+    return {key: name for key, name in named.items() if name}
 
 
 def definition_by_class(
@@ -336,12 +334,7 @@ def _with_special_tokens(
     """Add a folder's added tokens, special tokens and row layout to `codec`; return it.
 
     If the folder declares a family, a special token that the vocabulary lacks gets the next id, as in `transformers`.
-
-    Args:
-        codec: tokenizer with the vocabulary.
-        folder: folder with the configuration.
-        family: family if the folder declares none.
-        unsplit_pieces: pieces that a SentencePiece model never splits; a configuration may name others instead.
+    `unsplit_pieces`: pieces that a SentencePiece model never splits; a configuration may name others instead.
     """
     names: dict[str, str | None] = {**special_names(family).by_role(), **MORE_SPECIAL_TOKENS_BY_ROLE.get(family, {})}
     names |= {role: found for role in _ROLE_ORDER if (found := token_name(folder.settings.get(f"{role}_token")))}
@@ -349,12 +342,12 @@ def _with_special_tokens(
     _add_tokens_with_ids(codec, folder, special)
     if folder.declared_family is None and family != "deberta-v2":
         special = [name for name in special if codec.token_to_id(name) is not None]
-    codec.add_special_tokens([_special_token(name, lstrip=name == names["mask"]) for name in special])
+    codec.add_special_tokens([added_token(name, lstrip=name == names["mask"]) for name in special])
     if family == "esm":  # ESM's class looks for pieces before it splits text into words
-        codec.add_tokens([AddedToken(piece, normalized=False) for piece in codec.get_vocab() if piece not in special])
+        codec.add_tokens([added_token(piece, special=False) for piece in codec.get_vocab() if piece not in special])
     extra = folder.settings.get("extra_special_tokens") or folder.settings.get("additional_special_tokens")
     if isinstance(extra, list):
-        codec.add_special_tokens([_special_token(name) for entry in extra if (name := token_name(entry))])
+        codec.add_special_tokens([added_token(name) for entry in extra if (name := token_name(entry))])
     else:
         codec.add_tokens(unsplit_pieces or [])
     ends = [(name, i) for role in ("cls", "sep") if (i := codec.token_to_id(name := str(names[role]))) is not None]
@@ -393,7 +386,3 @@ def _tokens_with_ids(folder: _TokenizerFolder, special: list[str]) -> list[tuple
 def _token_from_json(token: Mapping[str, Any]) -> AddedToken:
     flags = {key: bool(token.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "normalized", "special")}
     return AddedToken(str(token["content"]), **flags)
-
-
-def _special_token(name: str, *, lstrip: bool = False) -> AddedToken:
-    return AddedToken(name, special=True, normalized=False, lstrip=lstrip)

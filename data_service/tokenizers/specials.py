@@ -43,6 +43,10 @@ class SpecialNames:
         """Return the pieces by role, {"cls": "[CLS]", ...}, in the order of the fields."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    def by_token_key(self) -> dict[str, str]:
+        """Return the pieces under the names of `tokenizer_config.json`: {"cls_token": "[CLS]", ...}."""
+        return {f"{role}_token": name for role, name in self.by_role().items()}
+
 
 @dataclass(frozen=True)
 class SpecialStyle:
@@ -158,13 +162,11 @@ def row_template(
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[cls_token, sep_token])
 
 
+def added_token(piece: str, *, special: bool = True, lstrip: bool = False) -> AddedToken:
+    """Return a token that is found in text before it is normalised. `lstrip`: whether it absorbs spaces before it."""
+    return AddedToken(piece, special=special, normalized=False, lstrip=lstrip)
+
+
 def added_tokens(style: SpecialStyle) -> list[AddedToken]:
     """Return the special tokens in id order. The mask token absorbs a space before it: "a <mask>" is like "a word"."""
-    return [
-        AddedToken(piece, special=True, normalized=False, lstrip=piece == style.names.mask) for piece in style.pieces
-    ]
-
-
-def special_tokens_config(style: SpecialStyle) -> dict[str, object]:
-    """Return the pieces under the names of `tokenizer_config.json`: {"cls_token": "[CLS]", ...}."""
-    return {f"{role}_token": name for role, name in style.names.by_role().items()}
+    return [added_token(piece, lstrip=piece == style.names.mask) for piece in style.pieces]

@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
+from data_service.tokenizers.specials import added_token
 from data_service.tokenizers.words import SPACE_MARK
 
 if TYPE_CHECKING:  # at run time imported only to parse a model: most folders hold a tokenizer.json
@@ -58,10 +59,8 @@ def convert_model(
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a parsed model.
 
-    Args:
-        proto: the model.
-        mask: the control piece that absorbs a space before it; None for none.
-        character_normalizer: what is done to characters; None for the model's own character map.
+    `mask`: the control piece that absorbs a space before it, if there is one. `character_normalizer`: what is done to
+    characters; None for the model's own character map.
     """
     tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
     tokenizer.normalizer = _normalizer(proto, character_normalizer)
@@ -76,13 +75,11 @@ def convert_model(
         ]
     )
     tokenizer.add_tokens(
-        [_added_token(piece.piece, special=False) for piece in proto.pieces if piece.type == _USER_PIECE]
+        [added_token(piece.piece, special=False) for piece in proto.pieces if piece.type == _USER_PIECE]
     )
     controls = [piece.piece for piece in proto.pieces if piece.type == _CONTROL_PIECE]
     unknown = proto.pieces[proto.trainer_spec.unk_id].piece
-    tokenizer.add_special_tokens(
-        [_added_token(name, special=True, lstrip=name == mask) for name in [unknown, *controls]]
-    )
+    tokenizer.add_special_tokens([added_token(name, lstrip=name == mask) for name in [unknown, *controls]])
     return tokenizer
 
 
@@ -90,7 +87,7 @@ def pieces_matched_first(proto: "ModelProto") -> list[AddedToken]:
     """Return the pieces that are found in text before all others: control pieces, which are special, and user's
     symbols."""
     return [
-        _added_token(piece.piece, special=piece.type == _CONTROL_PIECE)
+        added_token(piece.piece, special=piece.type == _CONTROL_PIECE)
         for piece in proto.pieces
         if piece.type in (_CONTROL_PIECE, _USER_PIECE)
     ]
@@ -133,7 +130,3 @@ def _normalizer(proto: "ModelProto", mapping: normalizers.Normalizer | None) -> 
 
 def _space_prefix(proto: "ModelProto") -> str:
     return "always" if proto.normalizer_spec.add_dummy_prefix else "never"
-
-
-def _added_token(piece: str, *, special: bool, lstrip: bool = False) -> AddedToken:
-    return AddedToken(piece, special=special, normalized=False, lstrip=lstrip)

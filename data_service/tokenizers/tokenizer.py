@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -80,6 +80,7 @@ class Tokenizer:
         special: ids of the special tokens, by role.
         names: pieces of the special tokens, by role.
         pieces: every piece by id; an id that a foreign file leaves unused has the empty string.
+        id_dtype: dtype of ids: uint16, or uint32 if there are more than 65,536.
         hash: sha256 of the canonical definition and the roles. Tokenizers with equal hashes give equal ids.
     """
 
@@ -103,7 +104,8 @@ class Tokenizer:
         Raises:
             TokenizerError: the definition cannot be read, is of an unknown kind, or lacks one of the special tokens.
         """
-        self._definition = _without_truncation(parse_definition(definition, where))
+        # Truncation and padding would silently cut documents.
+        self._definition = parse_definition(definition, where) | {"truncation": None, "padding": None}
         self._where = where
         self._text = json.dumps(self._definition, ensure_ascii=False)
         with library_errors(where):
@@ -115,14 +117,13 @@ class Tokenizer:
         roles = {role: vocabulary[name] for role, name in self.names.by_role().items()}
         self.special = SpecialIds(**roles, eod=vocabulary.get(END_OF_DOCUMENT_TOKEN))
         self._model_files = dict(model_files or {})
-        self._dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+        self.id_dtype: np.dtype[Any] = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         with library_errors(where):
             self._encoder = self._text_only_encoder()
         self.encode(_UNUSED_CHARACTER)  # raises for a model without a piece for unknown characters
 
     def __reduce__(self) -> tuple[object, ...]:
-        configured = {f"{role}_token": name for role, name in self.names.by_role().items()}
-        return (_rebuild, (self._text, configured, self._model_files))
+        return (partial(Tokenizer, model_files=self._model_files), (self._text, self.names.by_token_key()))
 
     @property
     def vocab_size(self) -> int:
@@ -162,7 +163,7 @@ class Tokenizer:
         """
         with library_errors(self._where, _UNSPLITTABLE_REASON):
             encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
+        return [np.array(encoding.ids, dtype=self.id_dtype) for encoding in encodings]
 
     def encode_placed(self, texts: Sequence[str], place_by_word: bool = False) -> list["PlacedTokens"]:
         """Return the tokens of each text, as `encode_batch` gives them, with their places.
@@ -176,14 +177,9 @@ class Tokenizer:
     def _to_placed_tokens(self, encoding: tokenizers.Encoding) -> "PlacedTokens":
         places = np.fromiter(chain.from_iterable(encoding.offsets), dtype=np.int64, count=2 * len(encoding))
         starts, ends = places.reshape(-1, 2).T
-        ids = np.array(encoding.ids, dtype=self._dtype)
+        ids = np.array(encoding.ids, dtype=self.id_dtype)
         # Normalization may exchange marks, so that a token begins before its predecessor.
         return PlacedTokens(ids, np.maximum.accumulate(starts), ends)
-
-    @property
-    def id_dtype(self) -> np.dtype[Any]:
-        """The dtype of ids: uint16, or uint32 if there are more than 65,536."""
-        return self._dtype
 
     @property
     def text_definition(self) -> str:
@@ -236,7 +232,7 @@ class Tokenizer:
         if self.kind in ("unigram", "wordlevel", "wordpiece"):
             # These match any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added tokens are
             # renamed, not left out, since those behind the vocabulary are numbered in order.
-            names = {self.pieces[i]: _unmatchable_name(i) for i in protected if i is not None}
+            names = {self.pieces[i]: f"\uffff{i}\uffff" for i in protected if i is not None}
             vocab = model["vocab"]
             renamed: object = (
                 [[names.get(piece, piece), score] for piece, score in vocab]
@@ -250,19 +246,6 @@ class Tokenizer:
         encoder = tokenizers.Tokenizer.from_str(json.dumps(self._definition | changed))
         encoder.encode_special_tokens = True
         return encoder
-
-
-def _unmatchable_name(token_id: int) -> str:
-    return f"\uffff{token_id}\uffff"
-
-
-def _rebuild(definition: str, configured: dict[str, object], model_files: dict[str, bytes]) -> Tokenizer:
-    return Tokenizer(definition, configured, model_files=model_files)
-
-
-def _without_truncation(definition: Definition) -> Definition:
-    """Return the definition without truncation and padding, which would silently cut documents."""
-    return definition | {"truncation": None, "padding": None}
 
 
 def _detect_kind(codec: tokenizers.Tokenizer, definition: Definition, where: str) -> Kind:

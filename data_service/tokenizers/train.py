@@ -13,31 +13,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import sentencepiece
 import tokenizers
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from data_service.errors import TokenizerError
+from data_service.formats import StrictRecord
 from data_service.processes import temporary_root
 from data_service.tokenizers.merges import WORD_END_SYMBOL, learn_merges
-from data_service.tokenizers.specials import (
-    STYLES,
-    SpecialStyle,
-    Style,
-    added_tokens,
-    post_processor,
-    special_tokens_config,
-)
+from data_service.tokenizers.specials import STYLES, SpecialStyle, Style, added_tokens, post_processor
 from data_service.tokenizers.spm import convert_model, parse_model
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.word_counts import WordCounts, count_words, word_code_points
 from data_service.tokenizers.word_splits import BertSplitter, ByteBpeSplitter, SentencePieceSplitter, WordSplitter
-from data_service.tokenizers.words import BYTES_BY_LETTER
+from data_service.tokenizers.words import BYTES_BY_LETTER, CONTINUATION_PREFIX
 
 _DEFAULT_STYLE: dict[Kind, Style] = {
     "byte_bpe": "roberta",
@@ -46,14 +39,11 @@ _DEFAULT_STYLE: dict[Kind, Style] = {
     "bpe": "albert",
 }
 
-
-CONTINUATION_PREFIX = "##"
-"""What a piece of WordPiece that does not begin a word begins with."""
 MAX_TRAINING_WORD_BYTES = 1 << 25
 """Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; unigram's, half of them."""
 
 
-class TokenizerOptions(BaseModel):
+class TokenizerOptions(StrictRecord):
     """Settings of `train_tokenizer`. The kinds that use a setting are named in brackets.
 
     Attributes:
@@ -68,8 +58,6 @@ class TokenizerOptions(BaseModel):
         byte_fallback: whether 256 byte pieces spell other characters; otherwise they become the unknown token (unigram,
             bpe).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     specials: Style | None = None
     lowercase: bool = False
@@ -116,11 +104,17 @@ def train_tokenizer(
     options = options or TokenizerOptions()
     kept = _skip_blank_texts(texts)
     if kind == "byte_bpe":
-        _check_byte_bpe(vocab_size, options)
+        _check_byte_bpe(vocab_size, options)  # before text is read
     # For unigram models, SentencePiece takes 200 bytes of memory for each byte of text.
     limit = MAX_TRAINING_WORD_BYTES // 2 if kind == "unigram" else MAX_TRAINING_WORD_BYTES
     counts = count_words(kept, partial(_splitter, kind, options), limit, workers)
-    tokenizer = _train_from_counts(kind, counts, vocab_size, options, allow_fewer_ids)
+    match kind:
+        case "byte_bpe":
+            tokenizer = train_byte_bpe(counts, vocab_size, options)
+        case "wordpiece":
+            tokenizer = train_wordpiece(counts, vocab_size, options)
+        case _:
+            tokenizer = train_sentencepiece(kind, counts, vocab_size, options, at_most=allow_fewer_ids)
     if tokenizer.vocab_size != vocab_size and not allow_fewer_ids:
         raise TokenizerError(
             f"vocab_size {vocab_size} is too large: the text supports {tokenizer.vocab_size} {kind} pieces",
@@ -144,16 +138,6 @@ def _splitter(kind: Kind, options: TokenizerOptions) -> WordSplitter:
             )
 
 
-def _train_from_counts(
-    kind: Kind, counts: WordCounts, vocab_size: int, options: TokenizerOptions, at_most: bool
-) -> Tokenizer:
-    if kind == "byte_bpe":
-        return train_byte_bpe(counts, vocab_size, options)
-    if kind == "wordpiece":
-        return train_wordpiece(counts, vocab_size, options)
-    return train_sentencepiece(kind, counts, vocab_size, options, at_most=at_most)
-
-
 def _skip_blank_texts(texts: Iterable[str]) -> Iterator[str]:
     """Return an iterator over the texts that are not blank. Raises TokenizerError, before it returns: there are
     none."""
@@ -170,12 +154,8 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     """Train byte-level BPE as in GPT-2 and RoBERTa: no text is unknown, and a piece includes the space before it.
 
     Ties between pairs are decided by id, and the first ids are in byte order, so nothing depends on hashing.
-
-    Raises:
-        TokenizerError: the vocabulary has no room for the 256 bytes, or `lowercase` is set.
     """
     style = options.special_style("byte_bpe")
-    _check_byte_bpe(vocab_size, options)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     symbols = np.full(256, WORD_END_SYMBOL, np.int32)
     for index, letter in enumerate(alphabet, start=len(style.pieces)):
@@ -196,7 +176,7 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files())
+    return Tokenizer(tokenizer.to_str(), style.names.by_token_key(), model_files=counts.training_report_files())
 
 
 def _check_byte_bpe(vocab_size: int, options: TokenizerOptions) -> None:
@@ -246,7 +226,7 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
     tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION_PREFIX, cleanup=False)
     tokenizer.add_special_tokens(added_tokens(style))
     tokenizer.post_processor = post_processor(style)
-    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=counts.training_report_files())
+    return Tokenizer(tokenizer.to_str(), style.names.by_token_key(), model_files=counts.training_report_files())
 
 
 def _bert_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
@@ -321,7 +301,7 @@ def train_sentencepiece(
     tokenizer = convert_model(proto, mask=style.names.mask, character_normalizer=_sentencepiece_normalizer(options))
     tokenizer.post_processor = post_processor(style)
     files = {MODEL_FILE: proto.SerializeToString(deterministic=True)} | counts.training_report_files()
-    return Tokenizer(tokenizer.to_str(), special_tokens_config(style), model_files=files)
+    return Tokenizer(tokenizer.to_str(), style.names.by_token_key(), model_files=files)
 
 
 def _sentencepiece_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
@@ -355,23 +335,17 @@ def _learn_model(
             max_sentence_length=_MAX_WORD_BYTES,
             num_threads=_THREADS,
             minloglevel=2,
-            **_special_piece_options(style),
+            # Each special piece gets its index in `style.pieces` as id.
+            unk_id=style.pieces.index(style.names.unk),
+            unk_piece=style.names.unk,
+            bos_id=-1,
+            eos_id=-1,
+            pad_id=-1,
+            control_symbols=[piece for piece in style.pieces if piece != style.names.unk],
         )
     except RuntimeError as error:
         raise _training_error(str(error), vocab_size) from error
     return model.getvalue()
-
-
-def _special_piece_options(style: SpecialStyle) -> dict[str, Any]:
-    """Return the trainer's settings with which each special piece gets its index in `style.pieces` as id."""
-    return {
-        "unk_id": style.pieces.index(style.names.unk),
-        "unk_piece": style.names.unk,
-        "bos_id": -1,
-        "eos_id": -1,
-        "pad_id": -1,
-        "control_symbols": [piece for piece in style.pieces if piece != style.names.unk],
-    }
 
 
 def _training_error(message: str, vocab_size: int) -> TokenizerError:

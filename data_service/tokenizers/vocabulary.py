@@ -21,13 +21,14 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from tokenizers import decoders
+from tokenizers import decoders, models
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.files import DEFINITION_FILE, SENTENCEPIECE_FILES, Definition
 from data_service.tokenizers.load import from_files
 from data_service.tokenizers.spm import append_pieces, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
+from data_service.tokenizers.words import CONTINUATION_PREFIX
 
 _UNKNOWN_PENALTY = 10.0  # how far below the lowest score SentencePiece scores a character without a piece
 _SCORE_MARGIN = 1e-3  # how far above its word's best split a new piece is scored
@@ -146,7 +147,6 @@ def _check_terms_are_pieces(extended: Tokenizer, words: dict[str, dict[str, str]
             )
 
 
-_CONTINUATION = "##"
 _BYTE_LEVEL = decoders.ByteLevel()
 
 
@@ -177,7 +177,7 @@ def find_piece_origins(old: Tokenizer, new: Tokenizer) -> PieceOrigins:
     if _spelling(old) != _spelling(new):
         raise _unrelated_error(f"a {old.kind} and a {new.kind} tokenizer write words in different ways")
     same = _map_old_ids(old, new)
-    if not same.keys() - _special_ids(new):
+    if not same.keys() - set(new.special_mask.nonzero()[0].tolist()):
         raise _unrelated_error("the two tokenizers have no piece in common")
     split = _PieceSplitter(old)
     sources = [[same[i]] if i in same else split(piece) for i, piece in enumerate(new.pieces)]
@@ -209,10 +209,6 @@ def _map_old_ids(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
     return same | {getattr(new.special, role): getattr(old.special, role) for role in new.names.by_role()}
 
 
-def _special_ids(tokenizer: Tokenizer) -> set[int]:
-    return {int(i) for i in tokenizer.special_mask.nonzero()[0]}
-
-
 class _PieceSplitter:
     """A function that splits a piece of another vocabulary, which writes words in the same way, into ids of this one.
 
@@ -222,7 +218,11 @@ class _PieceSplitter:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._model = tokenizers.Tokenizer.from_str(tokenizer.save_files()[DEFINITION_FILE].decode()).model
-        self._ids = {piece: i for i, piece in enumerate(tokenizer.pieces)}
+        # With these pieces alone WordPiece finds the longest ones in a continuing piece, from its mark on.
+        pieces = {piece: i for i, piece in enumerate(tokenizer.pieces) if piece.startswith(CONTINUATION_PREFIX)}
+        pieces = pieces | {tokenizer.names.unk: tokenizer.special.unk}
+        pieces.pop(CONTINUATION_PREFIX, None)
+        self._continuing = models.WordPiece(pieces, unk_token=tokenizer.names.unk, max_input_chars_per_word=1 << 20)
 
     def __call__(self, piece: str) -> list[int]:
         if not piece:
@@ -238,24 +238,10 @@ class _PieceSplitter:
                 # Part of a character is no text: its bytes are split as they stand.
                 return self._split_by_model(piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
             case "wordpiece":
-                continues = piece.startswith(_CONTINUATION)
-                return self._split_by_wordpiece(piece) if continues else self._tokenizer.encode(piece).tolist()
+                if piece.startswith(CONTINUATION_PREFIX):
+                    return [token.id for token in self._continuing.tokenize(piece)]
+                return self._tokenizer.encode(piece).tolist()
 
     def _split_by_model(self, piece: str) -> list[int]:
         """Split a piece by the model alone, because it is in the form in which text reaches the model."""
         return [token.id for token in self._model.tokenize(piece)]
-
-    def _split_by_wordpiece(self, piece: str) -> list[int]:
-        """Split a continuing piece into the longest known pieces, one after another, as WordPiece does.
-
-        The result is empty if a part of the piece is not known.
-        """
-        rest, found = piece.removeprefix(_CONTINUATION), list[int]()
-        while rest:
-            known = (n for n in range(len(rest), 0, -1) if _CONTINUATION + rest[:n] in self._ids)
-            length = next(known, 0)
-            if not length:
-                return []
-            found.append(self._ids[_CONTINUATION + rest[:length]])
-            rest = rest[length:]
-        return found

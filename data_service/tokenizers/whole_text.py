@@ -26,11 +26,8 @@ def encode_in_windows(
 ) -> tuple[list[PlacedTokens], int]:
     """Return the tokens of each text, and the number of cuts that may have changed tokens.
 
-    Args:
-        encoder: what encodes the texts.
-        texts: the texts.
-        window: characters of a longer text that are encoded at once, besides the overlap.
-        by_word: whether texts of one window may have the places of words.
+    `window`: characters of a longer text that are encoded at once, besides the overlap. `by_word`: whether texts of one
+    window may have the places of words.
     """
     short = iter(encoder.encode_placed([text for text in texts if len(text) <= window], by_word))
     found, cuts = [], 0

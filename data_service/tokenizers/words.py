@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 RULES_VERSION = 2  # newest version of the rules; by version 1, of older corpora, all scripts have spaces
 
 SPACE_MARK = "\u2581"  # SentencePiece's mark for a space before the piece
+CONTINUATION_PREFIX = "##"  # what a piece of WordPiece that does not begin a word begins with
 _PUNCTUATION = frozenset(string.punctuation) - {"'"}
 _LATIN_OR_PUNCTUATION = frozenset(string.ascii_letters + string.digits + string.punctuation)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -89,7 +90,7 @@ def _starts_word_byte_bpe(piece: str, unspaced: bool) -> bool:
 
 
 def _starts_word_wordpiece(piece: str, unspaced: bool) -> bool:
-    rest = piece.removeprefix("##")
+    rest = piece.removeprefix(CONTINUATION_PREFIX)
     return bool(piece) and (rest == piece or (unspaced and _begins_unspaced(rest[:1].encode())))
 
 

@@ -15,8 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.completed import load_with_all_special_tokens
-from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+from data_service.tokenizers.load import load_tokenizer, load_with_all_special_tokens, save_tokenizer
 from data_service.tokenizers.specials import END_OF_DOCUMENT_TOKEN
 from data_service.tokenizers.train import train_tokenizer
 from tests.support.data.all_sorts import documents_of_all_sorts

@@ -217,8 +217,7 @@ def extend(
 
     Example: `maskfleet tokenizer extend bpe-50k/ bpe-medical/ --terms drugs.txt`
     """
-    from data_service.tokenizers.completed import load_with_all_special_tokens
-    from data_service.tokenizers.load import load_tokenizer, save_tokenizer
+    from data_service.tokenizers.load import load_tokenizer, load_with_all_special_tokens, save_tokenizer
     from data_service.tokenizers.vocabulary import extend_tokenizer
     from launcher.app.cli.texts import read_nonblank_lines
     from launcher.errors import OptionError

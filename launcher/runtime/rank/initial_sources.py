@@ -31,8 +31,7 @@ from checkpoints.listing import list_committed
 from checkpoints.load import CheckpointReader
 from checkpoints.verify import find_newest_good
 from data_service.store.base import Store
-from data_service.tokenizers.completed import load_with_all_special_tokens
-from data_service.tokenizers.load import find_tokenizer
+from data_service.tokenizers.load import find_tokenizer, load_with_all_special_tokens
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import ENCODER_PREFIX

@@ -9,17 +9,13 @@ from hypothesis import strategies as st
 
 from data_service.rng import Key, draw_uint32, stream_key
 from data_service.samples.denoising import Denoising, poisson_lengths
-from data_service.samples.make import make_rows
-from data_service.samples.masking import MaskingTables, purpose_key
-from data_service.samples.packing import RowCuts, pack_block
+from data_service.samples.masking import purpose_key
+from data_service.samples.packing import RowCuts
 from data_service.samples.samples import Samples
-from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
-from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, spec_of
+from tests.support.data.corpora import NEVER_MASKED, SPECIAL, random_block
+from tests.support.data.row_settings import PACKED, WORD_STARTS, packed_rows
 
-SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
-PACKINGS = ("full_sentences", "doc_sentences", "contiguous")
-STARTS_WORD = np.random.default_rng(0).random(VOCABULARY) < 0.6
 settings_of_noise = st.builds(
     Denoising,
     rate=st.floats(0.05, 0.8),
@@ -27,17 +23,6 @@ settings_of_noise = st.builds(
     span_mean=st.floats(1, 6),
     permute_sentences=st.booleans(),
 )
-
-
-def spec_with(noise: Denoising, packing: str = "full_sentences", length: int = 64) -> StreamSpec:
-    return spec_of(SOURCE, length=length, masking=noise, input={"packing": packing})
-
-
-def make(block: Block, spec: StreamSpec, key: Key, start: int = 0, stop: int | None = None) -> tuple[RowCuts, Samples]:
-    rows = pack_block(block, spec.input.packing, spec.length)  # type: ignore[arg-type]
-    words = spec.masking.unit == "whole_word"
-    tables = MaskingTables(STARTS_WORD if words else None)
-    return rows, make_rows(block, rows, start, len(rows) if stop is None else stop, spec, key, tables)
 
 
 def form(samples: Samples, row: int) -> list[int]:
@@ -71,7 +56,7 @@ def plainly(block: Block, rows: RowCuts, row: int, noise: Denoising, key: Key) -
             for place in places:
                 token = int(block.tokens[place])
                 fixed = token in NEVER_MASKED
-                if fixed or place == places[0] or fresh or noise.unit == "token" or STARTS_WORD[token]:
+                if fixed or place == places[0] or fresh or noise.unit == "token" or WORD_STARTS[token]:
                     layout.append([])
                     beads += [] if fixed else [layout[-1]]
                 layout[-1].append(token)
@@ -107,35 +92,23 @@ def plainly(block: Block, rows: RowCuts, row: int, noise: Denoising, key: Key) -
     return [*out, *[SPECIAL.mask] * before[number], SPECIAL.sep]
 
 
-@given(st.integers(0, 1000), st.integers(1, 400), st.sampled_from(PACKINGS), settings_of_noise, st.booleans())
+@given(st.integers(0, 1000), st.integers(1, 400), st.sampled_from(PACKED), settings_of_noise, st.booleans())
 def test_the_form_is_that_of_the_plain_statement(
     seed: int, tokens: int, packing: str, noise: Denoising, odd: bool
 ) -> None:
     block, key = random_block(seed=seed, tokens=tokens, sentence=6, document=3), stream_key("plain", seed)
     if odd:
         block.tokens[:: 1 + seed % 17] = SPECIAL.unk  # of the text, and never masked
-    rows, samples = make(block, spec_with(noise, packing), key)
+    rows, samples = packed_rows(block, noise, packing, key=key)
     for row in range(len(rows)):
         assert form(samples, row) == plainly(block, rows, row, noise, key)
     targets = np.flatnonzero(samples.tokens != SPECIAL.unk)
     np.testing.assert_array_equal(samples.target_positions, targets)
     np.testing.assert_array_equal(samples.target_ids, samples.tokens[targets])
-
-
-@given(st.integers(0, 1000), st.integers(1, 900), st.sampled_from(PACKINGS), settings_of_noise)
-def test_the_row_is_whole_and_every_token_of_it_is_a_target(
-    seed: int, tokens: int, packing: str, noise: Denoising
-) -> None:
-    block = random_block(seed=seed, tokens=tokens)
-    _, samples = make(block, spec_with(noise, packing), stream_key("whole", seed))
-    special = np.isin(samples.tokens, NEVER_MASKED)
-    np.testing.assert_array_equal(samples.tokens[~special], block.tokens)
     assert samples.causal is not None
     assert samples.causal.all()
     assert samples.corrupted_offsets is not None
     assert (np.diff(samples.corrupted_offsets) <= np.diff(samples.offsets)).all()
-    assert samples.corrupted is not None
-    assert (np.delete(samples.corrupted, samples.corrupted == SPECIAL.mask) != SPECIAL.mask).all()
 
 
 def test_spans_have_poisson_lengths() -> None:

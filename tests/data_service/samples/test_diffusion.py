@@ -7,21 +7,14 @@ from hypothesis import strategies as st
 
 from data_service.rng import Key, stream_key
 from data_service.samples.diffusion import MIN_MASK_RATE, DiffusionMasking
-from data_service.samples.make import make_rows
-from data_service.samples.packing import PackedInput, pack_block
 from data_service.samples.samples import Samples, join_rows
-from data_service.samples.spec import SourceSpec
 from data_service.types import Block
-from tests.support.data.corpora import NEVER_MASKED, SPECIAL, random_block, spec_of, targets_per_row
-
-SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
-SPEC = spec_of(SOURCE, length=64, masking=DiffusionMasking(), input={"packing": "full_sentences"})
+from tests.support.data.corpora import NEVER_MASKED, SPECIAL, originals, random_block, targets_per_row
+from tests.support.data.row_settings import packed_rows
 
 
-def make(block: Block, key: Key, start: int = 0, stop: int | None = None) -> Samples:
-    assert isinstance(SPEC.input, PackedInput)
-    rows = pack_block(block, SPEC.input.packing, SPEC.length)
-    return make_rows(block, rows, start, len(rows) if stop is None else stop, SPEC, key)
+def make(block: Block, key: Key) -> Samples:
+    return packed_rows(block, DiffusionMasking(), key=key)[1]
 
 
 def rates(samples: Samples) -> np.ndarray:
@@ -35,14 +28,9 @@ def maskable(samples: Samples) -> np.ndarray:
 
 
 @given(st.integers(0, 1000), st.integers(1, 900))
-def test_the_text_is_all_there_and_hidden_tokens_are_masks(seed: int, tokens: int) -> None:
-    block = random_block(seed=seed, tokens=tokens)
-    samples = make(block, stream_key("text", seed))
-    restored = samples.tokens.copy()
-    restored[samples.target_positions] = samples.target_ids
-    special = np.isin(restored, NEVER_MASKED)
-    np.testing.assert_array_equal(restored[~special], block.tokens)
-    assert not special[samples.target_positions].any()
+def test_hidden_tokens_are_masks(seed: int, tokens: int) -> None:
+    samples = make(random_block(seed=seed, tokens=tokens), stream_key("text", seed))
+    special = np.isin(originals(samples), NEVER_MASKED)
     assert (samples.tokens[samples.target_positions] == SPECIAL.mask).all()
     np.testing.assert_array_equal(np.add.reduceat(~special, samples.offsets[:-1]), maskable(samples))
     assert ((rates(samples) >= MIN_MASK_RATE) & (rates(samples) <= 1)).all()
@@ -86,9 +74,9 @@ def test_other_readings_have_other_rates_and_masks() -> None:
     one, other = (make(block, stream_key("epoch", epoch)) for epoch in (0, 1))
     assert (rates(one) != rates(other)).all()
     assert one.target_positions.tolist() != other.target_positions.tolist()
-    assert [SPEC.masking.epoch_of_draws(epoch) for epoch in range(3)] == [0, 1, 2]
+    assert [DiffusionMasking().epoch_of_draws(epoch) for epoch in range(3)] == [0, 1, 2]
 
 
 def test_about_half_of_the_tokens_are_expected(many: Samples) -> None:
-    expected = sum(SPEC.masking.expected_target_count(0, count) for count in maskable(many).tolist())
+    expected = sum(DiffusionMasking().expected_target_count(0, count) for count in maskable(many).tolist())
     assert len(many.target_ids) == pytest.approx(expected, rel=0.02)

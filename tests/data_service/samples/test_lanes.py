@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_service.errors import PlanError
 from data_service.rng import stream_key
-from data_service.samples.lane_rows import DirectedBlockText, LaneRowTokens
+from data_service.samples.lane_rows import DirectedBlockText, LaneRowTokens, lane_text_ranges
 from data_service.samples.lanes import (
     SPECIAL_TOKENS_PER_ROW,
     LaneRows,
@@ -75,9 +75,11 @@ def test_a_row_with_its_own_second_segment_is_its_window(
     expected = [w for window in windows for w in ([window, window[::-1]] if both else [window])]
     assert [list(chain(*segments_of(text, row, reuse))) for row in range(len(rows))] == expected
     assert (text.backward is None) == (not both)
+    of_row, first, stop = lane_text_ranges(block, rows, SPECIAL, KEY)
+    assert of_row.tolist() == list(range(len(rows)))
     for row in range(len(rows)):
         assert not both or text.backward is None or text.backward[row] == row % 2
-        mine = [token for s in rows.token_ranges(row) for token in block.tokens[s.start : s.stop].tolist()]
+        mine = block.tokens[first[row] : stop[row]].tolist()
         assert mine == [token for token in windows[row // rows.directions] if token != SPECIAL.eod]
 
 

@@ -6,35 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data_service.rng import Key, stream_key
-from data_service.samples.make import make_rows
-from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.packing import PackedInput, RowCuts, pack_block
-from data_service.samples.samples import Samples
-from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.rng import stream_key
+from data_service.samples.masking import MlmMasking
 from data_service.types import Block
-from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, random_block, spec_of, targets_per_row
-
-SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
-WORD_STARTS = np.arange(VOCABULARY) % 3 != 0  # about two thirds of the pieces start a word
-
-
-def spec_with(masking: MlmMasking, length: int = 64, packing: str = "full_sentences") -> StreamSpec:
-    return spec_of(SOURCE, length=length, masking=masking, input={"packing": packing})
-
-
-def make(block: Block, spec: StreamSpec, key: Key | None = None) -> tuple[RowCuts, Samples]:
-    assert isinstance(spec.input, PackedInput)
-    rows = pack_block(block, spec.input.packing, spec.length)
-    words = None if spec.masking.unit == "token" else WORD_STARTS
-    return rows, make_rows(block, rows, 0, len(rows), spec, key or stream_key("test"), MaskingTables(words))
-
-
-def originals(samples: Samples) -> np.ndarray:
-    tokens = samples.tokens.copy()
-    tokens[samples.target_positions] = samples.target_ids
-    return tokens
-
+from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, originals, random_block, targets_per_row
+from tests.support.data.row_settings import WORD_STARTS, packed_rows
 
 maskings = st.builds(
     MlmMasking,
@@ -54,22 +30,9 @@ def some_blocks(draw: st.DrawFn) -> Block:
     return block
 
 
-@given(some_blocks(), maskings, st.sampled_from(["full_sentences", "doc_sentences"]))
-def test_the_text_is_all_there_and_nothing_special_is_masked(block: Block, masking: MlmMasking, packing: str) -> None:
-    _, samples = make(block, spec_with(masking, packing=packing))
-    restored = originals(samples)
-    special = np.isin(restored, NEVER_MASKED)
-    np.testing.assert_array_equal(restored[~special], block.tokens[block.tokens != SPECIAL.unk])
-    assert (restored == SPECIAL.unk).sum() == (block.tokens == SPECIAL.unk).sum()
-    assert not special[samples.target_positions].any()
-    assert (np.diff(samples.target_positions) > 0).all()
-    assert (samples.tokens[samples.offsets[:-1]] == SPECIAL.cls).all()
-    assert (samples.tokens[samples.offsets[1:] - 1] == SPECIAL.sep).all()
-
-
 @given(some_blocks(), maskings)
 def test_every_row_has_its_exact_number_of_targets(block: Block, masking: MlmMasking) -> None:
-    rows, samples = make(block, spec_with(masking))
+    rows, samples = packed_rows(block, masking)
     found = targets_per_row(samples)
     maskable = np.add.reduceat(block.tokens != SPECIAL.unk, rows.edges[:-1])
     wanted = masking.rate * (np.diff(samples.offsets) if masking.count_special else maskable)
@@ -91,7 +54,7 @@ def test_every_row_has_its_exact_number_of_targets(block: Block, masking: MlmMas
     st.sampled_from(["whole_word", "ngram", "span"]),
 )
 def test_words_are_masked_whole(block: Block, rate: float, unit: str) -> None:
-    rows, samples = make(block, spec_with(MlmMasking.model_validate({"unit": unit, "rate": rate})))
+    rows, samples = packed_rows(block, MlmMasking.model_validate({"unit": unit, "rate": rate}))
     starts = WORD_STARTS[block.tokens]
     starts[block.sentences[:-1]] = True
     starts[rows.edges[:-1]] = True
@@ -111,8 +74,7 @@ def test_targets_are_uniform_without_replacement() -> None:
         np.arange(0, text * draws + 1, text),
         np.arange(draws + 1),
     )
-    spec = spec_with(MlmMasking(rate=0.25, count="bert"), length=text + 2, packing="doc_sentences")
-    _, samples = make(block, spec)
+    _, samples = packed_rows(block, MlmMasking(rate=0.25, count="bert"), "doc_sentences", text + 2)
     assert (targets_per_row(samples) == 5).all()
     hit = np.zeros((draws, text + 2), dtype=bool)
     hit[np.divmod(samples.target_positions, text + 2)] = True
@@ -136,8 +98,7 @@ def test_positions_are_uniform_in_long_rows_with_hardly_enough_draws() -> None:
         np.arange(0, text * draws + 1, text),
         np.arange(draws + 1),
     )
-    spec = spec_with(MlmMasking(rate=0.8, count="bert"), length=text + 2, packing="doc_sentences")
-    _, samples = make(block, spec)
+    _, samples = packed_rows(block, MlmMasking(rate=0.8, count="bert"), "doc_sentences", text + 2)
     assert (targets_per_row(samples) == 24).all()
     singles = np.bincount(samples.target_positions % (text + 2), minlength=text + 2)[1:-1]
     expected, variance = draws * 0.8, draws * 0.8 * 0.2
@@ -147,7 +108,7 @@ def test_positions_are_uniform_in_long_rows_with_hardly_enough_draws() -> None:
 @pytest.mark.parametrize("unit", ["token", "ngram"])
 def test_replacements_are_eighty_ten_ten_and_random_ids_uniform(unit: str) -> None:
     block = random_block(5, 1_000_000, sentence=40)
-    _, samples = make(block, spec_with(MlmMasking.model_validate({"unit": unit}), length=512))
+    _, samples = packed_rows(block, MlmMasking.model_validate({"unit": unit}), length=512)
     now = samples.tokens[samples.target_positions]
     total = len(now)
     masked, kept = now == SPECIAL.mask, now == samples.target_ids
@@ -167,8 +128,8 @@ def test_replacements_are_eighty_ten_ten_and_random_ids_uniform(unit: str) -> No
 
 
 def test_other_keys_give_other_masks() -> None:
-    block, spec = random_block(4, 20_000), spec_with(MlmMasking())
-    first, second = (make(block, spec, stream_key(key))[1].target_positions for key in (0, 1))
+    block = random_block(4, 20_000)
+    first, second = (packed_rows(block, MlmMasking(), key=stream_key(key))[1].target_positions for key in (0, 1))
     shared = len(np.intersect1d(first, second)) / len(first)
     assert abs(shared - 0.15) < 0.03
 

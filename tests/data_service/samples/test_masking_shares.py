@@ -11,14 +11,13 @@ from data_service.samples.make import make_rows
 from data_service.samples.masking import MaskingTables, MlmMasking
 from data_service.samples.packing import pack_block
 from data_service.samples.samples import Samples
-from data_service.samples.spec import SourceSpec
 from data_service.types import Block
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL, VOCABULARY, spec_of, targets_per_row
+from tests.support.data.row_settings import NOWHERE
 
 ROWS = 50_000
 LEAST, MOST = 20, 40  # tokens of a row
 TEXT_IDS = 250  # the text has ids below this one
-SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
 WORD_STARTS = np.arange(VOCABULARY) % 4 != 0  # three pieces in four start a word
 
 # Frequencies (Zipf's) of ids that the text has not, so that a random token is never the one that stood there.
@@ -40,7 +39,7 @@ def masked_rows(turns: int, **masking: object) -> Iterator[tuple[np.ndarray, Sam
     text = rng.integers(len(NEVER_MASKED), TEXT_IDS, sentences[-1]).astype(np.uint16)
     block = Block(text, sentences, np.arange(ROWS + 1))
     settings = MlmMasking.model_validate(masking)
-    spec = spec_of(SOURCE, length=MOST + 2, masking=settings, input={"packing": "doc_sentences"})
+    spec = spec_of(NOWHERE, length=MOST + 2, masking=settings, input={"packing": "doc_sentences"})
     rows = pack_block(block, "doc_sentences", spec.length)
     words = None if settings.unit == "token" else WORD_STARTS
     unigram = UNIGRAM if settings.replace.random_from == "unigram" else None

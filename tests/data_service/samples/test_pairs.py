@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 from data_service.rng import Key, stream_key
 from data_service.samples import sentence_chunks as chunks
 from data_service.samples.packing import Segments
-from data_service.samples.pairs import (
-    OrderedPairs,
-    SegmentPairs,
-    SentencePairs,
-    TwoSegments,
-    ordered_pairs,
-    segment_pairs,
-    sentence_pairs,
-    two_segments,
-)
+from data_service.samples.pairs import OrderedPairs, SegmentPairs, SentencePairs, TwoSegments
 from data_service.types import Block
 from tests.support.data.corpora import random_block
 
@@ -232,14 +223,14 @@ def test_segment_pairs_are_those_of_the_literal_procedure(
     block: Block, length: int, short: float, random: float, key: Key
 ) -> None:
     config = SegmentPairs(packing="segment_pair", short=short, random=random)
-    assert_rows(segment_pairs(block, config, length, key), literal_segment_pairs(block, config, length, key), length)
+    assert_rows(config.draw_segments(block, length, key), literal_segment_pairs(block, config, length, key), length)
 
 
 @settings(deadline=None)
 @given(blocks, lengths, shares, keys)
 def test_sentence_pairs_are_those_of_the_literal_procedure(block: Block, length: int, random: float, key: Key) -> None:
     config = SentencePairs(packing="sentence_pair", random=random)
-    assert_rows(sentence_pairs(block, config, length, key), literal_sentence_pairs(block, config, length, key), length)
+    assert_rows(config.draw_segments(block, length, key), literal_sentence_pairs(block, config, length, key), length)
 
 
 @settings(deadline=None)
@@ -250,7 +241,7 @@ def test_ordered_pairs_are_those_of_the_literal_procedure(
     config = OrderedPairs.model_validate(
         {"packing": "ordered_pair", "short": short, "swapped": swapped, "lone_sentence": lone_sentence}
     )
-    assert_rows(ordered_pairs(block, config, length, key), literal_ordered_pairs(block, config, length, key), length)
+    assert_rows(config.draw_segments(block, length, key), literal_ordered_pairs(block, config, length, key), length)
 
 
 @settings(deadline=None)
@@ -259,7 +250,7 @@ def test_two_segments_are_those_of_the_literal_procedure(
     block: Block, length: int, single: float, short: float, key: Key
 ) -> None:
     config = TwoSegments(packing="two_segments", single=single, short=short)
-    assert_rows(two_segments(block, config, length, key), literal_two_segments(block, config, length, key), length)
+    assert_rows(config.draw_segments(block, length, key), literal_two_segments(block, config, length, key), length)
 
 
 @settings(deadline=None)

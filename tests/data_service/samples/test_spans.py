@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_service.rng import draw_uint32, stream_key
-from data_service.samples.make import make_rows
-from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.packing import pack_block
+from data_service.samples.masking import MlmMasking
 from data_service.samples.spans import LengthDistribution, ngram_lengths, span_lengths
-from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.types import Block
-from tests.support.data.corpora import SPECIAL, random_block, spec_of
+from tests.support.data.corpora import SPECIAL, random_block
+from tests.support.data.row_settings import WORD_STARTS, packed_rows
 
 DRAWS = 1_000_000
 
@@ -51,8 +49,6 @@ def test_the_extreme_draws_are_the_shortest_and_the_longest() -> None:
         assert lengths.lengths_from_draws(extremes).tolist() == [1, lengths.max_length]
 
 
-SOURCE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
-WORD_STARTS = np.arange(500) % 3 != 0
 START, GOES_ON = 7, 6  # ids of a piece that starts a word and one that does not
 
 Words = list[tuple[int, int]]  # each [first, last + 1) of a row's text
@@ -136,9 +132,7 @@ def test_macberts_ngrams_have_the_published_shares_unless_the_budget_is_small(
     tokens = np.tile(np.array([START, GOES_ON], dtype=np.uint16), text // 2 * rows)
     block = Block(tokens, np.arange(0, len(tokens) + 1, text), np.arange(rows + 1))
     masking = MlmMasking(unit="ngram", ngram_weights=(0.4, 0.3, 0.2, 0.1), count="bert", rate=rate)
-    spec = spec_with(masking, length=text + 2, packing="doc_sentences")
-    cuts = pack_block(block, "doc_sentences", spec.length)
-    targets = make_rows(block, cuts, 0, rows, spec, stream_key("runs"), MaskingTables(WORD_STARTS)).target_positions
+    targets = packed_rows(block, masking, "doc_sentences", text + 2)[1].target_positions
     begins = np.flatnonzero(np.diff(targets, prepend=-2) != 1)
     words = np.bincount(np.diff(begins, append=len(targets)) // 2, minlength=5)
     assert words[1:5] / words.sum() == pytest.approx(shares, abs=0.02)
@@ -175,10 +169,8 @@ def patterns_made(unit: str, rows: int) -> np.ndarray:
     sentences = np.arange(0, TEXT * rows + 1, TEXT // 2)
     block = Block(text, sentences, np.arange(len(sentences)))
     masking = MlmMasking.model_validate({"unit": unit, "rate": RATE, "count": "ceil"})
-    spec = spec_with(masking, length=TEXT + 3)
-    cuts = pack_block(block, "full_sentences", spec.length)
-    assert len(cuts) == rows
-    samples = make_rows(block, cuts, 0, rows, spec, stream_key("book"), MaskingTables(WORD_STARTS))
+    _, samples = packed_rows(block, masking, length=TEXT + 3)
+    assert samples.rows == rows
     row, place = np.divmod(samples.target_positions, TEXT + 3)
     offset = place - 1 - (place > TEXT // 2 + 1)  # less `<s>`, and the separator between the documents
     masks = np.bincount(row, weights=2.0**offset, minlength=rows).astype(np.int64)
@@ -194,9 +186,7 @@ def patterns_made(unit: str, rows: int) -> np.ndarray:
 def test_a_row_lacks_targets_only_where_no_word_fits(block: Block, unit: str, rate: float, longest: int | None) -> None:
     longest = None if unit == "whole_word" else longest
     masking = MlmMasking.model_validate({"unit": unit, "rate": rate, "count": "ceil", "longest": longest})
-    spec = spec_with(masking, packing="doc_sentences")
-    rows = pack_block(block, "doc_sentences", spec.length)
-    samples = make_rows(block, rows, 0, len(rows), spec, stream_key("fits"), MaskingTables(WORD_STARTS))
+    rows, samples = packed_rows(block, masking, "doc_sentences", 32)
     shift = 1 + 2 * np.repeat(np.arange(len(rows)), np.diff(rows.edges))
     hit = np.isin(np.arange(len(block.tokens)) + shift, samples.target_positions)
     begins = WORD_STARTS[block.tokens]
@@ -207,7 +197,3 @@ def test_a_row_lacks_targets_only_where_no_word_fits(block: Block, unit: str, ra
         sizes = np.diff(np.append(starts, last))
         assert left >= 0
         assert left < sizes[~hit[starts]].min(initial=10**6)
-
-
-def spec_with(masking: MlmMasking, length: int = 32, packing: str = "full_sentences") -> StreamSpec:
-    return spec_of(SOURCE, length=length, masking=masking, input={"packing": packing})

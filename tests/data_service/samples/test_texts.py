@@ -8,15 +8,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from data_service.errors import CorpusError
-from data_service.rng import stream_key
 from data_service.samples.make import cut_block, make_rows
 from data_service.samples.samples import Samples
-from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.samples.spec import StreamSpec
 from data_service.types import Block
 from tests.support.data.corpora import SPECIAL, block_of, block_of_pairs, random_block, spec_of
+from tests.support.data.row_settings import KEY, NOWHERE
 
-NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
-KEY = stream_key("test")
 layouts = st.sampled_from(["cls_first", "cls_last"])
 
 

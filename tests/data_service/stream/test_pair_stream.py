@@ -10,20 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.rng import stream_key
-from data_service.samples.make import cut_block, make_rows
+from data_service.samples.make import cut_block, make_rows, token_ranges_of_row
 from data_service.samples.masking import MaskingTables, MlmMasking
-from data_service.samples.packing import RowCuts
-from data_service.samples.spec import SourceSpec
 from data_service.store.open import open_store
 from data_service.stream.counts import RowCounter
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
-from tests.support.data.corpora import SPECIAL, VOCABULARY, originals, random_block, source_of, spec_of, write_corpus
+from tests.support.data.corpora import SPECIAL, originals, random_block, source_of, spec_of, write_corpus
+from tests.support.data.row_settings import KEY, NOWHERE, SEGMENTS, WORD_STARTS
 
-PACKINGS = ["segment_pair", "sentence_pair", "ordered_pair", "two_segments"]
 BLOCKS = [random_block(seed, 900 + 100 * seed) for seed in range(6)]
-NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
-WORD_STARTS = np.arange(VOCABULARY) % 3 != 0
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +28,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 1000), st.sampled_from(PACKINGS))
+@given(st.integers(0, 1000), st.sampled_from(SEGMENTS))
 def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     """[CLS] A [SEP] B [SEP], or [CLS] A [SEP]; B begins after the first separator."""
     spec = spec_of(NOWHERE, length=24, input={"packing": packing})
     block = random_block(seed, 300, sentence=7)
     rows = cut_block(block, spec, stream_key("structure", seed))
-    assert isinstance(rows, RowCuts)
-    made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"))
+    made = make_rows(block, rows, 0, len(rows), spec, KEY)
     tokens = originals(made)
     assert made.segment_starts is not None
     assert made.segment_starts.dtype == np.int32
@@ -47,7 +42,7 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
     for row, (first, last) in enumerate(itertools.pairwise(made.offsets.tolist())):
         expected = [SPECIAL.cls]
         starts = []
-        for stretch in rows.token_ranges(row):
+        for stretch in token_ranges_of_row(block, rows, row, spec, KEY):
             starts.append(len(expected))
             expected += [*block.tokens[stretch].tolist(), SPECIAL.sep]
         assert tokens[first:last].tolist() == expected
@@ -55,18 +50,17 @@ def test_rows_are_laid_out_with_their_segments(seed: int, packing: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 1000), st.sampled_from(PACKINGS))
+@given(st.integers(0, 1000), st.sampled_from(SEGMENTS))
 def test_words_end_with_their_segment_and_sentence(seed: int, packing: str) -> None:
     spec = spec_of(NOWHERE, length=40, input={"packing": packing}, masking=MlmMasking(rate=0.3, unit="whole_word"))
     block = random_block(seed, 300, sentence=7)
     rows = cut_block(block, spec, stream_key("structure", seed))
-    assert isinstance(rows, RowCuts)
-    made = make_rows(block, rows, 0, len(rows), spec, stream_key("test"), MaskingTables(WORD_STARTS))
+    made = make_rows(block, rows, 0, len(rows), spec, KEY, MaskingTables(WORD_STARTS))
     sentences = set(block.sentences.tolist())
     targets = set(made.target_positions.tolist())
     for row in range(len(rows)):
         place = int(made.offsets[row]) + 1
-        for stretch in rows.token_ranges(row):
+        for stretch in token_ranges_of_row(block, rows, row, spec, KEY):
             words: list[list[int]] = []
             for token in stretch:
                 if not words or token in sentences or WORD_STARTS[block.tokens[token]]:

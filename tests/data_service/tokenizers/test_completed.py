@@ -11,8 +11,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from data_service.errors import TokenizerError
-from data_service.tokenizers.completed import complete_from_files, load_with_all_special_tokens
-from data_service.tokenizers.load import from_files, load_tokenizer, save_tokenizer
+from data_service.tokenizers.load import (
+    complete_from_files,
+    from_files,
+    load_tokenizer,
+    load_with_all_special_tokens,
+    save_tokenizer,
+)
 from data_service.tokenizers.tokenizer import Tokenizer
 
 TEXTS = ["the river, the stone", "maples and lanterns", "Zürich 日本 \n\t 12", "[MASK] <s> </s>", ""]

@@ -183,17 +183,17 @@ def written_out(number: int) -> Block:
     return Block(tokens.astype(np.uint16), sentences, np.append(np.arange(0, 90, 7), 90))
 
 
+def originals(samples: Samples) -> np.ndarray:
+    """The tokens of all rows, targets put back."""
+    tokens = samples.tokens.copy()
+    tokens[samples.target_positions] = samples.target_ids
+    return tokens
+
+
 def text_of(samples: Samples) -> np.ndarray:
     """The ordinary tokens of all rows, targets put back."""
     tokens = originals(samples)
     return tokens[~np.isin(tokens, NEVER_MASKED)]
-
-
-def originals(samples: Samples) -> np.ndarray:
-    """All tokens of all rows, targets put back."""
-    tokens = samples.tokens.copy()
-    tokens[samples.target_positions] = samples.target_ids
-    return tokens
 
 
 def targets_per_row(samples: Samples) -> np.ndarray:

@@ -6,9 +6,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from data_service.rng import Key, stream_key
+from data_service.samples.make import cut_block, make_rows
 from data_service.samples.masking import MaskingTables
+from data_service.samples.packing import RowCuts
+from data_service.samples.samples import Samples
 from data_service.samples.similar_words import SimilarPair, dump_similar_words, parse_similar_words
-from data_service.samples.spec import SourceSpec, StreamSpec
+from data_service.samples.spec import Masking, SourceSpec, StreamSpec
 from data_service.stream.stream import Stream
 from data_service.types import Block
 from tests.support.data.corpora import (
@@ -22,8 +26,10 @@ from tests.support.data.corpora import (
 )
 
 NOWHERE = SourceSpec(name="text", uri="nowhere", manifest_fingerprint="f" * 64)
+KEY = stream_key("test")
+WORD_STARTS = np.arange(VOCABULARY) % 3 != 0
 TABLES = MaskingTables(
-    np.arange(VOCABULARY) % 3 != 0,
+    WORD_STARTS,
     np.arange(VOCABULARY),
     parse_similar_words(
         dump_similar_words(
@@ -110,6 +116,16 @@ def tables_for(spec: StreamSpec) -> MaskingTables:
         TABLES.unigram if random_from == "unigram" else None,
         TABLES.similar,
     )
+
+
+def packed_rows(
+    block: Block, masking: Masking, packing: str = "full_sentences", length: int = 64, key: Key = KEY
+) -> tuple[RowCuts, Samples]:
+    """All rows of a block, packed and masked."""
+    spec = spec_of(NOWHERE, length=length, masking=masking, input={"packing": packing})
+    rows = cut_block(block, spec, key)
+    assert isinstance(rows, RowCuts)
+    return rows, make_rows(block, rows, 0, len(rows), spec, key, tables_for(spec))
 
 
 Sources = dict[str, tuple[SourceSpec, ...]]

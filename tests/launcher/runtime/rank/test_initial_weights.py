@@ -18,7 +18,7 @@ from checkpoints.hf.folder import WEIGHTS
 from checkpoints.hf.load import load_pretrained
 from checkpoints.listing import list_committed
 from data_service.store.open import open_store
-from data_service.tokenizers.completed import complete_from_files
+from data_service.tokenizers.load import complete_from_files
 from data_service.tokenizers.vocabulary import extend_tokenizer
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
