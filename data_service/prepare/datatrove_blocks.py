@@ -12,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from data_service.errors import LibraryChanged, PrepareError
+from data_service.formats import StrictRecord
 from data_service.ingest.warc import INSTALL_REMEDY
 from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.quality import FILTER_BY_NAME
@@ -24,13 +25,11 @@ TESTED_VERSIONS = ("0.10.1", "0.11")  # tested versions: from the first to below
 _TRIAL_TEXT = "The bank of the river is where they met, and that is what it has to be. " * 8
 
 
-class GopherQuality(BaseModel):
+class GopherQuality(StrictRecord):
     """Gopher's rules for the quality of a text: number and length of words, symbols, bullets, ellipses, stop words.
 
     `language`: three letters, as datatrove names it, of the rules that find words. Defaults are Gopher's.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["gopher_quality"]
     language: str = "eng"
@@ -46,10 +45,8 @@ class GopherQuality(BaseModel):
     stop_words: tuple[str, ...] | None = None
 
 
-class GopherRepetition(BaseModel):
+class GopherRepetition(StrictRecord):
     """Gopher's rules for repetition: of lines, paragraphs and n-grams within a document."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["gopher_repetition"]
     language: str = "eng"
@@ -59,14 +56,12 @@ class GopherRepetition(BaseModel):
     dup_para_char_frac: float = 0.2
 
 
-class C4Quality(BaseModel):
+class C4Quality(StrictRecord):
     """C4's rules: lines that are short or end in no punctuation go, and documents of too few sentences.
 
     Documents with a curly bracket or "lorem ipsum" anywhere are dropped, as the paper says (1910.10683, section 2.2).
     C4's own code and datatrove look for both only in lines that other rules kept.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["c4_quality"]
     language: str = "eng"
@@ -81,10 +76,8 @@ class C4Quality(BaseModel):
     filter_policy: bool = True
 
 
-class FineWebQuality(BaseModel):
+class FineWebQuality(StrictRecord):
     """FineWeb's own rules: ends of lines, short lines, repeated lines, lists."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["fineweb_quality"]
     language: str = "eng"
@@ -96,7 +89,7 @@ class FineWebQuality(BaseModel):
     new_line_ratio: float = 0.3
 
 
-class UrlFilter(BaseModel):
+class UrlFilter(StrictRecord):
     """Drops documents by their URL: listed domains and URLs, banned words. A document without URL passes.
 
     Attributes:
@@ -104,8 +97,6 @@ class UrlFilter(BaseModel):
         domains, urls, banned_words, banned_subwords, soft_banned_words: more of each.
         soft_word_threshold: number of soft banned words that are too many.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["url_filter"]
     integrated_lists: bool = True

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from data_service.errors import PrepareError
+from data_service.formats import StrictRecord
 from data_service.ingest.warc import INSTALL_REMEDY
 from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.model_file import check_file_hash
@@ -14,7 +15,7 @@ _LABEL_PREFIX = "__label__"
 _DETECTION_CHARACTERS = 20_000  # characters at a document's beginning from which its language is detected
 
 
-class Language(BaseModel):
+class Language(StrictRecord):
     """Drops documents of other languages; writes the language found into those that stay.
 
     Attributes:
@@ -23,8 +24,6 @@ class Language(BaseModel):
         languages: labels that are kept, as the model writes them without `__label__`; empty: all.
         least: smallest probability with which the label must be found.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["language"]
     model: str

@@ -15,8 +15,9 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
+from data_service.formats import StrictRecord
 from data_service.ingest.scan import fold_text, is_blank
 from data_service.ingest.tasks import put_unless_empty
 from data_service.prepare.layout import StoredChunk
@@ -30,7 +31,7 @@ _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")
 MAX_SHOWN_CHARACTERS = 200  # characters of a paragraph that the table shows
 
 
-class DuplicateParagraphs(BaseModel):
+class DuplicateParagraphs(StrictRecord):
     """Cuts lines or paragraphs that more than a number of documents have, over all inputs.
 
     Attributes:
@@ -40,8 +41,6 @@ class DuplicateParagraphs(BaseModel):
         least_words: a document from which something was cut is dropped if fewer words are left.
         listed: number of the most frequent ones that are listed in a table, with their documents.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["duplicate_paragraphs"]
     unit: Literal["line", "paragraph"] = "line"
@@ -122,10 +121,8 @@ class ParagraphHashCollector:
         return HashedParagraphs(key, digest(data), len(data), len(keys))
 
 
-class ListedParagraph(BaseModel):
+class ListedParagraph(StrictRecord):
     """A paragraph of the table. `paragraph`: its first characters; `documents`: number of documents that had it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     paragraph: str
     documents: int

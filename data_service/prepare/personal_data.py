@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from data_service.formats import StrictRecord
 from data_service.prepare.documents import Document
 
 MAX_OUTLINE_NUMBER = 30
@@ -45,10 +44,8 @@ _NUMBERING_BEFORE = re.compile(
 _IPV6_GROUP_BEFORE = re.compile(r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z")
 
 
-class Pii(BaseModel):
+class Pii(StrictRecord):
     """Replaces e-mail addresses with a domain name, and public IP addresses of both versions; drops nothing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["pii"]
     emails: bool = True

@@ -5,20 +5,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from data_service.corpus.manifest import StoredFile
 from data_service.corpus.origin import MAX_VALUES, OTHER_VALUES_LABEL, IndexedSplit, StageCounts, by_count
+from data_service.formats import StrictRecord
 from data_service.prepare.passes import PassReceipt
 from data_service.store.base import Store
 
 FORMAT_VERSION = 1
 
 
-class SourceCounts(BaseModel):
+class SourceCounts(StrictRecord):
     """What became of a source's documents. `dropped`: number by stage and reason."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     documents_read: int
     documents_kept: int
@@ -28,7 +27,7 @@ class SourceCounts(BaseModel):
     dropped: dict[str, dict[str, int]]
 
 
-class Statistics(BaseModel):
+class Statistics(StrictRecord):
     """What a preparation did.
 
     Attributes:
@@ -44,8 +43,6 @@ class Statistics(BaseModel):
         searched: evaluation splits whose texts were searched for, so that no kept document holds them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     format: int = FORMAT_VERSION
     preparation: dict[str, object]
     documents_read: int
@@ -56,10 +53,10 @@ class Statistics(BaseModel):
     sources: dict[str, SourceCounts]
     languages: dict[str, int]
     licences: dict[str, int]
-    lengths_read: dict[int, int] = {}
-    lengths_kept: dict[int, int] = {}
+    lengths_read: dict[int, int] = Field(default_factory=dict)
+    lengths_kept: dict[int, int] = Field(default_factory=dict)
     parts: dict[str, StoredFile]
-    searched: list[IndexedSplit] = []
+    searched: list[IndexedSplit] = Field(default_factory=list)
 
 
 def gather_statistics(
