@@ -106,7 +106,7 @@ class Preparation(StrictRecord):
 
     @model_validator(mode="after")
     def _check_single_cluster_stage(self) -> Self:
-        stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops_copies]
+        stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and stage.keep == "all"]
         if len(stages) > 1:
             raise ValueError(
                 "two stages near_duplicates have `keep: all`, but a document is in one recorded cluster: set it in "

@@ -94,15 +94,6 @@ class ExactDuplicates(StrictRecord):
 
     stage: Literal["exact_duplicates"]
 
-    @property
-    def drop_reason(self) -> str:
-        return "copy"
-
-    @property
-    def drops_copies(self) -> bool:
-        """Whether copies are dropped."""
-        return True
-
 
 class NearDuplicates(StrictRecord):
     """Of documents whose texts are nearly the same, over all inputs, keeps the first in input order, or all of them.
@@ -118,15 +109,6 @@ class NearDuplicates(StrictRecord):
     keep: Literal["first", "all"] = Field(default="first", exclude_if=lambda keep: keep == "first")
     similarity: float = Field(default=0.8, ge=0.3, le=0.98)
     words: int = Field(default=5, ge=1, le=64)
-
-    @property
-    def drop_reason(self) -> str:
-        return "near_copy"
-
-    @property
-    def drops_copies(self) -> bool:
-        """Whether copies are dropped."""
-        return self.keep == "first"
 
 
 DocumentStage = (
