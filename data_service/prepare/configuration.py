@@ -11,7 +11,7 @@ from data_service.formats import StrictRecord
 from data_service.ingest import mediawiki, warc
 from data_service.ingest.configuration import FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY
 from data_service.ingest.encodings import UTF_8, python_encoding_name
-from data_service.ingest.file_kinds import PREPARATION_KEY, UnreadFile
+from data_service.ingest.file_kinds import PREPARATION_KEY
 from data_service.ingest.inputs import InputListing, list_inputs, refuse_inputs_in_output
 from data_service.ingest.options import MIB, BuildOptions, describe_differences
 from data_service.ingest.tasks import hash_strings
@@ -152,11 +152,6 @@ def list_input_files(preparation: Preparation, store: Store) -> list[InputListin
                     remedy="name each file under one source",
                 )
     return listings
-
-
-def unread_files(listings: list[InputListing]) -> list[UnreadFile]:
-    """Return the files among the inputs that are not read."""
-    return [item for listing in listings for item in listing.left_out]
 
 
 def describe_identity(preparation: Preparation, listings: list[InputListing]) -> dict[str, object]:

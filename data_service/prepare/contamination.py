@@ -12,7 +12,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -212,7 +212,7 @@ def make_decontamination_filter(
         if not found:
             return document
         if stage.found == "cut" and (rest := _remove_matching_lines(document.text, index)):
-            return CutDecision(document.with_text(rest), found[0][0])
+            return CutDecision(replace(document, text=rest), found[0][0])
         named = ", ".join(f"{split} {number}" for split, number in found[:_MAX_LISTED_TEXTS])
         more = f" and {len(found) - _MAX_LISTED_TEXTS} more" if len(found) > _MAX_LISTED_TEXTS else ""
         return DropDecision(found[0][0], f"examples {named}{more}")

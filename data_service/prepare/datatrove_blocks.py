@@ -7,11 +7,13 @@ quality have the block's settings, and `quality.py` decides as the block would.
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any, Literal
 
+from packaging.specifiers import SpecifierSet
 from pydantic import Field
 
 from data_service.errors import LibraryChanged, PrepareError
@@ -21,7 +23,7 @@ from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.quality import FILTER_BY_NAME
 from data_service.prepare.words import get_splitter
 
-TESTED_VERSIONS = ("0.10.1", "0.11")  # tested versions: from the first to below the second
+_TESTED_VERSIONS = SpecifierSet(">=0.10.1,<0.11")
 _TRIAL_TEXT = "The bank of the river is where they met, and that is what it has to be. " * 8
 
 
@@ -146,10 +148,9 @@ def _check_version(stage: str) -> None:
         found = version("datatrove")
     except PackageNotFoundError as error:
         raise PrepareError(f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL_REMEDY) from error
-    first, below = (_version_numbers(bound) for bound in TESTED_VERSIONS)
-    if not first <= _version_numbers(found) < below:
+    if found not in _TESTED_VERSIONS:
         raise LibraryChanged(
-            f"stage {stage} was tested with datatrove {' to below '.join(TESTED_VERSIONS)}, and {found} is installed",
+            f"stage {stage} was tested with datatrove {_TESTED_VERSIONS}, and {found} is installed",
             remedy=INSTALL_REMEDY,
         )
 
@@ -177,14 +178,13 @@ def _check_script(stage: str, language: str) -> None:
             )
 
 
-def _version_numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in name.split(".")[:3] if part.isdigit())
-
-
 def _make_filter(stage: DatatroveFilter) -> Callable[[Document], Document | DropDecision]:
-    block = _make_block(stage)
+    from datatrove.pipeline import filters
+
     if isinstance(stage, UrlFilter):
-        return partial(_decide_by_url, block)
+        return partial(_decide_by_url, _url_filter(stage))
+    theirs = getattr(filters, f"{type(stage).__name__}Filter")  # our classes have the names of theirs
+    block = theirs(**stage.model_dump(exclude={"stage"}, exclude_none=True))
     check = FILTER_BY_NAME[stage.stage](block, get_splitter(stage.language))
 
     def filter_document(document: Document) -> Document | DropDecision:
@@ -198,7 +198,7 @@ def _make_filter(stage: DatatroveFilter) -> Callable[[Document], Document | Drop
             return DropDecision(reason)
         if not left.strip():
             return DropDecision("empty")
-        return document if left == text else document.with_text(left)
+        return document if left == text else replace(document, text=left)
 
     return filter_document
 
@@ -217,23 +217,6 @@ def _page_drop_reason(stage: C4Quality, text: str) -> str:
     if stage.filter_lorem_ipsum and "lorem ipsum" in text.lower():
         return "lorem_ipsum"
     return "curly_bracket" if stage.filter_curly_bracket and "{" in text else ""
-
-
-def _make_block(stage: DatatroveFilter) -> Any:
-    from datatrove.pipeline import filters
-
-    settings = stage.model_dump(exclude={"stage"}, exclude_none=True)
-    match stage:
-        case GopherQuality():
-            return filters.GopherQualityFilter(**settings)
-        case GopherRepetition():
-            return filters.GopherRepetitionFilter(**settings)
-        case C4Quality():
-            return filters.C4QualityFilter(**settings)
-        case FineWebQuality():
-            return filters.FineWebQualityFilter(**settings)
-        case UrlFilter():
-            return _url_filter(stage)
 
 
 def _url_filter(stage: UrlFilter) -> Any:

@@ -6,6 +6,7 @@ one range of all chunks, and writes for each chunk which of its hashes are frequ
 no more hashes than the chunk has. Sums depend neither on the order of tasks nor on who computes them.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +14,11 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_service.ingest.deduplicate import partition_ranges
 from data_service.ingest.tasks import hash_strings, put_unless_empty
-from data_service.prepare.documents import parquet_bytes
 from data_service.prepare.layout import (
     BUCKET_COUNT,
     BucketsTask,
@@ -118,4 +119,7 @@ def plan_paragraph_cuts(task: CountParagraphsTask, counted: Sequence[CountParagr
 def encode_paragraph_table(listed: Sequence[ListedParagraph]) -> bytes:
     """Return the table of the most frequent paragraphs as Parquet, the most frequent first."""
     ordered = sorted(listed, key=lambda each: (-each.documents, each.paragraph))
-    return parquet_bytes(pa.Table.from_pylist([each.model_dump() for each in ordered], schema=_TABLE_SCHEMA))
+    file = io.BytesIO()
+    table = pa.Table.from_pylist([each.model_dump() for each in ordered], schema=_TABLE_SCHEMA)
+    pq.write_table(table, file, compression="zstd")
+    return file.getvalue()

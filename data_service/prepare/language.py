@@ -1,6 +1,7 @@
 """Finds the language of a document with a fastText model, which is given as a file and its hash."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
@@ -59,6 +60,6 @@ def make_language_filter(stage: Language) -> Callable[[Document], Document | Dro
             return DropDecision("unsure", f"{found} {share:.3f}")
         if stage.languages and found not in stage.languages:
             return DropDecision("other_language", f"{found} {share:.3f}")
-        return document.with_language(found)
+        return replace(document, language=found)
 
     return filter_document

@@ -148,6 +148,30 @@ def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
     return sink.finish(store, task, hashed).model_copy(update={"content": content.hexdigest()})
 
 
+class HashContentTask(ReadTask):
+    """The task of reading a chunk of a complete output again, to know whether its documents changed since."""
+
+    stage: ClassVar[str] = "content"
+
+
+class ContentReceipt(TaskReceipt):
+    """The hash of the documents of a chunk, as in `PassReceipt.content`."""
+
+    content: str
+
+
+def hash_chunk(task: HashContentTask, store: Store) -> ContentReceipt:
+    """Read a chunk and hash its documents; return the receipt. Nothing else is written.
+
+    Raises:
+        InputError, StoreError: as `read_records`.
+    """
+    content = blake2b(digest_size=16)
+    for _, found in read_documents(task):
+        content.update(encode_content(found))
+    return ContentReceipt(source=task.source, content=content.hexdigest())
+
+
 def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | DroppedDocument]]:
     """Yield (place, document) of all documents of a chunk; empty and bad ones are dropped."""
     named = task.options.metadata_fields or ()
@@ -223,7 +247,7 @@ def _cut_paragraphs(
             sink.record_dropped(DroppedDocument(found.id, found.source, label, "little_left", detail))
         else:
             sink.counts.changed[label] += 1
-            sink.apply_filters(found.with_text(text))
+            sink.apply_filters(replace(found, text=text))
     return cutter.listed
 
 

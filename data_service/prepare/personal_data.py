@@ -9,6 +9,7 @@ An address stands alone: it is no part of a longer word or dotted number. Four n
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Literal
 
@@ -60,7 +61,7 @@ class Pii(StrictRecord):
             text = _EMAIL_PATTERN.sub(self._replace_email, text)
         if self.ips:
             text = "".join(self._parts_without_ips(text))
-        return document if text == document.text else document.with_text(text)
+        return document if text == document.text else replace(document, text=text)
 
     def _replace_email(self, found: re.Match[str]) -> str:
         before = _PUNCTUATION_BEFORE_EMAIL.match(found[1])

@@ -41,16 +41,18 @@ from data_service.prepare.configuration import (
     short_hash,
 )
 from data_service.prepare.contamination import indexed_splits
-from data_service.prepare.content import ContentReceipt, HashContentTask, hash_chunk
 from data_service.prepare.frequent_paragraphs import encode_paragraph_table
 from data_service.prepare.layout import DROPPED_PREFIX, PARAGRAPHS_PREFIX, PrepareLayout
 from data_service.prepare.paragraphs import ParagraphCuts
 from data_service.prepare.passes import (
     READ_STAGE,
+    ContentReceipt,
+    HashContentTask,
     LaterPassTask,
     PassReceipt,
     PreparePass,
     ReadTask,
+    hash_chunk,
     read_chunk,
     read_documents,
     run_later_pass,
