@@ -125,7 +125,7 @@ class ValueCounter:
     """Counts documents by source, licence and language."""
 
     def __init__(self) -> None:
-        self._counts: ValueCounts = Field(default_factory=dict)
+        self._counts: ValueCounts = {}
 
     def add(self, provenance: Provenance, tokens: int) -> None:
         """Count a document of so many tokens."""

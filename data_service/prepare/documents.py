@@ -138,11 +138,8 @@ class RowsWriter:
     def _flush(self) -> None:
         if not self._rows:
             return
-        columns = [[getattr(row, name) for row in self._rows] for name in self._schema.names]
-        table = pa.Table.from_arrays(
-            [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)],
-            schema=self._schema,
-        )
+        columns = {name: [getattr(row, name) for row in self._rows] for name in self._schema.names}
+        table = pa.Table.from_pydict(columns, schema=self._schema)
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
         self._writer.write_table(table)
