@@ -41,11 +41,6 @@ class StoredTable(BaseModel):
     key: str
     digests: dict[str, str]
 
-    @property
-    def size_bytes(self) -> int:
-        """Number of bytes of the object."""
-        return self.blocks * sum(np.dtype(kind).itemsize for kind in DTYPES.values())
-
 
 def describe_stored_table(table: BlockTable, split: str) -> StoredTable:
     """Return what the manifest says of `table` once `write_columns` has stored it. `split`: name of its split."""
@@ -95,13 +90,10 @@ class StoredColumns(Mapping[str, NDArray[Any]]):
         return self._stored.key
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        column = self._kept.get(name)
-        if column is None:
-            with self._lock:
-                column = self._kept.get(name)
-                if column is None:
-                    column = self._kept[name] = self._read_column(name)
-        return column
+        with self._lock:
+            if name not in self._kept:
+                self._kept[name] = self._read_column(name)
+            return self._kept[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(DTYPES)

@@ -58,46 +58,6 @@ class VerifyReport:
     damage: tuple[Damage, ...]
 
 
-def verify_files(
-    store: Store, manifest: CorpusManifest, report: ReportBytes = lambda read, total: None
-) -> VerifyReport:
-    """Read and verify every byte that the manifest describes, and look for files that it does not list.
-
-    Args:
-        store: store at the corpus root.
-        manifest: the corpus's manifest.
-        report: function that is called, from several threads, with the number of bytes just read and the total number.
-
-    Raises:
-        StoreError: the store cannot be read. Missing and truncated files are reported as damage instead.
-    """
-    total = sum(manifest.shard_sizes.values()) + sum(file.size for file in manifest.provenance.values())
-
-    def report_read_bytes(read: int) -> None:
-        report(read, total)
-
-    blocks = {**_blocks_by_shard(manifest.train), **_blocks_by_shard(manifest.heldout)}
-    with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
-        shards = threads.map(
-            lambda key: list(_verify_shard(store, manifest, key, blocks[key], report_read_bytes)),
-            manifest.shard_sizes,
-        )
-        damage = [found for shard in shards for found in shard]
-    damage += [
-        *_verify_tokenizer_and_sidecars(store, manifest),
-        *_verify_removals(store, manifest),
-        *_find_unlisted_files(store, manifest),
-    ]
-    if not damage and manifest.fingerprint != manifest.computed_fingerprint:
-        damage.append(Damage(MANIFEST_KEY, "its fingerprint is not that of its blocks"))
-    return VerifyReport(
-        shards=len(manifest.shard_sizes),
-        blocks=len(manifest.train) + len(manifest.heldout),
-        bytes=total,
-        damage=tuple(damage),
-    )
-
-
 def _verify_shard(
     store: Store,
     manifest: CorpusManifest,
@@ -269,16 +229,42 @@ def open_part(corpus: Corpus, number: int) -> Corpus:
 
 
 def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> VerifyReport:
-    """Read and verify every byte of a corpus: manifest, tokenizer, blocks, and the bytes between and after them.
+    """Read and verify every byte of a corpus: manifest, tokenizer, blocks, and the bytes between and after them. Look
+    for files that the manifest does not list.
 
-    `report`: as for `verify_files`.
+    `report`: function that is called, from several threads, with the number of bytes just read and the total number.
 
     Raises:
         CorpusError: the manifest is missing or damaged, so nothing can be verified against it.
-        StoreError: the store cannot be read.
+        StoreError: the store cannot be read. Missing and truncated files are reported as damage instead.
     """
     corpus = open_corpus(uri)
-    return verify_files(corpus.store, corpus.manifest, report)
+    store, manifest = corpus.store, corpus.manifest
+    total = sum(manifest.shard_sizes.values()) + sum(file.size for file in manifest.provenance.values())
+
+    def report_read_bytes(read: int) -> None:
+        report(read, total)
+
+    blocks = {**_blocks_by_shard(manifest.train), **_blocks_by_shard(manifest.heldout)}
+    with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
+        shards = threads.map(
+            lambda key: list(_verify_shard(store, manifest, key, blocks[key], report_read_bytes)),
+            manifest.shard_sizes,
+        )
+        damage = [found for shard in shards for found in shard]
+    damage += [
+        *_verify_tokenizer_and_sidecars(store, manifest),
+        *_verify_removals(store, manifest),
+        *_find_unlisted_files(store, manifest),
+    ]
+    if not damage and manifest.fingerprint != manifest.computed_fingerprint:
+        damage.append(Damage(MANIFEST_KEY, "its fingerprint is not that of its blocks"))
+    return VerifyReport(
+        shards=len(manifest.shard_sizes),
+        blocks=len(manifest.train) + len(manifest.heldout),
+        bytes=total,
+        damage=tuple(damage),
+    )
 
 
 @dataclass(frozen=True)

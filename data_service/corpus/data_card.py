@@ -7,12 +7,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from pydantic import BaseModel, ConfigDict
-
 from data_service.corpus.corpus import Corpus, open_part
 from data_service.corpus.manifest import CorpusManifest
 from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, StageCounts, by_count
 from data_service.corpus.removals import load_removals
+from data_service.formats import StrictRecord
 from data_service.printable import mask_secrets, one_line
 from data_service.tokenizers.loss import KINDS, TextLoss, describe_loss
 
@@ -20,18 +19,14 @@ _LISTED_VALUES = 50  # values of a field that a table lists
 _LISTED_PATTERNS = 20  # input patterns that a card lists
 
 
-class _CardObject(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Amount(_CardObject):
+class Amount(StrictRecord):
     """An amount of text."""
 
     documents: int
     tokens: int
 
 
-class CardRemoval(_CardObject):
+class CardRemoval(StrictRecord):
     """A removal. `at`: in seconds since 1970."""
 
     at: int
@@ -39,7 +34,7 @@ class CardRemoval(_CardObject):
     removed: Amount
 
 
-class BuiltPart(_CardObject):
+class BuiltPart(StrictRecord):
     """What one build states: of the whole corpus, or of one of the corpora that were merged.
 
     Attributes:
@@ -62,7 +57,7 @@ class BuiltPart(_CardObject):
     loss: TextLoss | None
 
 
-class DataCard(_CardObject):
+class DataCard(StrictRecord):
     """What a corpus states of itself.
 
     Attributes:

@@ -9,10 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Self, overload
+from typing import Annotated, Any, Literal, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt, StringConstraints
 
 from data_service.corpus.origin import Origin
 from data_service.corpus.words import Segmentation
@@ -23,6 +24,8 @@ from data_service.tokenizers.loss import TextLoss
 MIN_DOCUMENTS_TO_HASH_TOKENS = 64
 """Number of held-out documents from which on a build divides text with unknown words by its tokens, unless the rule is
 given (`HeldoutRule.by_tokens`)."""
+
+HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]  # a blake2b hash of 16 bytes
 
 BUILD_FOLDER = "build/"
 CONFIGURATION_KEY = "build/configuration.json"
@@ -89,10 +92,10 @@ def sidecar_key(shard: str) -> str:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a corpus. `size`: in bytes; `digest`: blake2b hash of its bytes (16 bytes, hex)."""
+    """A file of a corpus. `size`: in bytes; `digest`: blake2b hash of its bytes."""
 
-    size: int
-    digest: str
+    size: NonNegativeInt
+    digest: HexDigest
 
 
 @dataclass(frozen=True)
@@ -344,8 +347,7 @@ class CorpusManifest:
     @property
     def keeps_white_space(self) -> bool:
         """Whether a document's tokens are those of its whole text, with its white space. In corpora of earlier rules,
-        and of `lines: join`, lines are joined by one space.
-        """
+        and of `lines: join`, lines are joined by one space."""
         return self._rules_version >= 3 and self.options.get("lines") != "join"
 
     @property
@@ -380,9 +382,7 @@ class CorpusManifest:
         content.update(json.dumps(identity, sort_keys=True).encode())
         for table in (self.train, self.heldout):
             content.update(json.dumps([len(table), table.shards, list(table.digest)]).encode())
-            for column in (table.shard, table.offset, table.length):
-                content.update(column.astype("<i8").tobytes())
-            for column in (table.tokens, table.sentences, table.documents):
+            for column in (table.shard, table.offset, table.length, table.tokens, table.sentences, table.documents):
                 content.update(column.astype("<i8").tobytes())
         content.update(self.unigram.astype("<i8").tobytes())
         return content.hexdigest()

@@ -7,11 +7,11 @@ part of the JSON (`data_service.corpus.block_columns`); it holds their digests, 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, model_validator
 
 from data_service.corpus.block_columns import (
     MIN_BLOCKS_STORED_APART,
@@ -29,6 +29,7 @@ from data_service.corpus.manifest import (
     CorpusPart,
     Digests,
     HeldoutRule,
+    HexDigest,
     PairTexts,
     StoredFile,
     sidecar_key,
@@ -46,8 +47,6 @@ NEWEST_MANIFEST_VERSION = 6
 # merged corpus, 4 tables of blocks in objects of their own, 5 held-out clusters, 6 what the tokenizer
 # loses of the text.
 _FORMAT = "maskfleet-corpus"
-
-HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 
 
 class _ManifestObject(BaseModel):
@@ -74,16 +73,6 @@ class _InlineTable(_ManifestObject):
         return self
 
 
-class _StoredFile(_ManifestObject):
-    size: NonNegativeInt
-    digest: HexDigest
-
-
-class _PartRecord(_ManifestObject):
-    uri: str
-    digest: str
-
-
 class _ManifestContent(_ManifestObject):
     tokenizer_hash: str
     vocab_size: NonNegativeInt
@@ -102,9 +91,9 @@ class _ManifestContent(_ManifestObject):
     left_out: tuple[str, ...] = ()
     pairs: PairTexts | None = None
     words: Segmentation | None = None
-    provenance: dict[str, _StoredFile] = {}
+    provenance: dict[str, StoredFile] = {}
     fingerprint: str = ""
-    parts: list[_PartRecord] = []
+    parts: tuple[CorpusPart, ...] = ()
     origin: Origin | None = None
     loss: TextLoss | None = None
 
@@ -133,10 +122,8 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         "tokenizer_hash": manifest.tokenizer_hash,
         "vocab_size": manifest.vocab_size,
         "heldout_fraction": manifest.heldout_fraction,
-        "train": describe_stored_table(manifest.train, "train").model_dump() if apart else _dump_table(manifest.train),
-        "heldout": describe_stored_table(manifest.heldout, "heldout").model_dump()
-        if apart
-        else _dump_table(manifest.heldout),
+        "train": _dump_table(manifest.train, "train", apart=apart),
+        "heldout": _dump_table(manifest.heldout, "heldout", apart=apart),
         "unigram": manifest.unigram.tolist(),
         "shard_sizes": manifest.shard_sizes,
         "shard_digests": manifest.shard_digests,
@@ -249,7 +236,9 @@ def no_corpus_error(uri: str) -> CorpusError:
     )
 
 
-def _dump_table(table: BlockTable) -> dict[str, object]:
+def _dump_table(table: BlockTable, split: str, *, apart: bool) -> dict[str, object]:
+    if apart:
+        return describe_stored_table(table, split).model_dump()
     columns = {name: table.columns[name].tolist() for name in DTYPES if name != "digest"}
     return {"shards": table.shards, **columns, "digest": list(table.digest)}
 
@@ -270,8 +259,6 @@ def _to_manifest(content: _ManifestContent, store: Store) -> CorpusManifest:
         "train": _to_table(content.train, store),
         "heldout": _to_table(content.heldout, store),
         "unigram": np.array(content.unigram, dtype=np.int64),
-        "provenance": {key: StoredFile(file.size, file.digest) for key, file in content.provenance.items()},
-        "parts": tuple(CorpusPart(part.uri, part.digest) for part in content.parts),
     }
     return CorpusManifest(**(fields | converted), recorded=content.fingerprint)
 

@@ -6,20 +6,17 @@ say, of documents with provenance how many there are of each source, licence and
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from data_service.corpus.provenance import Provenance, ProvenanceField
+from data_service.formats import StrictRecord
 
 COUNTED_FIELDS: tuple[ProvenanceField, ...] = ("source", "licence", "language")
 OTHER_VALUES_LABEL = "(others)"
 MAX_VALUES = 1000  # values of a field that are counted by name; the rest is counted together
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class StageCounts(_Frozen):
+class StageCounts(StrictRecord):
     """What a stage of a preparation did.
 
     Attributes:
@@ -43,7 +40,7 @@ class StageCounts(_Frozen):
     characters_cut: int = Field(default=0, exclude_if=lambda count: not count)
 
 
-class IndexedSplit(_Frozen):
+class IndexedSplit(StrictRecord):
     """A split of a task whose texts are in an index of evaluation texts.
 
     Attributes:
@@ -59,14 +56,14 @@ class IndexedSplit(_Frozen):
     digest: str
 
 
-class PreparedSource(_Frozen):
+class PreparedSource(StrictRecord):
     """A source of a preparation. `files`: files, folders and globs; `documents`: number that were kept."""
 
     files: list[str]
     documents: int
 
 
-class PreparedInput(_Frozen):
+class PreparedInput(StrictRecord):
     """An output of `corpus prepare` from which a corpus was built.
 
     Attributes:
@@ -89,14 +86,14 @@ class PreparedInput(_Frozen):
     sources: dict[str, PreparedSource]
     stages: list[StageCounts]
     settings: list[dict[str, object]]
-    searched: list[IndexedSplit] = []
+    searched: list[IndexedSplit] = Field(default_factory=list)
 
 
 ValueCounts = dict[ProvenanceField, dict[str, tuple[int, int]]]
 """Numbers of documents and of tokens by value, for each of the fields in `COUNTED_FIELDS` that is recorded."""
 
 
-class Origin(_Frozen):
+class Origin(StrictRecord):
     """Where the text of a corpus comes from.
 
     Attributes:
@@ -106,8 +103,8 @@ class Origin(_Frozen):
         unprepared: number of other input files.
     """
 
-    values: ValueCounts = {}
-    prepared: list[PreparedInput] = []
+    values: ValueCounts = Field(default_factory=dict)
+    prepared: list[PreparedInput] = Field(default_factory=list)
     unprepared: int = 0
 
     @property

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal, NamedTuple, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from data_service.formats import StrictRecord
 
 ProvenanceField = Literal["id", "source", "url", "licence", "language", "date"]
 PROVENANCE_FIELDS: tuple[ProvenanceField, ...] = get_args(ProvenanceField)
@@ -53,10 +55,8 @@ class DuplicateCluster(NamedTuple):
     name: str | None
 
 
-class InputConstants(BaseModel):
+class InputConstants(StrictRecord):
     """Values for all documents of the files whose URIs match the pattern `inputs`, which lack them otherwise."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     inputs: str = "*"
     source: str | None = _OPTIONAL_TEXT_FIELD
@@ -71,7 +71,7 @@ class InputConstants(BaseModel):
         return value
 
 
-class ProvenanceOptions(BaseModel):
+class ProvenanceOptions(StrictRecord):
     """The fields of a record, or columns of a table, that say what is known of a document.
 
     Attributes:
@@ -82,8 +82,6 @@ class ProvenanceOptions(BaseModel):
             out, those that lack the value, too.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     id: str | None = _OPTIONAL_TEXT_FIELD
     source: str | None = _OPTIONAL_TEXT_FIELD
     url: str | None = _OPTIONAL_TEXT_FIELD
@@ -92,7 +90,7 @@ class ProvenanceOptions(BaseModel):
     date: str | None = _OPTIONAL_TEXT_FIELD
     constants: tuple[InputConstants, ...] = ()
     may_lack: tuple[ProvenanceField, ...] = ()
-    only: dict[ProvenanceField, ValuePatterns] = {}
+    only: dict[ProvenanceField, ValuePatterns] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_recorded_fields(self) -> Self:

@@ -95,15 +95,8 @@ class SidecarWriter:
             + [pa.field(name, pa.string()) for name in PROVENANCE_FIELDS]
         )
         rows, self._rows = self._rows, []
-        columns: list[Sequence[object]] = [
-            [row.block for row in rows],
-            [row.document for row in rows],
-            [row.start for row in rows],
-            [row.tokens for row in rows],
-            *([row.provenance[index] for row in rows] for index in range(len(PROVENANCE_FIELDS))),
-        ]
-        batch = pa.record_batch(
-            [pa.array(values, kind.type) for values, kind in zip(columns, schema, strict=True)], schema=schema
+        batch = pa.RecordBatch.from_pylist(
+            [{name: getattr(row, name) for name in numbers} | row.provenance._asdict() for row in rows], schema=schema
         )
         if self._writer is None:
             self._file = self.path.open("wb")

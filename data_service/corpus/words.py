@@ -18,10 +18,11 @@ from typing import Any, Literal, Self, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from data_service.characters import is_white_space
 from data_service.errors import InputError
+from data_service.formats import StrictRecord
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store_of_file
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
@@ -30,7 +31,7 @@ from data_service.types import LEVELS, Level
 SegmenterName = Literal["jieba", "longest_match", "field"]
 
 
-class WordOptions(BaseModel):
+class WordOptions(StrictRecord):
     """Options for finding words and other units of the text.
 
     Attributes:
@@ -44,8 +45,6 @@ class WordOptions(BaseModel):
             words, or words separated by spaces.
         lexicon: URI of a file of entities and phrases (`text <TAB> entity` or `text <TAB> phrase` a line).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     segmenter: SegmenterName | None = "jieba"
     dictionary: str | None = None
@@ -76,7 +75,7 @@ class WordOptions(BaseModel):
         return {name: uri for name, uri in named.items() if uri is not None}
 
 
-class Segmentation(BaseModel):
+class Segmentation(StrictRecord):
     """The segmentation that decided where units begin in a corpus. It is part of the corpus's identity.
 
     Attributes:
@@ -85,8 +84,6 @@ class Segmentation(BaseModel):
         field: name of the input's field that held the words; None if they came from elsewhere.
         dictionary, user_words, lexicon: sha256 (hex) of each file of words; None if it was not given.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     segmenter: SegmenterName | None
     version: str

@@ -24,7 +24,7 @@ from data_service.corpus.manifest import (
 from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.origin import Origin, join_value_counts
 from data_service.corpus.words import Segmentation
-from data_service.corpus.written import WrittenShard, concatenate_shard_tables
+from data_service.corpus.writer import WrittenShard, concatenate_shard_tables
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions, describe_differences

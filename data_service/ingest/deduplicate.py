@@ -116,10 +116,10 @@ def partition_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Ite
         yield tuple(_bucket_slice(key, buckets[first], buckets[stop]) for key, buckets in starts)
 
 
-def partition_ranges(documents: int, max_documents: int) -> list[tuple[int, int]]:
-    """Return the ranges of first bytes of hashes, each of about `max_documents` documents."""
-    count = min(HASH_BUCKETS, max(1, -(-documents // max_documents)))
-    return list(pairwise(HASH_BUCKETS * i // count for i in range(count + 1)))
+def partition_ranges(documents: int, max_documents: int, buckets: int = HASH_BUCKETS) -> list[tuple[int, int]]:
+    """Return the ranges of buckets of hashes, each of about `max_documents` documents."""
+    count = min(buckets, max(1, -(-documents // max_documents)))
+    return list(pairwise(buckets * i // count for i in range(count + 1)))
 
 
 def _bucket_slice(key: str, begin: int, end: int) -> ObjectSlice | None:

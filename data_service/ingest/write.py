@@ -25,8 +25,7 @@ from data_service.corpus.origin import ValueCounts
 from data_service.corpus.provenance import Provenance
 from data_service.corpus.sidecar import DocumentOrigin, SidecarWriter
 from data_service.corpus.words import Segmentation, UnitFinder
-from data_service.corpus.writer import ShardWriter
-from data_service.corpus.written import WrittenShard
+from data_service.corpus.writer import ShardWriter, WrittenShard
 from data_service.errors import CorpusError
 from data_service.ingest.blocks import (
     BATCH_CHARACTERS,

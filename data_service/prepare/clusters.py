@@ -83,7 +83,7 @@ def form_clusters(task: FormClustersTask, store: Store, progress: Callable[[int]
     starts = task.signed.chunk_starts
     parents = np.arange(starts[-1], dtype=task.signed.dtype)
     for number, chunk in enumerate(task.signed.chunks):
-        if chunk.documents > chunk.signatures:
+        if chunk.documents > chunk.records:
             unite_components(parents, chunk.read_copy_pairs(store).astype(np.int64) + starts[number])
     done = 0
     for key, size in task.pairs:
@@ -96,7 +96,7 @@ def form_clusters(task: FormClustersTask, store: Store, progress: Callable[[int]
     files, parts = dict[str, int](), list[MemberPart]()
     for chunks in pairwise([*task.groups, len(task.signed.chunks)]):
         for members in _cluster_members(parents, weights, starts[chunks[0]], starts[chunks[1]]):
-            key, data = task.layout.members_key(task.kind, len(parts)), members.tobytes()
+            key, data = task.output_key(len(parts)), members.tobytes()
             files |= put_unless_empty(store, key, data)
             parts.append(MemberPart(key, len(data), digest(data), chunks))
     return FormClustersReceipt(source=task.source, files=files, parts=parts)
@@ -227,7 +227,7 @@ def write_members_with_cluster_names(task: NameClustersTask, store: Store) -> Co
     written, offsets = group_by_chunk(table, chunk.astype(np.uint32), len(task.signed.chunks))
     return CompareHashesReceipt(
         source=task.source,
-        files=put_unless_empty(store, task.layout.clusters_key(task.kind, task.index), written),
+        files=put_unless_empty(store, task.output_key(), written),
         starts=offsets,
         digest=digest(written),
         copies=int(copies.sum()),

@@ -17,7 +17,6 @@ from data_service.prepare.clusters import (
 from data_service.prepare.duplicates import (
     ChunkClusters,
     CompareHashesReceipt,
-    HashedChunk,
     compare_hashes,
     locate_clusters,
     plan_compare_tasks,
@@ -28,7 +27,7 @@ from data_service.prepare.frequent_paragraphs import (
     plan_count_tasks,
     plan_paragraph_cuts,
 )
-from data_service.prepare.layout import PrepareLayout
+from data_service.prepare.layout import PrepareLayout, StoredRecords
 from data_service.prepare.minhash import choose_bands
 from data_service.prepare.near_duplicates import MatchBandsReceipt, match_band_range, plan_band_tasks
 from data_service.prepare.paragraphs import DuplicateParagraphs, ParagraphCuts
@@ -48,32 +47,29 @@ def compare_texts(
     Raises:
         StoreError: the store cannot be used.
     """
-    kind = text_hashes_kind(pass_number)
+    kind, texts = text_hashes_kind(pass_number), [receipt.texts for receipt in receipts if receipt.texts is not None]
     match stage:
         case ExactDuplicates():
-            compared = _find_equal_hashes(runner, kind, [receipt.texts for receipt in receipts])
+            compared = _find_equal_hashes(runner, kind, texts)
         case NearDuplicates():
-            signed = [receipt.signed for receipt in receipts if receipt.signed is not None]
+            signed = [one for one in texts if isinstance(one, ChunkSignatures)]
             compared = _find_near_duplicates(runner, kind, stage, signed)
         case DuplicateParagraphs():
-            hashed = [receipt.paragraphs for receipt in receipts if receipt.paragraphs is not None]
-            tasks = plan_count_tasks(runner.layout, kind, stage, hashed)
+            tasks = plan_count_tasks(runner.layout, kind, stage, texts)
             counted = runner.run_stage("counting", tasks, count_paragraph_range, receipt=CountParagraphsReceipt)
             return plan_paragraph_cuts(tasks[0], counted)
         case other:
             assert_never(other)
-    return [locate_clusters(chunk, runner.layout, kind, compared) for chunk in range(len(receipts))]
+    return [locate_clusters(chunk, compared) for chunk in range(len(receipts))]
 
 
 def compare_ids(runner: PrepareRunner, receipts: Sequence[PassReceipt]) -> list[CompareHashesReceipt]:
     """Compare the ids of all documents read."""
-    return _find_equal_hashes(runner, IDS_KIND, [receipt.ids for receipt in receipts])
+    return _find_equal_hashes(runner, IDS_KIND, [receipt.ids for receipt in receipts if receipt.ids is not None])
 
 
-def _find_equal_hashes(
-    runner: PrepareRunner, kind: str, chunks: Sequence[HashedChunk | None]
-) -> list[CompareHashesReceipt]:
-    tasks = plan_compare_tasks(runner.layout, kind, [chunk for chunk in chunks if chunk is not None])
+def _find_equal_hashes(runner: PrepareRunner, kind: str, chunks: Sequence[StoredRecords]) -> list[CompareHashesReceipt]:
+    tasks = plan_compare_tasks(runner.layout, kind, chunks)
     return runner.run_stage("comparing", tasks, compare_hashes, receipt=CompareHashesReceipt)
 
 

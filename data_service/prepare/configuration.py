@@ -4,13 +4,14 @@ import hashlib
 import json
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from data_service.errors import InputError, PrepareError
+from data_service.formats import StrictRecord
 from data_service.ingest import mediawiki, warc
 from data_service.ingest.configuration import FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY
 from data_service.ingest.encodings import UTF_8, python_encoding_name
-from data_service.ingest.file_kinds import PREPARATION_KEY, UnreadFile
+from data_service.ingest.file_kinds import PREPARATION_KEY
 from data_service.ingest.inputs import InputListing, list_inputs, refuse_inputs_in_output
 from data_service.ingest.options import MIB, BuildOptions, describe_differences
 from data_service.ingest.tasks import hash_strings
@@ -38,7 +39,7 @@ class ReadOptions(BuildOptions):
         return tuple(dict.fromkeys((self.text_field, *self.metadata)))
 
 
-class InputSource(BaseModel):
+class InputSource(StrictRecord):
     """One source of documents.
 
     Attributes:
@@ -50,8 +51,6 @@ class InputSource(BaseModel):
         constants: values for all documents that have none of their own.
         txt_documents, encoding, delimiter, on_bad_bytes, on_bad_records, max_document_bytes: as in `BuildOptions`.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str = Field(min_length=1, max_length=100)
     files: tuple[str, ...] = Field(min_length=1)
@@ -85,7 +84,7 @@ class InputSource(BaseModel):
         )
 
 
-class Preparation(BaseModel):
+class Preparation(StrictRecord):
     """A preparation.
 
     Attributes:
@@ -93,8 +92,6 @@ class Preparation(BaseModel):
         stages: stages in the order in which documents go through them.
         chunk_bytes: bytes of text that one task reads, and from which one part of the output is made.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     inputs: tuple[InputSource, ...] = Field(min_length=1)
     stages: tuple[Stage, ...] = ()
@@ -109,7 +106,7 @@ class Preparation(BaseModel):
 
     @model_validator(mode="after")
     def _check_single_cluster_stage(self) -> Self:
-        stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and not stage.drops_copies]
+        stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and stage.keep == "all"]
         if len(stages) > 1:
             raise ValueError(
                 "two stages near_duplicates have `keep: all`, but a document is in one recorded cluster: set it in "
@@ -155,11 +152,6 @@ def list_input_files(preparation: Preparation, store: Store) -> list[InputListin
                     remedy="name each file under one source",
                 )
     return listings
-
-
-def unread_files(listings: list[InputListing]) -> list[UnreadFile]:
-    """Return the files among the inputs that are not read."""
-    return [item for listing in listings for item in listing.left_out]
 
 
 def describe_identity(preparation: Preparation, listings: list[InputListing]) -> dict[str, object]:

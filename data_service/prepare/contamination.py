@@ -12,7 +12,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -20,10 +20,11 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from data_service.corpus.origin import IndexedSplit
 from data_service.errors import PrepareError
+from data_service.formats import StrictRecord
 from data_service.prepare.documents import CutDecision, Document, DropDecision
 from data_service.prepare.model_file import check_file_hash
 from data_service.prepare.shingles import hash_runs, hash_units, hash_units_by_line
@@ -180,7 +181,7 @@ def _no_index_error(path: str) -> PrepareError:
     return PrepareError(f"{path} is no index of evaluation texts", remedy=_INDEX_REMEDY)
 
 
-class Decontaminate(BaseModel):
+class Decontaminate(StrictRecord):
     """Drops documents that hold a run of words of an evaluation text, or cuts the lines that hold it.
 
     Attributes:
@@ -188,8 +189,6 @@ class Decontaminate(BaseModel):
         sha256: hash of the file, in hexadecimal.
         found: what becomes of documents in which a run is found. `cut` removes every line with a part of one.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["decontaminate"]
     index: str
@@ -213,7 +212,7 @@ def make_decontamination_filter(
         if not found:
             return document
         if stage.found == "cut" and (rest := _remove_matching_lines(document.text, index)):
-            return CutDecision(document.with_text(rest), found[0][0])
+            return CutDecision(replace(document, text=rest), found[0][0])
         named = ", ".join(f"{split} {number}" for split, number in found[:_MAX_LISTED_TEXTS])
         more = f" and {len(found) - _MAX_LISTED_TEXTS} more" if len(found) > _MAX_LISTED_TEXTS else ""
         return DropDecision(found[0][0], f"examples {named}{more}")

@@ -1,5 +1,7 @@
 """What became of the documents of a chunk in a pass, in numbers."""
 
+from collections import Counter, defaultdict
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -27,20 +29,19 @@ class PassCounts(BaseModel):
     left: int = 0
     entered_bytes: int = 0
     left_bytes: int = 0
-    dropped: dict[str, dict[str, int]] = {}
-    changed: dict[str, int] = {}
-    clustered: dict[str, int] = {}
-    cut: dict[str, dict[str, int]] = {}
-    paragraphs_cut: dict[str, int] = {}
-    characters_cut: dict[str, int] = {}
+    dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    changed: Counter[str] = Counter()
+    clustered: Counter[str] = Counter()
+    cut: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    paragraphs_cut: Counter[str] = Counter()
+    characters_cut: Counter[str] = Counter()
     odd: int = 0
-    languages: dict[str, int] = {}
-    licences: dict[str, int] = {}
-    lengths_read: dict[int, int] = {}
-    lengths_left: dict[int, int] = {}
+    languages: Counter[str] = Counter()
+    licences: Counter[str] = Counter()
+    lengths_read: Counter[int] = Counter()
+    lengths_left: Counter[int] = Counter()
 
 
-def count_length(lengths: dict[int, int], text: str) -> None:
+def count_length(lengths: Counter[int], text: str) -> None:
     """Count a text by its length."""
-    step = 1 << max(0, len(text).bit_length() - 1)
-    lengths[step] = lengths.get(step, 0) + 1
+    lengths[1 << max(0, len(text).bit_length() - 1)] += 1

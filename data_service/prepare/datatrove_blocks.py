@@ -7,30 +7,31 @@ quality have the block's settings, and `quality.py` decides as the block would.
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from packaging.specifiers import SpecifierSet
+from pydantic import Field
 
 from data_service.errors import LibraryChanged, PrepareError
+from data_service.formats import StrictRecord
 from data_service.ingest.warc import INSTALL_REMEDY
 from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.quality import FILTER_BY_NAME
 from data_service.prepare.words import get_splitter
 
-TESTED_VERSIONS = ("0.10.1", "0.11")  # tested versions: from the first to below the second
+_TESTED_VERSIONS = SpecifierSet(">=0.10.1,<0.11")
 _TRIAL_TEXT = "The bank of the river is where they met, and that is what it has to be. " * 8
 
 
-class GopherQuality(BaseModel):
+class GopherQuality(StrictRecord):
     """Gopher's rules for the quality of a text: number and length of words, symbols, bullets, ellipses, stop words.
 
     `language`: three letters, as datatrove names it, of the rules that find words. Defaults are Gopher's.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["gopher_quality"]
     language: str = "eng"
@@ -46,10 +47,8 @@ class GopherQuality(BaseModel):
     stop_words: tuple[str, ...] | None = None
 
 
-class GopherRepetition(BaseModel):
+class GopherRepetition(StrictRecord):
     """Gopher's rules for repetition: of lines, paragraphs and n-grams within a document."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["gopher_repetition"]
     language: str = "eng"
@@ -59,14 +58,12 @@ class GopherRepetition(BaseModel):
     dup_para_char_frac: float = 0.2
 
 
-class C4Quality(BaseModel):
+class C4Quality(StrictRecord):
     """C4's rules: lines that are short or end in no punctuation go, and documents of too few sentences.
 
     Documents with a curly bracket or "lorem ipsum" anywhere are dropped, as the paper says (1910.10683, section 2.2).
     C4's own code and datatrove look for both only in lines that other rules kept.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["c4_quality"]
     language: str = "eng"
@@ -81,10 +78,8 @@ class C4Quality(BaseModel):
     filter_policy: bool = True
 
 
-class FineWebQuality(BaseModel):
+class FineWebQuality(StrictRecord):
     """FineWeb's own rules: ends of lines, short lines, repeated lines, lists."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["fineweb_quality"]
     language: str = "eng"
@@ -96,7 +91,7 @@ class FineWebQuality(BaseModel):
     new_line_ratio: float = 0.3
 
 
-class UrlFilter(BaseModel):
+class UrlFilter(StrictRecord):
     """Drops documents by their URL: listed domains and URLs, banned words. A document without URL passes.
 
     Attributes:
@@ -104,8 +99,6 @@ class UrlFilter(BaseModel):
         domains, urls, banned_words, banned_subwords, soft_banned_words: more of each.
         soft_word_threshold: number of soft banned words that are too many.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["url_filter"]
     integrated_lists: bool = True
@@ -155,10 +148,9 @@ def _check_version(stage: str) -> None:
         found = version("datatrove")
     except PackageNotFoundError as error:
         raise PrepareError(f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL_REMEDY) from error
-    first, below = (_version_numbers(bound) for bound in TESTED_VERSIONS)
-    if not first <= _version_numbers(found) < below:
+    if found not in _TESTED_VERSIONS:
         raise LibraryChanged(
-            f"stage {stage} was tested with datatrove {' to below '.join(TESTED_VERSIONS)}, and {found} is installed",
+            f"stage {stage} was tested with datatrove {_TESTED_VERSIONS}, and {found} is installed",
             remedy=INSTALL_REMEDY,
         )
 
@@ -186,14 +178,13 @@ def _check_script(stage: str, language: str) -> None:
             )
 
 
-def _version_numbers(name: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in name.split(".")[:3] if part.isdigit())
-
-
 def _make_filter(stage: DatatroveFilter) -> Callable[[Document], Document | DropDecision]:
-    block = _make_block(stage)
+    from datatrove.pipeline import filters
+
     if isinstance(stage, UrlFilter):
-        return partial(_decide_by_url, block)
+        return partial(_decide_by_url, _url_filter(stage))
+    theirs = getattr(filters, f"{type(stage).__name__}Filter")  # our classes have the names of theirs
+    block = theirs(**stage.model_dump(exclude={"stage"}, exclude_none=True))
     check = FILTER_BY_NAME[stage.stage](block, get_splitter(stage.language))
 
     def filter_document(document: Document) -> Document | DropDecision:
@@ -207,7 +198,7 @@ def _make_filter(stage: DatatroveFilter) -> Callable[[Document], Document | Drop
             return DropDecision(reason)
         if not left.strip():
             return DropDecision("empty")
-        return document if left == text else document.with_text(left)
+        return document if left == text else replace(document, text=left)
 
     return filter_document
 
@@ -226,23 +217,6 @@ def _page_drop_reason(stage: C4Quality, text: str) -> str:
     if stage.filter_lorem_ipsum and "lorem ipsum" in text.lower():
         return "lorem_ipsum"
     return "curly_bracket" if stage.filter_curly_bracket and "{" in text else ""
-
-
-def _make_block(stage: DatatroveFilter) -> Any:
-    from datatrove.pipeline import filters
-
-    settings = stage.model_dump(exclude={"stage"}, exclude_none=True)
-    match stage:
-        case GopherQuality():
-            return filters.GopherQualityFilter(**settings)
-        case GopherRepetition():
-            return filters.GopherRepetitionFilter(**settings)
-        case C4Quality():
-            return filters.C4QualityFilter(**settings)
-        case FineWebQuality():
-            return filters.FineWebQualityFilter(**settings)
-        case UrlFilter():
-            return _url_filter(stage)
 
 
 def _url_filter(stage: UrlFilter) -> Any:

@@ -6,7 +6,7 @@ A part is made in memory, a row group at a time, and stored as one object. Equal
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import pyarrow as pa
@@ -43,14 +43,6 @@ class Document:
     date: str | None = None
     cluster_size: int = 1
     cluster: str | None = None
-
-    def with_text(self, text: str) -> "Document":
-        """Return the document with another text."""
-        return replace(self, text=text)
-
-    def with_language(self, language: str) -> "Document":
-        """Return the document with another language."""
-        return replace(self, language=language)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,22 +138,12 @@ class RowsWriter:
     def _flush(self) -> None:
         if not self._rows:
             return
-        columns = [[getattr(row, name) for row in self._rows] for name in self._schema.names]
-        table = pa.Table.from_arrays(
-            [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)],
-            schema=self._schema,
-        )
+        columns = {name: [getattr(row, name) for row in self._rows] for name in self._schema.names}
+        table = pa.Table.from_pydict(columns, schema=self._schema)
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._file, self._schema, compression="zstd")
         self._writer.write_table(table)
         self._rows, self._size = [], 0
-
-
-def parquet_bytes(table: pa.Table) -> bytes:
-    """Return a table as a Parquet file. Equal tables give equal bytes."""
-    file = io.BytesIO()
-    pq.write_table(table, file, compression="zstd")
-    return file.getvalue()
 
 
 def read_part_documents(data: bytes) -> Iterator[Document]:

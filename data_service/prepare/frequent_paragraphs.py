@@ -6,27 +6,28 @@ one range of all chunks, and writes for each chunk which of its hashes are frequ
 no more hashes than the chunk has. Sums depend neither on the order of tasks nor on who computes them.
 """
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from data_service.ingest.tasks import TaskReceipt, hash_strings, put_unless_empty
-from data_service.prepare.documents import parquet_bytes
-from data_service.prepare.layout import ComparingTask, PrepareLayout
-from data_service.prepare.paragraphs import (
-    INDEX_BITS,
-    PARAGRAPH_RECORD_DTYPE,
-    DuplicateParagraphs,
-    HashedParagraphs,
-    ListedParagraph,
-    ParagraphCuts,
+from data_service.ingest.deduplicate import partition_ranges
+from data_service.ingest.tasks import hash_strings, put_unless_empty
+from data_service.prepare.layout import (
+    BUCKET_COUNT,
+    BucketsTask,
+    ByChunkReceipt,
+    PrepareLayout,
+    StoredRecords,
+    locate_chunk_parts,
 )
+from data_service.prepare.paragraphs import PARAGRAPH_RECORD_DTYPE, DuplicateParagraphs, ListedParagraph, ParagraphCuts
 from data_service.store.base import Store, digest, parallel_map
 
 _PARTITION_RECORDS = 4_000_000  # records; about 200 MB while they are added up
@@ -39,86 +40,62 @@ _TABLE_SCHEMA = pa.schema(
 
 
 @dataclass(frozen=True)
-class CountParagraphsTask(ComparingTask):
-    """The task of adding up one range of hashes. `bits`: their first bits [first, stop)."""
+class CountParagraphsTask(BucketsTask):
+    """The task of adding up one range of hashes."""
 
-    chunks: tuple[HashedParagraphs, ...]
-    bits: tuple[int, int]
     settings: DuplicateParagraphs
 
     stage: ClassVar[str] = "count"
-
-    @property
-    def input_bytes(self) -> int:
-        records = sum(chunk.records for chunk in self.chunks)
-        return (records * PARAGRAPH_RECORD_DTYPE.itemsize * (self.bits[1] - self.bits[0])) >> INDEX_BITS
+    dtype: ClassVar[np.dtype[np.void]] = PARAGRAPH_RECORD_DTYPE
 
 
-class CountParagraphsReceipt(TaskReceipt):
-    """The result of adding up a range.
+class CountParagraphsReceipt(ByChunkReceipt):
+    """The result of adding up a range: the frequent hashes of each chunk.
 
-    Attributes:
-        starts: [chunks + 1], byte at which the frequent hashes of each chunk begin in the stored object, and the end.
-        digest: digest of the object.
-        frequent: number of different frequent paragraphs.
-        first: (hash, number of documents, first chunk that has it) of the most frequent ones, as many as are listed.
+    `first`: (hash, number of documents, first chunk that has it) of the most frequent ones, as many as are listed.
     """
 
-    starts: list[int]
-    digest: str
-    frequent: int
     first: list[tuple[int, int, int]]
 
 
 def plan_count_tasks(
-    layout: PrepareLayout, kind: str, stage: DuplicateParagraphs, chunks: Sequence[HashedParagraphs]
+    layout: PrepareLayout, kind: str, stage: DuplicateParagraphs, chunks: Sequence[StoredRecords]
 ) -> list[CountParagraphsTask]:
     """Cut the hashes into ranges of about `_PARTITION_RECORDS` records."""
-    source = hash_strings(chunk.digest for chunk in chunks)
-    count = min(1 << INDEX_BITS, max(1, -(-sum(chunk.records for chunk in chunks) // _PARTITION_RECORDS)))
-    edges = [(number << INDEX_BITS) // count for number in range(count + 1)]
+    source, records = hash_strings(chunk.digest for chunk in chunks), sum(chunk.records for chunk in chunks)
     return [
-        CountParagraphsTask(layout, index, source, kind, tuple(chunks), bits, stage)
-        for index, bits in enumerate(pairwise(edges))
+        CountParagraphsTask(layout, index, source, kind, tuple(chunks), buckets, stage)
+        for index, buckets in enumerate(partition_ranges(records, _PARTITION_RECORDS, BUCKET_COUNT))
     ]
 
 
 def count_paragraph_range(task: CountParagraphsTask, store: Store) -> CountParagraphsReceipt:
     """Write which paragraphs of each chunk are frequent; return the receipt."""
-    parts = list(parallel_map(partial(_read_hash_range, store, task.bits), task.chunks))
-    records = np.concatenate([np.empty(0, dtype=PARAGRAPH_RECORD_DTYPE), *parts])
+    parts = list(parallel_map(partial(_read_hash_range, store, task.buckets), task.chunks))
+    records = np.concatenate(parts)
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
-    # A stable sort keeps the records of one hash in the order of chunks.
-    order = np.argsort(records["key"], kind="stable")
-    keys = records["key"][order]
-    begins = np.flatnonzero(np.append(np.ones(min(1, len(keys)), dtype=np.bool_), keys[1:] != keys[:-1]))
-    sums = np.add.reduceat(records["documents"][order].astype(np.int64), begins) if len(begins) else begins
+    # A key's first record is that of the first chunk that has it.
+    keys, first, number = np.unique(records["key"], return_index=True, return_inverse=True)
+    sums = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(sums, number, records["documents"])
     frequent = sums > task.settings.most_documents
-    rows = order[np.repeat(frequent, np.diff(np.append(begins, len(keys))))]
-    rows = rows[np.argsort(chunk[rows], kind="stable")]
+    rows = np.flatnonzero(frequent[number])
     data = records["key"][rows].astype("<u8").tobytes()
-    starts = 8 * np.searchsorted(chunk[rows], np.arange(len(parts) + 1))
+    # Of equal counts those of the lower hash are listed.
+    listed = np.flatnonzero(frequent)
+    listed = listed[np.argsort(-sums[listed], kind="stable")][: task.settings.listed]
+    columns = (keys[listed], sums[listed], chunk[first[listed]])
     return CountParagraphsReceipt(
         source=task.source,
-        files=put_unless_empty(store, task.layout.frequent_paragraphs_key(task.kind, task.index), data),
-        starts=starts.tolist(),
+        files=put_unless_empty(store, task.output_key(), data),
+        starts=(8 * np.searchsorted(chunk[rows], np.arange(len(parts) + 1))).tolist(),
         digest=digest(data),
-        frequent=int(frequent.sum()),
-        first=_most_frequent_paragraphs(
-            keys[begins[frequent]], sums[frequent], chunk[order[begins[frequent]]], task.settings.listed
-        ),
+        first=list(zip(*(column.tolist() for column in columns), strict=True)),
     )
 
 
-def _most_frequent_paragraphs(
-    keys: NDArray[np.uint64], documents: NDArray[np.int64], chunks: NDArray[np.uint32], count: int
-) -> list[tuple[int, int, int]]:
-    chosen = np.lexsort((keys, -documents))[:count]
-    return list(zip(keys[chosen].tolist(), documents[chosen].tolist(), chunks[chosen].tolist(), strict=True))
-
-
-def _read_hash_range(store: Store, bits: tuple[int, int], chunk: HashedParagraphs) -> NDArray[np.void]:
-    return chunk.read_records(store, *bits)
+def _read_hash_range(store: Store, buckets: tuple[int, int], chunk: StoredRecords) -> NDArray[np.void]:
+    return chunk.read_records(store, PARAGRAPH_RECORD_DTYPE, buckets)
 
 
 def plan_paragraph_cuts(task: CountParagraphsTask, counted: Sequence[CountParagraphsReceipt]) -> list[ParagraphCuts]:
@@ -131,11 +108,7 @@ def plan_paragraph_cuts(task: CountParagraphsTask, counted: Sequence[CountParagr
     return [
         ParagraphCuts(
             task.settings,
-            tuple(
-                (task.layout.frequent_paragraphs_key(task.kind, index), each.starts[chunk], length)
-                for index, each in enumerate(counted)
-                if (length := each.starts[chunk + 1] - each.starts[chunk])
-            ),
+            locate_chunk_parts(chunk, counted),
             tuple(listed[chunk]),
             hash_strings([total, str(listed[chunk])]),
         )
@@ -146,4 +119,7 @@ def plan_paragraph_cuts(task: CountParagraphsTask, counted: Sequence[CountParagr
 def encode_paragraph_table(listed: Sequence[ListedParagraph]) -> bytes:
     """Return the table of the most frequent paragraphs as Parquet, the most frequent first."""
     ordered = sorted(listed, key=lambda each: (-each.documents, each.paragraph))
-    return parquet_bytes(pa.Table.from_pylist([each.model_dump() for each in ordered], schema=_TABLE_SCHEMA))
+    file = io.BytesIO()
+    table = pa.Table.from_pylist([each.model_dump() for each in ordered], schema=_TABLE_SCHEMA)
+    pq.write_table(table, file, compression="zstd")
+    return file.getvalue()

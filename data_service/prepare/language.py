@@ -1,11 +1,13 @@
 """Finds the language of a document with a fastText model, which is given as a file and its hash."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from data_service.errors import PrepareError
+from data_service.formats import StrictRecord
 from data_service.ingest.warc import INSTALL_REMEDY
 from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.model_file import check_file_hash
@@ -14,7 +16,7 @@ _LABEL_PREFIX = "__label__"
 _DETECTION_CHARACTERS = 20_000  # characters at a document's beginning from which its language is detected
 
 
-class Language(BaseModel):
+class Language(StrictRecord):
     """Drops documents of other languages; writes the language found into those that stay.
 
     Attributes:
@@ -23,8 +25,6 @@ class Language(BaseModel):
         languages: labels that are kept, as the model writes them without `__label__`; empty: all.
         least: smallest probability with which the label must be found.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["language"]
     model: str
@@ -60,6 +60,6 @@ def make_language_filter(stage: Language) -> Callable[[Document], Document | Dro
             return DropDecision("unsure", f"{found} {share:.3f}")
         if stage.languages and found not in stage.languages:
             return DropDecision("other_language", f"{found} {share:.3f}")
-        return document.with_language(found)
+        return replace(document, language=found)
 
     return filter_document

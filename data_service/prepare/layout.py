@@ -2,12 +2,22 @@
 that compare documents have in common.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from data_service.corpus.manifest import BUILD_FOLDER, BuildLayout
 from data_service.ingest.file_kinds import PREPARED_DOCUMENTS_PREFIX
-from data_service.ingest.tasks import BuildTask
+from data_service.ingest.tasks import BuildTask, TaskReceipt
+from data_service.store.base import Store
 
+_BUCKET_BITS = 12
+BUCKET_COUNT = 1 << _BUCKET_BITS
+_START_DTYPE = np.dtype("<u4")
+STARTS_BYTES = (BUCKET_COUNT + 1) * _START_DTYPE.itemsize
 DROPPED_PREFIX, PARAGRAPHS_PREFIX = "dropped/", "paragraphs/"
 
 
@@ -31,25 +41,9 @@ class PrepareLayout(BuildLayout):
         """Return the key of the sorted hashes of a chunk: of its `ids`, or of its texts before pass `kind`."""
         return f"{BUILD_FOLDER}{self.build}/hashed/{kind}/{chunk:06d}.bin"
 
-    def clusters_key(self, kind: str, partition: int) -> str:
-        """Return the key of what comparing one partition of hashes found."""
-        return f"{BUILD_FOLDER}{self.build}/clusters/{kind}/{partition:03d}.arrows"
-
-    def frequent_paragraphs_key(self, kind: str, partition: int) -> str:
-        """Return the key of the hashes of frequent paragraphs in one partition."""
-        return f"{BUILD_FOLDER}{self.build}/frequent/{kind}/{partition:06d}.bin"
-
     def listed_paragraphs_key(self, pass_number: int) -> str:
         """Return the key of the table of the most frequent paragraphs that were cut before pass `pass_number`."""
         return f"{PARAGRAPHS_PREFIX}{pass_number}.parquet"
-
-    def pairs_key(self, kind: str, task: int) -> str:
-        """Return the key of the pairs of near duplicates that one task found."""
-        return f"{BUILD_FOLDER}{self.build}/pairs/{kind}/{task:06d}.bin"
-
-    def members_key(self, kind: str, part: int) -> str:
-        """Return the key of one part of the members of clusters of near duplicates."""
-        return f"{BUILD_FOLDER}{self.build}/members/{kind}/{part:06d}.bin"
 
 
 @dataclass(frozen=True)
@@ -63,16 +57,91 @@ class ComparingTask(BuildTask):
     def receipt_key(self) -> str:
         return self.layout.receipt_key(f"{self.stage}-{self.kind}", self.index)
 
+    def output_key(self, part: int = 0) -> str:
+        """Return the key of a part of what the task found."""
+        return f"{BUILD_FOLDER}{self.layout.build}/{self.stage}-{self.kind}/{self.index:06d}-{part:06d}.bin"
+
 
 @dataclass(frozen=True)
-class StoredChunk:
-    """What is compared of a chunk, stored as one object. `digest`: digest of its bytes; `size`: number of bytes, 0 if
-    there is no object."""
+class StoredRecords:
+    """What is compared of a chunk, stored as one object: tables of records that are sorted by a hash of 64 bits.
+
+    All tables have the same number of records. Before them the object holds their `bucket_starts`.
+
+    Attributes:
+        key: key of the object.
+        digest: digest of its bytes.
+        size: number of bytes, 0 if there is no object.
+        records: number of records of a table.
+    """
 
     key: str
     digest: str
     size: int
+    records: int
 
     def object_sizes(self) -> dict[str, int]:
         """Return the size of the stored object, by key."""
         return {self.key: self.size} if self.size else {}
+
+    def read_records(
+        self, store: Store, dtype: np.dtype[np.void], buckets: tuple[int, int], table: int = 0, tables: int = 1
+    ) -> NDArray[np.void]:
+        """Return the records of a table whose hashes are in buckets [first, stop). `tables`: number of all tables."""
+        first, stop = buckets
+        begin = end = 0
+        if self.records:
+            place, length = table * STARTS_BYTES + first * _START_DTYPE.itemsize, stop - first + 1
+            starts = np.frombuffer(store.get_range(self.key, place, length * _START_DTYPE.itemsize), _START_DTYPE)
+            begin, end = int(starts[0]), int(starts[-1])
+        if begin == end:
+            return np.empty(0, dtype)
+        place = tables * STARTS_BYTES + (table * self.records + begin) * dtype.itemsize
+        return np.frombuffer(store.get_range(self.key, place, (end - begin) * dtype.itemsize), dtype)
+
+
+def bucket_starts(hashes: NDArray[np.uint64]) -> bytes:
+    """Return [BUCKET_COUNT + 1] uint32, the places at which the sorted hashes of each bucket begin, and the end. The
+    leading bits of a hash are its bucket."""
+    edges = np.arange(1, BUCKET_COUNT, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
+    return np.array([0, *np.searchsorted(hashes, edges).tolist(), len(hashes)], dtype=_START_DTYPE).tobytes()
+
+
+@dataclass(frozen=True)
+class BucketsTask(ComparingTask):
+    """A task that compares records of all chunks whose hashes are in buckets [first, stop).
+
+    `dtype`: type of the records.
+    """
+
+    chunks: tuple[StoredRecords, ...]
+    buckets: tuple[int, int]
+
+    dtype: ClassVar[np.dtype[np.void]]
+
+    @property
+    def input_bytes(self) -> int:
+        first, stop = self.buckets
+        return sum(chunk.records for chunk in self.chunks) * self.dtype.itemsize * (stop - first) // BUCKET_COUNT
+
+
+class ByChunkReceipt(TaskReceipt):
+    """The result of a task that writes one object, with a part for each chunk.
+
+    Attributes:
+        starts: [chunks + 1], byte at which the part of each chunk begins in the object, and the end.
+        digest: digest of the object.
+    """
+
+    starts: list[int]
+    digest: str
+
+
+def locate_chunk_parts(chunk: int, receipts: Sequence[ByChunkReceipt]) -> tuple[tuple[str, int, int], ...]:
+    """Return (key, start, length) of a chunk's parts in all objects."""
+    return tuple(
+        (key, receipt.starts[chunk], length)
+        for receipt in receipts
+        for key in receipt.files
+        if (length := receipt.starts[chunk + 1] - receipt.starts[chunk])
+    )

@@ -13,11 +13,9 @@ def check_file_hash(path: str, expected: str, file_kind: str) -> None:
 
     Raises PrepareError: the file is missing or has another hash.
     """
-    seen = hashlib.sha256()
     try:
         with Path(path).open("rb") as stream:
-            while data := stream.read(1 << 20):
-                seen.update(data)
+            seen = hashlib.file_digest(stream, "sha256")
     except OSError as error:
         raise PrepareError(
             f"the {file_kind} {path} cannot be read: {error}",

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.ingest.deduplicate import partition_ranges
-from data_service.ingest.scan import HASH_BUCKETS
 from data_service.ingest.tasks import TaskReceipt, hash_strings, put_unless_empty
-from data_service.prepare.layout import ComparingTask, PrepareLayout
+from data_service.prepare.layout import BUCKET_COUNT, BucketsTask, PrepareLayout, StoredRecords
 from data_service.prepare.minhash import HASH_COUNT, BandSettings
 from data_service.prepare.signatures import BAND_RECORD_DTYPE, ChunkSignatures
 from data_service.store.base import Store, digest, parallel_map
@@ -55,25 +54,19 @@ class DocumentSignatures:
 
 
 @dataclass(frozen=True)
-class MatchBandsTask(ComparingTask):
-    """The task of finding pairs in one range of hashes of one band. `buckets`: first bytes [first, stop)."""
+class MatchBandsTask(BucketsTask):
+    """The task of finding pairs in one range of hashes of one band."""
 
     signed: DocumentSignatures
     band: int
-    buckets: tuple[int, int]
 
     stage: ClassVar[str] = "join"
-
-    @property
-    def input_bytes(self) -> int:
-        records = sum(chunk.signatures for chunk in self.signed.chunks)
-        return records * BAND_RECORD_DTYPE.itemsize * (self.buckets[1] - self.buckets[0]) // HASH_BUCKETS
+    dtype: ClassVar[np.dtype[np.void]] = BAND_RECORD_DTYPE
 
 
 class MatchBandsReceipt(TaskReceipt):
-    """The result of a join. `pairs`: number of linked pairs; `digest`: digest of them."""
+    """The result of a join. `digest`: digest of the linked pairs."""
 
-    pairs: int
     digest: str
 
 
@@ -82,9 +75,9 @@ def plan_band_tasks(
 ) -> list[MatchBandsTask]:
     """Cut each band's hashes into ranges of about `_PARTITION_DOCUMENTS` documents."""
     signed = DocumentSignatures(tuple(chunks), bands, hash_strings([str(bands), *(one.digest for one in chunks)]))
-    ranges = partition_ranges(sum(chunk.signatures for chunk in chunks), _PARTITION_DOCUMENTS)
+    ranges = partition_ranges(sum(chunk.records for chunk in chunks), _PARTITION_DOCUMENTS, BUCKET_COUNT)
     return [
-        MatchBandsTask(layout, index, signed.digest, kind, signed, band, buckets)
+        MatchBandsTask(layout, index, signed.digest, kind, signed.chunks, buckets, signed, band)
         for index, (band, buckets) in enumerate((band, buckets) for band in range(bands.count) for buckets in ranges)
     ]
 
@@ -92,7 +85,7 @@ def plan_band_tasks(
 def match_band_range(task: MatchBandsTask, store: Store) -> MatchBandsReceipt:
     """Write [P, 2] numbers of documents, the first of a group and one similar to it; return the receipt."""
     signed = task.signed
-    read = list(parallel_map(partial(_read_band_range, store, task), signed.chunks))
+    read = list(parallel_map(partial(_read_band_range, store, task), task.chunks))
     records = np.concatenate(read)
     starts = np.array(signed.chunk_starts[:-1], dtype=np.int64)
     numbers = np.repeat(starts, [len(part) for part in read]) + records["ordinal"]
@@ -101,8 +94,8 @@ def match_band_range(task: MatchBandsTask, store: Store) -> MatchBandsReceipt:
         records["key"][order], numbers[order], records["sketch"][order], signed.bands.least_equal
     ).astype(signed.dtype)
     data = pairs.tobytes()
-    files = put_unless_empty(store, task.layout.pairs_key(task.kind, task.index), data)
-    return MatchBandsReceipt(source=task.source, files=files, pairs=len(pairs), digest=digest(data))
+    files = put_unless_empty(store, task.output_key(), data)
+    return MatchBandsReceipt(source=task.source, files=files, digest=digest(data))
 
 
 def find_pairs(
@@ -133,5 +126,5 @@ def find_pairs(
     return np.concatenate(found)
 
 
-def _read_band_range(store: Store, task: MatchBandsTask, chunk: ChunkSignatures) -> NDArray[np.void]:
-    return chunk.read_band(store, task.signed.bands.count, task.band, task.buckets)
+def _read_band_range(store: Store, task: MatchBandsTask, chunk: StoredRecords) -> NDArray[np.void]:
+    return chunk.read_records(store, BAND_RECORD_DTYPE, task.buckets, task.band, task.signed.bands.count)

@@ -14,23 +14,20 @@ from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
+from data_service.formats import StrictRecord
 from data_service.ingest.scan import fold_text, is_blank
 from data_service.ingest.tasks import put_unless_empty
-from data_service.prepare.layout import StoredChunk
+from data_service.prepare.layout import StoredRecords, bucket_starts
 from data_service.store.base import Store, digest
 
 PARAGRAPH_RECORD_DTYPE = np.dtype([("key", "<u8"), ("documents", "<u4")])
-INDEX_BITS = 12  # leading bits of a hash that index the table of records
-_NUMBER_DTYPE = np.dtype("<u4")
-_INDEX_TABLE_BYTES = ((1 << INDEX_BITS) + 1) * _NUMBER_DTYPE.itemsize
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")
 MAX_SHOWN_CHARACTERS = 200  # characters of a paragraph that the table shows
 
 
-class DuplicateParagraphs(BaseModel):
+class DuplicateParagraphs(StrictRecord):
     """Cuts lines or paragraphs that more than a number of documents have, over all inputs.
 
     Attributes:
@@ -41,23 +38,12 @@ class DuplicateParagraphs(BaseModel):
         listed: number of the most frequent ones that are listed in a table, with their documents.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     stage: Literal["duplicate_paragraphs"]
     unit: Literal["line", "paragraph"] = "line"
     most_documents: int = Field(default=100, ge=1, le=2**31)
     least_characters: int = Field(default=10, ge=1)
     least_words: NonNegativeInt = 5
     listed: int = Field(default=1000, ge=0, le=100_000)
-
-    @property
-    def drop_reason(self) -> str:
-        return "little_left"
-
-    @property
-    def drops_copies(self) -> bool:
-        """Whether copies are dropped."""
-        return True
 
     def split_pieces(self, text: str) -> list[tuple[str, str]]:
         """Return (line or paragraph, separator behind it) for all of a text. Joined they are the text."""
@@ -76,28 +62,6 @@ class DuplicateParagraphs(BaseModel):
         return int.from_bytes(blake2b(plain.encode(), digest_size=8).digest(), "little")
 
 
-@dataclass(frozen=True)
-class HashedParagraphs(StoredChunk):
-    """The stored hashes of a chunk's paragraphs. `records`: number of different ones."""
-
-    records: int
-
-    def read_records(self, store: Store, first: int, stop: int) -> NDArray[np.void]:
-        """Return the records whose hashes begin with the bits [first, stop)."""
-        if not self.records:
-            return np.empty(0, dtype=PARAGRAPH_RECORD_DTYPE)
-        width = _NUMBER_DTYPE.itemsize
-        head = np.frombuffer(store.get_range(self.key, first * width, (stop - first + 1) * width), _NUMBER_DTYPE)
-        begin, end = int(head[0]), int(head[-1])
-        if begin == end:
-            return np.empty(0, dtype=PARAGRAPH_RECORD_DTYPE)
-        start, length = (
-            _INDEX_TABLE_BYTES + begin * PARAGRAPH_RECORD_DTYPE.itemsize,
-            (end - begin) * PARAGRAPH_RECORD_DTYPE.itemsize,
-        )
-        return np.frombuffer(store.get_range(self.key, start, length), PARAGRAPH_RECORD_DTYPE)
-
-
 class ParagraphHashCollector:
     """Collects the hashes of a chunk's paragraphs: 8 bytes of memory each, and 40 while they are stored."""
 
@@ -110,22 +74,18 @@ class ParagraphHashCollector:
         keys = (self._stage.hash_piece(piece) for piece, _ in self._stage.split_pieces(text))
         self._keys.extend({key for key in keys if key is not None})
 
-    def store(self, store: Store, key: str) -> HashedParagraphs:
-        """Store the records, sorted, behind the numbers at which they begin; return what the receipt says of them."""
+    def store(self, store: Store, key: str) -> StoredRecords:
+        """Store the sorted records; return what the receipt says of them."""
         keys, counts = np.unique(np.frombuffer(self._keys, dtype=np.uint64), return_counts=True)
         records = np.empty(len(keys), dtype=PARAGRAPH_RECORD_DTYPE)
         records["key"], records["documents"] = keys, counts
-        edges = np.arange(1, 1 << INDEX_BITS, dtype=np.uint64) << np.uint64(64 - INDEX_BITS)
-        starts = np.array([0, *np.searchsorted(keys, edges).tolist(), len(keys)], dtype=_NUMBER_DTYPE)
-        data = starts.tobytes() + records.tobytes() if len(keys) else b""
+        data = bucket_starts(keys) + records.tobytes() if len(keys) else b""
         put_unless_empty(store, key, data)
-        return HashedParagraphs(key, digest(data), len(data), len(keys))
+        return StoredRecords(key, digest(data), len(data), len(keys))
 
 
-class ListedParagraph(BaseModel):
+class ListedParagraph(StrictRecord):
     """A paragraph of the table. `paragraph`: its first characters; `documents`: number of documents that had it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     paragraph: str
     documents: int

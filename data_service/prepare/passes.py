@@ -29,16 +29,10 @@ from data_service.prepare.documents import (
     kept_schema,
     read_part_documents,
 )
-from data_service.prepare.duplicates import ChunkClusters, HashCollector, HashedChunk
-from data_service.prepare.layout import PrepareLayout
+from data_service.prepare.duplicates import ChunkClusters, HashCollector
+from data_service.prepare.layout import PrepareLayout, StoredRecords
 from data_service.prepare.minhash import choose_bands
-from data_service.prepare.paragraphs import (
-    DuplicateParagraphs,
-    HashedParagraphs,
-    ListedParagraph,
-    ParagraphCuts,
-    ParagraphHashCollector,
-)
+from data_service.prepare.paragraphs import DuplicateParagraphs, ListedParagraph, ParagraphCuts, ParagraphHashCollector
 from data_service.prepare.signatures import ChunkSignatures, SignatureCollector
 from data_service.prepare.stages import ComparingStage, DocumentStage, ExactDuplicates, NearDuplicates, open_filter
 from data_service.store.base import Store
@@ -76,9 +70,8 @@ class PassReceipt(TaskReceipt):
         digest: hash of everything that it wrote.
         content: hash of the documents that the first pass read; empty in later passes.
         parts: digest of each part that belongs to the output, by key.
-        ids, texts: hashes of the ids of all documents read, and of the texts that are compared next.
-        signed: signatures of these texts, if near duplicates are to be found.
-        paragraphs: hashes of their paragraphs, if frequent ones are to be found.
+        ids: hashes of the ids of all documents read.
+        texts: hashes or signatures of the texts, or hashes of their paragraphs, that are compared next.
         listed: frequent paragraphs that are listed, and that this chunk is the first to have.
     """
 
@@ -86,10 +79,8 @@ class PassReceipt(TaskReceipt):
     digest: str
     content: str = ""
     parts: dict[str, str]
-    ids: HashedChunk | None = None
-    texts: HashedChunk | None = None
-    signed: ChunkSignatures | None = None
-    paragraphs: HashedParagraphs | None = None
+    ids: StoredRecords | None = None
+    texts: ChunkSignatures | StoredRecords | None = None
     listed: list[ListedParagraph] = Field(default_factory=list)
 
 
@@ -110,19 +101,18 @@ class LaterPassTask(BuildTask):
 
     Attributes:
         run: the pass.
+        compared: label of the stage that compared what the pass before left; `comparing`: that stage.
         size: bytes of the documents that the pass before handed on.
-        found: what comparing the documents of that pass found.
-        compared: label of the stage that compared them.
-        reason: reason for which that stage drops documents; None if it keeps all and names their clusters.
+        found: what comparing them found.
         named: digest of the clusters whose names documents have; empty if they have none.
     """
 
     layout: PrepareLayout
     run: PreparePass
+    compared: str
+    comparing: ComparingStage
     size: int
     found: ChunkClusters | ParagraphCuts
-    compared: str
-    reason: str | None
     named: str
 
     @property
@@ -156,6 +146,30 @@ def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
             sink.apply_filters(found)
     hashed = ids.store(store, task.layout.hashes_of_kind_key(IDS_KIND, task.index))
     return sink.finish(store, task, hashed).model_copy(update={"content": content.hexdigest()})
+
+
+class HashContentTask(ReadTask):
+    """The task of reading a chunk of a complete output again, to know whether its documents changed since."""
+
+    stage: ClassVar[str] = "content"
+
+
+class ContentReceipt(TaskReceipt):
+    """The hash of the documents of a chunk, as in `PassReceipt.content`."""
+
+    content: str
+
+
+def hash_chunk(task: HashContentTask, store: Store) -> ContentReceipt:
+    """Read a chunk and hash its documents; return the receipt. Nothing else is written.
+
+    Raises:
+        InputError, StoreError: as `read_records`.
+    """
+    content = blake2b(digest_size=16)
+    for _, found in read_documents(task):
+        content.update(encode_content(found))
+    return ContentReceipt(source=task.source, content=content.hexdigest())
 
 
 def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | DroppedDocument]]:
@@ -226,17 +240,14 @@ def _cut_paragraphs(
         if not paragraphs:
             sink.apply_filters(found)
             continue
-        for counts, more in (
-            (sink.counts.paragraphs_cut, paragraphs),
-            (sink.counts.characters_cut, characters),
-        ):
-            counts[label] = counts.get(label, 0) + more
+        sink.counts.paragraphs_cut[label] += paragraphs
+        sink.counts.characters_cut[label] += characters
         if cutter.is_too_short(text):
             detail = f"{paragraphs} of {cuts.stage.unit}s cut, {len(text.split())} words left"
-            sink.record_dropped(DroppedDocument(found.id, found.source, label, cuts.stage.drop_reason, detail))
+            sink.record_dropped(DroppedDocument(found.id, found.source, label, "little_left", detail))
         else:
-            sink.counts.changed[label] = sink.counts.changed.get(label, 0) + 1
-            sink.apply_filters(found.with_text(text))
+            sink.counts.changed[label] += 1
+            sink.apply_filters(replace(found, text=text))
     return cutter.listed
 
 
@@ -245,21 +256,17 @@ def _drop_copies(store: Store, task: LaterPassTask, clusters: ChunkClusters, sin
     copies, weights = clusters.read_clusters(store)
     for ordinal, found in enumerate(sink.count_entering(_read_intermediate_documents(store, task))):
         first = copies.get(ordinal)
-        if task.reason is None:
-            sink.apply_filters(
-                _with_cluster_id(found, first, sink.counts, task) if first or ordinal in weights else found
-            )
+        if isinstance(task.comparing, NearDuplicates) and task.comparing.keep == "all":
+            if first or ordinal in weights:
+                sink.counts.clustered[task.compared] += 1
+                found = replace(found, cluster=first or found.id)
+            sink.apply_filters(found)
         elif first is not None:
-            detail = f"{task.reason.replace('_', ' ')} of {first}"
-            sink.record_dropped(DroppedDocument(found.id, found.source, task.compared, task.reason, detail))
+            reason = "near_copy" if isinstance(task.comparing, NearDuplicates) else "copy"
+            detail = f"{reason.replace('_', ' ')} of {first}"
+            sink.record_dropped(DroppedDocument(found.id, found.source, task.compared, reason, detail))
         else:
             sink.apply_filters(replace(found, cluster_size=weights.get(ordinal, found.cluster_size)))
-
-
-def _with_cluster_id(found: Document, first: str | None, counts: PassCounts, task: LaterPassTask) -> Document:
-    """Return a document with the name of its cluster: the id of the first document, which may be itself."""
-    counts.clustered[task.compared] = counts.clustered.get(task.compared, 0) + 1
-    return replace(found, cluster=found.id if first is None else first)
 
 
 def _read_intermediate_documents(store: Store, task: LaterPassTask) -> Iterator[Document]:
@@ -296,10 +303,10 @@ class _PassOutput:
                 )
                 return
             if isinstance(decided, CutDecision):
-                _count_reason(self.counts.cut, label, decided.reason)
+                self.counts.cut[label][decided.reason] += 1
                 decided = decided.document
             if decided.text is not document.text and decided.text != document.text:
-                self.counts.changed[label] = self.counts.changed.get(label, 0) + 1
+                self.counts.changed[label] += 1
             document = decided
         self.counts.left += 1
         self.counts.left_bytes += len(document.text.encode())
@@ -311,35 +318,32 @@ class _PassOutput:
         elif self._texts is not None:
             self._texts.add(document.text, document.id, document.cluster_size)
         else:
-            for counts, value in (
-                (self.counts.languages, document.language),
-                (self.counts.licences, document.licence),
-            ):
-                counts[value or ""] = counts.get(value or "", 0) + 1
+            self.counts.languages[document.language or ""] += 1
+            self.counts.licences[document.licence or ""] += 1
             count_length(self.counts.lengths_left, document.text)
 
     def record_dropped(self, dropped: DroppedDocument) -> None:
-        _count_reason(self.counts.dropped, dropped.stage, dropped.reason)
+        self.counts.dropped[dropped.stage][dropped.reason] += 1
         self._dropped.add(dropped)
 
     def finish(
         self,
         store: Store,
         task: "ReadTask | LaterPassTask",
-        ids: HashedChunk | None,
+        ids: StoredRecords | None,
         listed: Sequence[ListedParagraph] = (),
     ) -> PassReceipt:
         last, number = self._run.compared is None, self._run.number
         key = self._layout.kept_key(self._index) if last else self._layout.between_passes_key(self._index, number)
         dropped_key = self._layout.dropped_key(self._index, number)
         kept, dropped = self._kept.store(store, key), self._dropped.store(store, dropped_key)
-        of_texts: HashedChunk | ChunkSignatures | HashedParagraphs | None = None
+        texts: StoredRecords | None = None
         if self._texts is not None:
-            of_texts = self._texts.store(store, self._layout.hashes_of_kind_key(text_hashes_kind(number), self._index))
+            texts = self._texts.store(store, self._layout.hashes_of_kind_key(text_hashes_kind(number), self._index))
         parts = dict.fromkeys(dropped, self._dropped.digest)
         if last:
             parts |= dict.fromkeys(kept, self._kept.digest)
-        hashed = [found for found in (ids, of_texts) if found is not None]
+        hashed = [found for found in (ids, texts) if found is not None]
         return PassReceipt(
             source=task.source,
             files=kept | dropped | {name: size for found in hashed for name, size in found.object_sizes().items()},
@@ -347,16 +351,9 @@ class _PassOutput:
             digest=hash_strings([self._kept.digest, self._dropped.digest, *(found.digest for found in hashed)]),
             parts=parts,
             ids=ids,
-            texts=of_texts if isinstance(of_texts, HashedChunk) else None,
-            signed=of_texts if isinstance(of_texts, ChunkSignatures) else None,
-            paragraphs=of_texts if isinstance(of_texts, HashedParagraphs) else None,
+            texts=texts,
             listed=list(listed),
         )
-
-
-def _count_reason(counts: dict[str, dict[str, int]], stage: str, reason: str) -> None:
-    of_stage = counts.setdefault(stage, {})
-    of_stage[reason] = of_stage.get(reason, 0) + 1
 
 
 def _make_text_collector(

@@ -9,11 +9,11 @@ An address stands alone: it is no part of a longer word or dotted number. Four n
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from data_service.formats import StrictRecord
 from data_service.prepare.documents import Document
 
 MAX_OUTLINE_NUMBER = 30
@@ -45,10 +45,8 @@ _NUMBERING_BEFORE = re.compile(
 _IPV6_GROUP_BEFORE = re.compile(r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z")
 
 
-class Pii(BaseModel):
+class Pii(StrictRecord):
     """Replaces e-mail addresses with a domain name, and public IP addresses of both versions; drops nothing."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["pii"]
     emails: bool = True
@@ -63,7 +61,7 @@ class Pii(BaseModel):
             text = _EMAIL_PATTERN.sub(self._replace_email, text)
         if self.ips:
             text = "".join(self._parts_without_ips(text))
-        return document if text == document.text else document.with_text(text)
+        return document if text == document.text else replace(document, text=text)
 
     def _replace_email(self, found: re.Match[str]) -> str:
         before = _PUNCTUATION_BEFORE_EMAIL.match(found[1])

@@ -41,21 +41,23 @@ from data_service.prepare.configuration import (
     short_hash,
 )
 from data_service.prepare.contamination import indexed_splits
-from data_service.prepare.content import ContentReceipt, HashContentTask, hash_chunk
 from data_service.prepare.frequent_paragraphs import encode_paragraph_table
 from data_service.prepare.layout import DROPPED_PREFIX, PARAGRAPHS_PREFIX, PrepareLayout
 from data_service.prepare.paragraphs import ParagraphCuts
 from data_service.prepare.passes import (
     READ_STAGE,
+    ContentReceipt,
+    HashContentTask,
     LaterPassTask,
     PassReceipt,
     PreparePass,
     ReadTask,
+    hash_chunk,
     read_chunk,
     read_documents,
     run_later_pass,
 )
-from data_service.prepare.stages import ComparingStage, DocumentStage, check_requirements, stage_labels
+from data_service.prepare.stages import ComparingStage, DocumentStage, NearDuplicates, check_requirements, stage_labels
 from data_service.prepare.statistics import Statistics, gather_statistics, save_statistics
 from data_service.store.base import Store, digest
 from data_service.store.open import open_store
@@ -236,8 +238,7 @@ class _Passes:
         earlier = self._passes[next_pass.number - 1]
         assert earlier.comparing is not None, "a later pass follows a comparison"
         found = compare_texts(self._runner, earlier.comparing, earlier.number, previous_receipts)
-        drops = earlier.comparing.drops_copies
-        if not drops:
+        if isinstance(earlier.comparing, NearDuplicates) and earlier.comparing.keep == "all":
             self._named = found[0].digest[:32]
         return [
             LaterPassTask(
@@ -245,10 +246,10 @@ class _Passes:
                 index,
                 hash_strings([receipt.digest, found[index].digest]),
                 next_pass,
+                compared=earlier.compared or "",
+                comparing=earlier.comparing,
                 size=receipt.files.get(self._runner.layout.between_passes_key(index, next_pass.number - 1), 0),
                 found=found[index],
-                compared=earlier.compared or "",
-                reason=earlier.comparing.drop_reason if drops else None,
                 named=self._named,
             )
             for index, receipt in enumerate(previous_receipts)

@@ -146,7 +146,7 @@ def _extend_ngram_hashes(
 
 
 def c4_quality(block: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
-    """Decide as C4QualityFilter does by lines."""
+    """Decide as C4QualityFilter does by lines. Curly brackets have dropped a page before."""
     from datatrove.pipeline.filters import c4_filters as c4
 
     def clean_line(whole: str) -> str | None:
@@ -170,8 +170,6 @@ def c4_quality(block: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
                 return "lorem_ipsum", text
             if block.filter_javascript and "javascript" in lowered:
                 continue
-            if block.filter_curly_bracket and "{" in line:
-                return "curly_bracket", text
             if block.filter_policy and any(map(lowered.__contains__, c4.POLICY_SUBSTRINGS)):
                 continue
             lines.append(line)

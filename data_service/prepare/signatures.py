@@ -11,61 +11,39 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_service.ingest.scan import HASH_BUCKETS
 from data_service.ingest.tasks import hash_strings
-from data_service.prepare.layout import StoredChunk
+from data_service.prepare.layout import StoredRecords, bucket_starts
 from data_service.prepare.minhash import SKETCH_BYTES, BandSettings, compute_signature
 from data_service.store.base import Store, digest
 
 # The hash of a band, the document's number in its chunk, and its sketch.
 BAND_RECORD_DTYPE = np.dtype([("key", "<u8"), ("ordinal", "<u4"), ("sketch", "u1", SKETCH_BYTES)])
 _NUMBER_DTYPE = np.dtype("<u4")
-_BAND_STARTS_BYTES = (HASH_BUCKETS + 1) * _NUMBER_DTYPE.itemsize  # bytes of a band's table of starts
 
 
 @dataclass(frozen=True)
-class ChunkSignatures(StoredChunk):
-    """The stored signatures of a chunk.
+class ChunkSignatures(StoredRecords):
+    """The stored signatures of a chunk: a table of records for each band, with one record for each different signature.
 
     Attributes:
         documents: number of documents.
-        signatures: number of different signatures, which is the number of records of each band.
         weighted: whether a document stands for several.
         id_bytes: bytes of the ids.
     """
 
     documents: int
-    signatures: int
     weighted: bool
     id_bytes: int
-
-    def read_band(self, store: Store, bands: int, band: int, buckets: tuple[int, int]) -> NDArray[np.void]:
-        """Return the records of one band whose hashes begin with a byte in [first, stop)."""
-        if not self.signatures:
-            return np.empty(0, dtype=BAND_RECORD_DTYPE)
-        head = np.frombuffer(
-            store.get_range(self.key, band * _BAND_STARTS_BYTES, _BAND_STARTS_BYTES), dtype=_NUMBER_DTYPE
-        )
-        begin, end = int(head[buckets[0]]), int(head[buckets[1]])
-        if begin == end:
-            return np.empty(0, dtype=BAND_RECORD_DTYPE)
-        start = bands * _BAND_STARTS_BYTES + (band * self.signatures + begin) * BAND_RECORD_DTYPE.itemsize
-        return np.frombuffer(
-            store.get_range(self.key, start, (end - begin) * BAND_RECORD_DTYPE.itemsize),
-            dtype=BAND_RECORD_DTYPE,
-        )
 
     def read_copy_pairs(self, store: Store) -> NDArray[np.uint32]:
         """Return [C, 2] numbers in the chunk: a document with the signature of an earlier one, and the first
         document with that signature."""
-        copies = self.documents - self.signatures
+        copies = self.documents - self.records
         start = self._weights_start - 2 * copies * _NUMBER_DTYPE.itemsize
         return self._read_numbers(store, start, 2 * copies).reshape(-1, 2)
 
     def read_weights(self, store: Store) -> NDArray[np.uint32]:
         """Return [documents] numbers of documents for which each stands."""
-        if not self.weighted:
-            return np.ones(self.documents, dtype=np.uint32)
         return self._read_numbers(store, self._weights_start, self.documents)
 
     def read_ids(self, store: Store, ordinals: list[int]) -> list[str]:
@@ -99,7 +77,7 @@ class SignatureCollector:
         self._ids = bytearray()
 
     def add(self, text: str, document_id: str, weight: int = 1) -> None:
-        """Add a document. `document_id`: its id."""
+        """Add a document."""
         signature, ordinal = compute_signature(text, self._words), len(self._weights)
         first = self._first.setdefault(signature.digest(), ordinal)
         if first == ordinal:
@@ -123,7 +101,7 @@ class SignatureCollector:
             records = np.empty(len(order), dtype=BAND_RECORD_DTYPE)
             records["key"], records["ordinal"] = keys[order, band], ordinals[order]
             records["sketch"] = sketches[order]
-            heads.append(_bucket_starts(keys[order, band]).tobytes())
+            heads.append(bucket_starts(keys[order, band]))
             tables.append(records.tobytes())
         weights = np.asarray(self._weights, dtype=_NUMBER_DTYPE)
         numbers = [np.asarray(part, dtype=_NUMBER_DTYPE).tobytes() for part in (self._copies, weights, self._lengths)]
@@ -135,14 +113,8 @@ class SignatureCollector:
             key,
             hash_strings([digest(part) for part in parts]),
             sum(map(len, parts)) if documents else 0,
+            len(ordinals),
             documents=documents,
-            signatures=len(ordinals),
             weighted=bool((weights > 1).any()),
             id_bytes=len(self._ids),
         )
-
-
-def _bucket_starts(keys: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Return [BUCKETS + 1], the numbers at which the sorted hashes of each first byte begin, and the end."""
-    firsts = np.arange(1, HASH_BUCKETS, dtype=np.uint64) << np.uint64(56)
-    return np.array([0, *np.searchsorted(keys, firsts).tolist(), len(keys)], dtype=_NUMBER_DTYPE)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Literal, Self, assert_never
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from data_service.corpus.provenance import ValuePatterns, matches_any_pattern
+from data_service.formats import StrictRecord
 from data_service.prepare.contamination import Decontaminate, make_decontamination_filter
 from data_service.prepare.datatrove_blocks import (
     C4Quality,
@@ -29,10 +30,8 @@ from data_service.prepare.personal_data import Pii
 DocumentFilter = Callable[[Document], Document | DropDecision | CutDecision]
 
 
-class Length(BaseModel):
+class Length(StrictRecord):
     """Drops documents that are too short or too long, in characters or in words between white space."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["length"]
     least_characters: NonNegativeInt = 0
@@ -66,15 +65,13 @@ class Length(BaseModel):
         return document
 
 
-class Licence(BaseModel):
+class Licence(StrictRecord):
     """Drops documents of other licences.
 
     Attributes:
         allowed: licences that are kept, as the inputs write them. `*` stands for any text; case makes no difference.
         unstated: what becomes of documents whose licence the input does not say.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     stage: Literal["licence"]
     allowed: ValuePatterns
@@ -89,27 +86,16 @@ class Licence(BaseModel):
         return DropDecision("not_allowed", document.licence)
 
 
-class ExactDuplicates(BaseModel):
+class ExactDuplicates(StrictRecord):
     """Of documents with the same text, over all inputs, keeps the first in input order.
 
     White space at ends of lines and blank lines make no difference.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     stage: Literal["exact_duplicates"]
 
-    @property
-    def drop_reason(self) -> str:
-        return "copy"
 
-    @property
-    def drops_copies(self) -> bool:
-        """Whether copies are dropped."""
-        return True
-
-
-class NearDuplicates(BaseModel):
+class NearDuplicates(StrictRecord):
     """Of documents whose texts are nearly the same, over all inputs, keeps the first in input order, or all of them.
 
     Attributes:
@@ -119,21 +105,10 @@ class NearDuplicates(BaseModel):
         words: units of a shingle (`shingles.py`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     stage: Literal["near_duplicates"]
     keep: Literal["first", "all"] = Field(default="first", exclude_if=lambda keep: keep == "first")
     similarity: float = Field(default=0.8, ge=0.3, le=0.98)
     words: int = Field(default=5, ge=1, le=64)
-
-    @property
-    def drop_reason(self) -> str:
-        return "near_copy"
-
-    @property
-    def drops_copies(self) -> bool:
-        """Whether copies are dropped."""
-        return self.keep == "first"
 
 
 DocumentStage = (

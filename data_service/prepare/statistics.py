@@ -1,24 +1,24 @@
 """Results of a preparation: the content of `statistics.json`, which is written last and completes the output."""
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from itertools import chain
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from data_service.corpus.manifest import StoredFile
 from data_service.corpus.origin import MAX_VALUES, OTHER_VALUES_LABEL, IndexedSplit, StageCounts, by_count
+from data_service.formats import StrictRecord
 from data_service.prepare.passes import PassReceipt
 from data_service.store.base import Store
 
 FORMAT_VERSION = 1
 
 
-class SourceCounts(BaseModel):
+class SourceCounts(StrictRecord):
     """What became of a source's documents. `dropped`: number by stage and reason."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     documents_read: int
     documents_kept: int
@@ -28,7 +28,7 @@ class SourceCounts(BaseModel):
     dropped: dict[str, dict[str, int]]
 
 
-class Statistics(BaseModel):
+class Statistics(StrictRecord):
     """What a preparation did.
 
     Attributes:
@@ -44,8 +44,6 @@ class Statistics(BaseModel):
         searched: evaluation splits whose texts were searched for, so that no kept document holds them.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     format: int = FORMAT_VERSION
     preparation: dict[str, object]
     documents_read: int
@@ -56,10 +54,10 @@ class Statistics(BaseModel):
     sources: dict[str, SourceCounts]
     languages: dict[str, int]
     licences: dict[str, int]
-    lengths_read: dict[int, int] = {}
-    lengths_kept: dict[int, int] = {}
+    lengths_read: dict[int, int] = Field(default_factory=dict)
+    lengths_kept: dict[int, int] = Field(default_factory=dict)
     parts: dict[str, StoredFile]
-    searched: list[IndexedSplit] = []
+    searched: list[IndexedSplit] = Field(default_factory=list)
 
 
 def gather_statistics(
@@ -67,8 +65,8 @@ def gather_statistics(
     labels: Sequence[str],
     sources: Sequence[str],
     passes: Sequence[Sequence[PassReceipt]],
-    searched: Sequence[IndexedSplit] = (),
-    tables: Mapping[str, StoredFile] = MappingProxyType({}),
+    searched: Sequence[IndexedSplit],
+    tables: Mapping[str, StoredFile],
 ) -> Statistics:
     """Return the statistics of all passes.
 
@@ -79,7 +77,7 @@ def gather_statistics(
         name: _source_counts([[p[i] for i, s in enumerate(sources) if s == name] for p in passes])
         for name in dict.fromkeys(sources)
     }
-    receipts = [receipt for of_pass in passes for receipt in of_pass]
+    receipts = list(chain.from_iterable(passes))
     stages = _stage_counts(labels, by_source, receipts)
     parts = {
         key: StoredFile(receipt.files[key], found) for receipt in receipts for key, found in receipt.parts.items()
@@ -104,48 +102,41 @@ def gather_statistics(
 def _stage_counts(
     labels: Sequence[str], by_source: Mapping[str, SourceCounts], receipts: Sequence[PassReceipt]
 ) -> list[StageCounts]:
-    entered = sum(counts.documents_read for counts in by_source.values())
-    stages = []
+    entered = sum(source.documents_read for source in by_source.values())
+    counts, stages = [receipt.counts for receipt in receipts], list[StageCounts]()
     for label in labels:
-        dropped = _sum_counts(counts.dropped.get(label, {}) for counts in by_source.values())
-        changed = sum(receipt.counts.changed.get(label, 0) for receipt in receipts)
-        cut = _sum_counts(receipt.counts.cut.get(label, {}) for receipt in receipts)
-        clustered = sum(receipt.counts.clustered.get(label, 0) for receipt in receipts)
-        paragraphs = sum(receipt.counts.paragraphs_cut.get(label, 0) for receipt in receipts)
-        characters = sum(receipt.counts.characters_cut.get(label, 0) for receipt in receipts)
-        left = entered - sum(dropped.values())
+        dropped = _sum_counts(source.dropped.get(label, {}) for source in by_source.values())
         stages.append(
             StageCounts(
                 stage=label,
                 entered=entered,
-                left=left,
-                changed=changed,
+                left=entered - sum(dropped.values()),
+                changed=sum(one.changed[label] for one in counts),
                 dropped=dropped,
-                cut=cut,
-                clustered=clustered,
-                paragraphs_cut=paragraphs,
-                characters_cut=characters,
+                cut=_sum_counts(one.cut[label] for one in counts),
+                clustered=sum(one.clustered[label] for one in counts),
+                paragraphs_cut=sum(one.paragraphs_cut[label] for one in counts),
+                characters_cut=sum(one.characters_cut[label] for one in counts),
             )
         )
-        entered = left
+        entered = stages[-1].left
     return stages
 
 
 def _source_counts(passes: Sequence[Sequence[PassReceipt]]) -> SourceCounts:
     first = [receipt.counts for receipt in passes[0]]
     last = [receipt.counts for receipt in passes[-1]]
-    dropped: dict[str, dict[str, int]] = {}
-    for of_pass in passes:
-        for receipt in of_pass:
-            for stage, reasons in receipt.counts.dropped.items():
-                dropped[stage] = _sum_counts([dropped.get(stage, {}), reasons])
+    dropped = defaultdict[str, Counter[str]](Counter)
+    for receipt in chain.from_iterable(passes):
+        for stage, reasons in receipt.counts.dropped.items():
+            dropped[stage].update(reasons)
     return SourceCounts(
         documents_read=sum(counts.entered for counts in first),
         documents_kept=sum(counts.left for counts in last),
         text_bytes_read=sum(counts.entered_bytes for counts in first),
         text_bytes_kept=sum(counts.left_bytes for counts in last),
         odd=sum(counts.odd for counts in first),
-        dropped=dict(sorted(dropped.items())),
+        dropped={stage: _sum_counts([dropped[stage]]) for stage in sorted(dropped)},
     )
 
 
@@ -153,10 +144,9 @@ Key = TypeVar("Key", str, int)
 
 
 def _sum_counts(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
-    total: dict[Key, int] = {}
+    total = Counter[Key]()
     for each in counts:
-        for name, count in each.items():
-            total[name] = total.get(name, 0) + count
+        total.update(each)
     return dict(sorted(total.items()))
 
 

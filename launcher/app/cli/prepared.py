@@ -11,7 +11,7 @@ from data_service.corpus.origin import by_count
 from data_service.errors import PrepareError
 from data_service.ingest.encodings import odd_text_warning
 from data_service.ingest.inputs import InputListing
-from data_service.prepare.configuration import Preparation, list_input_files, unread_files
+from data_service.prepare.configuration import Preparation, list_input_files
 from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
 from data_service.printable import one_line
@@ -38,7 +38,7 @@ def prepare_with_progress(path: str, output: str, workers: int | None, console: 
     """
     preparation = read_preparation(path)
     listings = list_input_files(preparation, open_store(output))
-    if unread := unread_files(listings):
+    if unread := [item for listing in listings for item in listing.left_out]:
         typer.echo(f"Files not read: {len(unread):,}", err=True)
         for item in unread[:_MAX_TABLE_ROWS]:
             typer.echo(f"  {one_line(str(item))}", err=True)

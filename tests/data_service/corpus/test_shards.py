@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import BlockTable, make_block_table
+from data_service.corpus.manifest import DTYPES, BlockTable
 from data_service.corpus.reader import parse_block, read_block
-from data_service.corpus.writer import ShardWriter
-from data_service.corpus.written import WrittenBlock, WrittenShard, concatenate_shard_tables
+from data_service.corpus.writer import ShardWriter, WrittenShard, concatenate_shard_tables
 from data_service.errors import CorruptBlock
+from data_service.store.base import digest
 from data_service.store.open import open_store
 from data_service.types import Block
 
@@ -36,8 +36,7 @@ def write_shard(path: Path, blocks: list[Block]) -> WrittenShard:
 
 
 def table_of(shard: WrittenShard, key: str) -> BlockTable:
-    rows = [(0, b.offset, b.length, b.tokens, b.sentences, b.documents) for b in shard.blocks]
-    return make_block_table(rows, [b.digest for b in shard.blocks], [key])
+    return concatenate_shard_tables({key: shard})
 
 
 def assert_same(found: Block, expected: Block) -> None:
@@ -81,7 +80,7 @@ def test_stock_webdataset_reads_a_shard(tmp_path: Path) -> None:
 
 def test_arrays_are_read_only_views_of_the_bytes_read(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "s.tar", BLOCKS)
-    data = (tmp_path / "s.tar").read_bytes()[: shard.blocks[0].length]
+    data = (tmp_path / "s.tar").read_bytes()[: int(shard.blocks["length"][0])]
     block = parse_block(data, "here")
     whole = np.frombuffer(data, dtype=np.uint8)
     assert np.shares_memory(block.tokens, whole)
@@ -97,19 +96,19 @@ def test_blocks_are_read_without_python_s_parser(tmp_path: Path, monkeypatch: py
         raise SystemError("AST constructor recursion depth mismatch")
 
     monkeypatch.setattr(ast, "literal_eval", fails)
-    data = (tmp_path / "s.tar").read_bytes()[: shard.blocks[0].length]
+    data = (tmp_path / "s.tar").read_bytes()[: int(shard.blocks["length"][0])]
     assert_same(parse_block(data, "here"), BLOCKS[0])
 
 
 def test_damage_at_rest_names_shard_block_and_bytes(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "s.tar", BLOCKS)
-    second = shard.blocks[1]
+    start, length = (int(shard.blocks[name][1]) for name in ("offset", "length"))
     data = bytearray((tmp_path / "s.tar").read_bytes())
-    data[second.offset + second.length // 2] ^= 1
+    data[start + length // 2] ^= 1
     (tmp_path / "s.tar").write_bytes(data)
     table = table_of(shard, "s.tar")
     assert_same(read_block(open_store(tmp_path), table, 0), BLOCKS[0])
-    place = f"s.tar, block 1, bytes {second.offset} to {second.offset + second.length}"
+    place = f"s.tar, block 1, bytes {start} to {start + length}"
     with pytest.raises(CorruptBlock, match=place):
         read_block(open_store(tmp_path), table, 1)
 
@@ -126,25 +125,24 @@ def test_bytes_that_are_no_block_are_refused(tmp_path: Path, damage: str) -> Non
         "floats": Block(block.tokens.astype(np.float32), block.sentences, block.documents),  # type: ignore[arg-type]
     }
     shard = write_shard(tmp_path / "s.tar", [broken.get(damage, block)])
-    data = (tmp_path / "s.tar").read_bytes()[: shard.blocks[0].length]
+    data = (tmp_path / "s.tar").read_bytes()[: int(shard.blocks["length"][0])]
     data = {"empty": b"", "short": data[:600], "no header": b"x" * len(data)}.get(damage, data)
     with pytest.raises(CorruptBlock, match=r"here: .*\n  remedy"):
         parse_block(data, "here")
 
 
-def test_packed_blocks_are_the_written_ones_and_their_tables_are_joined() -> None:
-    rng = np.random.default_rng(3)
-    shards, rows, digests = dict[str, WrittenShard](), list[tuple[int, ...]](), list[str]()
-    for number in range(4):
-        blocks = []
-        for offset, length, tokens, sentences, documents in rng.integers(0, 1 << 40, (number, 5)).tolist():
-            blocks.append(WrittenBlock(offset, length, tokens, sentences, documents, rng.bytes(16).hex()))
-        shards[f"train/{number:06d}.tar"] = shard = WrittenShard.from_blocks(number, "0" * 32, blocks)
-        assert shard.blocks == tuple(blocks)
-        rows += [(number, b.offset, b.length, b.tokens, b.sentences, b.documents) for b in blocks]
-        digests += [b.digest for b in blocks]
-    joined, expected = concatenate_shard_tables(shards), make_block_table(rows, digests, list(shards))  # type: ignore[arg-type]
-    assert (len(joined), joined.shards) == (len(expected), expected.shards)
-    for name, column in expected.columns.items():
-        assert joined.columns[name].dtype == column.dtype
-        assert np.array_equal(joined.columns[name], column)
+def test_tables_of_shards_are_joined_in_their_order(tmp_path: Path) -> None:
+    keys = [f"train/{number:06d}.tar" for number in range(4)]
+    shards = {key: write_shard(tmp_path / f"{n}.tar", BLOCKS[:n]) for n, key in enumerate(keys)}
+    offsets = [int(offset) for shard in shards.values() for offset in shard.blocks["offset"]]
+    data = [(tmp_path / f"{n}.tar").read_bytes() for n in range(4)]
+    joined = concatenate_shard_tables(shards)
+    assert (len(joined), joined.shards) == (6, tuple(keys))
+    assert joined.shard.tolist() == [1, 2, 2, 3, 3, 3]
+    assert joined.offset.tolist() == offsets
+    for index, block in enumerate([*BLOCKS[:1], *BLOCKS[:2], *BLOCKS]):
+        start = int(joined.offset[index])
+        stored = data[joined.shard[index]][start : start + int(joined.length[index])]
+        assert digest(stored) == joined.digest[index]
+        assert_same(parse_block(stored, "here"), block)
+    assert {name: column.dtype.str for name, column in joined.columns.items()} == DTYPES

@@ -11,8 +11,7 @@ import numpy as np
 
 from data_service.corpus.manifest import TOKENIZER_FOLDER, BlockTable, CorpusManifest, PairTexts, make_block_table
 from data_service.corpus.manifest_file import save_manifest
-from data_service.corpus.writer import ShardWriter
-from data_service.corpus.written import WrittenShard
+from data_service.corpus.writer import ShardWriter, WrittenShard, concatenate_shard_tables
 from data_service.samples.samples import Samples
 from data_service.samples.spec import SourceSpec, StreamSpec
 from data_service.store.base import Store
@@ -71,21 +70,19 @@ def write_into(
     shard_blocks: int | None = None,
 ) -> CorpusManifest:
     """Write a corpus, without a tokenizer, at the store's root: shards of `shard_blocks`, by default one a split."""
-    tables, sizes, digests = {}, {}, {}
+    tables, written = {}, dict[str, WrittenShard]()
     unigram = np.zeros(vocabulary, np.int64)
     for split, content in (("train", blocks), ("heldout", heldout)):
-        rows, block_digests, shards = [], [], list[str]()
+        shards = dict[str, WrittenShard]()
         rest = iter(content)
         while (chunk := list(islice(rest, shard_blocks))) or not shards:
             key = f"{split}/{len(shards):06d}.tar"
-            written = _write_shard(store, key, chunk)
-            rows += [(len(shards), b.offset, b.length, b.tokens, b.sentences, b.documents) for b in written.blocks]
-            block_digests += [b.digest for b in written.blocks]
-            sizes[key], digests[key] = written.size, written.digest
-            shards.append(key)
+            shards[key] = _write_shard(store, key, chunk)
             if split == "train":
                 unigram += sum(np.bincount(block.tokens, minlength=vocabulary) for block in chunk)
-        tables[split] = make_block_table(rows, block_digests, shards)
+        tables[split], written = concatenate_shard_tables(shards), written | shards
+    sizes = {key: shard.size for key, shard in written.items()}
+    digests = {key: shard.digest for key, shard in written.items()}
     manifest = CorpusManifest(
         "0" * 64, vocabulary, 0.1, tables["train"], tables["heldout"], unigram, sizes, digests, {}, {}
     )
