@@ -55,6 +55,7 @@ def append_documents(
     removed_by: str,
     removed_at: int,
     progress: ReportProgress,
+    own_provenance: bool = False,
     report: ReportBlocks = lambda done, total: None,
 ) -> AppendReport:
     """Write the corpus at `corpus`, grown by the documents of `inputs`, to `output`.
@@ -70,6 +71,8 @@ def append_documents(
         removed_by: user and host, for the removal of copies.
         removed_at: seconds since 1970.
         progress: function that is called as the new part is built.
+        own_provenance: whether the provenance in `options` was given for these inputs. Constants with which the old
+            corpus was built need not match one of them.
         report: function that is called as the documents of both are compared.
 
     Raises:
@@ -88,7 +91,8 @@ def append_documents(
         ):
             # An interrupted deletion may have left files of the new part.
             remove_objects(store, f"{APPENDED_PART_FOLDER}/", progress)
-    build_corpus(list(inputs), place, f"{corpus.rstrip('/')}/{TOKENIZER_FOLDER}", options, progress)
+    tokenizer = f"{corpus.rstrip('/')}/{TOKENIZER_FOLDER}"
+    build_corpus(list(inputs), place, tokenizer, options, progress, constants_must_match=own_provenance)
     new = open_corpus(place)
     if not complete:
         try:

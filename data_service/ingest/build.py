@@ -83,7 +83,13 @@ _LOSS_CHECK_SPLITS = 4
 
 
 def build_corpus(
-    inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: ReportProgress
+    inputs: list[str],
+    output: str,
+    tokenizer: str,
+    options: BuildOptions,
+    progress: ReportProgress,
+    *,
+    constants_must_match: bool = True,
 ) -> CorpusManifest:
     """Build a corpus and return its manifest. Continue a half-built corpus; if it is complete, only return the
     manifest.
@@ -96,6 +102,7 @@ def build_corpus(
         tokenizer: folder of the tokenizer, whose files are copied into the corpus.
         options: options of the build.
         progress: function that is called in this process as tasks finish.
+        constants_must_match: whether each pattern of constants of provenance must match an input.
 
     Raises:
         InputError: inputs are missing, empty, too small to hold any text out, or not valid text. The message names the
@@ -107,7 +114,8 @@ def build_corpus(
     store = open_store(output)
     listing = list_inputs(inputs, options.encoding)
     refuse_inputs_in_output(store, listing)
-    check_provenance_patterns(listing, options)
+    if constants_must_match:
+        check_provenance_patterns(listing, options)
     encoder = load_tokenizer(tokenizer, options.tokenizer_rules)
     words, word_files = resolve_segmentation(options.words) if options.words is not None else (None, {})
     wanted = make_configuration(inputs, listing, encoder.hash, options, words)

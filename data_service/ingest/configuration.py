@@ -150,8 +150,7 @@ def check_provenance_patterns(listing: InputListing, options: BuildOptions) -> N
         raise InputError(
             f"constants of --provenance are for {unmatched[0]!r}, which matches none of {len(uris)} inputs "
             f"(the first is {uris[0]})",
-            remedy="write `inputs` as a pattern of whole URIs, such as '*/wiki/*'; without --provenance FILE, "
-            "`corpus append` takes the constants with which the corpus was built",
+            remedy="write `inputs` as a pattern of whole URIs, such as '*/wiki/*'",
         )
 
 

@@ -20,7 +20,7 @@ from data_service.corpus.reader import read_block
 from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.corpus.sidecar import read_origins
-from data_service.errors import CorpusError, UserError
+from data_service.errors import CorpusError, InputError, UserError
 from data_service.ingest.append import APPENDED_PART_FOLDER, AppendReport, append_documents
 from data_service.ingest.append_options import options_from_corpus
 from data_service.ingest.heldout import heldout_options_from_manifest
@@ -46,7 +46,14 @@ def write(folder: Path, documents: list[tuple[str, str]]) -> Path:
 def append(corpus: Path, inputs: Path, out: Path, **others: object) -> AppendReport:
     options = options_from_corpus(open_corpus(str(corpus)), workers=1, on_bad_records="error", word_files={}, **others)
     return append_documents(
-        str(corpus), [str(inputs)], str(out), options, removed_by="x", removed_at=1, progress=ignore_progress
+        str(corpus),
+        [str(inputs)],
+        str(out),
+        options,
+        removed_by="x",
+        removed_at=1,
+        progress=ignore_progress,
+        own_provenance="provenance" in others,
     )
 
 
@@ -276,6 +283,24 @@ def test_settings_are_the_corpuss_own_unless_given(tmp_path: Path) -> None:
         assert {manifest.options[name] for manifest in made} == {options.model_dump()[name]}
     assert [manifest.options["txt_documents"] for manifest in made] == ["file", "file", "blank_line"]
     assert sum(kept(open_corpus(str(tmp_path / "2"))).values()) > sum(kept(open_corpus(str(tmp_path / "1"))).values())
+
+
+def test_constants_of_the_corpus_need_no_match_among_new_files_but_given_ones_do(tmp_path: Path) -> None:
+    """What they alone recorded is still recorded: a new document without it is refused by its place."""
+    constants = [{"inputs": "*/in-0/*", "licence": "MIT"}]
+    known = ProvenanceOptions.model_validate({"id": "name", "licence": "terms", "constants": constants})
+    build(
+        write(tmp_path / "in-0", [(str(number), text) for number, text in enumerate(TEXTS[:60])]),
+        tmp_path / "0",
+        SMALL.model_copy(update={"text_field": "body", "provenance": known}),
+    )
+    inputs = write(tmp_path / "in-1", [("x", TEXTS[90])])
+    with pytest.raises(InputError, match=r"x\.jsonl, line 1: no licence"):
+        append(tmp_path / "0", inputs, tmp_path / "1")
+    (inputs / "x.jsonl").write_text(json.dumps({"name": "x", "body": TEXTS[90], "terms": "CC0"}) + "\n")
+    with pytest.raises(InputError, match="in-0"):
+        append(tmp_path / "0", inputs, tmp_path / "1", provenance=known)
+    assert append(tmp_path / "0", inputs, tmp_path / "1").added == 1
 
 
 @pytest.mark.parametrize(
