@@ -28,10 +28,10 @@ from data_service.corpus.written import WrittenShard, concatenate_shard_tables
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions, describe_differences
+from data_service.ingest.places import MAX_LISTED_RECORDS, with_line_numbers
 from data_service.ingest.pool import Progress, ReportProgress
 from data_service.ingest.records import NOT_CHOSEN_REASON
 from data_service.ingest.scan import ScanReceipt
-from data_service.ingest.skipped import MAX_LISTED_RECORDS, with_line_numbers
 from data_service.ingest.tasks import InputSplit
 from data_service.ingest.write import LENGTH_BINS, PartSummary, WriteReceipt
 from data_service.store.base import Store, digest, parallel_map

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import BinaryIO, assert_never, cast, overload
+from typing import BinaryIO, assert_never, cast
 
 import zstandard
 
@@ -73,15 +73,12 @@ class _RangedFile(ReadableStream):
         self._position = base + offset
         return self._position
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        length = max(0, min(len(view), self._file.size - self._position))
-        if length and self._held is not None:
-            view[:length] = self._held[self._position : self._position + length]
-        elif length:
-            view[:length] = self._store.get_range(self._file.key, self._position, length)
+    def read_some(self, size: int) -> bytes:
+        start, length = self._position, max(0, min(size, self._file.size - self._position))
         self._position += length
-        return length
+        if self._held is not None:
+            return self._held[start : start + length]
+        return self._store.get_range(self._file.key, start, length) if length else b""
 
 
 @lru_cache(maxsize=16)
@@ -102,10 +99,6 @@ def open_stored_bytes(file: InputFile, *, start: int = 0, chunk_bytes: int = _FE
     return cast(BinaryIO, stream)
 
 
-@overload
-def line_start(file: InputFile, position: int) -> int: ...
-@overload
-def line_start(file: InputFile, position: int, within: int) -> int | None: ...
 def line_start(file: InputFile, position: int, within: int | None = None) -> int | None:
     """Return the offset of the first byte of the line that holds byte `position`, found by reading backwards.
 
@@ -231,8 +224,7 @@ class _LargeWindowZstd(ReadableStream):
         self._frame: zstandard.ZstdDecompressionObj | None = None
         self._ahead, self._ready = b"", memoryview(b"")
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+    def read_some(self, size: int) -> memoryview:
         try:
             while not self._ready and (packed := self._ahead or self._raw.read(_ZSTD_INPUT_BYTES)):
                 wide = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
@@ -243,9 +235,8 @@ class _LargeWindowZstd(ReadableStream):
             raise _damaged_file_error(self._file, str(error)) from error
         if not self._ready and self._frame is not None:
             raise _damaged_file_error(self._file, "it ends too early")
-        count = min(len(view), len(self._ready))
-        view[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
+        taken, self._ready = self._ready[:size], self._ready[size:]
+        return taken
 
 
 class _Zstd(ReadableStream):
@@ -290,10 +281,9 @@ class _ConcatenatedStreams(ReadableStream):
         self._padding = b"\0" if file.compression == "xz" else b""
         self._plain = _DECOMPRESSORS[file.compression]()
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+    def read_some(self, size: int) -> bytes:
         try:
-            data = self._read_decompressed(len(view))
+            return self._read_decompressed(size)
         except (OSError, EOFError, lzma.LZMAError) as error:
             if "emory usage limit" in str(error):
                 raise InputError(
@@ -301,8 +291,6 @@ class _ConcatenatedStreams(ReadableStream):
                     remedy="compress it again with a smaller dictionary: xz -9 or less",
                 ) from error
             raise _damaged_file_error(self._file, str(error)) from error
-        view[: len(data)] = data
-        return len(data)
 
     def _read_decompressed(self, size: int) -> bytes:
         """Return up to `size` bytes; none at the end."""
