@@ -234,10 +234,8 @@ def read_kept_documents(task: SplitTask, kept: KeptDocuments, store: Store) -> I
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
     """
-    drops, digests = (
-        read_dropped_ordinals(store, kept.drops),
-        b"" if kept.clusters else _read_digests(store, task),
-    )
+    drops = read_dropped_ordinals(store, kept.drops)
+    digests = b"" if kept.clusters else _read_digests(store, task)
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
@@ -306,9 +304,9 @@ def find_split_stretches(task: FindStretchesTask, store: Store) -> FindStretches
     sizes: Counter[int] = Counter()
     clustered: set[int] = set()
     for document, _ in read_kept_documents(task, task.kept, store):
-        alone = document.cluster is None or document.cluster.name is None
         for stretch, end in split_into_stretches(document.text, length):
             if end is not None and end < below:
                 sizes[end] += len(collapse_spaces(stretch).encode())
-                clustered.update(() if alone else (end,))
+                if document.cluster_name is not None:
+                    clustered.add(end)
     return FindStretchesReceipt(source=task.source, candidates=sorted(sizes.items()), clustered=sorted(clustered))

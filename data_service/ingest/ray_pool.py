@@ -197,21 +197,17 @@ def _run_single_threaded(function: Callable[[Any, Store], R], task: Any, piece: 
 def _result(reference: ray.ObjectRef) -> Any:
     try:
         return ray.get(reference)
-    except RayTaskError as error:
-        cause = error.cause
+    except RayError as error:
+        cause: object = error
         while isinstance(cause, RayTaskError):  # a reader's error is nested in its task's error
             cause = cause.cause
         if isinstance(cause, _DEATH_ERRORS):
             raise _worker_death_error(cause) from error
         if isinstance(cause, _FULL_STORE_ERRORS):
             raise _disk_full_error(cause) from error
-        if isinstance(cause, Exception):
+        if isinstance(cause, Exception) and cause is not error:
             raise cause from error
         raise
-    except _DEATH_ERRORS as error:
-        raise _worker_death_error(error) from error
-    except _FULL_STORE_ERRORS as error:
-        raise _disk_full_error(error) from error
 
 
 def _disk_full_error(error: Exception) -> CorpusError:

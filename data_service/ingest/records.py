@@ -67,6 +67,11 @@ class TextRecord:
         return sum(len(text.encode()) for text in self.texts)
 
     @property
+    def cluster_name(self) -> str | None:
+        """The name of its cluster of near duplicates; None if it has none, or the input names no clusters."""
+        return None if self.cluster is None else self.cluster.name
+
+    @property
     def is_blank(self) -> bool:
         """Whether one of the texts is empty or white space. Such documents are counted, but get no number."""
         return any(not text or text.isspace() for text in self.texts)

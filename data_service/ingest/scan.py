@@ -73,8 +73,8 @@ def hash_document(document: TextRecord, options: BuildOptions, known_hash: bytes
     `known_hash`: as for `hash_texts`; only for inputs that name no clusters.
     """
     texts = [options.text_to_encode(text) for text in document.texts]
-    if document.cluster is not None and document.cluster.name is not None:
-        return _hash_64_bits(_join_texts(texts)) + _hash_64_bits(f"cluster {document.cluster.name}")
+    if document.cluster_name is not None:
+        return _hash_64_bits(_join_texts(texts)) + _hash_64_bits(f"cluster {document.cluster_name}")
     return hash_texts(texts, known_hash)
 
 

@@ -30,6 +30,7 @@ from tests.support.data.raw_text import (
     Killed,
     build,
     files_of,
+    ignore_progress,
     small_tokenizer,
     tokenizer_folder,
     write_jsonl,
@@ -236,16 +237,22 @@ def test_another_build_over_a_corpus_is_refused_with_the_difference(
     assert files_of(tmp_path / "new") == before
 
 
-def test_inputs_that_change_under_the_build_are_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("new", "problem"), [(b"THE", "changed"), (b"another", "JSON")])
+def test_inputs_that_change_under_the_build_are_noticed_and_then_read_again(
+    tmp_path: Path, new: bytes, problem: str
+) -> None:
     path = write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS[:9])
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
 
     def change(progress: Progress) -> None:
         if progress.stage == "writing":
-            path.write_bytes(path.read_bytes().replace(b"the", b"THE"))
+            path.write_bytes(path.read_bytes().replace(b"the", new))
 
-    with pytest.raises(InputError, match=r"a\.jsonl.*changed"):
+    with pytest.raises(InputError, match=rf"a\.jsonl.*{problem}"):
         build_corpus([str(path)], str(tmp_path / "corpus"), tokenizer, SMALL, change)
+    build_corpus([str(path)], str(tmp_path / "corpus"), tokenizer, SMALL, ignore_progress)
+    build_corpus([str(path)], str(tmp_path / "whole"), tokenizer, SMALL, ignore_progress)
+    assert files_of(tmp_path / "corpus") == files_of(tmp_path / "whole")
 
 
 def test_the_corpus_keeps_its_tokenizer_and_knows_it_from_others(tmp_path: Path, corpus: Path) -> None:
