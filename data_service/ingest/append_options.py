@@ -12,17 +12,6 @@ from data_service.errors import CorpusError
 from data_service.ingest.heldout import heldout_options_from_manifest
 from data_service.ingest.options import BuildOptions
 
-_OPTIONS_THAT_MAY_DIFFER = {
-    "text_field",
-    "txt_documents",
-    "encoding",
-    "delimiter",
-    "provenance",
-    "on_bad_bytes",
-    "accept_loss",
-}
-"""Settings that an append may override: the format of the new input, or which losses of text are accepted."""
-
 
 def options_from_corpus(
     corpus: Corpus, *, workers: int, on_bad_records: str, word_files: Mapping[str, str], **overrides: object
@@ -31,16 +20,16 @@ def options_from_corpus(
 
     Args:
         word_files: URIs of the files of words with which the corpus was built, by the name of the option.
-        overrides: settings in place of the corpus's own, of `text_field`, `txt_documents`, `encoding`, `delimiter`,
-            `provenance`, `on_bad_bytes` and `accept_loss`.
+        overrides: settings in place of the corpus's own: of the format of the new input, its provenance, or which
+            losses of text are accepted.
 
     Raises:
         CorpusError: the corpus has no provenance, but settings of one are given; or a file of words is missing or
             another one.
         InputError, StoreError: a file of words cannot be read.
     """
-    assert overrides.keys() <= _OPTIONS_THAT_MAY_DIFFER, "no other setting may differ"
-    origin = _open_original_corpus(corpus).manifest
+    # A corpus that grew has the options of the one that was built.
+    origin = (open_part(corpus, 0) if corpus.manifest.parts else corpus).manifest
     if "provenance" in overrides and not origin.provenance:
         raise CorpusError(
             f"{corpus.store.uri} was built without provenance, so appended documents cannot have it",
@@ -55,11 +44,6 @@ def options_from_corpus(
         | {"words": words, "workers": workers, "on_bad_records": on_bad_records}
         | overrides
     )
-
-
-def _open_original_corpus(corpus: Corpus) -> Corpus:
-    """Return the corpus that was built, and grew into `corpus`. Raises CorpusError: it is no longer there."""
-    return open_part(corpus, 0) if corpus.manifest.parts else corpus
 
 
 def _load_word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:

@@ -19,7 +19,7 @@ from xml.parsers import expat
 from data_service.errors import InputError
 from data_service.ingest.files import is_uncompressed_utf8, open_stored_bytes, open_text
 from data_service.ingest.formats import InputLine, read_lines, read_piece_lines
-from data_service.ingest.inputs import InputFile
+from data_service.ingest.inputs import InputFile, require_packages
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.places import RecordPlace
 from data_service.ingest.records import (
@@ -33,7 +33,6 @@ from data_service.ingest.records import (
     try_read,
 )
 from data_service.ingest.tasks import FilePiece
-from data_service.ingest.warc import INSTALL_REMEDY
 from data_service.ingest.wikitext import wikitext_to_plain_text
 
 DUMP_END = b"</mediawiki>"
@@ -68,16 +67,6 @@ class WikiInfo:
     base: str
     language: str | None
     hidden: frozenset[str]
-
-
-def require_packages(file: InputFile) -> None:
-    """Raise InputError if the package that reads wikitext is not installed."""
-    try:
-        import mwparserfromhell  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"{file.uri}: wikitext is read by {error.name}, which is not installed", remedy=INSTALL_REMEDY
-        ) from error
 
 
 def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:

@@ -12,14 +12,13 @@ from typing import Any, BinaryIO
 from data_service.errors import InputError
 from data_service.ingest.files import open_decompressed
 from data_service.ingest.formats import LINE_TO_DOCUMENT_RATIO
-from data_service.ingest.inputs import InputFile
+from data_service.ingest.inputs import InputFile, require_packages
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.places import RecordPlace
 from data_service.ingest.records import BadRecord, TextRecord, parse_document, too_long_record, try_read
 from data_service.ingest.tasks import FilePiece
 from data_service.ingest.web_encodings import decode_content, decode_html_page
 
-INSTALL_REMEDY = "pip install 'maskfleet[prepare]'"
 _HEADER_BY_FIELD = {
     "id": "WARC-Record-ID",
     "url": "WARC-Target-URI",
@@ -31,18 +30,6 @@ _RECORD_END = b"\r\n\r\n"
 _IDENTITY_CODINGS = ("", "identity", "chunked")
 _READABLE_PAGE_REMEDY = "fetch the page again, decoded or as gzip, and in UTF-8"
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
-
-
-def require_packages(file: InputFile) -> None:
-    """Raise InputError if the packages that read web archives are not installed."""
-    try:
-        import trafilatura  # noqa: F401
-        import warcio  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"{file.uri}: a web archive is read by {error.name}, which is not installed",
-            remedy=INSTALL_REMEDY,
-        ) from error
 
 
 def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:

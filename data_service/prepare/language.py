@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from data_service.errors import PrepareError
-from data_service.ingest.warc import INSTALL_REMEDY
+from data_service.ingest.inputs import INSTALL_REMEDY
 from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.model_file import check_file_hash
 
