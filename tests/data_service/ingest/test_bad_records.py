@@ -13,7 +13,7 @@ from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
 from data_service.stream.statistics import corpus_stats
-from tests.support.data.raw_text import DOCUMENTS, Killed, build, ignore_progress, tokenizer_folder
+from tests.support.data.raw_text import DOCUMENTS, Killed, build, ignore_progress, killed_after, tokenizer_folder
 
 SKIP = BuildOptions(
     on_bad_records="skip",
@@ -23,18 +23,6 @@ SKIP = BuildOptions(
     block_tokens=8_000,
 )
 GOOD = [text[:300] for text in DOCUMENTS[:60]]
-
-
-def kill_after(reports: int):  # type: ignore[no-untyped-def]
-    left = reports
-
-    def report(progress: Progress) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed
-
-    return report
 
 
 def write_inputs(folder: Path) -> dict[str, str]:
@@ -96,7 +84,7 @@ def test_they_are_listed_by_a_build_that_was_killed_and_continued(tmp_path: Path
     tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     arguments = ([str(tmp_path / "inputs")], str(tmp_path / "corpus"), tokenizer, SKIP)
     with pytest.raises(Killed):
-        build_corpus(*arguments, kill_after(reports))
+        build_corpus(*arguments, killed_after(reports))
     build_corpus(*arguments, ignore_progress)
     assert_told(tmp_path / "corpus", tmp_path / "inputs", expected)
 

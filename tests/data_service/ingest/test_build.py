@@ -3,15 +3,12 @@
 import hashlib
 import resource
 import shutil
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_service.corpus.corpus import open_corpus, show_documents, verify_corpus
-from data_service.corpus.manifest import BlockTable
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
@@ -29,8 +26,11 @@ from tests.support.data.raw_text import (
     SMALL,
     Killed,
     build,
+    decoded_documents,
     files_of,
     ignore_progress,
+    killed_after,
+    killed_at,
     small_tokenizer,
     tokenizer_folder,
     write_jsonl,
@@ -52,40 +52,10 @@ def corpus(inputs: Path) -> Path:
     return inputs.parent / "corpus"
 
 
-def kill_after(events: int) -> Callable[[Progress], None]:
-    left = events
-
-    def report(progress: Progress) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed(progress.stage)
-
-    return report
-
-
-def kill_in_writing(done: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        if progress.stage == "writing" and progress.done == done:
-            raise Killed
-
-    return report
-
-
-def texts_of(store: Store, table: BlockTable) -> list[str]:
-    tokenizer = small_tokenizer()
-    found = []
-    for index in range(len(table)):
-        block = read_block(store, table, index)
-        ends = block.sentences[block.documents]
-        found += [tokenizer.decode(block.tokens[a:b]) for a, b in pairwise(ends)]
-    return found
-
-
 def test_every_document_is_there_once_as_text(corpus: Path) -> None:
     opened = open_corpus(str(corpus))
-    train = texts_of(opened.store, opened.manifest.train)
-    heldout = texts_of(opened.store, opened.manifest.heldout)
+    train = decoded_documents(opened.store, opened.manifest.train)
+    heldout = decoded_documents(opened.store, opened.manifest.heldout)
     expected = set(DOCUMENTS)
     assert len(train) + len(heldout) == len(expected) == len(DOCUMENTS)
     assert {*train, *heldout} == expected
@@ -128,7 +98,9 @@ def test_the_heldout_split_is_a_matter_of_the_text_alone(tmp_path: Path, corpus:
     write_jsonl(tmp_path / "inputs/all.jsonl", DOCUMENTS[::-1])
     build(tmp_path / "inputs", tmp_path / "corpus", SMALL.model_copy(update={"block_tokens": 500}))
     one, other = open_corpus(str(corpus)), open_corpus(str(tmp_path / "corpus"))
-    assert set(texts_of(one.store, one.manifest.heldout)) == set(texts_of(other.store, other.manifest.heldout))
+    assert set(decoded_documents(one.store, one.manifest.heldout)) == set(
+        decoded_documents(other.store, other.manifest.heldout)
+    )
 
 
 @pytest.mark.long
@@ -141,7 +113,7 @@ def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path)
     expected, new = files_of(tmp_path / "whole"), tmp_path / "new"
     for events in range(100):
         try:
-            build_corpus([str(inputs)], str(new), tokenizer, options, kill_after(events))
+            build_corpus([str(inputs)], str(new), tokenizer, options, killed_after(events))
             break
         except Killed as killed:
             if "clearing up" not in killed.args:
@@ -157,7 +129,7 @@ def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path)
 def test_a_continued_build_does_only_what_is_missing(tmp_path: Path, inputs: Path) -> None:
     tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     with pytest.raises(Killed):
-        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=2))
+        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, killed_at("writing", 2))
     seen: list[Progress] = []
     build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, seen.append)
     reading = [progress.done for progress in seen if progress.stage == "reading"]
@@ -169,7 +141,7 @@ def test_a_continued_build_does_only_what_is_missing(tmp_path: Path, inputs: Pat
 def test_a_shard_cut_short_behind_our_back_is_written_again(tmp_path: Path, inputs: Path, corpus: Path) -> None:
     tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     with pytest.raises(Killed):
-        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=3))
+        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, killed_at("writing", 3))
     shard = min((tmp_path / "new/train").iterdir())
     shard.write_bytes(shard.read_bytes()[:100])
     build(inputs, tmp_path / "new")
@@ -224,7 +196,7 @@ def test_another_build_over_a_corpus_is_refused_with_the_difference(
         build(inputs, tmp_path / "new")
     else:
         with pytest.raises(Killed):
-            build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=1))
+            build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, killed_at("writing", 1))
     before = files_of(tmp_path / "new")
     other = SMALL.model_copy(update={"block_tokens": 4321})
     with pytest.raises(CorpusError, match=r"block_tokens.*8000.*4321"):
@@ -265,7 +237,7 @@ def test_the_corpus_keeps_its_tokenizer_and_knows_it_from_others(tmp_path: Path,
 
 def test_documents_are_shown_by_number_across_blocks(corpus: Path) -> None:
     opened = open_corpus(str(corpus))
-    expected = texts_of(opened.store, opened.manifest.train)
+    expected = decoded_documents(opened.store, opened.manifest.train)
     shown = show_documents(str(corpus), "train", 1, len(expected))
     assert ["".join(document.sentences) for document in shown] == expected[1:]
     assert len({(document.block, document.document) for document in shown}) == len(shown)
@@ -328,6 +300,6 @@ def test_any_way_of_cutting_loses_and_doubles_nothing(
         manifest = build(tmp_path / "inputs", tmp_path / f"{split_bytes}", options)
         assert manifest.counts["duplicates"] == 210
         opened = open_corpus(str(tmp_path / f"{split_bytes}"))
-        train = texts_of(opened.store, opened.manifest.train)
+        train = decoded_documents(opened.store, opened.manifest.train)
         assert train == [text for text in copies[:90] if text in set(train)]
-        assert sorted(train + texts_of(opened.store, opened.manifest.heldout)) == sorted(copies[:90])
+        assert sorted(train + decoded_documents(opened.store, opened.manifest.heldout)) == sorted(copies[:90])

@@ -1,6 +1,5 @@
 """A build keeps only the licences and sources that `only` chooses, and counts the others."""
 
-import json
 import random
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,14 +12,10 @@ from data_service.corpus.sidecar import read_origins
 from data_service.errors import InputError
 from tests.support.data import raw_text
 from tests.support.data.raw_text import SMALL, build
+from tests.support.data.text_files import write_lines
 
 DOCUMENTS = raw_text.DOCUMENTS[:40]
 Record = dict[str, object]
-
-
-def write_lines(path: Path, made: list[Record]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in made))
 
 
 def matches(value: str | None, pattern: str) -> bool:

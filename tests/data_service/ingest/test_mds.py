@@ -1,17 +1,14 @@
 """Shards of MosaicML Streaming: their texts and numbers, what an index says, and shards that are damaged."""
 
-import bz2
-import gzip
 import json
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,13 +16,9 @@ from data_service.errors import InputError
 from data_service.ingest.inputs import list_inputs
 from tests.support.data import preparations
 from tests.support.data.raw_text import DOCUMENTS
+from tests.support.data.text_files import PACKED
 
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".zstd": zstandard.compress,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-}
+PACKERS = {suffix.replace("zst", "zstd"): pack for suffix, pack in PACKED.items() if suffix != ".xz"}
 FIXED = {"int": "<i8", "int32": "<i4", "uint64": "<u8", "float32": "<f4"}
 
 
@@ -62,7 +55,7 @@ def write(folder: Path, shards: Sequence[bytes], suffix: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     listed = []
     for number, data in enumerate(shards):
-        name, packed = f"shard.{number:05}.mds", PACKED[suffix](data)
+        name, packed = f"shard.{number:05}.mds", PACKERS[suffix](data)
         (folder / f"{name}{suffix}").write_bytes(packed)
         zipped = {"basename": name + suffix, "bytes": len(packed), "hashes": {}} if suffix else None
         listed.append({"raw_data": {"basename": name, "bytes": len(data), "hashes": {}}, "zip_data": zipped})
@@ -92,7 +85,7 @@ SAMPLES = st.lists(
 
 @pytest.mark.long
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(SAMPLES, min_size=1, max_size=3), st.sampled_from(sorted(PACKED)))
+@given(st.lists(SAMPLES, min_size=1, max_size=3), st.sampled_from(sorted(PACKERS)))
 def test_every_sample_is_a_document(
     tmp_path_factory: pytest.TempPathFactory, shards: list[list[dict[str, Any]]], suffix: str
 ) -> None:
@@ -139,10 +132,10 @@ def test_pickles_are_never_read(tmp_path: Path) -> None:
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(share=st.floats(0, 0.9999), suffix=st.sampled_from(sorted(PACKED)))
+@given(share=st.floats(0, 0.9999), suffix=st.sampled_from(sorted(PACKERS)))
 def test_a_shard_cut_short_is_refused(tmp_path_factory: pytest.TempPathFactory, share: float, suffix: str) -> None:
     folder = tmp_path_factory.mktemp("cut")
-    data = PACKED[suffix](shard({"text": "str"}, [{"text": text[:500]} for text in DOCUMENTS[:9]]))
+    data = PACKERS[suffix](shard({"text": "str"}, [{"text": text[:500]} for text in DOCUMENTS[:9]]))
     (folder / f"a.mds{suffix}").write_bytes(data[: int(len(data) * share)])
     with pytest.raises(InputError, match=r"a\.mds"):
         table(folder / f"a.mds{suffix}", folder / "out")

@@ -1,12 +1,9 @@
 """Dumps of Wikipedia: which pages are documents, what is read of them, however a dump is packed, cut and damaged."""
 
 import bz2
-import gzip
-import lzma
 import random
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -23,6 +20,7 @@ from data_service.prepare.statistics import Statistics
 from tests.support.data import preparations
 from tests.support.data.preparations import rows_of
 from tests.support.data.raw_text import DOCUMENTS
+from tests.support.data.text_files import PACKED
 
 pytest.importorskip("mwparserfromhell", reason="needs maskfleet[prepare]")
 
@@ -63,14 +61,6 @@ def streams(pages: list[Page]) -> list[str]:
     """Return the parts that a multistream dump packs one by one."""
     made = [page(number, each) for number, each in enumerate(pages)]
     return [HEAD, *("".join(made[start : start + 3]) for start in range(0, len(made), 3)), "</mediawiki>\n"]
-
-
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "": lambda data: data,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-}
 
 
 def write(path: Path, pages: list[Page], *, multistream: bool = False) -> Path:
@@ -284,7 +274,7 @@ def test_a_folder_of_dumps_is_listed_without_its_index_and_other_xml(tmp_path: P
 
 @given(
     st.lists(st.binary(max_size=3_000), min_size=1, max_size=4),
-    st.sampled_from(["bz2", "xz"]),
+    st.sampled_from(["gz", "zst", "bz2", "xz"]),
     st.integers(0, 3),
 )
 def test_streams_one_after_another_give_their_bytes(

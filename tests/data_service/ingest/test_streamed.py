@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import ray
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,15 +28,11 @@ from tests.support.data.raw_text import (
     tokenizer_folder,
     write_jsonl,
 )
+from tests.support.data.text_files import PACKED
 
 FINE = SMALL.model_copy(update={"split_bytes": 25_000})
 BLANK_LINE = BuildOptions(txt_documents="blank_line", max_document_bytes=1000)
 TEXTS = [text[: 200 + 97 * i] for i, text in enumerate(DOCUMENTS)]
-
-
-def pack(path: Path, data: bytes) -> Path:
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else zstandard.compress(data))
-    return path
 
 
 def pieces_of(path: Path, size: int, cuts: list[int]) -> list[FilePiece]:
@@ -52,7 +47,7 @@ def documents_of(piece: FilePiece, options: BuildOptions) -> list[str]:
 
 def check_any_pieces(path: Path, data: bytes, cuts: list[int], options: BuildOptions, draw: int) -> None:
     """The documents of all pieces are those of the file; a reader that begins anywhere hands out the same."""
-    pack(path, data)
+    path.write_bytes(PACKED[path.suffix](data))
     pieces = pieces_of(path, len(data), cuts)
     reader = PieceReader()
     handed = [reader.read(piece, options) for piece in pieces]
@@ -90,7 +85,8 @@ def test_json_lines_and_text_between_blank_lines_in_any_pieces(
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
 def test_a_document_without_end_takes_no_more_memory_than_is_accepted(tmp_path: Path, name: str) -> None:
     data = (b"x" * 99 + b"\n" if "txt" in name else b"x") * 50_000
-    (first, *_) = pieces_of(pack(tmp_path / name, data), len(data), [1000])
+    (tmp_path / name).write_bytes(gzip.compress(data))
+    first, *_ = pieces_of(tmp_path / name, len(data), [1000])
     handed = PieceReader().read(first, BLANK_LINE)
     assert len(handed.text or b"") < 20_000
     with pytest.raises(InputError, match=r"document.*\b[18],000 bytes"):
@@ -100,7 +96,8 @@ def test_a_document_without_end_takes_no_more_memory_than_is_accepted(tmp_path: 
 @pytest.mark.parametrize("change", [b"", b'{"text": "one more"}\n'])
 def test_a_file_of_another_length_than_was_measured_is_refused(tmp_path: Path, change: bytes) -> None:
     data = write_jsonl(tmp_path / "a.jsonl", TEXTS[:9]).read_bytes()
-    path = pack(tmp_path / "b.jsonl.gz", data + change if change else data[:-400])
+    path = tmp_path / "b.jsonl.gz"
+    path.write_bytes(gzip.compress(data + change if change else data[:-400]))
     *_, last = pieces_of(path, len(data), [2000])
     with pytest.raises(InputError, match=r"b\.jsonl\.gz changed"):
         PieceReader().read(last, BuildOptions())

@@ -7,18 +7,14 @@ import random
 import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 import zstandard
 
 from data_service.errors import InputError
-from data_service.ingest.documents import read_records
-from data_service.ingest.inputs import list_inputs
-from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, TextRecord
-from data_service.ingest.tasks import FilePiece, InputSplit
+from tests.support.data.text_files import records_of
 
 pytest.importorskip("warcio", reason="needs maskfleet[prepare]")
 pytest.importorskip("trafilatura", reason="needs maskfleet[prepare]")
@@ -125,11 +121,6 @@ def archive(path: Path, pages: Iterable[tuple[list[tuple[str, str]], bytes]]) ->
             writer.write_record(writer.create_warc_record(url, "response", payload=payload, http_headers=http))
 
 
-def texts(path: Path, **options: Any) -> list[TextRecord | BadRecord]:
-    (file,) = list_inputs([str(path)]).files
-    return list(read_records(InputSplit((FilePiece(file, 0, file.size),)), BuildOptions(**options)))
-
-
 def html(text: str, head: str = "") -> str:
     body = "".join(f"<p>{paragraph}</p>" for paragraph in text.split("\n"))
     return f"<html><head>{head}<title>T</title></head><body><article>{body}</article></body></html>"
@@ -155,7 +146,7 @@ def test_every_label_of_the_standard_in_the_header(tmp_path: Path) -> None:
         tmp_path / "a.warc.gz",
         (([("Content-Type", f"text/html;charset={label}")], html(text).encode(codec)) for label, codec, text in said),
     )
-    found = texts(tmp_path / "a.warc.gz")
+    found = records_of(tmp_path / "a.warc.gz")
     for (label, _, text), page in zip(said, found, strict=True):
         assert isinstance(page, TextRecord)
         assert page.text == text, label
@@ -199,7 +190,7 @@ def test_random_pages_in_any_charset_and_coding(tmp_path: Path, number: int) -> 
     draw = random.Random(number)
     pages = [draw_page(draw) for _ in range(number)]
     archive(tmp_path / "a.warc.gz", ((headers, data) for _, headers, data in pages))
-    for (text, headers, _), page in zip(pages, texts(tmp_path / "a.warc.gz"), strict=True):
+    for (text, headers, _), page in zip(pages, records_of(tmp_path / "a.warc.gz"), strict=True):
         assert isinstance(page, TextRecord)
         assert page.text == text, headers
 
@@ -221,7 +212,7 @@ def test_signs_that_only_browsers_read(tmp_path: Path) -> None:
             for label, (data, _) in said.items()
         ),
     )
-    for (_, sign), page in zip(said.values(), texts(tmp_path / "a.warc.gz"), strict=True):
+    for (_, sign), page in zip(said.values(), records_of(tmp_path / "a.warc.gz"), strict=True):
         assert isinstance(page, TextRecord)
         assert page.text.rpartition(": ")[2].partition(" stands")[0] == sign
 
@@ -232,7 +223,7 @@ def test_a_charset_that_is_not_the_pages_is_passed_over_and_bad_bytes_are_counte
     page = html(text, "<meta charset=windows-1251>").encode("cp1251")
     cut = html("é" * 400 + "@").encode().replace(b"@", b"\xe9")
     archive(tmp_path / "a.warc.gz", [(kind, page), (kind, cut)])
-    of_meta, replaced = texts(tmp_path / "a.warc.gz")
+    of_meta, replaced = records_of(tmp_path / "a.warc.gz")
     assert isinstance(of_meta, TextRecord)
     assert isinstance(replaced, TextRecord)
     assert (of_meta.text, of_meta.replaced) == (text, False)
@@ -257,8 +248,8 @@ def test_a_page_that_cannot_be_decoded_is_a_bad_record_and_not_empty(
     headers = [("Content-Type", kind), ("Content-Encoding", coding)]
     archive(tmp_path / "a.warc.gz", [(headers, change(page)), ([("Content-Type", "text/html")], page)])
     with pytest.raises(InputError, match=f"record 0.*{coding or kind.partition('=')[2]}"):
-        texts(tmp_path / "a.warc.gz")
-    bad, good = texts(tmp_path / "a.warc.gz", on_bad_records="skip")
+        records_of(tmp_path / "a.warc.gz")
+    bad, good = records_of(tmp_path / "a.warc.gz", on_bad_records="skip")
     assert isinstance(bad, BadRecord)
     assert isinstance(good, TextRecord)
     assert good.text
@@ -267,6 +258,6 @@ def test_a_page_that_cannot_be_decoded_is_a_bad_record_and_not_empty(
 def test_a_page_that_expands_beyond_the_longest_document_is_too_long(tmp_path: Path) -> None:
     headers = [("Content-Type", "text/html"), ("Content-Encoding", "br")]
     archive(tmp_path / "a.warc.gz", [(headers, CODINGS["br"][1](bytes(1 << 22)))])
-    (bad,) = texts(tmp_path / "a.warc.gz", on_bad_records="skip", max_document_bytes=4096)
+    (bad,) = records_of(tmp_path / "a.warc.gz", on_bad_records="skip", max_document_bytes=4096)
     assert isinstance(bad, BadRecord)
     assert f"{8 * 4096:,}" in bad.reason
