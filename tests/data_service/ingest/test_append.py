@@ -28,7 +28,7 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.store.local import LocalStore
 from tests.support.data.raw_text import DOCUMENTS as TOPICS
-from tests.support.data.raw_text import SMALL, build, files_of, ignore_progress, small_tokenizer
+from tests.support.data.raw_text import SMALL, Killed, build, files_of, ignore_progress, small_tokenizer
 
 BODY = BuildOptions(text_field="body", heldout_fraction=0.2)
 Kept = Counter[tuple[SplitName, tuple[int, ...], str | None]]
@@ -191,10 +191,6 @@ def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, se
         lambda: append(tmp_path / "0", tmp_path / "in-1", tmp_path / "grown"),
     ):
         assert grow().copies == 5
-
-
-class Killed(BaseException):
-    """The process ends."""
 
 
 @pytest.mark.long

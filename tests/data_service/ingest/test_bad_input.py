@@ -45,6 +45,7 @@ CASES: dict[str, tuple[str, Callable[[Path], object], str]] = {
         raw(GOOD + b'{"body": "x"}\n'),
         r"line 2: no field 'text' \(it has 'body'\)",
     ),
+    "a long integer": ("a.jsonl", raw(b'{"text": ' + b"9" * 5000 + b"}\n"), r"'text' is LongInteger"),
     "null": ("a.jsonl", raw(b'{"text": null}\n'), r"line 1: field 'text' is NoneType"),
     "half a character": ("a.jsonl", raw(GOOD + b'{"text": "a\\ud800"}\n'), r"line 2: character 1 is half a"),
     "bad bytes in Parquet": (

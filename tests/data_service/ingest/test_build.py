@@ -4,6 +4,7 @@ import hashlib
 import resource
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
 from data_service.ingest import deduplicate
 from data_service.ingest.build import build_corpus
-from data_service.ingest.options import BuildOptions
+from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.pool import Progress
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
@@ -207,6 +208,14 @@ def test_another_build_over_a_corpus_is_refused_with_the_difference(
     with pytest.raises(CorpusError, match=r"tokenizer\b.*'[0-9a-f]{64}'"):
         build_corpus([str(inputs)], str(tmp_path / "new"), str(tmp_path / "other"), SMALL, lambda progress: None)
     assert files_of(tmp_path / "new") == before
+
+
+def test_options_that_came_later_are_of_a_corpuss_identity_only_where_they_are_not_as_before() -> None:
+    usual = BuildOptions(encoding="UTF8").identity_settings()
+    later: dict[str, Any] = {"encoding": "iso-8859-1", "sentences": "zh", "delimiter": ";", "pairs": PairFields()}
+    assert not {*later, "words", "provenance", "heldout_rule", "workers"} & usual.keys()
+    assert later.keys() <= BuildOptions(**later).identity_settings().keys()
+    assert BuildOptions(encoding="iso-8859-1").identity_settings()["encoding"] == "iso8859-1"
 
 
 @pytest.mark.parametrize(("new", "problem"), [(b"THE", "changed"), (b"another", "JSON")])

@@ -182,11 +182,6 @@ def test_names_of_no_encoding_are_refused(name: str) -> None:
         BuildOptions(encoding=name)
 
 
-def test_an_encoding_is_of_a_corpuss_identity_only_where_it_is_not_utf_8() -> None:
-    assert "encoding" not in BuildOptions(encoding="UTF8").identity_settings()
-    assert BuildOptions(encoding="iso-8859-1").identity_settings()["encoding"] == "iso8859-1"
-
-
 @settings(deadline=None)
 @given(
     st.sampled_from(",;\t|"),

@@ -99,13 +99,6 @@ def test_json_lines_by_other_names(tmp_path: Path, name: str) -> None:
     assert texts_of(tmp_path / name) == TEXTS
 
 
-def test_long_integers_beside_the_text_are_nothing_to_it(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"n": ' + "9" * 5000 + ', "text": "x"}\n{"text": ' + "9" * 5000 + "}\n")
-    with pytest.raises(InputError, match=r"line 2\b.*'text'.*\bLongInteger\b"):
-        texts_of(tmp_path / "a.jsonl")
-    assert texts_of(tmp_path / "a.jsonl", on_bad_records="skip") == ["x"]
-
-
 def save_as_datasets_does(folder: Path, texts: list[str], shards: int = 2) -> None:
     """The layout of `save_to_disk`: streams, and JSON that says which of them are the data."""
     folder.mkdir(parents=True)
