@@ -109,12 +109,11 @@ def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path)
     inputs = write_jsonl(tmp_path / "inputs/a.jsonl", [text[:1500] for text in DOCUMENTS[:12] * 2]).parent
     update = {"split_bytes": 10_000, "provenance": ProvenanceOptions(id="id")}
     options = SMALL.model_copy(update=update)
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     build(inputs, tmp_path / "whole", options)
     expected, new = files_of(tmp_path / "whole"), tmp_path / "new"
     for events in range(100):
         try:
-            build_corpus([str(inputs)], str(new), tokenizer, options, killed_after(events))
+            build(inputs, new, options, killed_after(events))
             break
         except Killed as killed:
             if "clearing up" not in killed.args:
@@ -128,11 +127,10 @@ def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path)
 
 
 def test_a_continued_build_does_only_what_is_missing(tmp_path: Path, inputs: Path) -> None:
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     with pytest.raises(Killed):
-        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, killed_at("writing", 2))
+        build(inputs, tmp_path / "new", SMALL, killed_at("writing", 2))
     seen: list[Progress] = []
-    build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, seen.append)
+    build(inputs, tmp_path / "new", SMALL, seen.append)
     reading = [progress.done for progress in seen if progress.stage == "reading"]
     assert reading == [seen[0].total]
     assert next(progress.done for progress in seen if progress.stage == "writing") == 2
@@ -140,9 +138,8 @@ def test_a_continued_build_does_only_what_is_missing(tmp_path: Path, inputs: Pat
 
 
 def test_a_shard_cut_short_behind_our_back_is_written_again(tmp_path: Path, inputs: Path, corpus: Path) -> None:
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     with pytest.raises(Killed):
-        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, killed_at("writing", 3))
+        build(inputs, tmp_path / "new", SMALL, killed_at("writing", 3))
     shard = min((tmp_path / "new/train").iterdir())
     shard.write_bytes(shard.read_bytes()[:100])
     build(inputs, tmp_path / "new")
@@ -152,8 +149,7 @@ def test_a_shard_cut_short_behind_our_back_is_written_again(tmp_path: Path, inpu
 def test_a_complete_corpus_is_left_alone(inputs: Path, corpus: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in corpus.rglob("*.*")}
     seen: list[Progress] = []
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
-    manifest = build_corpus([str(inputs)], str(corpus), tokenizer, SMALL, seen.append)
+    manifest = build(inputs, corpus, SMALL, seen.append)
     assert [progress.stage for progress in seen] == ["already built"]
     assert manifest.fingerprint == open_corpus(str(corpus)).manifest.fingerprint
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*.*")} == before
@@ -167,8 +163,7 @@ def test_two_builds_of_the_same_corpus_at_once_agree(tmp_path: Path, inputs: Pat
         if progress.stage == stage and not others:
             others.append(build(inputs, tmp_path / "new").fingerprint)
 
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
-    manifest = build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, let_another_overtake)
+    manifest = build(inputs, tmp_path / "new", SMALL, let_another_overtake)
     assert others == [manifest.fingerprint]
     assert files_of(tmp_path / "new") == files_of(corpus)
 
@@ -197,16 +192,16 @@ def test_another_build_over_a_corpus_is_refused_with_the_difference(
         build(inputs, tmp_path / "new")
     else:
         with pytest.raises(Killed):
-            build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, killed_at("writing", 1))
+            build(inputs, tmp_path / "new", SMALL, killed_at("writing", 1))
     before = files_of(tmp_path / "new")
     other = SMALL.model_copy(update={"block_tokens": 4321})
     with pytest.raises(CorpusError, match=r"block_tokens.*8000.*4321"):
-        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, other, lambda progress: None)
+        build(inputs, tmp_path / "new", other)
     with pytest.raises(CorpusError, match=r"input_files\b.*\d+.*\b1\n"):
-        build_corpus([f"{inputs}/a.jsonl"], str(tmp_path / "new"), tokenizer, SMALL, lambda progress: None)
+        build_corpus([f"{inputs}/a.jsonl"], str(tmp_path / "new"), tokenizer, SMALL, ignore_progress)
     save_tokenizer(train_tokenizer("byte_bpe", iter(DOCUMENTS[:5]), 400), str(tmp_path / "other"))
     with pytest.raises(CorpusError, match=r"tokenizer\b.*'[0-9a-f]{64}'"):
-        build_corpus([str(inputs)], str(tmp_path / "new"), str(tmp_path / "other"), SMALL, lambda progress: None)
+        build_corpus([str(inputs)], str(tmp_path / "new"), str(tmp_path / "other"), SMALL, ignore_progress)
     assert files_of(tmp_path / "new") == before
 
 
@@ -223,16 +218,15 @@ def test_inputs_that_change_under_the_build_are_noticed_and_then_read_again(
     tmp_path: Path, new: bytes, problem: str
 ) -> None:
     path = write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS[:9])
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
 
     def change(progress: Progress) -> None:
         if progress.stage == "writing":
             path.write_bytes(path.read_bytes().replace(b"the", new))
 
     with pytest.raises(InputError, match=rf"a\.jsonl.*{problem}"):
-        build_corpus([str(path)], str(tmp_path / "corpus"), tokenizer, SMALL, change)
-    build_corpus([str(path)], str(tmp_path / "corpus"), tokenizer, SMALL, ignore_progress)
-    build_corpus([str(path)], str(tmp_path / "whole"), tokenizer, SMALL, ignore_progress)
+        build(path, tmp_path / "corpus", SMALL, change)
+    build(path, tmp_path / "corpus", SMALL)
+    build(path, tmp_path / "whole", SMALL)
     assert files_of(tmp_path / "corpus") == files_of(tmp_path / "whole")
 
 
@@ -273,7 +267,7 @@ def test_in_and_out_of_a_bucket(any_store: Store, tmp_path: Path) -> None:
         any_store.put(f"inputs/{name}", data)
     output = any_store.with_prefix("corpus")
     sources = [f"{any_store.uri}/inputs/*.jsonl*", f"{any_store.uri}/inputs/[d-z]*"]
-    build_corpus(sources, output.uri, str(tmp_path / "tokenizer"), SMALL, lambda progress: None)
+    build_corpus(sources, output.uri, str(tmp_path / "tokenizer"), SMALL, ignore_progress)
     assert verify_corpus(output.uri).damage == ()
     shards = {name: data for name, data in files_of(tmp_path / "corpus").items() if name.endswith(".tar")}
     assert {name: output.get(name) for name in shards} == shards
@@ -285,9 +279,8 @@ def test_the_end_of_a_build_takes_few_requests_and_is_reported(
     tmp_path: Path, inputs: Path, s3: S3Server, faults: FaultProxy
 ) -> None:
     seen: list[Progress] = []
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     output = f"s3://{s3.new_bucket()}/corpus"
-    build_corpus([str(inputs)], output, tokenizer, SMALL, seen.append)
+    build(inputs, output, SMALL, seen.append)
     methods = [method for method, _, _ in faults.requests]
     assert (methods.count("DELETE"), methods.count("POST")) == (0, 1)
     for stage in ("assembling", "clearing up"):

@@ -29,7 +29,7 @@ from data_service.prepare.documents import Document, RowsWriter, kept_schema
 from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
 from data_service.store.open import open_store
-from tests.support.data.raw_text import ignore_progress, tokenizer_folder
+from tests.support.data.raw_text import build, ignore_progress, tokenizer_folder
 
 MARKED = {"stage": "near_duplicates", "keep": "all"}
 OPTIONS = BuildOptions(
@@ -142,9 +142,8 @@ def test_documents_that_lose_their_clusters_between_the_passes_are_noticed(tmp_p
             for part in parts:
                 without_clusters(part)
 
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     with pytest.raises(InputError, match="changed"):
-        build_corpus([str(tmp_path / "prepared")], str(tmp_path / "corpus"), tokenizer, OPTIONS, forget_clusters)
+        build(tmp_path / "prepared", tmp_path / "corpus", OPTIONS, forget_clusters)
     assert not (tmp_path / "corpus/manifest.json").exists()
 
 

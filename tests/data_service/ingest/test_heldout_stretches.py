@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from data_service.corpus.manifest import HeldoutRule
 from data_service.errors import InputError
-from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import (
     MAX_HELDOUT_CANDIDATES,
     DocumentFigures,
@@ -27,7 +26,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.scan import hash_texts
 from data_service.store.open import open_store
 from data_service.stream.statistics import corpus_stats
-from tests.support.data.raw_text import DOCUMENTS, build, decoded_documents, files_of, tokenizer_folder, write_jsonl
+from tests.support.data.raw_text import DOCUMENTS, build, decoded_documents, files_of, write_jsonl
 
 FRACTION = 0.0005  # the default
 
@@ -99,11 +98,10 @@ def test_what_is_held_out_is_a_matter_of_content_alone(tmp_path: Path) -> None:
     for name, text in zip("zyxabc", texts + copies, strict=True):
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / f"other/{name}.txt").write_bytes(text.encode())
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     held: list[tuple[HeldoutRule | None, list[str]]] = []
     for name, source in (("a", one), ("b", tmp_path / "other")):
         options = BuildOptions(split_bytes=5000, block_tokens=2000 + 1000 * len(held))
-        manifest = build_corpus([str(source)], str(tmp_path / name), tokenizer, options, lambda progress: None)
+        manifest = build(source, tmp_path / name, options)
         held.append((manifest.heldout_rule, sorted(decoded_documents(open_store(tmp_path / name), manifest.heldout))))
     assert held[0][1]
     assert held[0] == held[1]

@@ -1,8 +1,11 @@
-"""Provenance: the same from every format, whatever the workers and deaths; what is lacking or twice is refused."""
+"""Provenance: the same from every format, whatever the workers and deaths; what is lacking or twice is refused, and
+what `only` does not choose is counted."""
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,12 +23,11 @@ from data_service.corpus.sidecar import (
     read_origins,
 )
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.records import TextRecord
 from data_service.store.open import open_store
 from tests.support.data import raw_text
-from tests.support.data.raw_text import SMALL, Killed, build, files_of, ignore_progress, killed_at, tokenizer_folder
+from tests.support.data.raw_text import SMALL, Killed, build, files_of, killed_at
 from tests.support.data.text_files import records_of, write_lines, write_table
 
 DOCUMENTS = raw_text.DOCUMENTS[:40]
@@ -277,9 +279,9 @@ def test_provenance_that_changes_makes_another_corpus(tmp_path: Path) -> None:
     """Also if the text and all sizes stay."""
     made = records()
     path = write_lines(tmp_path / "in" / "a.jsonl", made)
-    folder, tokenizer = tmp_path / "corpus", tokenizer_folder(tmp_path / "tokenizer")
+    folder = tmp_path / "corpus"
     with pytest.raises(Killed):
-        build_corpus([str(tmp_path / "in")], str(folder), tokenizer, options(), killed_at("assembling", 1))
+        build(tmp_path / "in", folder, options(), killed_at("assembling", 1))
     made[0]["license"], made[1]["license"] = made[1]["license"], made[0]["license"]
     made[0], made[1] = dict(made[0]), dict(made[1])
     write_lines(path, [*made[:-3], *records()[-3:]])
@@ -290,7 +292,7 @@ def test_provenance_that_changes_makes_another_corpus(tmp_path: Path) -> None:
     assert all(ours[key] == fresh[key] for key in ours if key.startswith("provenance"))
     write_lines(path, records())
     with pytest.raises(CorpusError, match="changed"):
-        build_corpus([str(tmp_path / "in")], str(folder), tokenizer, options(), ignore_progress)
+        build(tmp_path / "in", folder, options())
 
 
 @pytest.mark.long
@@ -324,3 +326,52 @@ def test_a_manifest_may_not_name_other_sidecars(tmp_path: Path) -> None:
     fewer = replace(manifest, provenance={k: v for k, v in manifest.provenance.items() if k != sidecar})
     with pytest.raises(CorpusError, match="sidecars"):
         parse_manifest(dump_manifest(fewer), HERE)
+
+
+def matches(value: str | None, pattern: str) -> bool:
+    """A pattern with stars, by the shell's rule for these alone."""
+    return value is not None and fnmatchcase(value.lower(), pattern.lower().replace("[", "[[]"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_only_chosen_licences_and_sources_are_kept(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    licences = ("MIT", "CC-BY-4.0", "cc-by-sa 3", "CC0", "own [1]\nline", None)
+    made: list[Record] = [
+        {"docid": f"d{n}", "text": text, "license": draw.choice(licences), "from": draw.choice("abc")}
+        for n, text in enumerate(DOCUMENTS)
+    ]
+    write_lines(tmp_path / "in" / "a.jsonl", made)
+    patterns = {
+        "licence": [*draw.sample(["mit", "cc-by*", "*0", "own [1]*", "nothing"], 2), "CC-BY-4.0"],
+        "source": draw.sample(["a", "B", "c*"], 2),
+    }
+    chosen = ProvenanceOptions.model_validate(
+        {"id": "docid", "licence": "license", "source": "from", "may_lack": ["licence"], "only": patterns}
+    )
+    expected = {
+        record["docid"]
+        for record in made
+        if any(matches(record["license"], one) for one in patterns["licence"])  # type: ignore[arg-type]
+        and any(matches(str(record["from"]), one) for one in patterns["source"])
+    }
+    manifest = build(tmp_path / "in", tmp_path / "corpus", SMALL.model_copy(update={"provenance": chosen}))
+    corpus = open_corpus(str(tmp_path / "corpus"))
+    kept = {
+        row.provenance.id
+        for split in SPLITS
+        for shard in corpus.table(split).shards
+        for row in read_origins(corpus, split, shard)
+    }
+    assert kept == expected
+    assert manifest.counts["not_chosen"] == len(made) - len(expected)
+    assert manifest.counts["documents_read"] == len(made)
+
+
+def test_a_choice_that_leaves_nothing_is_said(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.jsonl", [{"text": text, "license": "MIT"} for text in DOCUMENTS])
+    none = ProvenanceOptions.model_validate({"licence": "license", "only": {"licence": ["gpl"]}})
+    with pytest.raises(InputError, match=f"{len(DOCUMENTS)} that `only`"):
+        build(tmp_path / "in", tmp_path / "corpus", SMALL.model_copy(update={"provenance": none}))
+    with pytest.raises(ValueError, match="source"):
+        ProvenanceOptions.model_validate({"licence": "license", "only": {"source": ["web"]}})

@@ -11,23 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import InputError, RayLost
-from data_service.ingest.build import build_corpus
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import FilePiece, InputSplit
-from tests.support.data.raw_text import (
-    DOCUMENTS,
-    SMALL,
-    Killed,
-    build,
-    files_of,
-    killed_at,
-    tokenizer_folder,
-    write_jsonl,
-)
+from tests.support.data.raw_text import DOCUMENTS, SMALL, Killed, build, files_of, killed_at, write_jsonl
 from tests.support.data.text_files import PACKED
 
 FINE = SMALL.model_copy(update={"split_bytes": 25_000})
@@ -123,8 +113,7 @@ def whole(big: Path) -> dict[str, bytes]:
 @pytest.mark.long
 def test_a_big_compressed_file_is_many_tasks(tmp_path: Path, big: Path) -> None:
     seen: list[Progress] = []
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    manifest = build_corpus([str(big)], str(tmp_path / "corpus"), tokenizer, FINE, seen.append)
+    manifest = build(big, tmp_path / "corpus", FINE, seen.append)
     assert seen[0].stage == "measuring"
     totals = {stage: [each.total for each in seen if each.stage == stage] for stage in ("reading", "writing")}
     assert max(totals["writing"]) == max(totals["reading"]) > 5
@@ -138,12 +127,10 @@ def test_a_big_compressed_file_is_many_tasks(tmp_path: Path, big: Path) -> None:
 def test_an_interrupted_build_goes_on_inside_the_file(
     tmp_path: Path, big: Path, whole: dict[str, bytes], stage: str, done: int
 ) -> None:
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    arguments = ([str(big)], str(tmp_path / "new"), tokenizer, FINE)
     with pytest.raises(Killed):
-        build_corpus(*arguments, killed_at(stage, done))
+        build(big, tmp_path / "new", FINE, killed_at(stage, done))
     seen: list[Progress] = []
-    build_corpus(*arguments, seen.append)
+    build(big, tmp_path / "new", FINE, seen.append)
     assert next(progress.done for progress in seen if progress.stage == stage) == done
     assert files_of(tmp_path / "new") == whole
 

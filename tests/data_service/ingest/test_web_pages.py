@@ -1,11 +1,12 @@
-"""Web pages in every charset that browsers know and every content coding of HTTP: the text is the page's."""
+"""Web archives: pages in every charset that browsers know and every content coding of HTTP, what their headers say, and
+archives that are damaged."""
 
 import codecs
 import gzip
 import io
 import random
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ import zstandard
 
 from data_service.errors import InputError
 from data_service.ingest.records import BadRecord, TextRecord
+from data_service.prepare.statistics import Statistics
+from tests.support.data import preparations
 from tests.support.data.text_files import records_of
 
 pytest.importorskip("warcio", reason="needs maskfleet[prepare]")
@@ -109,16 +112,26 @@ def chunked(data: bytes) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-def archive(path: Path, pages: Iterable[tuple[list[tuple[str, str]], bytes]]) -> None:
+def archive(
+    path: Path,
+    pages: Iterable[tuple[list[tuple[str, str]], bytes]],
+    *,
+    statuses: Sequence[str] = (),
+    packed: bool = True,
+    texts: Sequence[bytes] = (),
+) -> None:
+    """Responses by their headers and bodies, of status 200 unless others are given, and plain texts behind them."""
     from warcio.statusandheaders import StatusAndHeaders
     from warcio.warcwriter import WARCWriter
 
     with path.open("wb") as sink:
-        writer = WARCWriter(sink, gzip=True)
-        for headers, body in pages:
-            http = StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1")
-            url, payload = "https://pages.example/", io.BytesIO(body)
+        writer = WARCWriter(sink, gzip=packed)
+        for number, (headers, body) in enumerate(pages):
+            http = StatusAndHeaders(statuses[number] if statuses else "200 OK", headers, protocol="HTTP/1.1")
+            url, payload = f"https://pages.example/{number}", io.BytesIO(body)
             writer.write_record(writer.create_warc_record(url, "response", payload=payload, http_headers=http))
+        for text in texts:
+            writer.write_record(writer.create_warc_record("https://pages.example/wet", "conversion", io.BytesIO(text)))
 
 
 def html(text: str, head: str = "") -> str:
@@ -261,3 +274,52 @@ def test_a_page_that_expands_beyond_the_longest_document_is_too_long(tmp_path: P
     (bad,) = records_of(tmp_path / "a.warc.gz", on_bad_records="skip", max_document_bytes=4096)
     assert isinstance(bad, BadRecord)
     assert f"{8 * 4096:,}" in bad.reason
+
+
+PAGE = """<html><head><title>Rivers</title></head><body><nav><a href="/">Home</a></nav><article>
+<p>{0} flows from the mountains to the sea, and many towns lie on its banks, as they did long ago.</p>
+<p>Boats carry goods on it, and people have built bridges where it is narrow enough to be crossed.</p>
+</article><footer>Imprint</footer></body></html>"""
+
+
+def write_mixed_archive(path: Path, *, packed: bool) -> None:
+    """Two pages, a redirect, a picture and a plain text."""
+    bodies = [PAGE.format("The Elbe"), "moved", "no text", PAGE.format("The Danube")]
+    kinds = ["text/html; charset=utf-8", "text/html", "image/png", "text/html"]
+    pages = [([("Content-Type", kind)], body.encode()) for kind, body in zip(kinds, bodies, strict=True)]
+    statuses = ["200 OK", "301 Moved", "200 OK", "200 OK"]
+    archive(path, pages, statuses=statuses, packed=packed, texts=[b"The Rhine, as a line of plain text."])
+
+
+def run(path: Path, out: Path) -> Statistics:
+    source = {"source": "web", "files": [str(path)], "fields": {"id": "id", "url": "url", "date": "date"}}
+    return preparations.run([source], [], out)
+
+
+@pytest.mark.parametrize(("name", "packed"), [("a.warc", False), ("a.warc.gz", True), ("a.warc.wet.gz", True)])
+def test_pages_and_texts_with_their_headers(tmp_path: Path, name: str, packed: bool) -> None:
+    write_mixed_archive(tmp_path / name, packed=packed)
+    assert run(tmp_path / name, tmp_path / "out").documents_kept == 3
+    rows = preparations.rows_of(tmp_path / "out/documents")
+    assert [row["url"].rpartition("/")[2] for row in rows] == ["0", "3", "wet"]
+    assert "Elbe" in rows[0]["text"]
+    assert not any(word in rows[0]["text"] for word in ("Imprint", "Home", "<p>"))
+    assert rows[0]["id"].startswith("<urn:uuid:")
+    assert rows[0]["date"].endswith("Z")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_archive_cut_short_anywhere_is_refused(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / ("a.warc.gz" if packed else "a.warc")
+    write_mixed_archive(path, packed=packed)
+    whole = path.read_bytes()
+    for share in (0.05, 0.1, 0.15, 0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.77, 0.9, 0.95):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises(InputError, match=path.name):
+            run(path, tmp_path / f"out{share}")
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.warc.gz").write_bytes(gzip.compress(b"this is not an archive\n" * 20))
+    with pytest.raises(InputError, match=r"a\.warc\.gz"):
+        run(tmp_path / "a.warc.gz", tmp_path / "out")

@@ -13,7 +13,7 @@ from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.pool import Progress
+from data_service.ingest.pool import Progress, ReportProgress
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer
@@ -62,15 +62,15 @@ def write_mixture(folder: Path) -> Path:
     return folder
 
 
-def build(inputs: Path, output: Path | str, options: BuildOptions = SMALL) -> CorpusManifest:
-    """A corpus of everything in a folder; the tokenizer's folder is put beside it."""
-    return build_corpus(
-        [str(inputs)], str(output), tokenizer_folder(inputs.parent / "tokenizer"), options, ignore_progress
-    )
-
-
 def ignore_progress(progress: Progress) -> None:
     """A report to nobody."""
+
+
+def build(
+    inputs: Path, output: Path | str, options: BuildOptions = SMALL, progress: ReportProgress = ignore_progress
+) -> CorpusManifest:
+    """A corpus of everything in a folder; the tokenizer's folder is put beside it."""
+    return build_corpus([str(inputs)], str(output), tokenizer_folder(inputs.parent / "tokenizer"), options, progress)
 
 
 def decoded_documents(store: Store, table: BlockTable) -> list[str]:
