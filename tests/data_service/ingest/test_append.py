@@ -19,7 +19,6 @@ from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import documents_by_number, remove_documents
-from data_service.corpus.sidecar import read_origins
 from data_service.errors import CorpusError, InputError, UserError
 from data_service.ingest.append import APPENDED_PART_FOLDER, AppendReport, append_documents
 from data_service.ingest.append_options import options_from_corpus
@@ -28,7 +27,8 @@ from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.store.local import LocalStore
 from tests.support.data.raw_text import DOCUMENTS as TOPICS
-from tests.support.data.raw_text import SMALL, Killed, build, files_of, ignore_progress, small_tokenizer
+from tests.support.data.raw_text import SMALL, Killed, build, files_of, ignore_progress, origins_of, small_tokenizer
+from tests.support.data.text_files import write_lines
 
 BODY = BuildOptions(text_field="body", heldout_fraction=0.2)
 Kept = Counter[tuple[SplitName, tuple[int, ...], str | None]]
@@ -37,10 +37,7 @@ TEXTS = list(dict.fromkeys(text for topic in TOPICS[:40] for text in topic.split
 
 def write(folder: Path, documents: list[tuple[str, str]]) -> Path:
     """Documents as (id, text), in a file of JSON lines."""
-    folder.mkdir(parents=True)
-    lines = (json.dumps({"name": name, "body": text}) + "\n" for name, text in documents)
-    (folder / "x.jsonl").write_text("".join(lines))
-    return folder
+    return write_lines(folder / "x.jsonl", ({"name": name, "body": text} for name, text in documents)).parent
 
 
 def append(corpus: Path, inputs: Path, out: Path, **others: object) -> AppendReport:
@@ -64,8 +61,7 @@ def kept(corpus: Corpus) -> Kept:
         table, number = corpus.table(split), 0
         ids: dict[tuple[int, int], str | None] = {}
         if corpus.manifest.provenance:
-            origins = (row for shard in table.shards for row in read_origins(corpus, split, shard))
-            ids = {(row.block, row.document): row.provenance.id for row in origins}
+            ids = {(row.block, row.document): row.provenance.id for row in origins_of(corpus, split)}
         for index in range(len(table)):
             block = read_block(corpus.store, table, index)
             edges = block.sentences[block.documents].tolist()

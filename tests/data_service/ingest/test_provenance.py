@@ -2,7 +2,7 @@
 what `only` does not choose is counted."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from fnmatch import fnmatchcase
@@ -11,23 +11,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from data_service.corpus.corpus import SPLITS, SplitName, open_corpus, show_documents, verify_corpus
+from data_service.corpus.corpus import SPLITS, open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest_file import dump_manifest, parse_manifest
 from data_service.corpus.provenance import Provenance, ProvenanceOptions
 from data_service.corpus.reader import read_block
-from data_service.corpus.sidecar import (
-    DocumentOrigin,
-    count_text_by_field,
-    find_documents,
-    origins_in_ranges,
-    read_origins,
-)
+from data_service.corpus.sidecar import count_text_by_field, find_documents, origins_in_ranges
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.records import TextRecord
 from data_service.store.open import open_store
 from tests.support.data import raw_text
-from tests.support.data.raw_text import SMALL, Killed, build, files_of, killed_at
+from tests.support.data.raw_text import SMALL, Killed, build, files_of, killed_at, origins_of
 from tests.support.data.text_files import records_of, write_lines, write_table
 
 DOCUMENTS = raw_text.DOCUMENTS[:40]
@@ -57,12 +51,6 @@ def records() -> list[Record]:
     return made + made[:3]
 
 
-def origins(uri: Path, split: SplitName = "train") -> Iterator[DocumentOrigin]:
-    corpus = open_corpus(str(uri))
-    for shard in corpus.table(split).shards:
-        yield from read_origins(corpus, split, shard)
-
-
 @pytest.mark.long
 def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
     made = records()
@@ -74,7 +62,7 @@ def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
     for split in SPLITS:
         table = corpus.table(split)
         blocks = {index: read_block(corpus.store, table, index) for index in range(len(table))}
-        rows = list(origins(tmp_path / "corpus", split))
+        rows = list(origins_of(open_corpus(str(tmp_path / "corpus")), split))
         assert len(rows) == table.documents.sum()
         for row in rows:
             block = blocks[row.block]
@@ -230,7 +218,7 @@ def test_a_lacking_licence_is_allowed_where_that_is_said(tmp_path: Path) -> None
     write_lines(tmp_path / "in" / "a.jsonl", made)
     allowed = NAMED.model_copy(update={"may_lack": ("licence",)})
     build(tmp_path / "in", tmp_path / "corpus", options(allowed))
-    found = [row.provenance.licence for row in origins(tmp_path / "corpus")]
+    found = [row.provenance.licence for row in origins_of(open_corpus(str(tmp_path / "corpus")))]
     assert {None, "MIT"} <= set(found)
 
 
@@ -250,7 +238,7 @@ def test_constants_stand_for_whole_inputs(tmp_path: Path) -> None:
         }
     )
     build(tmp_path / "in", tmp_path / "corpus", options(chosen))
-    found = {row.provenance._replace(id=None) for row in origins(tmp_path / "corpus")}
+    found = {row.provenance._replace(id=None) for row in origins_of(open_corpus(str(tmp_path / "corpus")))}
     assert found == {
         Provenance(source="wiki", licence="CC-BY-SA-4.0", language="en"),
         Provenance(source="notes", licence="CC0-1.0", language="en"),
@@ -303,9 +291,10 @@ def test_stretches_and_pairs_have_provenance(tmp_path: Path) -> None:
     manifest = build(tmp_path / "long", tmp_path / "stretches", chosen)
     assert manifest.heldout_rule is not None
     assert manifest.heldout_rule.unit == "stretch"
+    stretches = open_corpus(str(tmp_path / "stretches"))
     for split in SPLITS:
-        assert {row.provenance.id for row in origins(tmp_path / "stretches", split)} <= {"one", "two"}
-    rows = list(origins(tmp_path / "stretches"))
+        assert {row.provenance.id for row in origins_of(stretches, split)} <= {"one", "two"}
+    rows = list(origins_of(stretches))
     assert len(rows) == manifest.train.documents.sum() > 2
 
     pairs: list[Record] = [
@@ -313,7 +302,7 @@ def test_stretches_and_pairs_have_provenance(tmp_path: Path) -> None:
     ]
     write_lines(tmp_path / "pairs" / "a.jsonl", pairs)
     manifest = build(tmp_path / "pairs", tmp_path / "examples", chosen.model_copy(update={"pairs": PairFields()}))
-    assert len(list(origins(tmp_path / "examples"))) == manifest.train.documents.sum()
+    assert len(list(origins_of(open_corpus(str(tmp_path / "examples"))))) == manifest.train.documents.sum()
 
 
 def test_a_manifest_may_not_name_other_sidecars(tmp_path: Path) -> None:
@@ -357,12 +346,7 @@ def test_only_chosen_licences_and_sources_are_kept(tmp_path: Path, seed: int) ->
     }
     manifest = build(tmp_path / "in", tmp_path / "corpus", SMALL.model_copy(update={"provenance": chosen}))
     corpus = open_corpus(str(tmp_path / "corpus"))
-    kept = {
-        row.provenance.id
-        for split in SPLITS
-        for shard in corpus.table(split).shards
-        for row in read_origins(corpus, split, shard)
-    }
+    kept = {row.provenance.id for split in SPLITS for row in origins_of(corpus, split)}
     assert kept == expected
     assert manifest.counts["not_chosen"] == len(made) - len(expected)
     assert manifest.counts["documents_read"] == len(made)

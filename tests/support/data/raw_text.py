@@ -1,7 +1,7 @@
 """Raw text in every form that `build_corpus` reads, a tokenizer for it, and the corpus that is built of it."""
 
 import pydoc_data.topics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -9,8 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_service.corpus.corpus import Corpus, SplitName
 from data_service.corpus.manifest import BlockTable, CorpusManifest
 from data_service.corpus.reader import read_block
+from data_service.corpus.sidecar import DocumentOrigin, read_origins
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress, ReportProgress
@@ -79,6 +81,12 @@ def decoded_documents(store: Store, table: BlockTable) -> list[str]:
     return [
         tokenizer.decode(block.tokens[a:b]) for block in blocks for a, b in pairwise(block.sentences[block.documents])
     ]
+
+
+def origins_of(corpus: Corpus, split: SplitName = "train") -> Iterator[DocumentOrigin]:
+    """What is known of all documents of a split."""
+    for shard in corpus.table(split).shards:
+        yield from read_origins(corpus, split, shard)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
