@@ -73,7 +73,7 @@ def append(
     Example: `maskfleet corpus append s3://bucket/news 'news-2026/*.jsonl.zst' --out s3://bucket/news-with-2026`
     """
     from data_service.corpus.corpus import open_corpus
-    from data_service.ingest.append_options import options_from_corpus
+    from data_service.ingest.append import options_from_corpus
     from data_service.ingest.options import BuildOptions
     from launcher.app.cli.texts import choose_worker_count, read_provenance
 

@@ -20,8 +20,7 @@ from data_service.corpus.reader import read_block
 from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import documents_by_number, remove_documents
 from data_service.errors import CorpusError, InputError, UserError
-from data_service.ingest.append import APPENDED_PART_FOLDER, AppendReport, append_documents
-from data_service.ingest.append_options import options_from_corpus
+from data_service.ingest.append import APPENDED_PART_FOLDER, AppendReport, append_documents, options_from_corpus
 from data_service.ingest.heldout import heldout_options_from_manifest
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
