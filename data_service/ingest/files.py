@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import BinaryIO, assert_never, cast
+from typing import Any, BinaryIO, assert_never, cast
 
 import zstandard
 
@@ -153,7 +153,7 @@ def decompress(raw: BinaryIO, file: InputFile) -> BinaryIO:
         case "":
             return raw
         case "gz":
-            plain: io.RawIOBase = _Gzip(raw, file)
+            plain: io.RawIOBase = _CheckedStream(gzip.GzipFile(fileobj=raw, mode="rb"), file)
         case "zst":
             plain = _open_zstd(raw, file)
         case "bz2" | "xz":
@@ -184,27 +184,39 @@ def is_uncompressed_utf8(file: InputFile) -> bool:
         return encoding_from_bom(stream.read(MAX_BOM_BYTES)) in (None, UTF_8)
 
 
-class _Gzip(ReadableStream):
-    def __init__(self, raw: BinaryIO, file: InputFile) -> None:
-        self._plain = gzip.GzipFile(fileobj=raw, mode="rb")
-        self._file = file
+class _CheckedStream(ReadableStream):
+    """A stream of a library that decompresses, whose errors name the file."""
+
+    def __init__(self, plain: Any, file: InputFile) -> None:
+        self._plain, self._file = plain, file
 
     def readinto(self, buffer: object) -> int:
         try:
-            return self._plain.readinto(buffer)  # type: ignore[arg-type]
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            return int(self._plain.readinto(buffer))
+        except (OSError, EOFError, zlib.error) as error:
+            if "too much memory" in str(error):
+                raise InputError(
+                    f"{self._file.uri} needs a window of more than 128 MiB to be decompressed",
+                    remedy=_NARROWER_WINDOW_REMEDY,
+                ) from error
             raise _damaged_file_error(self._file, str(error)) from error
 
 
 def _open_zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
-    """Return a stream for the window that the first frame needs. Raises InputError: half of the free memory is less."""
+    """Return a stream for the window that the first frame needs. Raises InputError: half of the free memory is less.
+
+    Arrow's reader returns little at a time even if a few bytes expand to much. It keeps at most the window of 128 MiB
+    that `zstd` itself allows by default, and it reports a truncated file.
+    """
     try:
         head = cast(io.BufferedReader, raw).peek(_FRAME_HEADER_BYTES)
         window = zstandard.get_frame_parameters(head[:_FRAME_HEADER_BYTES]).window_size
     except zstandard.ZstdError:  # Arrow's reader will raise the error for this file
         window = 0
     if not _ARROW_WINDOW_BYTES < window <= _MAX_WINDOW_BYTES:
-        return _Zstd(raw, file)
+        import pyarrow as pa  # imported late, because it is as large as all other libraries together
+
+        return _CheckedStream(pa.CompressedInputStream(raw, "zstd"), file)
     import psutil  # imported here because few files have a window of more than 128 MiB
 
     if window > (free := psutil.virtual_memory().available) // 2:
@@ -237,31 +249,6 @@ class _LargeWindowZstd(ReadableStream):
             raise _damaged_file_error(self._file, "it ends too early")
         taken, self._ready = self._ready[:size], self._ready[size:]
         return taken
-
-
-class _Zstd(ReadableStream):
-    """A stream decompressed by Arrow's reader.
-
-    This reader returns little at a time even if a few bytes expand to much. It keeps at most the window of 128 MiB that
-    `zstd` itself allows by default, and it reports a truncated file.
-    """
-
-    def __init__(self, raw: BinaryIO, file: InputFile) -> None:
-        import pyarrow as pa  # imported late, because it is as large as all other libraries together
-
-        self._plain = pa.CompressedInputStream(raw, "zstd")
-        self._file = file
-
-    def readinto(self, buffer: object) -> int:
-        try:
-            return int(self._plain.readinto(buffer))
-        except OSError as error:
-            if "too much memory" in str(error):
-                raise InputError(
-                    f"{self._file.uri} needs a window of more than 128 MiB to be decompressed",
-                    remedy=_NARROWER_WINDOW_REMEDY,
-                ) from error
-            raise _damaged_file_error(self._file, str(error)) from error
 
 
 _DECOMPRESSORS: dict[Compression, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {

@@ -3,10 +3,10 @@ training and one for held-out text.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar
 
 import numpy as np
@@ -96,12 +96,8 @@ class PartWriter:
         self._text_bytes = 0
         self._lengths = [0] * LENGTH_BINS
 
-    def __enter__(self) -> "PartWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the files, finished or not."""
         if self._writer is not None:
             self._writer.close()
         self.sidecar.close()
@@ -191,10 +187,11 @@ def write_split(task: WriteTask, store: Store) -> WriteReceipt:
     # Shards are written to a local file before they are stored.
     with temporary_folder("build") as folder, report_full_disk(folder):
         name, block_tokens = shard_stem(task.index), task.options.block_tokens
-        with (
-            PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens, levels) as train,
-            PartWriter(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens, levels) as heldout,
-        ):
+        train, heldout = (
+            PartWriter(Path(folder, f"{part}.tar"), name, tokenizer.vocab_size, block_tokens, levels)
+            for part in ("train", "heldout")
+        )
+        with closing(train), closing(heldout):
             filled = _encode_into_parts(task, store, tokenizer, finder, parts=(train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
