@@ -272,12 +272,12 @@ def _encode_pieces(
     )
 
 
-def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
     batch: list[_Piece] = []
     characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += sum(map(len, document[0].texts))
+    for piece, heldout in pieces:
+        batch.append((piece, heldout))
+        characters += sum(map(len, piece.texts))
         if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
