@@ -7,17 +7,19 @@ No shard of the old corpus is written again, so runs on it go on. Tokenizer, sen
 and, unless others are given, the names of fields and of provenance are those of the old corpus.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from data_service.corpus.corpus import SPLITS, Corpus, open_corpus
-from data_service.corpus.manifest import CONFIGURATION_KEY, MANIFEST_KEY, TOKENIZER_FOLDER
+from data_service.corpus.corpus import SPLITS, Corpus, open_corpus, open_part
+from data_service.corpus.manifest import CONFIGURATION_KEY, MANIFEST_KEY, TOKENIZER_FOLDER, CorpusManifest
 from data_service.corpus.manifest_file import claim_output
 from data_service.corpus.merge import DUPLICATE_REMOVAL_REASON, ReportBlocks, corpus_parts, join_corpora
 from data_service.corpus.merged_ids import DuplicateIdError
 from data_service.corpus.removals import load_removals
+from data_service.corpus.words import WordOptions, resolve_segmentation
 from data_service.errors import CorpusError
 from data_service.ingest.build import build_corpus
+from data_service.ingest.heldout import heldout_options_from_manifest
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import ReportProgress, remove_objects
 from data_service.store.base import Store
@@ -46,6 +48,39 @@ class AppendReport:
     removed: int
 
 
+def options_from_corpus(
+    corpus: Corpus, *, workers: int, on_bad_records: str, word_files: Mapping[str, str], **overrides: object
+) -> BuildOptions:
+    """Return the options for building documents to append to `corpus`.
+
+    Args:
+        word_files: URIs of the files of words with which the corpus was built, by the name of the option.
+        overrides: settings in place of the corpus's own: of the format of the new input, its provenance, or which
+            losses of text are accepted.
+
+    Raises:
+        CorpusError: the corpus has no provenance, but settings of one are given; or a file of words is missing or
+            another one.
+        InputError, StoreError: a file of words cannot be read.
+    """
+    # A corpus that grew has the options of the one that was built.
+    origin = (open_part(corpus, 0) if corpus.manifest.parts else corpus).manifest
+    if "provenance" in overrides and not origin.provenance:
+        raise CorpusError(
+            f"{corpus.store.uri} was built without provenance, so appended documents cannot have it",
+            remedy="leave --provenance out, or build a new corpus of all text with it",
+        )
+    kept = {name: value for name, value in origin.options.items() if name in BuildOptions.model_fields}
+    words = _load_word_options(corpus, origin, word_files)
+    return BuildOptions.model_validate(
+        kept
+        | heldout_options_from_manifest(corpus.manifest)
+        | {"lines": "keep" if origin.keeps_white_space else "join"}
+        | {"words": words, "workers": workers, "on_bad_records": on_bad_records}
+        | overrides
+    )
+
+
 def append_documents(
     corpus: str,
     inputs: Sequence[str],
@@ -55,6 +90,7 @@ def append_documents(
     removed_by: str,
     removed_at: int,
     progress: ReportProgress,
+    own_provenance: bool = False,
     report: ReportBlocks = lambda done, total: None,
 ) -> AppendReport:
     """Write the corpus at `corpus`, grown by the documents of `inputs`, to `output`.
@@ -66,10 +102,12 @@ def append_documents(
         corpus: URI of the corpus that grows. It must stay where it is.
         inputs: as for `build_corpus`.
         output: folder or s3:// prefix of its own. It must stay where it is, too, if it grows further.
-        options: what `data_service.ingest.append_options.options_from_corpus` returns.
+        options: what `options_from_corpus` returns.
         removed_by: user and host, for the removal of copies.
         removed_at: seconds since 1970.
         progress: function that is called as the new part is built.
+        own_provenance: whether the provenance in `options` was given for these inputs. Constants with which the old
+            corpus was built need not match one of them.
         report: function that is called as the documents of both are compared.
 
     Raises:
@@ -88,7 +126,8 @@ def append_documents(
         ):
             # An interrupted deletion may have left files of the new part.
             remove_objects(store, f"{APPENDED_PART_FOLDER}/", progress)
-    build_corpus(list(inputs), place, f"{corpus.rstrip('/')}/{TOKENIZER_FOLDER}", options, progress)
+    tokenizer = f"{corpus.rstrip('/')}/{TOKENIZER_FOLDER}"
+    build_corpus(list(inputs), place, tokenizer, options, progress, constants_must_match=own_provenance)
     new = open_corpus(place)
     if not complete:
         try:
@@ -136,3 +175,27 @@ def _append_report(grown: Corpus, new: Corpus) -> AppendReport:
         earlier_copies=earlier,
         removed=removed,
     )
+
+
+def _load_word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:
+    """Return the options of words with which the corpus was built; None if it stores none."""
+    known = origin.words
+    recorded = {} if known is None else known.model_dump(exclude_none=True)
+    needed = {"dictionary", "user_words", "lexicon"} & recorded.keys()
+    if wrong := sorted(needed ^ files.keys()):
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        raise CorpusError(
+            f"{corpus.store.uri} was built {'with' if set(wrong) <= needed else 'without'} {named}",
+            remedy="give the files of words with which it was built, and no others",
+        )
+    if known is None:
+        return None
+    field = {} if known.field is None else {"field": known.field}
+    options = WordOptions.model_validate({"segmenter": known.segmenter, **field, **files})
+    found, _ = resolve_segmentation(options)
+    if found != known:
+        raise CorpusError(
+            f"{corpus.store.uri} was built with other words: {recorded}, but now {found.model_dump(exclude_none=True)}",
+            remedy="give the same files, and install the same version of the segmenter",
+        )
+    return options

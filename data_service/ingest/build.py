@@ -14,7 +14,7 @@ same bytes, and an interrupted build repeats only tasks without a receipt.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from data_service.corpus.manifest import (
     CONFIGURATION_KEY,
@@ -83,7 +83,13 @@ _LOSS_CHECK_SPLITS = 4
 
 
 def build_corpus(
-    inputs: list[str], output: str, tokenizer: str, options: BuildOptions, progress: ReportProgress
+    inputs: list[str],
+    output: str,
+    tokenizer: str,
+    options: BuildOptions,
+    progress: ReportProgress,
+    *,
+    constants_must_match: bool = True,
 ) -> CorpusManifest:
     """Build a corpus and return its manifest. Continue a half-built corpus; if it is complete, only return the
     manifest.
@@ -96,6 +102,7 @@ def build_corpus(
         tokenizer: folder of the tokenizer, whose files are copied into the corpus.
         options: options of the build.
         progress: function that is called in this process as tasks finish.
+        constants_must_match: whether each pattern of constants of provenance must match an input.
 
     Raises:
         InputError: inputs are missing, empty, too small to hold any text out, or not valid text. The message names the
@@ -107,113 +114,94 @@ def build_corpus(
     store = open_store(output)
     listing = list_inputs(inputs, options.encoding)
     refuse_inputs_in_output(store, listing)
-    check_provenance_patterns(listing, options)
+    if constants_must_match:
+        check_provenance_patterns(listing, options)
     encoder = load_tokenizer(tokenizer, options.tokenizer_rules)
     words, word_files = resolve_segmentation(options.words) if options.words is not None else (None, {})
     wanted = make_configuration(inputs, listing, encoder.hash, options, words)
+    made = _Build(store, listing, wanted, options, progress)
     manifest = claim_output(store, wanted)
     if manifest is not None:
         check_skipped_records(store, manifest, options)
         if manifest.options.get(FILE_VERSIONS_ENTRY) != wanted[FILE_VERSIONS_ENTRY]:
-            _check_rewritten_inputs(
-                store, listing, manifest=manifest, configuration=wanted, options=options, progress=progress
-            )
+            made.check_rewritten_inputs(manifest)
         shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
         progress(Progress("already built", shards, shards, size, size))
     else:
         try:
-            manifest = _build_new_corpus(
-                store,
-                listing,
-                encoder,
-                configuration=wanted,
-                options=options,
-                words=words,
-                word_files=word_files,
-                progress=progress,
-            )
+            manifest = made.write_corpus(encoder, words, word_files)
         except KeyMissing:
             # Another process may have finished the same build meanwhile and deleted its intermediate files.
             manifest = claim_output(store, wanted)
             if manifest is None:
                 raise
+        except (InputError, TokenizerError):
+            # A user's mistake frees the output, because the corrected build may have another configuration. The
+            # receipts stay: if bad records are skipped, or a file is corrected without a change of its size, it is
+            # still the same build. If another build comes first, it deletes them (`StageRunner`).
+            store.delete(CONFIGURATION_KEY)
+            raise
     remove_build_files(store, progress)
     return manifest
 
 
-def _build_new_corpus(
-    store: Store,
-    listing: InputListing,
-    tokenizer: Tokenizer,
-    *,
-    configuration: Configuration,
-    options: BuildOptions,
-    words: Segmentation | None,
-    word_files: Mapping[str, bytes],
-    progress: ReportProgress,
-) -> CorpusManifest:
-    try:
-        origin = read_origin(listing.files)
-    except InputError:
-        store.delete(CONFIGURATION_KEY)  # frees the output: a correction may change the configuration
-        raise
-    with _open_passes(store, listing, configuration=configuration, options=options, progress=progress) as passes:
-        scanned = passes.scan()
-        heldout, kept = passes.choose_heldout(scanned)
-        save_tokenizer(tokenizer, store.with_prefix(TOKENIZER_FOLDER).uri)
-        for name, content in word_files.items():
-            store.put(passes.layout.words_key(name), content)
-        written = passes.write_shards(kept, heldout, tokenizer.hash, words)
-    manifest = assemble_manifest(
-        passes.layout,
-        options=configuration,
-        tokenizer=tokenizer,
-        scanned=scanned,
-        written=written,
-        listing=listing,
-        heldout_rule=heldout,
-        origin=origin,
-        progress=progress,
-    )
-    pairs = None if options.pairs is None else PairTexts(options.pairs.count)
-    manifest = replace(manifest, pairs=pairs, words=words)
-    remove_foreign_objects(store, SHARD_FOLDERS, {**manifest.shard_sizes, **manifest.provenance})
-    save_manifest(store, manifest)
-    return manifest
+@dataclass(frozen=True)
+class _Build:
+    """A build of the files of `listing` into `store`."""
 
+    store: Store
+    listing: InputListing
+    configuration: Configuration
+    options: BuildOptions
+    progress: ReportProgress
 
-def _check_rewritten_inputs(
-    store: Store,
-    listing: InputListing,
-    manifest: CorpusManifest,
-    configuration: Configuration,
-    options: BuildOptions,
-    progress: ReportProgress,
-) -> None:
-    """Read inputs whose files were written again after the corpus was completed. Raises CorpusError: their text
-    differs."""
-    with _open_passes(store, listing, configuration=configuration, options=options, progress=progress) as passes:
-        scanned = passes.scan()
-    try:
-        check_text_unchanged(store, manifest, passes.splits, scanned)
-    except CorpusError:
-        remove_build_files(store, progress)
-        raise
+    def write_corpus(
+        self, tokenizer: Tokenizer, words: Segmentation | None, word_files: Mapping[str, bytes]
+    ) -> CorpusManifest:
+        """Write the corpus; return its manifest."""
+        origin = read_origin(self.listing.files)
+        with self._open_passes() as passes:
+            scanned = passes.scan()
+            heldout, kept = passes.choose_heldout(scanned)
+            save_tokenizer(tokenizer, self.store.with_prefix(TOKENIZER_FOLDER).uri)
+            for name, content in word_files.items():
+                self.store.put(passes.layout.words_key(name), content)
+            written = passes.write_shards(kept, heldout, tokenizer.hash, words)
+        manifest = assemble_manifest(
+            passes.layout,
+            options=self.configuration,
+            tokenizer=tokenizer,
+            scanned=scanned,
+            written=written,
+            listing=self.listing,
+            heldout_rule=heldout,
+            origin=origin,
+            progress=self.progress,
+        )
+        pairs = None if self.options.pairs is None else PairTexts(self.options.pairs.count)
+        manifest = replace(manifest, pairs=pairs, words=words)
+        remove_foreign_objects(self.store, SHARD_FOLDERS, {**manifest.shard_sizes, **manifest.provenance})
+        save_manifest(self.store, manifest)
+        return manifest
 
+    def check_rewritten_inputs(self, manifest: CorpusManifest) -> None:
+        """Read inputs whose files were written again after the corpus was completed. Raises CorpusError: their text
+        differs."""
+        with self._open_passes() as passes:
+            scanned = passes.scan()
+        try:
+            check_text_unchanged(self.store, manifest, passes.splits, scanned)
+        except CorpusError:
+            remove_build_files(self.store, self.progress)
+            raise
 
-@contextmanager
-def _open_passes(
-    store: Store,
-    listing: InputListing,
-    *,
-    configuration: Configuration,
-    options: BuildOptions,
-    progress: ReportProgress,
-) -> "Iterator[BuildPasses]":
-    """Yield the passes of a build; within the block their workers live."""
-    with WorkerPool(options.workers, options.split_bytes if streamed_files(listing.files, options) else 0) as pool:
-        runner = StageRunner(BuildLayout(store.uri, identity_hash(configuration)), pool, progress)
-        yield BuildPasses(runner, listing.files, options)
+    @contextmanager
+    def _open_passes(self) -> "Iterator[BuildPasses]":
+        """Yield the passes; within the block their workers live."""
+        files, options = self.listing.files, self.options
+        with WorkerPool(options.workers, options.split_bytes if streamed_files(files, options) else 0) as pool:
+            layout = BuildLayout(self.store.uri, identity_hash(self.configuration))
+            yield BuildPasses(StageRunner(layout, pool, self.progress), files, options)
 
 
 class BuildPasses:
@@ -228,9 +216,8 @@ class BuildPasses:
     """
 
     def __init__(self, runner: StageRunner[BuildLayout], files: tuple[InputFile, ...], options: BuildOptions) -> None:
-        self._options, self._runner = options, runner
-        with self._release_output_on_user_error():
-            sizes, self._runner = runner.measure_streamed_files(streamed_files(files, options))
+        self._options = options
+        sizes, self._runner = runner.measure_streamed_files(streamed_files(files, options))
         self.splits = plan_splits(files, options, sizes)
 
     @property
@@ -241,11 +228,10 @@ class BuildPasses:
     def scan(self) -> list[ScanReceipt]:
         """Run the first pass; return its receipts."""
         tasks = [ScanTask(self.layout, i, split.source, split, self._options) for i, split in enumerate(self.splits)]
-        with self._release_output_on_user_error():
-            scanned = self._runner.run_stage("reading", tasks, scan_split, receipt=ScanReceipt)
-            if not any(split.documents for split in scanned):
-                remove_build_files(self.layout.open_output(), self._runner.progress)
-                raise _no_text_error(scanned)
+        scanned = self._runner.run_stage("reading", tasks, scan_split, receipt=ScanReceipt)
+        if not any(split.documents for split in scanned):
+            remove_build_files(self.layout.open_output(), self._runner.progress)
+            raise _no_text_error(scanned)
         return scanned
 
     def choose_heldout(self, scanned: list[ScanReceipt]) -> tuple[HeldoutRule, list[KeptDocuments]]:
@@ -254,8 +240,7 @@ class BuildPasses:
         Stretches are looked for only if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
-        with self._release_output_on_user_error():
-            clusters = self._find_clusters_digest(scanned)
+        clusters = self._find_clusters_digest(scanned)
         tasks = plan_partitions(self.layout, scanned, fraction, clusters=bool(clusters))
         compared = self._runner.run_stage("comparing", tasks, compare_partition, receipt=CompareReceipt)
         dropped = [part.digest for part in compared]
@@ -269,18 +254,17 @@ class BuildPasses:
             for i, split in enumerate(scanned)
         ]
         found = sum_document_figures(compared)
-        with self._release_output_on_user_error():
-            if self._options.has_ids:
-                of_ids = plan_id_tasks(self.layout, scanned, kept)
-                compared_ids = self._runner.run_stage(
-                    "comparing ids", of_ids, find_repeated_ids, receipt=RepeatedIdsReceipt
-                )
-                refuse_repeated_ids(compared_ids, self.splits, self._options)
-            rule = self._options.heldout_rule or heldout_rule_by_documents(found, fraction)
-            if rule is None and self._options.pairs is not None:
-                rule = heldout_rule_by_queries(found, fraction)
-            rule = rule or self._choose_stretch_rule(kept, found)
-            return replace(rule, clusters=clusters), kept
+        if self._options.has_ids:
+            of_ids = plan_id_tasks(self.layout, scanned, kept)
+            compared_ids = self._runner.run_stage(
+                "comparing ids", of_ids, find_repeated_ids, receipt=RepeatedIdsReceipt
+            )
+            refuse_repeated_ids(compared_ids, self.splits, self._options)
+        rule = self._options.heldout_rule or heldout_rule_by_documents(found, fraction)
+        if rule is None and self._options.pairs is not None:
+            rule = heldout_rule_by_queries(found, fraction)
+        rule = rule or self._choose_stretch_rule(kept, found)
+        return replace(rule, clusters=clusters), kept
 
     def _find_clusters_digest(self, scanned: Sequence[ScanReceipt]) -> str:
         """Return the digest of the inputs' clusters of near duplicates; empty if they have none.
@@ -331,10 +315,9 @@ class BuildPasses:
         return written
 
     def _check_tokenizer_loss(self, written: Sequence[WriteReceipt]) -> None:
-        with self._release_output_on_user_error():
-            loss = TextLoss.sum_of(part.loss for part in written)
-            what = f"the tokenizer does not fit the text of {self.layout.output}"
-            check_loss(loss, self._options.accept_loss, what, remedy="give one that was trained on such text")
+        loss = TextLoss.sum_of(part.loss for part in written)
+        what = f"the tokenizer does not fit the text of {self.layout.output}"
+        check_loss(loss, self._options.accept_loss, what, remedy="give one that was trained on such text")
 
     def _choose_stretch_rule(self, kept: list[KeptDocuments], figures: DocumentFigures) -> HeldoutRule:
         tasks = [
@@ -347,19 +330,6 @@ class BuildPasses:
             candidates.update(dict(divided.candidates))
             clustered.update(divided.clustered)
         return heldout_rule_by_stretches(candidates, figures.size, self._options.heldout_fraction, clustered)
-
-    @contextmanager
-    def _release_output_on_user_error(self) -> Iterator[None]:
-        """Free the output after a user's mistake, because the corrected build may have another configuration.
-
-        The receipts of scans stay: if bad records are skipped, or a file is corrected without a change of its size,
-        it is still the same build. If another build comes first, it deletes them (`StageRunner`).
-        """
-        try:
-            yield
-        except (InputError, TokenizerError):
-            self.layout.open_output().delete(CONFIGURATION_KEY)
-            raise
 
 
 def _no_text_error(scanned: list[ScanReceipt]) -> InputError:

@@ -5,7 +5,7 @@ half-built corpus. It is also part of the manifest, which is made last, from the
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,11 @@ from data_service.corpus.writer import WrittenShard, concatenate_shard_tables
 from data_service.errors import CorpusError, InputError
 from data_service.ingest.inputs import InputListing
 from data_service.ingest.options import BuildOptions, describe_differences
+from data_service.ingest.places import MAX_LISTED_RECORDS, with_line_numbers
 from data_service.ingest.pool import Progress, ReportProgress
 from data_service.ingest.records import NOT_CHOSEN_REASON
 from data_service.ingest.scan import ScanReceipt
-from data_service.ingest.skipped import MAX_LISTED_RECORDS, with_line_numbers
-from data_service.ingest.tasks import InputSplit
+from data_service.ingest.tasks import InputSplit, hash_strings
 from data_service.ingest.write import LENGTH_BINS, PartSummary, WriteReceipt
 from data_service.store.base import Store, digest, parallel_map
 from data_service.tokenizers.loss import TextLoss
@@ -65,22 +65,12 @@ def make_configuration(
         "inputs": patterns,
         "input_files": len(listing.files),
         "input_bytes": sum(file.size for file in listing.files),
-        "input_listing": _hash_of_list([file.uri, file.size] for file in listing.files),
-        FILE_VERSIONS_ENTRY: _hash_of_list(file.version for file in listing.files),
+        "input_listing": hash_strings([file.uri, file.size] for file in listing.files),
+        FILE_VERSIONS_ENTRY: hash_strings(file.version for file in listing.files),
         "tokenizer": tokenizer_hash,
         **options.identity_settings(),
         **({} if words is None else {"words": words.model_dump(mode="json", exclude_none=True)}),
     }
-
-
-def _hash_of_list(items: Iterable[object]) -> str:
-    """Return the sha256 (hex) of a list's JSON, of which one item is in memory at a time."""
-    content, separator = hashlib.sha256(b"["), ""
-    for item in items:
-        content.update(f"{separator}{json.dumps(item)}".encode())
-        separator = ", "
-    content.update(b"]")
-    return content.hexdigest()
 
 
 def identity_hash(configuration: Configuration) -> str:
@@ -150,8 +140,7 @@ def check_provenance_patterns(listing: InputListing, options: BuildOptions) -> N
         raise InputError(
             f"constants of --provenance are for {unmatched[0]!r}, which matches none of {len(uris)} inputs "
             f"(the first is {uris[0]})",
-            remedy="write `inputs` as a pattern of whole URIs, such as '*/wiki/*'; without --provenance FILE, "
-            "`corpus append` takes the constants with which the corpus was built",
+            remedy="write `inputs` as a pattern of whole URIs, such as '*/wiki/*'",
         )
 
 

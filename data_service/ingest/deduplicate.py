@@ -9,7 +9,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
@@ -57,23 +56,38 @@ class ObjectSlice:
 
 
 @dataclass(frozen=True)
-class CompareTask(BuildTask):
-    """The task of finding copies in one partition of the hashes.
-
-    It holds for every split, in order, the slice of its sorted hashes that lies in the partition. `source` covers all
-    hashes of all splits. `clusters`: whether documents name clusters, so that the first half of a hash is that of the
-    text (`hash_document`).
-    """
+class PartitionTask(BuildTask):
+    """A task on one partition of hashes: for every split, in order, the slice of its sorted hashes that lies in it."""
 
     hashes: tuple[ObjectSlice | None, ...]
-    heldout_fraction: float
-    clusters: bool = False
-
-    stage: ClassVar[str] = "compare"
 
     @property
     def input_bytes(self) -> int:
         return sum(part.length for part in self.hashes if part)
+
+    def read_records(self, store: Store) -> tuple[NDArray[np.void], NDArray[np.uint32]]:
+        """Return the hash records of the partition [N], and of each [N] the number of its split."""
+
+        def read(part: ObjectSlice | None) -> bytes:
+            return store.get_range(part.key, part.start, part.length) if part else b""
+
+        parts = [np.frombuffer(data, dtype=HASH_RECORD_DTYPE) for data in parallel_map(read, self.hashes)]
+        split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
+        return np.concatenate(parts), split
+
+
+@dataclass(frozen=True)
+class CompareTask(PartitionTask):
+    """The task of finding copies in one partition of the documents' hashes.
+
+    `source` covers all hashes of all splits. `clusters`: whether documents name clusters, so that the first half of a
+    hash is that of the text (`hash_document`).
+    """
+
+    heldout_fraction: float
+    clusters: bool = False
+
+    stage: ClassVar[str] = "compare"
 
 
 class CompareReceipt(TaskReceipt):
@@ -130,11 +144,7 @@ def _bucket_slice(key: str, begin: int, end: int) -> ObjectSlice | None:
 
 def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
     """Write the numbers of the partition's documents that are copies of an earlier document; return the receipt."""
-    parts = [
-        np.frombuffer(data, dtype=HASH_RECORD_DTYPE) for data in parallel_map(partial(read_slice, store), task.hashes)
-    ]
-    records = np.concatenate(parts)
-    split = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
+    records, split = task.read_records(store)
     place = (records["ordinal"], split)
     # Equal texts may belong to several clusters if a stage changed them after they were compared.
     if task.clusters:
@@ -149,7 +159,7 @@ def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
         kept["size"] = np.minimum.reduceat(records["size"][order], np.flatnonzero(~is_later))
     later = later[np.lexsort((records["ordinal"][later], split[later]))]
     ordinals = records["ordinal"][later].astype(ORDINAL_DTYPE)
-    starts = np.searchsorted(split[later], np.arange(len(parts) + 1)).tolist()
+    starts = np.searchsorted(split[later], np.arange(len(task.hashes) + 1)).tolist()
     held = kept[kept["low"].astype(np.uint64) < np.uint64(hash_threshold(task.heldout_fraction))]
     return CompareReceipt(
         source=task.source,
@@ -162,11 +172,6 @@ def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
         held_size=int(held["size"].sum(dtype=np.int64)),
         candidates=_heldout_candidates(kept, task.clusters),
     )
-
-
-def read_slice(store: Store, part: ObjectSlice | None) -> bytes:
-    """Return the bytes of a slice; none without one."""
-    return store.get_range(part.key, part.start, part.length) if part else b""
 
 
 def sum_document_figures(compared: list[CompareReceipt]) -> DocumentFigures:
@@ -234,10 +239,8 @@ def read_kept_documents(task: SplitTask, kept: KeptDocuments, store: Store) -> I
     Raises:
         InputError: the text changed since the first pass; else as `read_documents`.
     """
-    drops, digests = (
-        read_dropped_ordinals(store, kept.drops),
-        b"" if kept.clusters else _read_digests(store, task),
-    )
+    drops = read_dropped_ordinals(store, kept.drops)
+    digests = b"" if kept.clusters else _read_digests(store, task)
     seen = hashlib.sha256()
     ordinal = 0
     for document in read_documents(task.split, task.options):
@@ -306,9 +309,9 @@ def find_split_stretches(task: FindStretchesTask, store: Store) -> FindStretches
     sizes: Counter[int] = Counter()
     clustered: set[int] = set()
     for document, _ in read_kept_documents(task, task.kept, store):
-        alone = document.cluster is None or document.cluster.name is None
         for stretch, end in split_into_stretches(document.text, length):
             if end is not None and end < below:
                 sizes[end] += len(collapse_spaces(stretch).encode())
-                clustered.update(() if alone else (end,))
+                if document.cluster_name is not None:
+                    clustered.add(end)
     return FindStretchesReceipt(source=task.source, candidates=sorted(sizes.items()), clustered=sorted(clustered))

@@ -71,10 +71,20 @@ def strip_bom(raw: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class ReadableStream(io.RawIOBase):
-    """A readable binary stream; subclasses define `readinto`."""
+    """A readable binary stream; subclasses define `readinto` or `read_some`."""
 
     def readable(self) -> bool:
         return True
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        data = self.read_some(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def read_some(self, size: int) -> bytes | memoryview:
+        """Return up to `size` bytes; none at the end."""
+        raise NotImplementedError
 
 
 class Utf8Stream(ReadableStream):
@@ -95,19 +105,16 @@ class Utf8Stream(ReadableStream):
         self._raw.close()
         super().close()
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+    def read_some(self, size: int) -> bytes:
         while not self._ready:
             if self._decoder is None:
-                return int(self._raw.readinto(view))  # type: ignore[attr-defined]
+                return self._raw.read(size)
             data = self._raw.read(_READ_CHUNK_BYTES)
             self._ready = self._convert_to_utf8(data, self._decoder)
             if not data and not self._ready:
-                return 0
-        count = min(len(view), len(self._ready))
-        view[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
+                return b""
+        taken, self._ready = self._ready[:size], self._ready[size:]
+        return taken
 
     def _convert_to_utf8(self, data: bytes, decoder: codecs.IncrementalDecoder) -> bytes:
         text = decoder.decode(data, final=not data)

@@ -54,17 +54,13 @@ KNOWN_KINDS_TEXT = f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz
 _DUMP_PART_SUFFIX = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")
 
 UNKNOWN_KIND_REASON = "a file of unknown kind"
-_TOKENIZER_REASON, _CORPUS_REASON, _DESCRIPTION_REASON = (
-    "a tokenizer's file",
-    "a corpus",
-    "describes a data set",
-)
+_TOKENIZER_REASON = "a tokenizer's file"
+_CORPUS_REASON = "a corpus"
+_DESCRIPTION_REASON = "describes a data set"
 _NON_DUMP_XML_REASON = "XML, and not named as a dump's pages-articles are: name the file itself to read it as one"
 _DUMP_INDEX_REASON = "the index of a dump"
-_DUMP_NAME_PATTERN, _DUMP_INDEX_PATTERN = (
-    re.compile(r"-pages-(articles|meta)"),
-    re.compile(r"-multistream-index\d*\.txt\b"),
-)
+_DUMP_NAME_PATTERN = re.compile(r"-pages-(articles|meta)")
+_DUMP_INDEX_PATTERN = re.compile(r"-multistream-index\d*\.txt\b")
 _NOT_IN_STATE_REASON = "not one of the files that the data set's state.json names"
 
 # A folder with any of these files, or with all files of one set, is a tokenizer's.
@@ -81,19 +77,15 @@ _TOKENIZER_FILES = {*TOKENIZER_FILES, "config.json", "bert_config.json", "genera
 # The keys of an unfinished build's receipts.
 _RECEIPT_KEY_PATTERN = re.compile(rf"(.*/|){BUILD_FOLDER}[0-9a-f]{{16}}/receipts/")
 _DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
-PREPARED_DOCUMENTS_PREFIX, STATISTICS_KEY, PREPARATION_KEY = (
-    "documents/",
-    "statistics.json",
-    f"{BUILD_FOLDER}preparation.json",
-)
-"""Keys in an output of `corpus prepare`: its documents, the object that is written last, and the one written first."""
+# Keys in an output of `corpus prepare`: its documents, the object that is written last, and the one written first.
+PREPARED_DOCUMENTS_PREFIX = "documents/"
+STATISTICS_KEY = "statistics.json"
+PREPARATION_KEY = f"{BUILD_FOLDER}preparation.json"
 _UNFINISHED_PREPARATION_REASON = "documents whose preparation is not complete"
 _NOT_KEPT_REASON = "dropped documents or statistics of a preparation"
 _DATASET_INFO_FILE, _STATE_FILE = "dataset_info.json", "state.json"
-_CACHE_REASON, _HIDDEN_REASON = (
-    "made by `map` or `filter` of the data next to it",
-    "hidden: name it itself to read it",
-)
+_CACHE_REASON = "made by `map` or `filter` of the data next to it"
+_HIDDEN_REASON = "hidden: name it itself to read it"
 # Matches a path up to its first hidden folder or file.
 HIDDEN_PATH = re.compile(r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)")
 

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from typing import BinaryIO, assert_never, cast, overload
+from typing import Any, BinaryIO, assert_never, cast
 
 import zstandard
 
@@ -73,15 +73,12 @@ class _RangedFile(ReadableStream):
         self._position = base + offset
         return self._position
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        length = max(0, min(len(view), self._file.size - self._position))
-        if length and self._held is not None:
-            view[:length] = self._held[self._position : self._position + length]
-        elif length:
-            view[:length] = self._store.get_range(self._file.key, self._position, length)
+    def read_some(self, size: int) -> bytes:
+        start, length = self._position, max(0, min(size, self._file.size - self._position))
         self._position += length
-        return length
+        if self._held is not None:
+            return self._held[start : start + length]
+        return self._store.get_range(self._file.key, start, length) if length else b""
 
 
 @lru_cache(maxsize=16)
@@ -102,10 +99,6 @@ def open_stored_bytes(file: InputFile, *, start: int = 0, chunk_bytes: int = _FE
     return cast(BinaryIO, stream)
 
 
-@overload
-def line_start(file: InputFile, position: int) -> int: ...
-@overload
-def line_start(file: InputFile, position: int, within: int) -> int | None: ...
 def line_start(file: InputFile, position: int, within: int | None = None) -> int | None:
     """Return the offset of the first byte of the line that holds byte `position`, found by reading backwards.
 
@@ -160,7 +153,7 @@ def decompress(raw: BinaryIO, file: InputFile) -> BinaryIO:
         case "":
             return raw
         case "gz":
-            plain: io.RawIOBase = _Gzip(raw, file)
+            plain: io.RawIOBase = _CheckedStream(gzip.GzipFile(fileobj=raw, mode="rb"), file)
         case "zst":
             plain = _open_zstd(raw, file)
         case "bz2" | "xz":
@@ -191,27 +184,39 @@ def is_uncompressed_utf8(file: InputFile) -> bool:
         return encoding_from_bom(stream.read(MAX_BOM_BYTES)) in (None, UTF_8)
 
 
-class _Gzip(ReadableStream):
-    def __init__(self, raw: BinaryIO, file: InputFile) -> None:
-        self._plain = gzip.GzipFile(fileobj=raw, mode="rb")
-        self._file = file
+class _CheckedStream(ReadableStream):
+    """A stream of a library that decompresses, whose errors name the file."""
+
+    def __init__(self, plain: Any, file: InputFile) -> None:
+        self._plain, self._file = plain, file
 
     def readinto(self, buffer: object) -> int:
         try:
-            return self._plain.readinto(buffer)  # type: ignore[arg-type]
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            return int(self._plain.readinto(buffer))
+        except (OSError, EOFError, zlib.error) as error:
+            if "too much memory" in str(error):
+                raise InputError(
+                    f"{self._file.uri} needs a window of more than 128 MiB to be decompressed",
+                    remedy=_NARROWER_WINDOW_REMEDY,
+                ) from error
             raise _damaged_file_error(self._file, str(error)) from error
 
 
 def _open_zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
-    """Return a stream for the window that the first frame needs. Raises InputError: half of the free memory is less."""
+    """Return a stream for the window that the first frame needs. Raises InputError: half of the free memory is less.
+
+    Arrow's reader returns little at a time even if a few bytes expand to much. It keeps at most the window of 128 MiB
+    that `zstd` itself allows by default, and it reports a truncated file.
+    """
     try:
         head = cast(io.BufferedReader, raw).peek(_FRAME_HEADER_BYTES)
         window = zstandard.get_frame_parameters(head[:_FRAME_HEADER_BYTES]).window_size
     except zstandard.ZstdError:  # Arrow's reader will raise the error for this file
         window = 0
     if not _ARROW_WINDOW_BYTES < window <= _MAX_WINDOW_BYTES:
-        return _Zstd(raw, file)
+        import pyarrow as pa  # imported late, because it is as large as all other libraries together
+
+        return _CheckedStream(pa.CompressedInputStream(raw, "zstd"), file)
     import psutil  # imported here because few files have a window of more than 128 MiB
 
     if window > (free := psutil.virtual_memory().available) // 2:
@@ -231,8 +236,7 @@ class _LargeWindowZstd(ReadableStream):
         self._frame: zstandard.ZstdDecompressionObj | None = None
         self._ahead, self._ready = b"", memoryview(b"")
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+    def read_some(self, size: int) -> memoryview:
         try:
             while not self._ready and (packed := self._ahead or self._raw.read(_ZSTD_INPUT_BYTES)):
                 wide = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES)
@@ -243,34 +247,8 @@ class _LargeWindowZstd(ReadableStream):
             raise _damaged_file_error(self._file, str(error)) from error
         if not self._ready and self._frame is not None:
             raise _damaged_file_error(self._file, "it ends too early")
-        count = min(len(view), len(self._ready))
-        view[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
-
-
-class _Zstd(ReadableStream):
-    """A stream decompressed by Arrow's reader.
-
-    This reader returns little at a time even if a few bytes expand to much. It keeps at most the window of 128 MiB that
-    `zstd` itself allows by default, and it reports a truncated file.
-    """
-
-    def __init__(self, raw: BinaryIO, file: InputFile) -> None:
-        import pyarrow as pa  # imported late, because it is as large as all other libraries together
-
-        self._plain = pa.CompressedInputStream(raw, "zstd")
-        self._file = file
-
-    def readinto(self, buffer: object) -> int:
-        try:
-            return int(self._plain.readinto(buffer))
-        except OSError as error:
-            if "too much memory" in str(error):
-                raise InputError(
-                    f"{self._file.uri} needs a window of more than 128 MiB to be decompressed",
-                    remedy=_NARROWER_WINDOW_REMEDY,
-                ) from error
-            raise _damaged_file_error(self._file, str(error)) from error
+        taken, self._ready = self._ready[:size], self._ready[size:]
+        return taken
 
 
 _DECOMPRESSORS: dict[Compression, Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]] = {
@@ -290,10 +268,9 @@ class _ConcatenatedStreams(ReadableStream):
         self._padding = b"\0" if file.compression == "xz" else b""
         self._plain = _DECOMPRESSORS[file.compression]()
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+    def read_some(self, size: int) -> bytes:
         try:
-            data = self._read_decompressed(len(view))
+            return self._read_decompressed(size)
         except (OSError, EOFError, lzma.LZMAError) as error:
             if "emory usage limit" in str(error):
                 raise InputError(
@@ -301,8 +278,6 @@ class _ConcatenatedStreams(ReadableStream):
                     remedy="compress it again with a smaller dictionary: xz -9 or less",
                 ) from error
             raise _damaged_file_error(self._file, str(error)) from error
-        view[: len(data)] = data
-        return len(data)
 
     def _read_decompressed(self, size: int) -> bytes:
         """Return up to `size` bytes; none at the end."""

@@ -20,17 +20,15 @@ from data_service.ingest.files import line_start, open_text
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.json_values import parse_json_value
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.places import LinePlace, RecordPlace
 from data_service.ingest.records import (
     BadRecord,
-    NumberedPlace,
-    PlaceUnit,
-    RecordPlace,
     TextRecord,
     decode_text,
     flatten_named_fields,
     guess_encoding_remedy,
     parse_record,
-    raise_bad_record,
+    skip_or_refuse,
     too_long_record,
     try_read,
     with_provenance,
@@ -39,13 +37,12 @@ from data_service.ingest.tasks import FilePiece
 
 _SKIP_BYTES = 1 << 20
 _LINE_SEARCH_BYTES = 64 * 1024  # bytes before a piece that are searched first for the line's beginning
-# Most bytes of a line per byte of its document: a JSON escape takes six, the rest is for other fields.
+# Most bytes of a line or row per byte of its document: a JSON escape takes six, the rest is for other fields.
 LINE_TO_DOCUMENT_RATIO = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DELIMITERS = ";\t,|"  # delimiters tried if the usual one does not give the columns
 _QUOTES_REMEDY = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
 _INVALID_CSV_LINE = '"a line too long"to be held\n'  # for a line too long: invalid CSV anywhere in a row
-_ROW_TO_DOCUMENT_RATIO = 8  # bytes of a row per byte of its document, for other fields and doubled quotation marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +54,6 @@ class InputLine:
 
     offset: int
     data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LinePlace:
-    """The place of a line, for messages. Lines are counted only when the message is printed."""
-
-    file: InputFile
-    offset: int
-
-    @property
-    def unit(self) -> PlaceUnit:
-        return "byte"
-
-    @property
-    def number(self) -> int:
-        return self.offset
-
-    def __str__(self) -> str:
-        newlines, left = 0, self.offset
-        with open_text(self.file) as stream:
-            while left > 0 and (data := stream.read(min(_SKIP_BYTES, left))):
-                newlines += data.count(b"\n")
-                left -= len(data)
-        return f"{self.file.uri}, line {newlines + 1}"
 
 
 def read_lines(stream: BinaryIO, offset: int, max_bytes: int) -> Iterator[InputLine]:
@@ -95,7 +68,7 @@ def read_lines(stream: BinaryIO, offset: int, max_bytes: int) -> Iterator[InputL
             offset += skip_line(stream)
 
 
-def skip_bounded_line(stream: BinaryIO, max_bytes: int) -> int:
+def _skip_bounded_line(stream: BinaryIO, max_bytes: int) -> int:
     """Read to the end of the line at the stream's position; return its length, or 0 if it has more than `max_bytes`
     bytes.
 
@@ -119,7 +92,7 @@ def skip_line(stream: BinaryIO) -> int:
     return skipped
 
 
-def open_piece(piece: FilePiece, start: int) -> BinaryIO:
+def _open_piece(piece: FilePiece, start: int) -> BinaryIO:
     """Return a stream of the text from byte `start` of a piece's file on: the text that a reader has delivered, else
     from the file.
 
@@ -139,7 +112,7 @@ def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | B
     else:
         with open_text(piece.file) as stream:
             data = stream.read(options.max_document_bytes + 1)
-        yield try_read(options, parse_txt_document, data, 0, NumberedPlace(piece.file), options)
+        yield try_read(options, parse_txt_document, data, 0, RecordPlace(piece.file), options)
 
 
 def _read_blank_line_separated(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
@@ -148,14 +121,14 @@ def _read_blank_line_separated(piece: FilePiece, options: BuildOptions) -> Itera
     start = _previous_line_start(piece) if cut else piece.text_start
     if start is None:
         return
-    with open_piece(piece, start) as stream:
+    with _open_piece(piece, start) as stream:
         lines = read_lines(stream, start, limit)
         if cut and not next(lines).data.isspace() and not _skip_earlier_document(lines, piece.stop):
             return
         for first, data in split_at_blank_lines(lines, limit):
             if not piece.contains_document_at(first):
                 return
-            yield try_read(options, parse_txt_document, data, first, LinePlace(file, first), options)
+            yield try_read(options, parse_txt_document, data, first, LinePlace(file, "byte", first), options)
 
 
 def _previous_line_start(piece: FilePiece) -> int | None:
@@ -167,8 +140,8 @@ def _previous_line_start(piece: FilePiece) -> int | None:
     near = line_start(piece.file, piece.start - 1, within=_LINE_SEARCH_BYTES)
     if near is not None:
         return near
-    with open_piece(piece, piece.start - 1) as stream:
-        if not skip_bounded_line(stream, piece.stop - piece.start):
+    with _open_piece(piece, piece.start - 1) as stream:
+        if not _skip_bounded_line(stream, piece.stop - piece.start):
             return None
     return line_start(piece.file, piece.start - 1)
 
@@ -223,22 +196,25 @@ def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord |
     A record is bad if its line is not UTF-8, neither a JSON object nor a string, without the field, or if that is not
     text; and if the document is too long.
     """
-    file, limit = piece.file, options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
-    start = piece.text_start
-    if piece.text is None:
-        # The byte before the piece tells whether a line begins with the piece.
-        start = max(0, piece.start - 1)
-    with open_piece(piece, start) as stream:
+    for line in read_piece_lines(piece, options.max_document_bytes * LINE_TO_DOCUMENT_RATIO):
+        if not piece.contains_document_at(line.offset):
+            return
+        if not line.data.isspace():
+            yield try_read(options, parse_json_line, line, LinePlace(piece.file, "byte", line.offset), options)
+
+
+def read_piece_lines(piece: FilePiece, max_bytes: int) -> Iterator[InputLine]:
+    """Yield all lines from the first that begins inside the piece on, at most `max_bytes` + 1 bytes of each; none if no
+    line begins there."""
+    # The byte before the piece tells whether a line begins with the piece.
+    start = max(0, piece.start - 1) if piece.text is None else piece.text_start
+    with _open_piece(piece, start) as stream:
         if start < piece.start:
-            above = skip_bounded_line(stream, piece.stop - piece.start)
+            above = _skip_bounded_line(stream, piece.stop - piece.start)
             if not above:
                 return
             start += above
-        for line in read_lines(stream, start, limit):
-            if not piece.contains_document_at(line.offset):
-                return
-            if not line.data.isspace():
-                yield try_read(options, parse_json_line, line, LinePlace(file, line.offset), options)
+        yield from read_lines(stream, start, max_bytes)
 
 
 def parse_json_line(line: InputLine, place: RecordPlace, options: BuildOptions) -> TextRecord:
@@ -293,22 +269,18 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[TextReco
     """
     file = piece.file
     # The limit holds for the whole process, which reads no other CSV.
-    csv.field_size_limit(options.max_document_bytes * _ROW_TO_DOCUMENT_RATIO)
+    csv.field_size_limit(options.max_document_bytes * LINE_TO_DOCUMENT_RATIO)
     rows, names = _open_rows(file, options)
     there = [name for name in options.optional_fields if name in names]
     columns = {name: _column_index(name, names, file) for name in (*options.required_fields, *there)}
     while True:
-        place = NumberedPlace(file, "line", rows.line_num + 1)
+        place = RecordPlace(file, "line", rows.line_num + 1)
         try:
             row = next(rows)
         except StopIteration:
             return
         except csv.Error as error:
-            yield try_read(
-                options,
-                raise_bad_record,
-                BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES_REMEDY),
-            )
+            yield skip_or_refuse(options, BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES_REMEDY))
             continue
         if row:  # a blank line is no row
             yield try_read(options, _parse_row, row, len(names), columns, place, options)
@@ -366,7 +338,7 @@ def _decoded_lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
 
     Bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows before its text is checked.
     """
-    limit = options.max_document_bytes * _ROW_TO_DOCUMENT_RATIO
+    limit = options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
     with open_text(file) as stream:
         for line in read_lines(stream, 0, limit):
             data, _ = strip_bom(line.data, line.offset)
@@ -374,7 +346,7 @@ def _decoded_lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
 
 
 def _parse_row(
-    row: list[str], width: int, columns: Mapping[str, int], place: NumberedPlace, options: BuildOptions
+    row: list[str], width: int, columns: Mapping[str, int], place: RecordPlace, options: BuildOptions
 ) -> TextRecord:
     if len(row) != width:
         raise BadRecord(place, f"{len(row)} fields, but the first line has {width}", _QUOTES_REMEDY)

@@ -4,7 +4,6 @@ memory is bounded. Later copies of a document, which are not kept, may have its 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import ClassVar
@@ -16,36 +15,27 @@ from data_service.corpus.manifest import BuildLayout
 from data_service.errors import InputError
 from data_service.ingest.deduplicate import (
     KeptDocuments,
-    ObjectSlice,
+    PartitionTask,
     is_equal_to_previous,
     partition_hashes,
     read_dropped_ordinals,
-    read_slice,
 )
 from data_service.ingest.documents import read_documents
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import TextRecord
-from data_service.ingest.scan import HASH_RECORD_DTYPE, ScanReceipt
+from data_service.ingest.scan import ScanReceipt
 from data_service.ingest.streamed import PieceReader
-from data_service.ingest.tasks import BuildTask, InputSplit, TaskReceipt, hash_strings
-from data_service.store.base import Store, parallel_map
+from data_service.ingest.tasks import InputSplit, TaskReceipt, hash_strings
+from data_service.store.base import Store
 
 
 @dataclass(frozen=True)
-class FindRepeatedIdsTask(BuildTask):
-    """The task of finding ids that occur twice in one partition of their hashes.
+class FindRepeatedIdsTask(PartitionTask):
+    """The task of finding ids that occur twice in one partition of their hashes. `kept`: documents of each split."""
 
-    It holds, for every split, the part of its sorted hashes in this partition, and the documents that are kept.
-    """
-
-    hashes: tuple[ObjectSlice | None, ...]
     kept: tuple[KeptDocuments, ...]
 
     stage: ClassVar[str] = "ids"
-
-    @property
-    def input_bytes(self) -> int:
-        return sum(part.length for part in self.hashes if part)
 
 
 class RepeatedIdsReceipt(TaskReceipt):
@@ -69,9 +59,7 @@ def plan_id_tasks(
 
 def find_repeated_ids(task: FindRepeatedIdsTask, store: Store) -> RepeatedIdsReceipt:
     """Compare the ids of a partition; return the receipt."""
-    parts = [np.frombuffer(data, HASH_RECORD_DTYPE) for data in parallel_map(partial(read_slice, store), task.hashes)]
-    records = np.concatenate(parts)
-    split = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    records, split = task.read_records(store)
     repeated = _repeated_records(records)
     records, split = records[repeated], split[repeated]
     kept = np.ones(len(records), dtype=np.bool_)
@@ -82,7 +70,7 @@ def find_repeated_ids(task: FindRepeatedIdsTask, store: Store) -> RepeatedIdsRec
     return RepeatedIdsReceipt(source=task.source, twice=_first_pair_with_equal_id(records[kept], split[kept]))
 
 
-def _first_pair_with_equal_id(records: NDArray[np.void], split: NDArray[np.int64]) -> list[tuple[int, int]]:
+def _first_pair_with_equal_id(records: NDArray[np.void], split: NDArray[np.uint32]) -> list[tuple[int, int]]:
     """Return (split, document) of the first document whose id another one has, and of the next with that id."""
     at = _repeated_records(records)
     places = zip(split[at].tolist(), records["ordinal"][at].tolist(), strict=True)

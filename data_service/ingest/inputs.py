@@ -4,8 +4,9 @@ Files that are not text are left out, and listed with the reason (`file_kinds.py
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 from data_service.errors import InputError
 from data_service.ingest.encodings import UTF_8
@@ -22,6 +23,8 @@ from data_service.ingest.file_kinds import (
 from data_service.store.base import Entry, Store
 from data_service.store.open import open_store
 
+INSTALL_REMEDY = "pip install 'maskfleet[prepare]'"
+_PACKAGES: Mapping[Format, Sequence[str]] = {"warc": ("trafilatura", "warcio"), "mediawiki": ("mwparserfromhell",)}
 _WILDCARD = re.compile(r"[*?\[]")
 _GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
 _MAX_LISTED_FILES = 10  # files that an error names
@@ -62,16 +65,6 @@ class InputListing:
     left_out: tuple[UnreadFile, ...]
 
 
-@dataclass(frozen=True)
-class _PatternMatch:
-    """A match of a pattern. `named`: whether the user named exactly this file."""
-
-    store: Store
-    entry: Entry
-    named: bool
-    left_out: UnreadFile | None  # the reason if the file is known not to be text
-
-
 def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
     """Return all files that match the patterns, each once, in the order of the patterns, and of keys within a pattern.
 
@@ -99,19 +92,13 @@ def _list_pattern(pattern: str, encoding: str) -> InputListing:
     files: list[InputFile] = []
     left_out: list[UnreadFile] = []
     roots: dict[str, str] = {}  # each folder's name, so that its files share one string
-    for found in _expand_pattern(pattern):
-        key, kind = found.entry.key, kind_from_name(found.entry.key)
-        if kind is not None and found.left_out is None:
-            entry = found.entry
-            root = roots.setdefault(found.store.uri, found.store.uri)
-            files.append(InputFile(root, key, entry.size, *kind, entry.version, encoding))
-        elif found.named:
-            raise InputError(
-                f"{pattern}: unknown kind of file", remedy=f"give files of a known kind: {KNOWN_KINDS_TEXT}"
-            )
+    for store, entry, unread in _expand_pattern(pattern):
+        kind = kind_from_name(entry.key)
+        if kind is not None and unread is None:
+            root = roots.setdefault(store.uri, store.uri)
+            files.append(InputFile(root, entry.key, entry.size, *kind, entry.version, encoding))
         else:
-            uri = f"{found.store.uri.rstrip('/')}/{key}"
-            left_out.append(found.left_out or UnreadFile(uri, UNKNOWN_KIND_REASON))
+            left_out.append(unread or UnreadFile(f"{store.uri.rstrip('/')}/{entry.key}", UNKNOWN_KIND_REASON))
     return InputListing(tuple(files), tuple(dict.fromkeys(left_out)))
 
 
@@ -124,12 +111,20 @@ def _no_files_error(pattern: str, left_out: tuple[UnreadFile, ...]) -> InputErro
     )
 
 
-def _expand_pattern(pattern: str) -> Iterator[_PatternMatch]:
-    """Yield all files that match `pattern`, with any suffix. Raises InputError: the pattern is not a valid glob."""
+def _expand_pattern(pattern: str) -> Iterator[tuple[Store, Entry, UnreadFile | None]]:
+    """Yield all files that match `pattern`, with any suffix, and the reason of those that are known not to be text.
+
+    Raises:
+        InputError: the pattern is not a valid glob, or names a file of an unknown kind.
+    """
     parent, name = _split_parent(pattern)
     entry = parent.entry(name) if name and parent is not None else None
     if parent is not None and entry is not None:
-        yield _PatternMatch(parent, entry, named=True, left_out=None)
+        if kind_from_name(name) is None:
+            raise InputError(
+                f"{pattern}: unknown kind of file", remedy=f"give files of a known kind: {KNOWN_KINDS_TEXT}"
+            )
+        yield parent, entry, None
         return
     base, glob = _split_glob(pattern)
     store = open_store(base if base or not glob else "/" if pattern.startswith("/") else ".")
@@ -140,7 +135,7 @@ def _expand_pattern(pattern: str) -> Iterator[_PatternMatch]:
     matches = _glob_regex(glob, pattern) if glob else None
     for entry in entries:
         if matches is None or matches.fullmatch(entry.key):
-            yield _PatternMatch(store, entry, named=False, left_out=left_out.get(entry.key))
+            yield store, entry, left_out.get(entry.key)
 
 
 def _split_glob(pattern: str) -> tuple[str, str]:
@@ -189,6 +184,17 @@ def _glob_literal(token: str) -> str:
     negated = token[1] == "!"
     characters = re.sub(r"([\\\[\^&~|])", r"\\\1", token[1 + negated : -1])
     return f"[{'^' if negated else ''}{characters}]"
+
+
+def require_packages(file: InputFile) -> None:
+    """Raise InputError if a package that reads the file's format is not installed."""
+    try:
+        for package in _PACKAGES.get(file.format, ()):
+            import_module(package)
+    except ImportError as error:
+        raise InputError(
+            f"{file.uri} is read by {error.name}, which is not installed", remedy=INSTALL_REMEDY
+        ) from error
 
 
 def refuse_inputs_in_output(store: Store, listing: InputListing) -> None:

@@ -20,15 +20,8 @@ from data_service.ingest.formats import LINE_TO_DOCUMENT_RATIO
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.json_values import parse_json_value
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import (
-    BadRecord,
-    NumberedPlace,
-    TextRecord,
-    parse_record,
-    raise_bad_record,
-    too_long_record,
-    try_read,
-)
+from data_service.ingest.places import RecordPlace
+from data_service.ingest.records import BadRecord, TextRecord, parse_record, skip_or_refuse, too_long_record, try_read
 from data_service.ingest.tasks import FilePiece
 
 _MAX_DESCRIPTION_BYTES = 1 << 20
@@ -73,19 +66,19 @@ def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | B
         shard = _read_shard_header(stream, file)
         wanted = _select_columns(shard, file, options)
         for row in range(len(shard.offsets) - 1):
-            size, place = int(shard.offsets[row + 1] - shard.offsets[row]), NumberedPlace(file, "row", row)
+            size, place = int(shard.offsets[row + 1] - shard.offsets[row]), RecordPlace(file, "row", row)
             if size > most:
                 _read_exactly(stream, size, place, kept=False)
-                yield try_read(options, raise_bad_record, too_long_record(place, most))
+                yield skip_or_refuse(options, too_long_record(place, most))
                 continue
             values = _parse_sample(_read_exactly(stream, size, place), shard, wanted, place)
             yield try_read(options, parse_record, values, options, place)
         if stream.read(1):
-            raise _damaged_shard_error(NumberedPlace(file), "bytes follow the last sample")
+            raise _damaged_shard_error(RecordPlace(file), "bytes follow the last sample")
 
 
 def _read_shard_header(stream: BinaryIO, file: InputFile) -> _ShardHeader:
-    place = NumberedPlace(file)
+    place = RecordPlace(file)
     count = int.from_bytes(_read_exactly(stream, 4, place), "little")
     raw = _read_exactly(stream, 4 * (count + 1), place)
     offsets: NDArray[np.int64] = np.frombuffer(raw, dtype="<u4").astype(np.int64)
@@ -128,7 +121,7 @@ def _select_columns(shard: _ShardHeader, file: InputFile, options: BuildOptions)
 
 
 def _parse_sample(
-    raw: bytes, shard: _ShardHeader, wanted_columns: Mapping[int, str], place: NumberedPlace
+    raw: bytes, shard: _ShardHeader, wanted_columns: Mapping[int, str], place: RecordPlace
 ) -> dict[str, object]:
     varying = sum(size is None for _, _, size in shard.columns)
     if len(raw) < 4 * varying:
@@ -145,7 +138,7 @@ def _parse_sample(
     return values
 
 
-def _parse_value(raw: bytes, encoding: str, place: NumberedPlace) -> object:
+def _parse_value(raw: bytes, encoding: str, place: RecordPlace) -> object:
     if encoding in _NUMBER_DTYPES:
         kind = np.dtype(_NUMBER_DTYPES[encoding]).newbyteorder("<")
         if len(raw) != kind.itemsize:
@@ -159,7 +152,7 @@ def _parse_value(raw: bytes, encoding: str, place: NumberedPlace) -> object:
         raise _damaged_shard_error(place, f"a column is not JSON: {error}") from error
 
 
-def _read_exactly(stream: BinaryIO, size: int, place: NumberedPlace, *, kept: bool = True) -> bytes:
+def _read_exactly(stream: BinaryIO, size: int, place: RecordPlace, *, kept: bool = True) -> bytes:
     """Return the next bytes, or nothing if they are not kept. Memory grows only with what is there."""
     parts: list[bytes] = []
     while size and (data := stream.read(min(size, _READ_CHUNK_BYTES))):
@@ -171,5 +164,5 @@ def _read_exactly(stream: BinaryIO, size: int, place: NumberedPlace, *, kept: bo
     return b"".join(parts)
 
 
-def _damaged_shard_error(place: NumberedPlace, reason: str) -> InputError:
+def _damaged_shard_error(place: RecordPlace, reason: str) -> InputError:
     return InputError(f"{place}: no shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_REFETCH_REMEDY)

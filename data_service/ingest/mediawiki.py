@@ -18,22 +18,21 @@ from xml.parsers import expat
 
 from data_service.errors import InputError
 from data_service.ingest.files import is_uncompressed_utf8, open_stored_bytes, open_text
-from data_service.ingest.formats import InputLine, open_piece, read_lines, skip_bounded_line
-from data_service.ingest.inputs import InputFile
+from data_service.ingest.formats import InputLine, read_lines, read_piece_lines
+from data_service.ingest.inputs import InputFile, require_packages
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.places import RecordPlace
 from data_service.ingest.records import (
     BadRecord,
-    NumberedPlace,
     TextRecord,
     decode_text,
     non_document_record,
     parse_document,
-    raise_bad_record,
+    skip_or_refuse,
     too_long_record,
     try_read,
 )
 from data_service.ingest.tasks import FilePiece
-from data_service.ingest.warc import INSTALL_REMEDY
 from data_service.ingest.wikitext import wikitext_to_plain_text
 
 DUMP_END = b"</mediawiki>"
@@ -70,16 +69,6 @@ class WikiInfo:
     hidden: frozenset[str]
 
 
-def require_packages(file: InputFile) -> None:
-    """Raise InputError if the package that reads wikitext is not installed."""
-    try:
-        import mwparserfromhell  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"{file.uri}: wikitext is read by {error.name}, which is not installed", remedy=INSTALL_REMEDY
-        ) from error
-
-
 def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the pages that begin in a piece of a dump; those that are no articles are without text.
 
@@ -88,19 +77,12 @@ def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | 
     """
     require_packages(piece.file)
     wiki, limit = read_wiki_info(piece.file), options.max_document_bytes
-    start = piece.text_start if piece.text is not None else max(0, piece.start - 1)
-    with open_piece(piece, start) as stream:
-        if start < piece.start and piece.text is None:
-            above = skip_bounded_line(stream, piece.stop - piece.start)
-            if not above:
-                return
-            start += above
-        for offset, data in _split_pages(read_lines(stream, start, limit), piece, limit):
-            place = NumberedPlace(piece.file, "byte", offset)
-            if len(data) > limit:
-                yield try_read(options, raise_bad_record, too_long_record(place, limit))
-            else:
-                yield try_read(options, _document_from_page, data, wiki, options, place)
+    for offset, data in _split_pages(read_piece_lines(piece, limit), piece, limit):
+        place = RecordPlace(piece.file, "byte", offset)
+        if len(data) > limit:
+            yield skip_or_refuse(options, too_long_record(place, limit))
+        else:
+            yield try_read(options, _document_from_page, data, wiki, options, place)
 
 
 @lru_cache(maxsize=64)
@@ -197,7 +179,7 @@ def _truncated_error(file: InputFile, offset: int) -> InputError:
     )
 
 
-def _document_from_page(data: bytes, wiki: WikiInfo, options: BuildOptions, place: NumberedPlace) -> TextRecord:
+def _document_from_page(data: bytes, wiki: WikiInfo, options: BuildOptions, place: RecordPlace) -> TextRecord:
     raw = decode_text(data, options, place, place.number)
     found = _parse_page_elements(raw.text, place)
     number, title = found.get("page/id", ""), found.get("page/title", "")
@@ -227,7 +209,7 @@ def _non_article_reason(elements: dict[str, str]) -> str | None:
     return "no_wikitext" if elements.get("page/revision/model", "wikitext") != "wikitext" else None
 
 
-def _parse_page_elements(page: str, place: NumberedPlace) -> dict[str, str]:
+def _parse_page_elements(page: str, place: RecordPlace) -> dict[str, str]:
     """Return the texts of the wanted elements of a page, by path; of several revisions those of the last.
 
     Raises:

@@ -110,14 +110,10 @@ class BuildOptions(BaseModel):
         """Return the options that decide the output as JSON values, without `words`, which
         `data_service.corpus.words.resolve_segmentation` covers.
         """
-        without = {"workers", "on_bad_records", "words", "accept_loss", "tokenizer_rules"} | (
-            {"pairs"} if self.pairs is None else set()
-        )
-        without |= {"provenance"} if self.provenance is None else set()
-        without |= {"heldout_rule"} if self.heldout_rule is None else set()
-        without |= {"encoding"} if self.encoding == UTF_8 else set()
-        without |= {"delimiter"} if self.delimiter is None else set()
-        without |= {"sentences"} if self.sentences == "any" else set()
+        without = {"workers", "on_bad_records", "words", "accept_loss", "tokenizer_rules"}
+        # Corpora from before these options existed have no such entries.
+        later = ("pairs", "provenance", "heldout_rule", "encoding", "delimiter", "sentences")
+        without |= {name for name in later if getattr(self, name) == BuildOptions.model_fields[name].default}
         found = self.model_dump(mode="json", exclude=without)
         if self.heldout_rule is not None and not self.heldout_rule.clusters:
             del found["heldout_rule"]["clusters"]

@@ -1,7 +1,7 @@
 """Reads the statistics of those inputs of a build that `corpus prepare` wrote."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -90,20 +90,17 @@ def _read_preparation(folder: str, files: Sequence[InputFile]) -> PreparedInput 
         all_files=sum(key.startswith(PREPARED_DOCUMENTS_PREFIX) for key in statistics.parts),
         documents_read=statistics.documents_read,
         documents_kept=statistics.documents_kept,
-        sources=dict(_prepared_sources(statistics)),
+        sources={
+            entry.source: PreparedSource(
+                files=entry.files,
+                documents=statistics.sources[entry.source].documents_kept if entry.source in statistics.sources else 0,
+            )
+            for entry in statistics.preparation.inputs
+        },
         stages=statistics.stages,
         settings=statistics.preparation.stages,
         searched=statistics.searched,
     )
-
-
-def _prepared_sources(statistics: _Statistics) -> Iterable[tuple[str, PreparedSource]]:
-    for source in statistics.preparation.inputs:
-        counts = statistics.sources.get(source.source)
-        yield (
-            source.source,
-            PreparedSource(files=source.files, documents=counts.documents_kept if counts else 0),
-        )
 
 
 def _refuse_foreign_files(files: Sequence[InputFile], parts: dict[str, _PreparedPart], place: str) -> None:

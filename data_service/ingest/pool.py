@@ -3,7 +3,6 @@
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 from data_service.corpus.manifest import BUILD_FOLDER, BuildLayout
@@ -55,23 +54,16 @@ if TYPE_CHECKING:
     from data_service.ingest.ray_pool import RayPool
 
 
-class WorkerPool:
+class WorkerPool(ExitStack):
     """The workers that run tasks: this process for 0 or 1 workers, else Ray, which is started when it is first needed.
 
     `piece_bytes`: largest number of bytes of text that is sent with a task; 0 if no file is streamed.
     """
 
     def __init__(self, workers: int, piece_bytes: int) -> None:
-        self._workers = workers
-        self._piece_bytes = piece_bytes
-        self._cluster = ExitStack()
+        super().__init__()
+        self._workers, self._piece_bytes = workers, piece_bytes
         self._ray: "RayPool | None" = None
-
-    def __enter__(self) -> "WorkerPool":
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        self._cluster.close()
 
     def run(self, function: Callable[[T, Store], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
         """Run the tasks; yield (index, receipt) as they finish. Raises whatever `function` raises."""
@@ -80,7 +72,7 @@ class WorkerPool:
         if self._ray is None:
             from data_service.ingest.ray_pool import ray_pool  # Ray takes a second to import
 
-            self._ray = self._cluster.enter_context(ray_pool(self._workers, self._piece_bytes))
+            self._ray = self.enter_context(ray_pool(self._workers, self._piece_bytes))
         return self._ray.run(function, tasks)
 
 
@@ -173,11 +165,11 @@ def remove_objects(store: Store, prefix: str, progress: ReportProgress) -> None:
     batches = [entries[start : start + _DELETE_BATCH] for start in range(0, len(entries), _DELETE_BATCH)]
     total = sum(entry.size for entry in entries)
     done = size = 0
-    for batch in parallel_map(partial(_delete_batch, store), batches):
+
+    def delete(batch: list[Entry]) -> list[Entry]:
+        store.delete_many([entry.key for entry in batch])
+        return batch
+
+    for batch in parallel_map(delete, batches):
         done, size = done + len(batch), size + sum(entry.size for entry in batch)
         progress(Progress("clearing up", done, len(entries), size, total))
-
-
-def _delete_batch(store: Store, batch: list[Entry]) -> list[Entry]:
-    store.delete_many([entry.key for entry in batch])
-    return batch

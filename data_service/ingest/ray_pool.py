@@ -197,33 +197,21 @@ def _run_single_threaded(function: Callable[[Any, Store], R], task: Any, piece: 
 def _result(reference: ray.ObjectRef) -> Any:
     try:
         return ray.get(reference)
-    except RayTaskError as error:
-        cause = error.cause
+    except RayError as error:
+        cause: object = error
         while isinstance(cause, RayTaskError):  # a reader's error is nested in its task's error
             cause = cause.cause
         if isinstance(cause, _DEATH_ERRORS):
-            raise _worker_death_error(cause) from error
+            raise CorpusError(
+                f"a worker died {_MAX_RETRIES + 1} times on the same part of the input: {cause}",
+                remedy="if memory ran out, use fewer --workers; the same command continues the build",
+            ) from error
         if isinstance(cause, _FULL_STORE_ERRORS):
-            raise _disk_full_error(cause) from error
-        if isinstance(cause, Exception):
+            raise CorpusError(
+                f"Ray's object store has no room for pieces of the input: {cause}",
+                remedy="use fewer --workers, or make room on the disk where Ray spills "
+                "(RAY_object_spilling_directory); the same command continues the build",
+            ) from error
+        if isinstance(cause, Exception) and cause is not error:
             raise cause from error
         raise
-    except _DEATH_ERRORS as error:
-        raise _worker_death_error(error) from error
-    except _FULL_STORE_ERRORS as error:
-        raise _disk_full_error(error) from error
-
-
-def _disk_full_error(error: Exception) -> CorpusError:
-    return CorpusError(
-        f"Ray's object store has no room for pieces of the input: {error}",
-        remedy="use fewer --workers, or make room on the disk where Ray spills (RAY_object_spilling_directory); the "
-        "same command continues the build",
-    )
-
-
-def _worker_death_error(error: Exception) -> CorpusError:
-    return CorpusError(
-        f"a worker died {_MAX_RETRIES + 1} times on the same part of the input: {error}",
-        remedy="if memory ran out, use fewer --workers; the same command continues the build",
-    )

@@ -1,12 +1,12 @@
 """Turns a record of the input into a document, an example of a corpus of pairs, or a bad record.
 
 Bytes become text if they are UTF-8; otherwise there is a clear error. The options say whether bad records are
-refused, or counted and skipped (`skipped.py`).
+refused, or counted and skipped (`places.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, ParamSpec, Protocol
+from typing import ParamSpec
 
 from data_service.corpus.provenance import MISSING_FIELD_REMEDY, DuplicateCluster, Provenance
 from data_service.corpus.words import mark_word_starts
@@ -15,6 +15,7 @@ from data_service.ingest.encodings import UTF_8, encoding_remedy, strip_bom
 from data_service.ingest.files import open_decompressed
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions, PairFields
+from data_service.ingest.places import RecordPlace, SkippedRecord
 
 _REPLACE_REMEDY = "put U+FFFD in place of each bad byte with --on-bad-bytes replace"
 _ENCODING_REMEDY = f"say its encoding with --encoding, or {_REPLACE_REMEDY}"
@@ -22,7 +23,6 @@ _CONTEXT_BYTES = 32 * 1024  # bytes on each side of a bad byte from which the en
 _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
 _P = ParamSpec("_P")
 
-PlaceUnit = Literal["", "byte", "line", "row", "record"]
 _FIELDS_REMEDY = "name the fields with --query-field, --positive-field and --negatives-field"
 _WORDS_REMEDY = "give every document its words, which spell its text in order; --words-field names the field"
 _NESTED_REMEDY = "write texts as a list of strings; words as one, or as a list for each sentence"
@@ -51,7 +51,7 @@ class TextRecord:
     others: tuple[str, ...] = ()
     words: bytes = b""
     provenance: Provenance | None = None
-    place: "RecordPlace | None" = None
+    place: RecordPlace | None = None
     metadata: tuple[str | None, ...] = ()
     cluster: DuplicateCluster | None = None
     absent: str = ""
@@ -67,38 +67,14 @@ class TextRecord:
         return sum(len(text.encode()) for text in self.texts)
 
     @property
+    def cluster_name(self) -> str | None:
+        """The name of its cluster of near duplicates; None if it has none, or the input names no clusters."""
+        return None if self.cluster is None else self.cluster.name
+
+    @property
     def is_blank(self) -> bool:
         """Whether one of the texts is empty or white space. Such documents are counted, but get no number."""
         return any(not text or text.isspace() for text in self.texts)
-
-
-class RecordPlace(Protocol):
-    """The place of a record. As a string it names the file and the line or row; it may read the file to count lines.
-
-    `number` counts in `unit`: lines from 1, rows from 0, or the byte, from 0, at which a line begins. A record that is
-    a whole file has no unit.
-    """
-
-    @property
-    def file(self) -> InputFile: ...
-
-    @property
-    def unit(self) -> PlaceUnit: ...
-
-    @property
-    def number(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class NumberedPlace:
-    """The place of a record that is a line or a row of a file, or the whole file."""
-
-    file: InputFile
-    unit: PlaceUnit = ""
-    number: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.file.uri}, {self.unit} {self.number}" if self.unit else self.file.uri
 
 
 class BadRecord(Exception):
@@ -112,6 +88,18 @@ class BadRecord(Exception):
         """Return the error for the user, whose remedy also offers to skip bad records."""
         return InputError(f"{self.place}: {self.reason}", remedy=self.remedy + _SKIP_REMEDY)
 
+    def to_skipped_record(self) -> SkippedRecord:
+        """Return the entry that a receipt keeps. The record's file is not read."""
+        place = self.place
+        return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=self.reason)
+
+
+def skip_or_refuse(options: BuildOptions, bad: BadRecord) -> BadRecord:
+    """Return a bad record if bad records are to be skipped. Raises InputError: they are to be refused."""
+    if options.on_bad_records == "error":
+        raise bad.to_input_error() from bad
+    return bad
+
 
 def try_read(
     options: BuildOptions, read: Callable[_P, TextRecord], *args: _P.args, **kwargs: _P.kwargs
@@ -124,9 +112,7 @@ def try_read(
     try:
         return read(*args, **kwargs)
     except BadRecord as bad:
-        if options.on_bad_records == "error":
-            raise bad.to_input_error() from bad
-        return bad
+        return skip_or_refuse(options, bad)
 
 
 def decode_text(raw: bytes, options: BuildOptions, place: RecordPlace, first_byte: int | None = None) -> TextRecord:
@@ -180,6 +166,14 @@ def guess_encoding_remedy(file: InputFile, raw: bytes, remedy: str, option_templ
     whole = file.encoding != UTF_8 or not marked.isascii() or b"\0" in head
     found = encoding_remedy(head if whole else raw, option_template)
     return f"{found}; else {remedy}" if found else remedy
+
+
+def _decode_or_check(value: str | bytes, options: BuildOptions, place: RecordPlace) -> TextRecord:
+    """Return the text of a value of a record. Raises as `decode_text` and `check_text`."""
+    if isinstance(value, str):
+        return check_text(value, options, place)
+    raw = decode_text(value, options, place)
+    return replace(check_text(raw.text, options, place), replaced=raw.replaced)
 
 
 def check_text(text: str, options: BuildOptions, place: RecordPlace) -> TextRecord:
@@ -236,9 +230,7 @@ def parse_document(record: Mapping[str, object], options: BuildOptions, place: R
     if isinstance(value, bool) or not isinstance(value, bytes | str | int | float):
         reason = f"field {options.text_field!r} is {type(value).__name__}, not text"
         raise BadRecord(place, reason, "name a field of texts with --text-field, or remove the record")
-    raw = decode_text(value, options, place) if isinstance(value, bytes) else TextRecord(str(value), False)
-    found = check_text(raw.text, options, place)
-    found = replace(found, replaced=found.replaced or raw.replaced)
+    found = _decode_or_check(value if isinstance(value, bytes) else str(value), options, place)
     for name in options.word_fields:
         words = list(_parse_words(record.get(name), name, options, place))
         try:
@@ -259,11 +251,6 @@ def non_document_record(
         BadRecord: a field besides the text is not text.
     """
     return _with_metadata(TextRecord("", False, absent=reason), record, options, place)
-
-
-def raise_bad_record(bad: BadRecord) -> TextRecord:
-    """Raise a record that was found to be bad, for `try_read`."""
-    raise bad
 
 
 def _with_metadata(
@@ -327,11 +314,11 @@ def parse_record(record: Mapping[str, object], options: BuildOptions, place: Rec
     return (
         parse_document(record, options, place)
         if options.pairs is None
-        else parse_example(record, options.pairs, options, place)
+        else _parse_example(record, options.pairs, options, place)
     )
 
 
-def parse_example(
+def _parse_example(
     record: Mapping[str, object], pairs: PairFields, options: BuildOptions, place: RecordPlace
 ) -> TextRecord:
     """Return the example of a record: its query, positive and first `pairs.count` negatives.
@@ -384,11 +371,8 @@ def _parse_texts(value: object, name: str, options: BuildOptions, place: RecordP
     match value:
         case None:
             return
-        case str():
-            yield check_text(value, options, place)
-        case bytes():
-            raw = decode_text(value, options, place)
-            yield replace(check_text(raw.text, options, place), replaced=raw.replaced)
+        case str() | bytes():
+            yield _decode_or_check(value, options, place)
         case list():
             for item in value:
                 if isinstance(item, list):

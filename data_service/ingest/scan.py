@@ -22,8 +22,8 @@ from pydantic import Field
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_garbled
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.places import MAX_LISTED_RECORDS, SkippedRecord
 from data_service.ingest.records import NOT_CHOSEN_REASON, BadRecord, TextRecord
-from data_service.ingest.skipped import MAX_LISTED_RECORDS, SkippedRecord, skipped_record
 from data_service.ingest.tasks import SplitTask, TaskReceipt, put_unless_empty
 from data_service.store.base import Store
 from data_service.types import Tokens
@@ -73,8 +73,8 @@ def hash_document(document: TextRecord, options: BuildOptions, known_hash: bytes
     `known_hash`: as for `hash_texts`; only for inputs that name no clusters.
     """
     texts = [options.text_to_encode(text) for text in document.texts]
-    if document.cluster is not None and document.cluster.name is not None:
-        return _hash_64_bits(_join_texts(texts)) + _hash_64_bits(f"cluster {document.cluster.name}")
+    if document.cluster_name is not None:
+        return _hash_64_bits(_join_texts(texts)) + _hash_64_bits(f"cluster {document.cluster_name}")
     return hash_texts(texts, known_hash)
 
 
@@ -218,7 +218,7 @@ def scan_split(task: ScanTask, store: Store) -> ScanReceipt:
         if isinstance(document, BadRecord):
             skipped += 1
             if len(first_skipped) < MAX_LISTED_RECORDS:
-                first_skipped.append(skipped_record(document))
+                first_skipped.append(document.to_skipped_record())
             continue
         if document.is_blank:
             empty += document.absent != NOT_CHOSEN_REASON

@@ -176,17 +176,16 @@ def _open_streamed_file(file: InputFile) -> BinaryIO:
 
 def _size_and_tail(stream: BinaryIO) -> tuple[int, bytes]:
     """Read a stream to its end; return the number of bytes, and the last ones."""
-    buffer, size, tail = memoryview(bytearray(MIB)), 0, b""
-    while count := stream.readinto(buffer):  # type: ignore[attr-defined]
-        size += count
-        tail = (tail + bytes(buffer[max(0, count - _TAIL_BYTES) : count]))[-_TAIL_BYTES:]
+    size, tail = 0, b""
+    while data := stream.read(MIB):
+        size += len(data)
+        tail = (tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]
     return size, tail
 
 
 def _skip_bytes(stream: BinaryIO, length: int) -> int:
     """Read at most `length` bytes and drop them; return their number."""
-    buffer = memoryview(bytearray(MIB))
     passed = 0
-    while passed < length and (count := stream.readinto(buffer[: length - passed])):  # type: ignore[attr-defined]
-        passed += count
+    while passed < length and (data := stream.read(min(MIB, length - passed))):
+        passed += len(data)
     return passed

@@ -19,7 +19,8 @@ from data_service.errors import InputError
 from data_service.ingest.files import open_stored_bytes
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, NumberedPlace, TextRecord, parse_record, try_read
+from data_service.ingest.places import RecordPlace
+from data_service.ingest.records import BadRecord, TextRecord, parse_record, try_read
 from data_service.ingest.tasks import FilePiece
 
 CLUSTER_COLUMN = "cluster"
@@ -135,7 +136,7 @@ def _read_rows(
     names = batch.column(CLUSTER_COLUMN).cast(pa.string()).to_pylist() if clusters else []
     for index in range(len(batch)):
         values = {name: column[index] for name, column in columns.items()}
-        found = try_read(options, _parse_row, values, NumberedPlace(file, "row", first_row + index), options)
+        found = try_read(options, _parse_row, values, RecordPlace(file, "row", first_row + index), options)
         if clusters and isinstance(found, TextRecord):
             found = replace(found, cluster=DuplicateCluster(clusters, names[index]))
         yield found
@@ -167,7 +168,7 @@ def _to_metadata_values(values: pa.Array) -> list[object]:
     return found
 
 
-def _parse_row(values: Mapping[str, object], place: NumberedPlace, options: BuildOptions) -> TextRecord:
+def _parse_row(values: Mapping[str, object], place: RecordPlace, options: BuildOptions) -> TextRecord:
     if options.pairs is None and not isinstance(values[options.text_field], bytes):
         raise BadRecord(place, f"column {options.text_field!r} is null", "drop the row from the file")
     return parse_record(values, options, place)

@@ -28,13 +28,13 @@ from data_service.ingest.formats import (
 from data_service.ingest.inputs import InputFile
 from data_service.ingest.json_values import parse_json_value
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.places import RecordPlace
 from data_service.ingest.records import (
     BadRecord,
-    NumberedPlace,
     TextRecord,
     flatten_named_fields,
     non_document_record,
-    raise_bad_record,
+    skip_or_refuse,
     too_long_record,
     try_read,
 )
@@ -83,6 +83,10 @@ class TarMember:
         return -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
 
 
+# The header, the byte at which it begins, and the content, unless the stream does not hold it.
+_Member = tuple[TarMember, int, BinaryIO | None]
+
+
 def max_member_bytes(options: BuildOptions) -> int:
     """Return the number of bytes of a member beyond which its content is passed over."""
     return options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
@@ -94,42 +98,38 @@ def read_tar(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | B
     Raises:
         InputError: the archive, or one in it, is damaged or cut short.
     """
+    file = piece.file
     if piece.text is not None:
-        archive = _TarArchive(
-            piece.file, io.BytesIO(piece.text), piece.text_start, max_held_bytes=max_member_bytes(options)
-        )
-        yield from _read_members(archive, options, 0)
+        held = max_member_bytes(options)
+        members = _split_members(file, io.BytesIO(piece.text), piece.text_start, max_held_bytes=held)
+        yield from _read_members(file, members, options, 0)
         return
-    with open_decompressed(piece.file) as stream:
-        yield from _read_members(_TarArchive(piece.file, stream, 0, max_held_bytes=None), options, 0)
+    with open_decompressed(file) as stream:
+        yield from _read_members(file, _split_members(file, stream), options, 0)
 
 
-class _TarArchive:
-    """The members of a tar stream, which begins at byte `start` of it.
+def _split_members(
+    file: InputFile, stream: BinaryIO, position: int = 0, *, max_held_bytes: int | None = None
+) -> Iterator[_Member]:
+    """Yield the members of a tar stream, which begins at byte `position` of it. The content of each must be read before
+    the next.
 
     `max_held_bytes`: size of the largest members whose content the stream holds; None if it holds all.
     """
-
-    def __init__(self, file: InputFile, stream: BinaryIO, start: int, *, max_held_bytes: int | None) -> None:
-        self.file = file
-        self._stream, self._position, self._held = stream, start, max_held_bytes
-
-    def members(self) -> Iterator[tuple[TarMember, int, "BinaryIO | None"]]:
-        """Yield (header, byte at which it begins, content) of each member; the content must be read before the next."""
-        while True:
-            skipped, member = read_header(self._stream, self.file, self._position)
-            if member is None and self._held is None and not skipped:
-                raise truncated_archive_error(self.file)
-            if member is None:
-                return
-            begins = self._position + skipped
-            self._position = begins + len(member.raw) + member.padded_size
-            if self._held is not None and member.size > self._held:
-                yield member, begins, None
-                continue
-            content = _MemberStream(self._stream, self.file, member)
-            yield member, begins, cast(BinaryIO, io.BufferedReader(content, buffer_size=BLOCK_BYTES))
-            content.skip_rest()
+    while True:
+        skipped, member = read_header(stream, file, position)
+        if member is None and max_held_bytes is None and not skipped:
+            raise truncated_archive_error(file)
+        if member is None:
+            return
+        begins = position + skipped
+        position = begins + len(member.raw) + member.padded_size
+        if max_held_bytes is not None and member.size > max_held_bytes:
+            yield member, begins, None
+            continue
+        content = _MemberStream(stream, file, member)
+        yield member, begins, cast(BinaryIO, io.BufferedReader(content, buffer_size=BLOCK_BYTES))
+        content.skip_rest()
 
 
 def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, TarMember | None]:
@@ -217,38 +217,37 @@ class _MemberStream(ReadableStream):
         self._stream, self._file, self._member = stream, file, member
         self._left, self._padding = member.size, member.padded_size - member.size
 
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        data = self._stream.read(min(len(view), self._left))
-        if not data and self._left and len(view):
+    def read_some(self, size: int) -> bytes:
+        data = self._stream.read(min(size, self._left))
+        if not data and self._left and size:
             raise InputError(
                 f"{self._file.uri}/{self._member.name}: the archive is cut short: {self._left:,} bytes are missing",
                 remedy=_REFETCH_REMEDY,
             )
         self._left -= len(data)
-        view[: len(data)] = data
-        return len(data)
+        return data
 
     def skip_rest(self) -> None:
         """Skip the rest of the content and its padding."""
-        buffer = memoryview(bytearray(min(self._left, _READ_CHUNK_BYTES)))
         while self._left:
-            self.readinto(buffer)
+            self.read_some(_READ_CHUNK_BYTES)
         self._stream.read(self._padding)
 
 
-def _read_members(archive: _TarArchive, options: BuildOptions, depth: int) -> Iterator[TextRecord | BadRecord]:
-    for member, begins, content in archive.members():
+def _read_members(
+    archive: InputFile, members: Iterator[_Member], options: BuildOptions, depth: int
+) -> Iterator[TextRecord | BadRecord]:
+    for member, begins, content in members:
         if member.kind == "folder":
             continue
-        file = replace(archive.file, key=f"{archive.file.key}/{member.name}", size=member.size, version="", inside=True)
-        place = NumberedPlace(file, "byte", begins)
+        file = replace(archive, key=f"{archive.key}/{member.name}", size=member.size, version="", inside=True)
+        place = RecordPlace(file, "byte", begins)
         kind, hidden = _member_kind(member.name), HIDDEN_PATH.match(member.name)
         if member.kind != "file" or hidden or kind is None:
             reason = "no_file" if member.kind != "file" else "hidden_file" if hidden else "no_text_file"
-            yield try_read(options, non_document_record, reason, {}, options, place)
+            yield non_document_record(reason, {}, options, place)
         elif content is None or member.size > max_member_bytes(options):
-            yield try_read(options, raise_bad_record, too_long_record(place, max_member_bytes(options)))
+            yield skip_or_refuse(options, too_long_record(place, max_member_bytes(options)))
         else:
             inner = replace(file, format=kind[0], compression=kind[1])
             yield from _read_member(inner, begins, content, options, depth)
@@ -269,13 +268,11 @@ def _read_member(
     if file.format == "tar":
         if depth == _MAX_NESTING:
             raise InputError(f"{file.uri}: archives in archives, more than {_MAX_NESTING} deep", remedy="unpack it")
-        yield from _read_members(
-            _TarArchive(file, decompress(content, file), 0, max_held_bytes=None), options, depth + 1
-        )
+        yield from _read_members(file, _split_members(file, decompress(content, file)), options, depth + 1)
         return
     limit = options.max_document_bytes
     text = to_utf8_stream(decompress(content, file), file.encoding)
-    place = NumberedPlace(file, "byte", begins)
+    place = RecordPlace(file, "byte", begins)
     if file.format == "jsonl":
         yield from _read_json_member(text, place, options)
         return
@@ -301,15 +298,15 @@ def refuse_named_fields(file: InputFile, options: BuildOptions) -> None:
         )
 
 
-def _read_json_member(text: BinaryIO, place: NumberedPlace, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
+def _read_json_member(text: BinaryIO, place: RecordPlace, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of a member of JSON: a value a line, or one value, as webdataset has them."""
     most = max_member_bytes(options)
     whole = text.read(most + 1)
     value = _parse_whole_json(place.file, whole)
     if len(whole) > most:
-        yield try_read(options, raise_bad_record, too_long_record(place, most))
+        yield skip_or_refuse(options, too_long_record(place, most))
     elif isinstance(value, dict) and options.required_fields[0] not in flatten_named_fields(value, options):
-        yield try_read(options, non_document_record, "no_text_field", {}, options, place)
+        yield non_document_record("no_text_field", {}, options, place)
     else:
         lines = read_lines(io.BytesIO(whole), 0, most) if value is None else [InputLine(0, whole)]
         for line in lines:

@@ -90,9 +90,14 @@ class InputSplit:
         return hash_strings([*(f"{p.file.version} {p.file.uri}" for p in self.pieces), *bounds])
 
 
-def hash_strings(parts: Iterable[str]) -> str:
-    """Return the sha256 (hex) of a list of strings."""
-    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+def hash_strings(parts: Iterable[str | list[object]]) -> str:
+    """Return the sha256 (hex) of the JSON of a list, of which one item is in memory at a time."""
+    content, separator = hashlib.sha256(b"["), ""
+    for part in parts:
+        content.update(f"{separator}{json.dumps(part)}".encode())
+        separator = ", "
+    content.update(b"]")
+    return content.hexdigest()
 
 
 def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[InputFile]:

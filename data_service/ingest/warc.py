@@ -12,13 +12,13 @@ from typing import Any, BinaryIO
 from data_service.errors import InputError
 from data_service.ingest.files import open_decompressed
 from data_service.ingest.formats import LINE_TO_DOCUMENT_RATIO
-from data_service.ingest.inputs import InputFile
+from data_service.ingest.inputs import InputFile, require_packages
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.records import BadRecord, NumberedPlace, TextRecord, parse_document, too_long_record, try_read
+from data_service.ingest.places import RecordPlace
+from data_service.ingest.records import BadRecord, TextRecord, parse_document, too_long_record, try_read
 from data_service.ingest.tasks import FilePiece
 from data_service.ingest.web_encodings import decode_content, decode_html_page
 
-INSTALL_REMEDY = "pip install 'maskfleet[prepare]'"
 _HEADER_BY_FIELD = {
     "id": "WARC-Record-ID",
     "url": "WARC-Target-URI",
@@ -32,18 +32,6 @@ _READABLE_PAGE_REMEDY = "fetch the page again, decoded or as gzip, and in UTF-8"
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 
 
-def require_packages(file: InputFile) -> None:
-    """Raise InputError if the packages that read web archives are not installed."""
-    try:
-        import trafilatura  # noqa: F401
-        import warcio  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"{file.uri}: a web archive is read by {error.name}, which is not installed",
-            remedy=INSTALL_REMEDY,
-        ) from error
-
-
 def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of a whole archive.
 
@@ -54,7 +42,7 @@ def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | 
     require_packages(file)
     with open_decompressed(file) as stream:
         for number, record in enumerate(_records(stream, file)):
-            place = NumberedPlace(file, "record", number)
+            place = RecordPlace(file, "record", number)
             _check_record_headers(record, place)
             if _is_document(record):
                 yield try_read(options, _parse_record, record, options, place)
@@ -111,7 +99,7 @@ def _is_document(record: Any) -> bool:
     return record.http_headers.get_statuscode() == "200" and kind in _HTML_TYPES
 
 
-def _parse_record(record: Any, options: BuildOptions, place: NumberedPlace) -> TextRecord:
+def _parse_record(record: Any, options: BuildOptions, place: RecordPlace) -> TextRecord:
     most = options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
     values: dict[str, object] = {
         name: record.rec_headers.get_header(header) for name, header in _HEADER_BY_FIELD.items()
@@ -149,7 +137,7 @@ def _extract_text(page: bytes | str, url: object) -> str:
     return extract(page, url=str(url) if url else None) or ""
 
 
-def _check_record_headers(record: Any, place: NumberedPlace) -> None:
+def _check_record_headers(record: Any, place: RecordPlace) -> None:
     """Raise InputError if a record lacks the headers that all have."""
     if missing := [name for name in _REQUIRED_HEADERS if record.rec_headers.get_header(name) is None]:
         raise InputError(
@@ -158,7 +146,7 @@ def _check_record_headers(record: Any, place: NumberedPlace) -> None:
         )
 
 
-def _check_record_length(record: Any, place: NumberedPlace) -> None:
+def _check_record_length(record: Any, place: RecordPlace) -> None:
     """Raise InputError if the file ends within the record."""
     while record.raw_stream.read(1 << 20):
         pass

@@ -12,75 +12,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+# Names of tags, as alternatives of a regular expression.
 _UNREAD_TAGS = (
-    *(
-        "table",
-        "ref",
-        "references",
-        "gallery",
-        "math",
-        "chem",
-        "ce",
-        "score",
-        "timeline",
-        "imagemap",
-        "graph",
-    ),
-    *("hiero", "inputbox", "categorytree", "templatedata", "style", "script"),
+    "table|ref|references|gallery|math|chem|ce|score|timeline|imagemap|graph|hiero|inputbox|categorytree|templatedata"
+    "|style|script"
 )
-_BLOCK_TAGS = ("br", "p", "div", "li", "ul", "ol", "dl", "dt", "dd", "hr", "blockquote", "poem", "center")
+_BLOCK_TAGS = "br|p|div|li|ul|ol|dl|dt|dd|hr|blockquote|poem|center"
 _INLINE_TAGS = (
-    *(
-        "b",
-        "i",
-        "u",
-        "s",
-        "small",
-        "big",
-        "sub",
-        "sup",
-        "span",
-        "font",
-        "em",
-        "strong",
-        "code",
-        "tt",
-        "kbd",
-        "var",
-    ),
-    *(
-        "samp",
-        "cite",
-        "q",
-        "abbr",
-        "dfn",
-        "bdi",
-        "bdo",
-        "del",
-        "ins",
-        "strike",
-        "ruby",
-        "rb",
-        "rp",
-        "rt",
-        "mark",
-    ),
-    *(
-        "noinclude",
-        "includeonly",
-        "onlyinclude",
-        "section",
-        "time",
-        "wbr",
-        "pre",
-        "source",
-        "syntaxhighlight",
-    ),
-    *("nowiki", "h1", "h2", "h3", "h4", "h5", "h6", "caption", "tr", "td", "th", *_UNREAD_TAGS),
+    "b|i|u|s|small|big|sub|sup|span|font|em|strong|code|tt|kbd|var|samp|cite|q|abbr|dfn|bdi|bdo|del|ins|strike|ruby|rb"
+    "|rp|rt|mark|noinclude|includeonly|onlyinclude|section|time|wbr|pre|source|syntaxhighlight|nowiki|h1|h2|h3|h4|h5|h6"
+    f"|caption|tr|td|th|{_UNREAD_TAGS}"
 )
-_UNREAD_TAG_START = re.compile(rf"<!--|<({'|'.join(_UNREAD_TAGS)})\b[^<>]*>", re.IGNORECASE)
-_BLOCK_TAG = re.compile(rf"</?(?:{'|'.join(_BLOCK_TAGS)})\b[^<>]*>", re.IGNORECASE)
-_INLINE_TAG = re.compile(rf"</?(?:{'|'.join(_INLINE_TAGS)})\b[^<>]*>", re.IGNORECASE)
+_UNREAD_TAG_START = re.compile(rf"<!--|<({_UNREAD_TAGS})\b[^<>]*>", re.IGNORECASE)
+_BLOCK_TAG = re.compile(rf"</?(?:{_BLOCK_TAGS})\b[^<>]*>", re.IGNORECASE)
+_INLINE_TAG = re.compile(rf"</?(?:{_INLINE_TAGS})\b[^<>]*>", re.IGNORECASE)
 _TEMPLATE_BRACES = re.compile(r"\{\{+|\}\}+")
 _TABLE_MARKUP = re.compile(r"^[ \t:]*(\{\|)|^[ \t]*(\|\})", re.MULTILINE)
 _LIST_MARKERS = re.compile(r"^[*#:;]+", re.MULTILINE)

@@ -3,11 +3,11 @@ training and one for held-out text.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
@@ -36,6 +36,7 @@ from data_service.ingest.blocks import (
 )
 from data_service.ingest.deduplicate import ORDINAL_DTYPE, KeptDocuments, read_kept_documents
 from data_service.ingest.heldout import low_word, split_heldout_parts
+from data_service.ingest.records import TextRecord
 from data_service.ingest.scan import hash_tokens
 from data_service.ingest.tasks import SplitTask, TaskReceipt
 from data_service.processes import temporary_folder
@@ -49,19 +50,8 @@ from data_service.types import Level
 
 LENGTH_BINS = 40  # bins of a histogram of documents' lengths in tokens, by powers of two
 
-
-class _Piece(NamedTuple):
-    """The texts of a document, of a stretch of one, or of an example.
-
-    `words`: where its words begin, if the input holds words. `provenance`: what is known of it, if that is recorded.
-    `clustered`: whether the input names a cluster of near duplicates, which decides whether it is held out.
-    """
-
-    texts: tuple[str, ...]
-    heldout: bool
-    words: bytes = b""
-    provenance: Provenance | None = None
-    clustered: bool = False
+# A document, a stretch of one, or an example; and whether it is held out.
+_Piece = tuple[TextRecord, bool]
 
 
 class PartSummary(BaseModel):
@@ -105,12 +95,8 @@ class PartWriter:
         self._text_bytes = 0
         self._lengths = [0] * LENGTH_BINS
 
-    def __enter__(self) -> "PartWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the files, finished or not."""
         if self._writer is not None:
             self._writer.close()
         self.sidecar.close()
@@ -200,10 +186,11 @@ def write_split(task: WriteTask, store: Store) -> WriteReceipt:
     # Shards are written to a local file before they are stored.
     with temporary_folder("build") as folder, report_full_disk(folder):
         name, block_tokens = shard_stem(task.index), task.options.block_tokens
-        with (
-            PartWriter(Path(folder, "train.tar"), name, tokenizer.vocab_size, block_tokens, levels) as train,
-            PartWriter(Path(folder, "heldout.tar"), name, tokenizer.vocab_size, block_tokens, levels) as heldout,
-        ):
+        train, heldout = (
+            PartWriter(Path(folder, f"{part}.tar"), name, tokenizer.vocab_size, block_tokens, levels)
+            for part in ("train", "heldout")
+        )
+        with closing(train), closing(heldout):
             filled = _encode_into_parts(task, store, tokenizer, finder, parts=(train, heldout))
             summaries = (train.finish(), heldout.finish())
             files = _store_parts(store, task, (train, heldout), summaries)
@@ -243,31 +230,27 @@ def _encode_into_parts(
     filled = _EncodingCounts(TextEncoder(tokenizer, task.split.size), LossMeter(tokenizer))
     for batch in _batches(_read_pieces(task, store)):
         encoded = _encode_pieces(task, filled, finder, batch)
-        for piece, document in zip(batch, encoded, strict=True):
-            heldout = piece.heldout
+        for (piece, heldout), document in zip(batch, encoded, strict=True):
             if not len(document.tokens):
                 filled.without_tokens += 1
                 continue
             filled.moved += document.moved
             deciding = document.tokens if task.options.pairs is None else document.tokens[: document.lengths[0]]
-            if task.heldout.by_tokens and not piece.clustered and tokenizer.special.unk in deciding:
+            if task.heldout.by_tokens and piece.cluster_name is None and tokenizer.special.unk in deciding:
                 heldout = task.heldout.holds_out(low_word(hash_tokens(deciding)))
-            text_bytes = sum(len(text.encode()) for text in piece.texts)
-            parts[heldout].add(document, text_bytes, piece.provenance)
+            parts[heldout].add(document, piece.size, piece.provenance)
     return filled
 
 
 def _read_pieces(task: WriteTask, store: Store) -> Iterator[_Piece]:
     for document, digest in read_kept_documents(task, task.kept, store):
         if document.others:
-            heldout = task.heldout.holds_out(low_word(digest))
-            yield _Piece(document.texts, heldout, provenance=document.provenance)
+            yield document, task.heldout.holds_out(low_word(digest))
             continue
         words = document.words
         for text, heldout in split_heldout_parts(task.heldout, document.text, digest):
             size = sum(map(len, text.split())) if words else 0
-            clustered = document.cluster is not None and document.cluster.name is not None
-            yield _Piece((text,), heldout, words[:size], document.provenance, clustered)
+            yield replace(document, text=text, words=words[:size]), heldout
             words = words[size:]
 
 
@@ -276,24 +259,24 @@ def _encode_pieces(
 ) -> list[EncodedDocument]:
     encoded = task.options.text_to_encode
     if task.options.pairs is not None:
-        examples = [tuple(map(encoded, piece.texts)) for piece in batch]
+        examples = [tuple(map(encoded, piece.texts)) for piece, _ in batch]
         return encode_examples(filled.encoder, examples, filled.meter)
     return encode_documents(
         filled.encoder,
-        [encoded(piece.texts[0]) for piece in batch],
+        [encoded(piece.text) for piece, _ in batch],
         finder,
-        [piece.words for piece in batch],
+        [piece.words for piece, _ in batch],
         language=task.options.sentences,
         meter=filled.meter,
     )
 
 
-def _batches(documents: Iterator[_Piece]) -> Iterator[list[_Piece]]:
+def _batches(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
     batch: list[_Piece] = []
     characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += sum(map(len, document.texts))
+    for piece, heldout in pieces:
+        batch.append((piece, heldout))
+        characters += sum(map(len, piece.texts))
         if characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0

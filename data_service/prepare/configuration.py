@@ -8,11 +8,10 @@ from pydantic import Field, field_validator, model_validator
 
 from data_service.errors import InputError, PrepareError
 from data_service.formats import StrictRecord
-from data_service.ingest import mediawiki, warc
 from data_service.ingest.configuration import FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY
 from data_service.ingest.encodings import UTF_8, python_encoding_name
-from data_service.ingest.file_kinds import PREPARATION_KEY
-from data_service.ingest.inputs import InputListing, list_inputs, refuse_inputs_in_output
+from data_service.ingest.file_kinds import PREPARATION_KEY, UnreadFile
+from data_service.ingest.inputs import InputListing, list_inputs, refuse_inputs_in_output, require_packages
 from data_service.ingest.options import MIB, BuildOptions, describe_differences
 from data_service.ingest.tasks import hash_strings
 from data_service.prepare.contamination import Decontaminate
@@ -141,10 +140,7 @@ def list_input_files(preparation: Preparation, store: Store) -> list[InputListin
     for entry, listing in zip(preparation.inputs, listings, strict=True):
         refuse_inputs_in_output(store, listing)
         for file in listing.files:
-            if file.format == "warc":
-                warc.require_packages(file)
-            elif file.format == "mediawiki":
-                mediawiki.require_packages(file)
+            require_packages(file)
             owner = owners.setdefault(file.uri, entry.source)
             if owner != entry.source:
                 raise InputError(

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from data_service.errors import LibraryChanged, PrepareError
 from data_service.formats import StrictRecord
-from data_service.ingest.warc import INSTALL_REMEDY
+from data_service.ingest.inputs import INSTALL_REMEDY
 from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.quality import FILTER_BY_NAME
 from data_service.prepare.words import get_splitter

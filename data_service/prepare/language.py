@@ -8,7 +8,7 @@ from pydantic import Field
 
 from data_service.errors import PrepareError
 from data_service.formats import StrictRecord
-from data_service.ingest.warc import INSTALL_REMEDY
+from data_service.ingest.inputs import INSTALL_REMEDY
 from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.model_file import check_file_hash
 

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import is_garbled
-from data_service.ingest.records import BadRecord, RecordPlace, TextRecord
+from data_service.ingest.places import RecordPlace
+from data_service.ingest.records import BadRecord, TextRecord
 from data_service.ingest.scan import collapse_spaces
 from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, hash_strings
 from data_service.prepare.configuration import InputSource

@@ -12,8 +12,7 @@ from data_service.corpus.corpus import locate_document_tokens, open_corpus
 from data_service.corpus.remove import documents_by_number as documents_in
 from data_service.corpus.remove import remove_documents
 from data_service.errors import CorpusError
-from data_service.ingest.append import APPENDED_PART_FOLDER, append_documents
-from data_service.ingest.append_options import options_from_corpus
+from data_service.ingest.append import APPENDED_PART_FOLDER, append_documents, options_from_corpus
 from data_service.stream.stream import Stream
 from launcher.errors import RecipeError, RunChanged
 from launcher.observe.inspect.document_selection import DocumentName, documents_by_number, removed_documents

@@ -11,7 +11,8 @@ from typing import Any
 from data_service.ingest.file_kinds import Compression, kind_from_name
 from data_service.ingest.files import open_stored_bytes, open_text
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.records import NumberedPlace, guess_encoding_remedy
+from data_service.ingest.places import RecordPlace
+from data_service.ingest.records import guess_encoding_remedy
 from data_service.store.open import open_store_of_file
 from launcher.after.tasks.schema import TaskDescription, TaskFormat
 from launcher.errors import TaskError
@@ -23,7 +24,7 @@ _READ_AHEAD_BYTES = 64 * 1024  # bytes of a Parquet file that are read at a time
 _BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at a time
 _FIELDS_REMEDY = "correct the file, or the task's `fields`"
 _LOG = logging.getLogger("launcher.after.tasks")
-FilePlace = str | NumberedPlace
+FilePlace = str | RecordPlace
 """The place of a value in a file, for messages."""
 
 
@@ -107,7 +108,7 @@ def format_from_suffix(path: str) -> TaskFormat:
 class FileRow:
     """A record of a file: its place, and the values of its fields by name, or by the column's number as text."""
 
-    place: NumberedPlace
+    place: RecordPlace
     values: Mapping[str, object]
 
     def error(self, problem: str, remedy: str = _FIELDS_REMEDY) -> TaskError:
@@ -182,13 +183,13 @@ def read_rows(row_format: RowFormat, file: InputFile) -> Iterator[FileRow]:
     match row_format.format:
         case "parquet":
             for number, values in enumerate(_parquet_rows(row_format, file)):
-                yield FileRow(NumberedPlace(file, "row", number), values)
+                yield FileRow(RecordPlace(file, "row", number), values)
         case "tsv" | "csv":
             yield from _table_rows(row_format, file)
         case form:
             for number, line in enumerate(read_lines(file, row_format.encoding), 1):
                 if line.strip():
-                    place = NumberedPlace(file, "line", number)
+                    place = RecordPlace(file, "line", number)
                     yield FileRow(place, _parse_line(form, line, place))
 
 
@@ -238,7 +239,7 @@ def _table_rows(row_format: RowFormat, file: InputFile) -> Iterator[FileRow]:
             broken += 1
             continue
         keys = names or [str(column) for column in range(1, len(row) + 1)]
-        yield FileRow(NumberedPlace(file, "line", number), dict(zip(keys, row, strict=True)))
+        yield FileRow(RecordPlace(file, "line", number), dict(zip(keys, row, strict=True)))
     if broken:
         _LOG.warning("%s: left out %d rows with a wrong number of fields", file.uri, broken)
 

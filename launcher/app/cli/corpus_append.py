@@ -73,7 +73,7 @@ def append(
     Example: `maskfleet corpus append s3://bucket/news 'news-2026/*.jsonl.zst' --out s3://bucket/news-with-2026`
     """
     from data_service.corpus.corpus import open_corpus
-    from data_service.ingest.append_options import options_from_corpus
+    from data_service.ingest.append import options_from_corpus
     from data_service.ingest.options import BuildOptions
     from launcher.app.cli.texts import choose_worker_count, read_provenance
 
@@ -96,7 +96,7 @@ def append(
         word_files={name: uri for name, uri in files.items() if uri is not None},
         **given,
     )
-    report = _append_with_progress(corpus, inputs, out, options, as_json)
+    report = _append_with_progress(corpus, inputs, out, options, provenance is not None, as_json)
     if as_json:
         print_json([vars(report)])
     else:
@@ -106,7 +106,7 @@ def append(
 
 
 def _append_with_progress(
-    corpus: str, inputs: list[str], out: str, options: "BuildOptions", as_json: bool
+    corpus: str, inputs: list[str], out: str, options: "BuildOptions", own_provenance: bool, as_json: bool
 ) -> "AppendReport":
     import time
 
@@ -126,5 +126,6 @@ def _append_with_progress(
             removed_by=user_at_host(),
             removed_at=int(time.time()),
             progress=progress,
+            own_provenance=own_provenance,
             report=now.advance,
         )

@@ -14,8 +14,8 @@ from data_service.ingest.documents import read_records
 from data_service.ingest.encodings import UTF_8, is_garbled, odd_text_warning
 from data_service.ingest.inputs import InputListing, list_inputs
 from data_service.ingest.options import BuildOptions
+from data_service.ingest.places import MAX_LISTED_RECORDS, with_line_numbers
 from data_service.ingest.records import BadRecord
-from data_service.ingest.skipped import MAX_LISTED_RECORDS, skipped_record, with_line_numbers
 from data_service.ingest.tasks import InputSplit, plan_splits
 from data_service.printable import one_line
 from data_service.store.errors import KeyMissing
@@ -78,7 +78,7 @@ def sample_texts(inputs: Sequence[str], options: BuildOptions, max_bytes: int, *
         return
     if skipped:
         first = with_line_numbers(
-            [skipped_record(bad) for bad in skipped[:MAX_LISTED_RECORDS]], [bad.place.file for bad in skipped]
+            [bad.to_skipped_record() for bad in skipped[:MAX_LISTED_RECORDS]], [bad.place.file for bad in skipped]
         )
         _print_warning(f"Bad records left out: {len(skipped):,}", first)
     if warning := odd_text_warning(odd, documents):

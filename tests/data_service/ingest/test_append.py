@@ -19,16 +19,15 @@ from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import load_removals
 from data_service.corpus.remove import documents_by_number, remove_documents
-from data_service.corpus.sidecar import read_origins
-from data_service.errors import CorpusError, UserError
-from data_service.ingest.append import APPENDED_PART_FOLDER, AppendReport, append_documents
-from data_service.ingest.append_options import options_from_corpus
+from data_service.errors import CorpusError, InputError, UserError
+from data_service.ingest.append import APPENDED_PART_FOLDER, AppendReport, append_documents, options_from_corpus
 from data_service.ingest.heldout import heldout_options_from_manifest
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.store.local import LocalStore
 from tests.support.data.raw_text import DOCUMENTS as TOPICS
-from tests.support.data.raw_text import SMALL, build, files_of, ignore_progress, small_tokenizer
+from tests.support.data.raw_text import SMALL, Killed, build, files_of, ignore_progress, origins_of, small_tokenizer
+from tests.support.data.text_files import write_lines
 
 BODY = BuildOptions(text_field="body", heldout_fraction=0.2)
 Kept = Counter[tuple[SplitName, tuple[int, ...], str | None]]
@@ -37,16 +36,20 @@ TEXTS = list(dict.fromkeys(text for topic in TOPICS[:40] for text in topic.split
 
 def write(folder: Path, documents: list[tuple[str, str]]) -> Path:
     """Documents as (id, text), in a file of JSON lines."""
-    folder.mkdir(parents=True)
-    lines = (json.dumps({"name": name, "body": text}) + "\n" for name, text in documents)
-    (folder / "x.jsonl").write_text("".join(lines))
-    return folder
+    return write_lines(folder / "x.jsonl", ({"name": name, "body": text} for name, text in documents)).parent
 
 
 def append(corpus: Path, inputs: Path, out: Path, **others: object) -> AppendReport:
     options = options_from_corpus(open_corpus(str(corpus)), workers=1, on_bad_records="error", word_files={}, **others)
     return append_documents(
-        str(corpus), [str(inputs)], str(out), options, removed_by="x", removed_at=1, progress=ignore_progress
+        str(corpus),
+        [str(inputs)],
+        str(out),
+        options,
+        removed_by="x",
+        removed_at=1,
+        progress=ignore_progress,
+        own_provenance="provenance" in others,
     )
 
 
@@ -57,8 +60,7 @@ def kept(corpus: Corpus) -> Kept:
         table, number = corpus.table(split), 0
         ids: dict[tuple[int, int], str | None] = {}
         if corpus.manifest.provenance:
-            origins = (row for shard in table.shards for row in read_origins(corpus, split, shard))
-            ids = {(row.block, row.document): row.provenance.id for row in origins}
+            ids = {(row.block, row.document): row.provenance.id for row in origins_of(corpus, split)}
         for index in range(len(table)):
             block = read_block(corpus.store, table, index)
             edges = block.sentences[block.documents].tolist()
@@ -186,10 +188,6 @@ def test_an_id_of_two_corpora_is_refused_unless_one_is_a_copy(tmp_path: Path, se
         assert grow().copies == 5
 
 
-class Killed(BaseException):
-    """The process ends."""
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_at_any_write_and_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
@@ -276,6 +274,24 @@ def test_settings_are_the_corpuss_own_unless_given(tmp_path: Path) -> None:
         assert {manifest.options[name] for manifest in made} == {options.model_dump()[name]}
     assert [manifest.options["txt_documents"] for manifest in made] == ["file", "file", "blank_line"]
     assert sum(kept(open_corpus(str(tmp_path / "2"))).values()) > sum(kept(open_corpus(str(tmp_path / "1"))).values())
+
+
+def test_constants_of_the_corpus_need_no_match_among_new_files_but_given_ones_do(tmp_path: Path) -> None:
+    """What they alone recorded is still recorded: a new document without it is refused by its place."""
+    constants = [{"inputs": "*/in-0/*", "licence": "MIT"}]
+    known = ProvenanceOptions.model_validate({"id": "name", "licence": "terms", "constants": constants})
+    build(
+        write(tmp_path / "in-0", [(str(number), text) for number, text in enumerate(TEXTS[:60])]),
+        tmp_path / "0",
+        SMALL.model_copy(update={"text_field": "body", "provenance": known}),
+    )
+    inputs = write(tmp_path / "in-1", [("x", TEXTS[90])])
+    with pytest.raises(InputError, match=r"x\.jsonl, line 1: no licence"):
+        append(tmp_path / "0", inputs, tmp_path / "1")
+    (inputs / "x.jsonl").write_text(json.dumps({"name": "x", "body": TEXTS[90], "terms": "CC0"}) + "\n")
+    with pytest.raises(InputError, match="in-0"):
+        append(tmp_path / "0", inputs, tmp_path / "1", provenance=known)
+    assert append(tmp_path / "0", inputs, tmp_path / "1").added == 1
 
 
 @pytest.mark.parametrize(

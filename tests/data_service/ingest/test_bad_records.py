@@ -9,11 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
 from data_service.stream.statistics import corpus_stats
-from tests.support.data.raw_text import DOCUMENTS, Killed, build, ignore_progress, tokenizer_folder
+from tests.support.data.raw_text import DOCUMENTS, Killed, build, killed_after
 
 SKIP = BuildOptions(
     on_bad_records="skip",
@@ -23,18 +22,6 @@ SKIP = BuildOptions(
     block_tokens=8_000,
 )
 GOOD = [text[:300] for text in DOCUMENTS[:60]]
-
-
-def kill_after(reports: int):  # type: ignore[no-untyped-def]
-    left = reports
-
-    def report(progress: Progress) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed
-
-    return report
 
 
 def write_inputs(folder: Path) -> dict[str, str]:
@@ -93,11 +80,9 @@ def test_they_are_counted_and_listed_by_file_and_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reports", [2, 9])
 def test_they_are_listed_by_a_build_that_was_killed_and_continued(tmp_path: Path, reports: int) -> None:
     expected = write_inputs(tmp_path / "inputs")
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    arguments = ([str(tmp_path / "inputs")], str(tmp_path / "corpus"), tokenizer, SKIP)
     with pytest.raises(Killed):
-        build_corpus(*arguments, kill_after(reports))
-    build_corpus(*arguments, ignore_progress)
+        build(tmp_path / "inputs", tmp_path / "corpus", SKIP, killed_after(reports))
+    build(tmp_path / "inputs", tmp_path / "corpus", SKIP)
     assert_told(tmp_path / "corpus", tmp_path / "inputs", expected)
 
 
@@ -116,13 +101,12 @@ def test_a_refused_record_discards_no_scan(tmp_path: Path) -> None:
     """Asked again to skip, the build reads only what it had not read."""
     write_inputs(tmp_path / "inputs")
     (tmp_path / "inputs/0.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS))
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     strict = SKIP.model_copy(update={"on_bad_records": "error", "max_document_bytes": 1 << 20})
-    arguments = [str(tmp_path / "inputs")], str(tmp_path / "corpus"), tokenizer
     with pytest.raises(InputError, match=r"a\.jsonl, line 4: not JSON.*\n.*--on-bad-records skip"):
-        build_corpus(*arguments, strict, ignore_progress)
+        build(tmp_path / "inputs", tmp_path / "corpus", strict)
     seen: list[Progress] = []
-    build_corpus(*arguments, strict.model_copy(update={"on_bad_records": "skip"}), seen.append)
+    skip = strict.model_copy(update={"on_bad_records": "skip"})
+    build(tmp_path / "inputs", tmp_path / "corpus", skip, seen.append)
     first = next(progress for progress in seen if progress.stage == "reading")
     assert first.done >= 10
     assert first.total > first.done

@@ -3,21 +3,19 @@
 import hashlib
 import resource
 import shutil
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from data_service.corpus.corpus import open_corpus, show_documents, verify_corpus
-from data_service.corpus.manifest import BlockTable
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.reader import read_block
 from data_service.errors import CorpusError, InputError
 from data_service.ingest import deduplicate
 from data_service.ingest.build import build_corpus
-from data_service.ingest.options import BuildOptions
+from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.pool import Progress
 from data_service.store.base import Store
 from data_service.store.errors import OutOfSpace
@@ -29,7 +27,11 @@ from tests.support.data.raw_text import (
     SMALL,
     Killed,
     build,
+    decoded_documents,
     files_of,
+    ignore_progress,
+    killed_after,
+    killed_at,
     small_tokenizer,
     tokenizer_folder,
     write_jsonl,
@@ -51,40 +53,10 @@ def corpus(inputs: Path) -> Path:
     return inputs.parent / "corpus"
 
 
-def kill_after(events: int) -> Callable[[Progress], None]:
-    left = events
-
-    def report(progress: Progress) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise Killed(progress.stage)
-
-    return report
-
-
-def kill_in_writing(done: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        if progress.stage == "writing" and progress.done == done:
-            raise Killed
-
-    return report
-
-
-def texts_of(store: Store, table: BlockTable) -> list[str]:
-    tokenizer = small_tokenizer()
-    found = []
-    for index in range(len(table)):
-        block = read_block(store, table, index)
-        ends = block.sentences[block.documents]
-        found += [tokenizer.decode(block.tokens[a:b]) for a, b in pairwise(ends)]
-    return found
-
-
 def test_every_document_is_there_once_as_text(corpus: Path) -> None:
     opened = open_corpus(str(corpus))
-    train = texts_of(opened.store, opened.manifest.train)
-    heldout = texts_of(opened.store, opened.manifest.heldout)
+    train = decoded_documents(opened.store, opened.manifest.train)
+    heldout = decoded_documents(opened.store, opened.manifest.heldout)
     expected = set(DOCUMENTS)
     assert len(train) + len(heldout) == len(expected) == len(DOCUMENTS)
     assert {*train, *heldout} == expected
@@ -127,7 +99,9 @@ def test_the_heldout_split_is_a_matter_of_the_text_alone(tmp_path: Path, corpus:
     write_jsonl(tmp_path / "inputs/all.jsonl", DOCUMENTS[::-1])
     build(tmp_path / "inputs", tmp_path / "corpus", SMALL.model_copy(update={"block_tokens": 500}))
     one, other = open_corpus(str(corpus)), open_corpus(str(tmp_path / "corpus"))
-    assert set(texts_of(one.store, one.manifest.heldout)) == set(texts_of(other.store, other.manifest.heldout))
+    assert set(decoded_documents(one.store, one.manifest.heldout)) == set(
+        decoded_documents(other.store, other.manifest.heldout)
+    )
 
 
 @pytest.mark.long
@@ -135,12 +109,11 @@ def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path)
     inputs = write_jsonl(tmp_path / "inputs/a.jsonl", [text[:1500] for text in DOCUMENTS[:12] * 2]).parent
     update = {"split_bytes": 10_000, "provenance": ProvenanceOptions(id="id")}
     options = SMALL.model_copy(update=update)
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     build(inputs, tmp_path / "whole", options)
     expected, new = files_of(tmp_path / "whole"), tmp_path / "new"
     for events in range(100):
         try:
-            build_corpus([str(inputs)], str(new), tokenizer, options, kill_after(events))
+            build(inputs, new, options, killed_after(events))
             break
         except Killed as killed:
             if "clearing up" not in killed.args:
@@ -154,11 +127,10 @@ def test_killed_at_any_point_and_continued_it_is_the_same_corpus(tmp_path: Path)
 
 
 def test_a_continued_build_does_only_what_is_missing(tmp_path: Path, inputs: Path) -> None:
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     with pytest.raises(Killed):
-        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=2))
+        build(inputs, tmp_path / "new", SMALL, killed_at("writing", 2))
     seen: list[Progress] = []
-    build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, seen.append)
+    build(inputs, tmp_path / "new", SMALL, seen.append)
     reading = [progress.done for progress in seen if progress.stage == "reading"]
     assert reading == [seen[0].total]
     assert next(progress.done for progress in seen if progress.stage == "writing") == 2
@@ -166,9 +138,8 @@ def test_a_continued_build_does_only_what_is_missing(tmp_path: Path, inputs: Pat
 
 
 def test_a_shard_cut_short_behind_our_back_is_written_again(tmp_path: Path, inputs: Path, corpus: Path) -> None:
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     with pytest.raises(Killed):
-        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=3))
+        build(inputs, tmp_path / "new", SMALL, killed_at("writing", 3))
     shard = min((tmp_path / "new/train").iterdir())
     shard.write_bytes(shard.read_bytes()[:100])
     build(inputs, tmp_path / "new")
@@ -178,8 +149,7 @@ def test_a_shard_cut_short_behind_our_back_is_written_again(tmp_path: Path, inpu
 def test_a_complete_corpus_is_left_alone(inputs: Path, corpus: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in corpus.rglob("*.*")}
     seen: list[Progress] = []
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
-    manifest = build_corpus([str(inputs)], str(corpus), tokenizer, SMALL, seen.append)
+    manifest = build(inputs, corpus, SMALL, seen.append)
     assert [progress.stage for progress in seen] == ["already built"]
     assert manifest.fingerprint == open_corpus(str(corpus)).manifest.fingerprint
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*.*")} == before
@@ -193,8 +163,7 @@ def test_two_builds_of_the_same_corpus_at_once_agree(tmp_path: Path, inputs: Pat
         if progress.stage == stage and not others:
             others.append(build(inputs, tmp_path / "new").fingerprint)
 
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
-    manifest = build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, let_another_overtake)
+    manifest = build(inputs, tmp_path / "new", SMALL, let_another_overtake)
     assert others == [manifest.fingerprint]
     assert files_of(tmp_path / "new") == files_of(corpus)
 
@@ -223,29 +192,42 @@ def test_another_build_over_a_corpus_is_refused_with_the_difference(
         build(inputs, tmp_path / "new")
     else:
         with pytest.raises(Killed):
-            build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, SMALL, kill_in_writing(done=1))
+            build(inputs, tmp_path / "new", SMALL, killed_at("writing", 1))
     before = files_of(tmp_path / "new")
     other = SMALL.model_copy(update={"block_tokens": 4321})
     with pytest.raises(CorpusError, match=r"block_tokens.*8000.*4321"):
-        build_corpus([str(inputs)], str(tmp_path / "new"), tokenizer, other, lambda progress: None)
+        build(inputs, tmp_path / "new", other)
     with pytest.raises(CorpusError, match=r"input_files\b.*\d+.*\b1\n"):
-        build_corpus([f"{inputs}/a.jsonl"], str(tmp_path / "new"), tokenizer, SMALL, lambda progress: None)
+        build_corpus([f"{inputs}/a.jsonl"], str(tmp_path / "new"), tokenizer, SMALL, ignore_progress)
     save_tokenizer(train_tokenizer("byte_bpe", iter(DOCUMENTS[:5]), 400), str(tmp_path / "other"))
     with pytest.raises(CorpusError, match=r"tokenizer\b.*'[0-9a-f]{64}'"):
-        build_corpus([str(inputs)], str(tmp_path / "new"), str(tmp_path / "other"), SMALL, lambda progress: None)
+        build_corpus([str(inputs)], str(tmp_path / "new"), str(tmp_path / "other"), SMALL, ignore_progress)
     assert files_of(tmp_path / "new") == before
 
 
-def test_inputs_that_change_under_the_build_are_noticed(tmp_path: Path) -> None:
+def test_options_that_came_later_are_of_a_corpuss_identity_only_where_they_are_not_as_before() -> None:
+    usual = BuildOptions(encoding="UTF8").identity_settings()
+    later: dict[str, Any] = {"encoding": "iso-8859-1", "sentences": "zh", "delimiter": ";", "pairs": PairFields()}
+    assert not {*later, "words", "provenance", "heldout_rule", "workers"} & usual.keys()
+    assert later.keys() <= BuildOptions(**later).identity_settings().keys()
+    assert BuildOptions(encoding="iso-8859-1").identity_settings()["encoding"] == "iso8859-1"
+
+
+@pytest.mark.parametrize(("new", "problem"), [(b"THE", "changed"), (b"another", "JSON")])
+def test_inputs_that_change_under_the_build_are_noticed_and_then_read_again(
+    tmp_path: Path, new: bytes, problem: str
+) -> None:
     path = write_jsonl(tmp_path / "inputs/a.jsonl", DOCUMENTS[:9])
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
 
     def change(progress: Progress) -> None:
         if progress.stage == "writing":
-            path.write_bytes(path.read_bytes().replace(b"the", b"THE"))
+            path.write_bytes(path.read_bytes().replace(b"the", new))
 
-    with pytest.raises(InputError, match=r"a\.jsonl.*changed"):
-        build_corpus([str(path)], str(tmp_path / "corpus"), tokenizer, SMALL, change)
+    with pytest.raises(InputError, match=rf"a\.jsonl.*{problem}"):
+        build(path, tmp_path / "corpus", SMALL, change)
+    build(path, tmp_path / "corpus", SMALL)
+    build(path, tmp_path / "whole", SMALL)
+    assert files_of(tmp_path / "corpus") == files_of(tmp_path / "whole")
 
 
 def test_the_corpus_keeps_its_tokenizer_and_knows_it_from_others(tmp_path: Path, corpus: Path) -> None:
@@ -258,7 +240,7 @@ def test_the_corpus_keeps_its_tokenizer_and_knows_it_from_others(tmp_path: Path,
 
 def test_documents_are_shown_by_number_across_blocks(corpus: Path) -> None:
     opened = open_corpus(str(corpus))
-    expected = texts_of(opened.store, opened.manifest.train)
+    expected = decoded_documents(opened.store, opened.manifest.train)
     shown = show_documents(str(corpus), "train", 1, len(expected))
     assert ["".join(document.sentences) for document in shown] == expected[1:]
     assert len({(document.block, document.document) for document in shown}) == len(shown)
@@ -285,7 +267,7 @@ def test_in_and_out_of_a_bucket(any_store: Store, tmp_path: Path) -> None:
         any_store.put(f"inputs/{name}", data)
     output = any_store.with_prefix("corpus")
     sources = [f"{any_store.uri}/inputs/*.jsonl*", f"{any_store.uri}/inputs/[d-z]*"]
-    build_corpus(sources, output.uri, str(tmp_path / "tokenizer"), SMALL, lambda progress: None)
+    build_corpus(sources, output.uri, str(tmp_path / "tokenizer"), SMALL, ignore_progress)
     assert verify_corpus(output.uri).damage == ()
     shards = {name: data for name, data in files_of(tmp_path / "corpus").items() if name.endswith(".tar")}
     assert {name: output.get(name) for name in shards} == shards
@@ -297,9 +279,8 @@ def test_the_end_of_a_build_takes_few_requests_and_is_reported(
     tmp_path: Path, inputs: Path, s3: S3Server, faults: FaultProxy
 ) -> None:
     seen: list[Progress] = []
-    tokenizer = tokenizer_folder(inputs.parent / "tokenizer")
     output = f"s3://{s3.new_bucket()}/corpus"
-    build_corpus([str(inputs)], output, tokenizer, SMALL, seen.append)
+    build(inputs, output, SMALL, seen.append)
     methods = [method for method, _, _ in faults.requests]
     assert (methods.count("DELETE"), methods.count("POST")) == (0, 1)
     for stage in ("assembling", "clearing up"):
@@ -321,6 +302,6 @@ def test_any_way_of_cutting_loses_and_doubles_nothing(
         manifest = build(tmp_path / "inputs", tmp_path / f"{split_bytes}", options)
         assert manifest.counts["duplicates"] == 210
         opened = open_corpus(str(tmp_path / f"{split_bytes}"))
-        train = texts_of(opened.store, opened.manifest.train)
+        train = decoded_documents(opened.store, opened.manifest.train)
         assert train == [text for text in copies[:90] if text in set(train)]
-        assert sorted(train + texts_of(opened.store, opened.manifest.heldout)) == sorted(copies[:90])
+        assert sorted(train + decoded_documents(opened.store, opened.manifest.heldout)) == sorted(copies[:90])

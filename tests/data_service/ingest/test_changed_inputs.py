@@ -67,12 +67,11 @@ def test_a_build_goes_on_with_the_text_as_it_is_now(tmp_path: Path, stage: str, 
     for number, other in enumerate(["a.jsonl", "b.jsonl", "c.jsonl"]):
         texts = [text[:8000] for text in DOCUMENTS[number * 20 :][:20]]
         write_jsonl(inputs / other, texts * 2)
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     with pytest.raises(Killed):
-        build_corpus([str(inputs)], str(tmp_path / "corpus"), tokenizer, OPTIONS, killed_at(stage, 2))
+        build(inputs, tmp_path / "corpus", OPTIONS, killed_at(stage, 2))
     mask(inputs / name)
     seen: list[Progress] = []
-    build_corpus([str(inputs)], str(tmp_path / "corpus"), tokenizer, OPTIONS, seen.append)
+    build(inputs, tmp_path / "corpus", OPTIONS, seen.append)
     build(inputs, tmp_path / "whole", OPTIONS)
     shards = {key: data for key, data in files_of(tmp_path / "whole").items() if key.endswith(".tar")}
     assert {key: files_of(tmp_path / "corpus")[key] for key in shards} == shards

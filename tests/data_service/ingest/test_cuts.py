@@ -20,6 +20,7 @@ from data_service.ingest.records import BadRecord, TextRecord
 from data_service.ingest.tasks import FilePiece, InputSplit
 from data_service.store.errors import KeyMissing
 from data_service.store.local import LocalStore
+from tests.support.data.raw_text import write_parquet
 
 MOST = 12  # bytes of a document
 RUNS = st.lists(
@@ -53,6 +54,50 @@ def test_documents_do_not_depend_on_the_cuts(
     pieces = [FilePiece(file, start, stop) for start, stop in pairwise(edges)]
     whole = documents_of([FilePiece(file, 0, len(text))], options)
     assert documents_of(pieces, options) == whole
+
+
+def texts_in_pieces(path: Path, options: BuildOptions, cuts: list[int]) -> list[str]:
+    """The texts of a file's documents, which is cut at these bytes."""
+    (file,) = list_inputs([str(path)]).files
+    edges = sorted({0, file.size, *(cut for cut in cuts if cut < file.size)})
+    found = documents_of([FilePiece(file, start, stop) for start, stop in pairwise(edges)], options)
+    return [text for text in found if isinstance(text, str)]
+
+
+@settings(deadline=None)
+@given(st.text(st.sampled_from("ab \t\r\né"), max_size=60), st.lists(st.integers(0, 80)))
+def test_text_between_blank_lines_cut_anywhere(
+    tmp_path_factory: pytest.TempPathFactory, text: str, cuts: list[int]
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "a.txt"
+    path.write_bytes(text.encode())
+    expected: list[str] = []
+    inside = False
+    for line in text.encode().split(b"\n"):
+        blank = not line.strip()
+        if not blank and inside:
+            expected[-1] += "\n" + line.decode()
+        elif not blank:
+            expected.append(line.decode())
+        inside = not blank
+    found = texts_in_pieces(path, BuildOptions(txt_documents="blank_line"), cuts)
+    assert [document.removesuffix("\n") for document in found] == expected
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 7), st.lists(st.integers(0, 4000)))
+def test_parquet_cut_anywhere(
+    tmp_path_factory: pytest.TempPathFactory, count: int, group: int, cuts: list[int]
+) -> None:
+    texts = [f"document {i} of {count}" for i in range(count)]
+    path = write_parquet(tmp_path_factory.mktemp("cut") / "a.parquet", texts, group)
+    assert texts_in_pieces(path, BuildOptions(), cuts) == texts
+
+
+def test_other_fields_and_blank_lines_are_nothing_to_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": 1, "body": "x"}\n\n  \n{"body": "y", "text": null}')
+    assert texts_in_pieces(path, BuildOptions(text_field="body"), []) == ["x", "y"]
 
 
 @pytest.mark.long

@@ -2,21 +2,18 @@
 
 import codecs
 import csv
-import gzip
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import zstandard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from data_service.errors import InputError
-from data_service.ingest.documents import read_documents, read_records
+from data_service.ingest.documents import read_documents
 from data_service.ingest.encodings import is_garbled
 from data_service.ingest.files import open_text
 from data_service.ingest.inputs import list_inputs
@@ -27,6 +24,7 @@ from data_service.ingest.tasks import InputSplit, plan_splits, streamed_files
 from data_service.stream.statistics import corpus_stats
 from launcher.app.cli.main import app
 from tests.support.data.raw_text import build
+from tests.support.data.text_files import PACKED, records_of, texts_of
 
 # Encodings with the letters that all text in them may have.
 LETTERS = {
@@ -42,7 +40,6 @@ LETTERS = {
     "utf-8-sig": "aß中🙂 ",
 }
 MARKED = ("utf-16", "utf-32", "utf-8-sig")
-PACK: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 def as_file(texts: list[str], kind: str) -> str:
@@ -83,7 +80,7 @@ def encoded_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 @given(
     encoded_texts(),
     st.sampled_from([".txt", ".jsonl", ".csv", ".tsv"]),
-    st.sampled_from(sorted(PACK)),
+    st.sampled_from(sorted(PACKED)),
     st.integers(1, 400),
 )
 @example(("utf-16", ["a中a"] * 5), ".jsonl", "", 300)
@@ -98,7 +95,7 @@ def test_documents_come_back_from_any_encoding(
     name, few = encoded
     texts = few * repeats
     path = tmp_path_factory.mktemp("in") / f"a{kind}{packed}"
-    path.write_bytes(PACK[packed](as_file(texts, kind).encode(name)))
+    path.write_bytes(PACKED[packed](as_file(texts, kind).encode(name)))
     declared = "utf-8" if name in MARKED else name
     options = BuildOptions(encoding=declared, split_bytes=4096, txt_documents="blank_line")
     assert [text.strip() for text in documents_of(path, options)] == texts
@@ -122,14 +119,12 @@ def test_bad_bytes_spoil_only_their_records(
     path = tmp_path_factory.mktemp("in") / "a.csv"
     path.write_bytes("text\n".encode(name) + b"".join(lines))
     options = BuildOptions(encoding=name, on_bad_records="skip")
-    (split,) = plan_splits(list_inputs([str(path)], options.encoding).files, options)
-    found = list(read_records(split, options))
-    assert [isinstance(record, BadRecord) for record in found] == spoilt
-    replaced = [record.text for record in read_documents(split, options.model_copy(update={"on_bad_bytes": "replace"}))]
+    assert [isinstance(record, BadRecord) for record in records_of(path, options)] == spoilt
+    replaced = texts_of(path, options.model_copy(update={"on_bad_bytes": "replace"}))
     assert all(("\ufffd" in text) == is_bad for text, is_bad in zip(replaced, spoilt, strict=True))
     if any(spoilt):
         with pytest.raises(InputError) as failure:
-            list(read_records(split, BuildOptions(encoding=name)))
+            records_of(path, BuildOptions(encoding=name))
         assert f"line {spoilt.index(True) + 2}:" in failure.value.problem
         assert "--encoding" in str(failure.value.remedy)
 
@@ -147,12 +142,12 @@ CHINESE = "今天天气很好、我们一起去公园散步、看见了许多花
         (CHINESE, "utf-16-le", "utf_16_le"),
     ],
 )
-@pytest.mark.parametrize("pack", PACK)
+@pytest.mark.parametrize("pack", PACKED)
 def test_the_remedy_names_the_encoding_and_that_one_reads_the_text(
     tmp_path: Path, text: str, encoding: str, proposed: str, pack: str
 ) -> None:
     path = tmp_path / f"a.txt{pack}"
-    path.write_bytes(PACK[pack](text.encode(encoding)))
+    path.write_bytes(PACKED[pack](text.encode(encoding)))
     with pytest.raises(InputError) as failure:
         documents_of(path, BuildOptions())
     assert f"--encoding {proposed}" in str(failure.value.remedy)
@@ -185,11 +180,6 @@ def test_text_with_nuls_between_its_letters_is_warned_of(tmp_path: Path) -> None
 def test_names_of_no_encoding_are_refused(name: str) -> None:
     with pytest.raises(ValidationError):
         BuildOptions(encoding=name)
-
-
-def test_an_encoding_is_of_a_corpuss_identity_only_where_it_is_not_utf_8() -> None:
-    assert "encoding" not in BuildOptions(encoding="UTF8").identity_settings()
-    assert BuildOptions(encoding="iso-8859-1").identity_settings()["encoding"] == "iso8859-1"
 
 
 @settings(deadline=None)

@@ -17,7 +17,6 @@ from data_service.corpus.manifest_file import load_manifest
 from data_service.corpus.merge import merge_corpora
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.corpus.removals import load_removals
-from data_service.corpus.sidecar import read_origins
 from data_service.errors import InputError
 from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import heldout_options_from_manifest
@@ -26,10 +25,10 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.documents import Document, RowsWriter, kept_schema
-from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
 from data_service.store.open import open_store
-from tests.support.data.raw_text import ignore_progress, tokenizer_folder
+from tests.support.data import preparations
+from tests.support.data.raw_text import build, ignore_progress, origins_of, tokenizer_folder
 
 MARKED = {"stage": "near_duplicates", "keep": "all"}
 OPTIONS = BuildOptions(
@@ -62,13 +61,9 @@ def prepared(
 ) -> Statistics:
     inputs = []
     for number, texts in enumerate(sources):
-        path = folder / f"source-{number}.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps({"text": text, "id": f"{number}-{i}"}) + "\n" for i, text in enumerate(texts))
-        path.write_text("".join(lines), "utf-8")
-        inputs.append({"source": f"s{number}", "files": [str(path)], "fields": {"id": "id"}})
-    made = Preparation.model_validate({"inputs": inputs, "stages": stages, "chunk_bytes": 1 << 14})
-    return prepare(made, str(folder / "prepared"), workers, ignore_progress)
+        records = ({"text": text, "id": f"{number}-{i}"} for i, text in enumerate(texts))
+        inputs.append(preparations.write_lines(folder / f"s{number}.jsonl", records) | {"fields": {"id": "id"}})
+    return preparations.run(inputs, stages, folder / "prepared", workers=workers)
 
 
 def built(folder: Path, name: str, inputs: Sequence[Path], options: BuildOptions = OPTIONS) -> CorpusManifest:
@@ -82,8 +77,7 @@ def ids_of(folder: Path, names: Sequence[str]) -> tuple[set[str], set[str]]:
     for name in names:
         corpus = open_corpus(str(folder / name))
         for ids, split in zip(found, SPLITS, strict=True):
-            for shard in corpus.table(split).shards:
-                ids.update(row.provenance.id or "" for row in read_origins(corpus, split, shard))
+            ids.update(row.provenance.id or "" for row in origins_of(corpus, split))
     return found
 
 
@@ -142,9 +136,8 @@ def test_documents_that_lose_their_clusters_between_the_passes_are_noticed(tmp_p
             for part in parts:
                 without_clusters(part)
 
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     with pytest.raises(InputError, match="changed"):
-        build_corpus([str(tmp_path / "prepared")], str(tmp_path / "corpus"), tokenizer, OPTIONS, forget_clusters)
+        build(tmp_path / "prepared", tmp_path / "corpus", OPTIONS, forget_clusters)
     assert not (tmp_path / "corpus/manifest.json").exists()
 
 

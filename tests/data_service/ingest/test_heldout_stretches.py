@@ -3,17 +3,14 @@
 import gzip
 import random
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_service.corpus.manifest import BlockTable, HeldoutRule
-from data_service.corpus.reader import read_block
+from data_service.corpus.manifest import HeldoutRule
 from data_service.errors import InputError
-from data_service.ingest.build import build_corpus
 from data_service.ingest.heldout import (
     MAX_HELDOUT_CANDIDATES,
     DocumentFigures,
@@ -29,7 +26,7 @@ from data_service.ingest.options import BuildOptions
 from data_service.ingest.scan import hash_texts
 from data_service.store.open import open_store
 from data_service.stream.statistics import corpus_stats
-from tests.support.data.raw_text import DOCUMENTS, build, files_of, small_tokenizer, tokenizer_folder, write_jsonl
+from tests.support.data.raw_text import DOCUMENTS, build, decoded_documents, files_of, write_jsonl
 
 FRACTION = 0.0005  # the default
 
@@ -53,14 +50,6 @@ def chinese(seed: int, size: int) -> str:
         "".join(chr(0x4E00 + draw.randrange(500)) for _ in range(draw.randint(5, 40))) + "。" for _ in range(size // 66)
     )
     return "".join(lines)
-
-
-def text_of(store_uri: str, table: BlockTable) -> list[str]:
-    store, tokenizer = open_store(store_uri), small_tokenizer()
-    blocks = (read_block(store, table, index) for index in range(len(table)))
-    return [
-        tokenizer.decode(block.tokens[a:b]) for block in blocks for a, b in pairwise(block.sentences[block.documents])
-    ]
 
 
 def write_kind(folder: Path, kind: str, size: int = 150_000) -> Path:
@@ -89,8 +78,8 @@ KINDS = ("one text", "one line without sentences", "Chinese", "compressed", "lin
 def test_text_of_any_kind_has_some_held_out_and_none_of_it_is_trained_on(tmp_path: Path, kind: str) -> None:
     source = write_kind(tmp_path / "inputs", kind)
     manifest = build(source, tmp_path / "corpus", BuildOptions())
-    train = text_of(str(tmp_path / "corpus"), manifest.train)
-    heldout = text_of(str(tmp_path / "corpus"), manifest.heldout)
+    train = decoded_documents(open_store(tmp_path / "corpus"), manifest.train)
+    heldout = decoded_documents(open_store(tmp_path / "corpus"), manifest.heldout)
     share = manifest.heldout.tokens.sum() / (manifest.heldout.tokens.sum() + manifest.train.tokens.sum())
     assert 0.02 < share < 0.12
     assert manifest.heldout_rule is not None
@@ -109,12 +98,11 @@ def test_what_is_held_out_is_a_matter_of_content_alone(tmp_path: Path) -> None:
     for name, text in zip("zyxabc", texts + copies, strict=True):
         (tmp_path / "other").mkdir(exist_ok=True)
         (tmp_path / f"other/{name}.txt").write_bytes(text.encode())
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
     held: list[tuple[HeldoutRule | None, list[str]]] = []
     for name, source in (("a", one), ("b", tmp_path / "other")):
         options = BuildOptions(split_bytes=5000, block_tokens=2000 + 1000 * len(held))
-        manifest = build_corpus([str(source)], str(tmp_path / name), tokenizer, options, lambda progress: None)
-        held.append((manifest.heldout_rule, sorted(text_of(str(tmp_path / name), manifest.heldout))))
+        manifest = build(source, tmp_path / name, options)
+        held.append((manifest.heldout_rule, sorted(decoded_documents(open_store(tmp_path / name), manifest.heldout))))
     assert held[0][1]
     assert held[0] == held[1]
 

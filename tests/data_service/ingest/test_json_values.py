@@ -1,32 +1,22 @@
 """JSON of records with integers that Python does not convert: they stand for no other value and cost no document."""
 
-import io
 import json
 import random
 import sys
-import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from data_service.corpus.provenance import ProvenanceOptions
 from data_service.errors import InputError
-from data_service.ingest.documents import read_records
-from data_service.ingest.inputs import list_inputs
 from data_service.ingest.json_values import LongInteger, parse_json_value
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, TextRecord
-from data_service.ingest.tasks import plan_splits
 from tests.data_service.ingest.test_mds import shard
+from tests.support.data.text_files import records_of, tar_of
 
 MOST_DIGITS = sys.get_int_max_str_digits()
 OPTIONS = BuildOptions(on_bad_records="skip", provenance=ProvenanceOptions(id="id", may_lack=("id",)))
-
-
-def read(path: Path, options: BuildOptions = OPTIONS) -> Iterator[TextRecord | BadRecord]:
-    for split in plan_splits(list_inputs([str(path)]).files, options):
-        yield from read_records(split, options)
 
 
 def random_json(drawn: random.Random, depth: int = 0) -> tuple[str, object]:
@@ -64,21 +54,17 @@ def test_one_as_an_id_makes_a_bad_record_and_elsewhere_none(tmp_path: Path, suff
     if suffix == ".jsonl":
         path.write_text("\n".join(record.replace("\n", " ") for record in records))
     elif suffix == ".tar":
-        with tarfile.open(path, "w") as archive:
-            for i, record in enumerate(records):
-                member = tarfile.TarInfo(f"{i}.json")
-                member.size = len(record)
-                archive.addfile(member, io.BytesIO(record.encode()))
+        path.write_bytes(tar_of({f"{i}.json": record.encode() for i, record in enumerate(records)}))
     else:
         samples = [{"text": f"text {i}", "id": found.encode(), "n": b"9" * 5_000} for i, found in enumerate(ids)]
         path.write_bytes(shard({"text": "str", "id": "json", "n": "json"}, samples))
     bad = [len(found) > MOST_DIGITS for found in ids]
-    made = list(read(path))
+    made = records_of(path, OPTIONS)
     assert [isinstance(record, BadRecord) for record in made] == bad
     known = {"7": "7", '"x"': "x", "null": None}
     texts = [(f"text {i}", known[found]) for i, found in enumerate(ids) if found in known]
     good = [record for record in made if isinstance(record, TextRecord)]
     assert [(record.text, record.provenance and record.provenance.id) for record in good] == texts
     with pytest.raises(InputError) as failure:
-        list(read(path, OPTIONS.model_copy(update={"on_bad_records": "error"})))
+        records_of(path, OPTIONS.model_copy(update={"on_bad_records": "error"}))
     assert str(path) in failure.value.problem

@@ -3,12 +3,9 @@ fields, columns of bytes, zstd with a long window."""
 
 import base64
 import gzip
-import io
 import json
 import random
 import subprocess
-import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,10 @@ import pytest
 import zstandard
 
 from data_service.errors import InputError
-from data_service.ingest.documents import read_records
 from data_service.ingest.inputs import list_inputs
-from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, TextRecord
-from data_service.ingest.tasks import FilePiece, InputSplit
 from tests.support.data.raw_text import DOCUMENTS
+from tests.support.data.text_files import records_of, size_and_memory_of_reading, tar_of, texts_of, write_table
 
 # What mosaicml-streaming 0.13.0 writes: two folders of MDSWriter, and merge_index above them; a packed tar.
 MERGED = (
@@ -39,18 +34,6 @@ MERGED = (
     "CkXUqkHSREeUuCyGfa8q00IiOLMz8o5kSUQbrYc/O+kMy8MKMDf4kwM1DP7oR6V/huioOqAAAACvO3nrs4U/ngABigWAoAEACbak"
     "mbHEZ/sCAAAAAARZWg=="
 )
-
-
-def records(*patterns: Path | str, **options: Any) -> list[TextRecord | BadRecord]:
-    files = list_inputs(list(map(str, patterns))).files
-    split = InputSplit(tuple(FilePiece(file, 0, file.size) for file in files))
-    return list(read_records(split, BuildOptions(**options)))
-
-
-def texts(*patterns: Path | str, **options: Any) -> list[str]:
-    found = records(*patterns, **options)
-    assert all(isinstance(record, TextRecord) for record in found)
-    return [record.text for record in found if isinstance(record, TextRecord) and not record.absent]
 
 
 def left_out(*patterns: Path | str) -> set[str]:
@@ -75,13 +58,13 @@ def test_a_merged_index_above_the_folders_of_its_shards(merged: Path, own: bool)
         for path in (merged / "part.0/index.json", merged / "part.1/index.json"):
             path.unlink()
         indexes = {"flat/index.json"}
-    assert texts(merged) == SAID
+    assert texts_of(merged) == SAID
     assert left_out(merged) == indexes
     (merged / "part.1/shard.00009.mds").write_bytes(b"of another data set")
     (merged / "part.2").mkdir()  # not of the index: a folder of its own
     (merged / "part.2/a.mds").write_bytes((merged / "part.0/shard.00000.mds").read_bytes())
     assert left_out(merged) == {*indexes, "flat/part.1/shard.00009.mds"}
-    assert texts(merged) == [*SAID, *SAID[:2]]
+    assert texts_of(merged) == [*SAID, *SAID[:2]]
 
 
 def test_a_merged_index_says_what_must_be_there(merged: Path) -> None:
@@ -95,9 +78,9 @@ def test_a_merged_index_says_what_must_be_there(merged: Path) -> None:
     shard.unlink()
     with pytest.raises(InputError, match=r"part\.1/shard\.00002\.mds:"):
         list_inputs([str(merged)])
-    assert texts(merged / "part.0") == SAID[:6]  # what the remedy says
+    assert texts_of(merged / "part.0") == SAID[:6]  # what the remedy says
     (merged / "index.json").write_text('{"text": "JSON lines"}\n')  # above shards, so it need not be an index
-    assert texts(merged)[0] == "JSON lines"
+    assert texts_of(merged)[0] == "JSON lines"
 
 
 @pytest.mark.parametrize("change", ["map", "filter", "shuffle"])
@@ -117,7 +100,7 @@ def test_what_datasets_caches_beside_a_data_set_is_no_text(
         case "shuffle":
             made.shuffle(seed=1)
     assert list((tmp_path / "in").rglob("cache-*.arrow"))
-    assert texts(tmp_path / "in") == SAID
+    assert texts_of(tmp_path / "in") == SAID
     assert {Path(item).name.partition("-")[0] for item in left_out(tmp_path / "in")} >= {"cache"}
 
 
@@ -136,21 +119,21 @@ def test_hidden_files_are_read_only_if_they_are_named(tmp_path: Path) -> None:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(name)
     folder = tmp_path / "in"
-    assert texts(folder) == ["a.txt", "d/f.txt"] == texts(f"{folder}/**/*.txt")
+    assert texts_of(folder) == ["a.txt", "d/f.txt"] == texts_of(f"{folder}/**/*.txt")
     assert left_out(folder) == {"._a.txt", ".b.txt", "__MACOSX/", ".git/", "d/.cache/"}
     for name in names:
-        assert texts(folder / name) == [name]
-    assert sorted(texts(folder / ".git")) == [".git/g.txt", ".git/x/c.txt"]
-    assert texts(f"{folder}/*/.cache/*.txt") == ["d/.cache/e.txt"]
-    assert texts(folder / "__MACOSX") == ["__MACOSX/a.txt"]
+        assert texts_of(folder / name) == [name]
+    assert sorted(texts_of(folder / ".git")) == [".git/g.txt", ".git/x/c.txt"]
+    assert texts_of(f"{folder}/*/.cache/*.txt") == ["d/.cache/e.txt"]
+    assert texts_of(folder / "__MACOSX") == ["__MACOSX/a.txt"]
 
 
 def test_a_string_a_line_is_a_text(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(text) + "\n" for text in [*SAID, 'é\n\ud83d\ude00"\u2028']))
-    assert texts(tmp_path / "a.jsonl") == [*SAID, 'é\n😀"\u2028']
-    assert texts(tmp_path / "a.jsonl", text_field="body") == [*SAID, 'é\n😀"\u2028']
+    assert texts_of(tmp_path / "a.jsonl") == [*SAID, 'é\n😀"\u2028']
+    assert texts_of(tmp_path / "a.jsonl", text_field="body") == [*SAID, 'é\n😀"\u2028']
     (tmp_path / "b.json").write_text('"one"\n{"text": "two"}\n3\n')
-    *good, bad = records(tmp_path / "b.json", on_bad_records="skip")
+    *good, bad = records_of(tmp_path / "b.json", on_bad_records="skip")
     assert [record.text for record in good if isinstance(record, TextRecord)] == ["one", "two"]
     assert isinstance(bad, BadRecord)
 
@@ -175,16 +158,15 @@ def test_fields_inside_others(tmp_path: Path, seed: int) -> None:
         rows.append(value_at(way, text, shape))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table = pa.Table.from_pylist(rows)
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=5)
+    write_table(tmp_path / "a.parquet", table)
+    write_table(tmp_path / "a.arrow", table)
     for suffix in ("jsonl", "parquet", "arrow"):
-        assert texts(tmp_path / f"a.{suffix}", text_field=name) == SAID
+        assert texts_of(tmp_path / f"a.{suffix}", text_field=name) == SAID
         with pytest.raises(InputError, match=f"a.{suffix}.*{way[0]}"):
-            texts(tmp_path / f"a.{suffix}", text_field=f"{name}.more")
+            texts_of(tmp_path / f"a.{suffix}", text_field=f"{name}.more")
     plain = table.append_column(name, pa.array([text.upper() for text in SAID]))
     pq.write_table(plain, tmp_path / "b.parquet")
-    assert texts(tmp_path / "b.parquet", text_field=name) == [text.upper() for text in SAID]
+    assert texts_of(tmp_path / "b.parquet", text_field=name) == [text.upper() for text in SAID]
 
 
 def test_a_field_inside_nothing_is_a_bad_record(tmp_path: Path) -> None:
@@ -192,47 +174,13 @@ def test_a_field_inside_nothing_is_a_bad_record(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for suffix in ("parquet", "jsonl"):
-        found = records(tmp_path / f"a.{suffix}", text_field="meta.text", on_bad_records="skip")
+        found = records_of(tmp_path / f"a.{suffix}", text_field="meta.text", on_bad_records="skip")
         assert [record.text if isinstance(record, TextRecord) else None for record in found] == [
             "one",
             None,
             None,
             "two",
         ]
-
-
-@pytest.mark.parametrize(
-    "kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.dictionary(pa.int8(), pa.binary())]
-)
-@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-def test_columns_of_bytes_hold_texts(tmp_path: Path, kind: pa.DataType, suffix: str) -> None:
-    values = [*SAID, "łódź 😀"]
-    table = pa.table({"text": pa.array([text.encode() for text in values]).cast(kind)})
-    path = tmp_path / f"a.{suffix}"
-    if suffix == "parquet":
-        pq.write_table(table, path)
-    else:
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-    assert texts(path) == values
-
-
-def test_bytes_that_are_no_text_are_a_bad_record(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": pa.array([b"one", b"\x89PNG\xff", b"two"])}), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=r"a\.parquet, row 1") as raised:
-        texts(tmp_path / "a.parquet")
-    assert "--encoding" not in raised.value.remedy  # which says nothing of Parquet
-    found = records(tmp_path / "a.parquet", on_bad_records="skip")
-    assert [type(record) for record in found] == [TextRecord, BadRecord, TextRecord]
-
-
-def archive(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as file:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            file.addfile(info, io.BytesIO(data))
-    return path
 
 
 def test_json_in_archives(tmp_path: Path) -> None:
@@ -248,15 +196,16 @@ def test_json_in_archives(tmp_path: Path) -> None:
         "__MACOSX/h.txt": b"\0\5\x16\7",
         "i.json": b"\xff\xfe" + '{"text": "nine"}'.encode("utf-16-le"),
     }
-    path = archive(tmp_path / "a.tar", members)
-    assert texts(path) == ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-    absent = [record.absent for record in records(path) if isinstance(record, TextRecord) and record.absent]
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of(members))
+    assert texts_of(path) == ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    absent = [record.absent for record in records_of(path) if isinstance(record, TextRecord) and record.absent]
     assert absent == ["no_text_field", "hidden_file", "hidden_file"]
     deep = {"text": "ten", "meta": {"text": "nested"}}
-    path = archive(tmp_path / "b.tar", {"z.json": json.dumps(deep, indent=1).encode(), "y.json": b'{"text": "x"}'})
-    nested = archive(tmp_path / "c.tar", {"in.tar": path.read_bytes()})
-    assert texts(nested) == ["ten", "x"]
-    assert texts(nested, text_field="meta.text") == ["nested"]
+    inner = tar_of({"z.json": json.dumps(deep, indent=1).encode(), "y.json": b'{"text": "x"}'})
+    path.write_bytes(tar_of({"in.tar": inner}))
+    assert texts_of(path) == ["ten", "x"]
+    assert texts_of(path, text_field="meta.text") == ["nested"]
 
 
 def test_webdatasets_own_writer(tmp_path: Path) -> None:
@@ -265,7 +214,7 @@ def test_webdatasets_own_writer(tmp_path: Path) -> None:
         for number, text in enumerate(SAID):
             sink.write({"__key__": f"{number:06}", "json": {"text": text, "n": number}, "cls": number})
             sink.write({"__key__": f"x{number:06}", "txt": text, "json": {"width": 1}, "png": b"\x89PNG"})
-    assert texts(tmp_path / "a.tar") == [text for text in SAID for _ in range(2)]
+    assert texts_of(tmp_path / "a.tar") == [text for text in SAID for _ in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -280,8 +229,9 @@ def test_webdatasets_own_writer(tmp_path: Path) -> None:
     ],
 )
 def test_broken_json_in_archives_is_a_bad_record(tmp_path: Path, name: str, data: bytes, said: str) -> None:
-    path = archive(tmp_path / "a.tar", {name: data, "b.txt": b"good"})
-    *_, bad, good = records(path, on_bad_records="skip", max_document_bytes=4096)
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of({name: data, "b.txt": b"good"}))
+    *_, bad, good = records_of(path, on_bad_records="skip", max_document_bytes=4096)
     assert isinstance(bad, BadRecord)
     assert said in bad.reason
     assert isinstance(good, TextRecord)
@@ -289,10 +239,12 @@ def test_broken_json_in_archives_is_a_bad_record(tmp_path: Path, name: str, data
 
 def test_fields_of_json_in_archives(tmp_path: Path) -> None:
     pair = b'{"query": "q", "positive": "p"}\n'
-    path = archive(tmp_path / "a.tar", {"a.jsonl": pair, "b.jsonl": pair})
-    assert [record.texts for record in records(path, pairs={}) if isinstance(record, TextRecord)] == [("q", "p")] * 2
+    path = tmp_path / "a.tar"
+    path.write_bytes(tar_of({"a.jsonl": pair, "b.jsonl": pair}))
+    assert [record.texts for record in records_of(path, pairs={}) if isinstance(record, TextRecord)] == [("q", "p")] * 2
+    path.write_bytes(tar_of({"c.txt": b"text"}))
     with pytest.raises(InputError, match=r"a\.tar/c\.txt.*fields"):
-        records(archive(tmp_path / "a.tar", {"c.txt": b"text"}), pairs={})
+        records_of(path, pairs={})
 
 
 def long_window(data: bytes, log: int = 31) -> bytes:
@@ -308,15 +260,15 @@ def test_long_windows_of_zstd_are_read(tmp_path: Path, log: int) -> None:
     skipped = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
     whole = long_window(data, log) + skipped + zstandard.compress(data) + skipped
     (tmp_path / "a.jsonl.zst").write_bytes(whole)
-    assert texts(tmp_path / "a.jsonl.zst") == DOCUMENTS * 2
+    assert texts_of(tmp_path / "a.jsonl.zst") == DOCUMENTS * 2
     frame = long_window(data, log)
     for cut in (20, len(frame) // 2, len(frame) - 1):
         (tmp_path / "a.jsonl.zst").write_bytes(frame[:cut])
         with pytest.raises(InputError, match=r"a\.jsonl\.zst: .*truncated"):
-            texts(tmp_path / "a.jsonl.zst")
+            texts_of(tmp_path / "a.jsonl.zst")
     (tmp_path / "a.jsonl.zst").write_bytes(frame + b"no frame")
     with pytest.raises(InputError, match=r"a\.jsonl\.zst: .*truncated"):
-        texts(tmp_path / "a.jsonl.zst")
+        texts_of(tmp_path / "a.jsonl.zst")
 
 
 def test_a_long_window_beyond_the_free_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,25 +276,14 @@ def test_a_long_window_beyond_the_free_memory_is_refused(tmp_path: Path, monkeyp
     free = psutil.virtual_memory()._replace(available=3 << 30)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     with pytest.raises(InputError, match=r"2,048.*3,072") as raised:
-        texts(tmp_path / "a.txt.zst")
+        texts_of(tmp_path / "a.txt.zst")
     assert "--long=27" in raised.value.remedy
     (tmp_path / "a.txt.zst").write_bytes(long_window(b"text", 27))  # what the remedy says
-    assert texts(tmp_path / "a.txt.zst") == ["text"]
+    assert texts_of(tmp_path / "a.txt.zst") == ["text"]
 
 
 def test_a_long_window_of_a_bomb_takes_bounded_memory(tmp_path: Path) -> None:
     (tmp_path / "a.txt.zst").write_bytes(long_window(bytes(1 << 27)))
-    script = (
-        "import sys, resource\n"
-        "from data_service.ingest.files import open_decompressed\n"
-        "from data_service.ingest.inputs import list_inputs\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
-        "(file,) = list_inputs([sys.argv[1]]).files\n"
-        "before = peak()\n"
-        "with open_decompressed(file) as stream: print(sum(len(c) for c in iter(lambda: stream.read(1 << 20), b'')))\n"
-        "print(peak() - before)\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "a.txt.zst")]
-    total, grown = map(int, subprocess.run(command, check=True, capture_output=True).stdout.split())
+    total, grown = size_and_memory_of_reading(tmp_path / "a.txt.zst")
     assert total == 1 << 27
     assert grown < 2048 + 400

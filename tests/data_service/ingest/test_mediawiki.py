@@ -1,12 +1,8 @@
 """Dumps of Wikipedia: which pages are documents, what is read of them, however a dump is packed, cut and damaged."""
 
 import bz2
-import gzip
-import lzma
-import random
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -23,6 +19,7 @@ from data_service.prepare.statistics import Statistics
 from tests.support.data import preparations
 from tests.support.data.preparations import rows_of
 from tests.support.data.raw_text import DOCUMENTS
+from tests.support.data.text_files import PACKED
 
 pytest.importorskip("mwparserfromhell", reason="needs maskfleet[prepare]")
 
@@ -63,14 +60,6 @@ def streams(pages: list[Page]) -> list[str]:
     """Return the parts that a multistream dump packs one by one."""
     made = [page(number, each) for number, each in enumerate(pages)]
     return [HEAD, *("".join(made[start : start + 3]) for start in range(0, len(made), 3)), "</mediawiki>\n"]
-
-
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "": lambda data: data,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-}
 
 
 def write(path: Path, pages: list[Page], *, multistream: bool = False) -> Path:
@@ -201,33 +190,6 @@ def test_broken_markup_takes_no_longer(marks: list[str]) -> None:
     assert time.process_time() - began < 10
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    folder = tmp_path_factory.mktemp("whole")
-    drawn = random.Random(3)
-    pages: list[Page] = [(f"T{i}", 0, False, drawn.choice(DOCUMENTS)[:2_000]) for i in range(12)]
-    return {suffix: write(folder / f"a.xml{suffix}", pages, multistream=True).read_bytes() for suffix in PACKED}
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(share=st.floats(0.0, 0.9999), suffix=st.sampled_from(sorted(PACKED)), small=st.booleans())
-def test_a_dump_cut_short_anywhere_is_refused_by_name(
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    whole: dict[str, bytes],
-    share: float,
-    suffix: str,
-    small: bool,
-) -> None:
-    """Between two streams, too, where the packed data is whole."""
-    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096 if small else 1 << 22)
-    folder = tmp_path_factory.mktemp("cut")
-    path = folder / f"a.xml{suffix}"
-    path.write_bytes(whole[suffix][: int((len(whole[suffix]) - 1) * share)])
-    with pytest.raises(InputError, match=r"a\.xml"):
-        run(path, folder / "out", chunk=4096)
-
-
 def test_what_is_no_dump_is_refused(tmp_path: Path) -> None:
     for name, data in (
         ("pom.xml", b"<project>\n</project>\n"),
@@ -251,21 +213,6 @@ def test_no_entity_is_ever_expanded(tmp_path: Path) -> None:
         run(tmp_path / "a.xml", tmp_path / "out")
 
 
-@pytest.mark.long
-def test_a_page_of_100_mb_is_a_bad_record_and_the_others_are_read(tmp_path: Path) -> None:
-    pages: list[Page] = [
-        ("A", 0, False, "first"),
-        ("B", 0, False, "long " * 20_000_000),
-        ("C", 0, False, "last"),
-    ]
-    write(tmp_path / "a.xml", pages)
-    with pytest.raises(InputError, match=r"a\.xml, byte \d+: .*16,777,216"):
-        run(tmp_path / "a.xml", tmp_path / "out", chunk=1 << 20)
-    run(tmp_path / "a.xml", tmp_path / "out", chunk=1 << 20, on_bad_records="skip")
-    assert [row["text"] for row in rows_of(tmp_path / "out/documents")] == ["first", "last"]
-    assert [row["reason"] for row in rows_of(tmp_path / "out/dropped")] == ["bad_record"]
-
-
 def test_a_folder_of_dumps_is_listed_without_its_index_and_other_xml(tmp_path: Path) -> None:
     for name in (
         "de-1-pages-articles-multistream1.xml-p1p9.bz2",
@@ -284,7 +231,7 @@ def test_a_folder_of_dumps_is_listed_without_its_index_and_other_xml(tmp_path: P
 
 @given(
     st.lists(st.binary(max_size=3_000), min_size=1, max_size=4),
-    st.sampled_from(["bz2", "xz"]),
+    st.sampled_from(["gz", "zst", "bz2", "xz"]),
     st.integers(0, 3),
 )
 def test_streams_one_after_another_give_their_bytes(

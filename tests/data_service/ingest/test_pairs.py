@@ -1,8 +1,6 @@
 """Corpora of pairs: the same examples from every format, one document each, a query on one side; bad ones named."""
 
 import csv
-import gzip
-import json
 import random
 from collections import defaultdict
 from dataclasses import replace
@@ -21,18 +19,16 @@ from data_service.corpus.manifest_file import dump_manifest, parse_manifest
 from data_service.corpus.reader import read_block
 from data_service.corpus.words import WordOptions
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.documents import read_records
-from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.records import BadRecord, TextRecord
 from data_service.ingest.scan import hash_texts
-from data_service.ingest.tasks import plan_splits
 from data_service.samples.packing import PackedInput
 from data_service.samples.texts import RepeatedSentences, TextPairs
 from data_service.store.open import open_store
 from data_service.stream.sources import check_corpus_kind
 from data_service.stream.statistics import corpus_stats
 from tests.support.data.raw_text import DOCUMENTS, build, small_tokenizer
+from tests.support.data.text_files import records_of, write_lines, write_table
 
 SENTENCES = [" ".join(part.split()) for text in DOCUMENTS for part in text.split(". ") if 20 < len(part) < 200]
 Record = dict[str, object]
@@ -43,7 +39,7 @@ def options(count: int = 2, **more: object) -> BuildOptions:
     return BuildOptions.model_validate({"pairs": PairFields(count=count), **settings})
 
 
-def records_of(count: int, queries: int) -> list[Record]:
+def made_records(count: int, queries: int) -> list[Record]:
     """Examples of so many queries, each with three negatives; all texts are single lines."""
     return [
         {
@@ -53,13 +49,6 @@ def records_of(count: int, queries: int) -> list[Record]:
         }
         for i in range(count)
     ]
-
-
-def write(path: Path, records: list[Record]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = "".join(json.dumps(record) + "\n" for record in records).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
 
 
 def write_flat(path: Path, records: list[Record]) -> Path:
@@ -73,29 +62,23 @@ def write_flat(path: Path, records: list[Record]) -> Path:
     return path
 
 
-def read(path: Path, chosen: BuildOptions) -> list[TextRecord | BadRecord]:
-    splits = plan_splits(list_inputs([str(path)]).files, chosen)
-    return [record for split in splits for record in read_records(split, chosen)]
-
-
 def test_every_format_gives_the_same_examples(tmp_path: Path) -> None:
-    records = records_of(40, 30)
+    records = made_records(40, 30)
     table = pa.table({name: [record[name] for record in records] for name in records[0]})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    write_table(tmp_path / "a.parquet", table)
     large = table.cast(
         pa.schema([("query", "string"), ("positive", "large_string"), ("negatives", pa.large_list(pa.string()))])
     )
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_file(file, large.schema) as writer:
-        writer.write_table(large, max_chunksize=9)
-    write(tmp_path / "a.jsonl", records)
-    write(tmp_path / "b.jsonl.gz", records)
+    write_table(tmp_path / "a.arrow", large, 9, with_footer=True)
+    write_lines(tmp_path / "a.jsonl", records)
+    write_lines(tmp_path / "b.jsonl.gz", records)
     expected = [(r["query"], r["positive"], *r["negatives"][:2]) for r in records]  # type: ignore[index]
     for name in ("a.parquet", "a.arrow", "a.jsonl", "b.jsonl.gz"):
-        found = read(tmp_path / name, options())
+        found = records_of(tmp_path / name, options())
         assert [record.texts for record in found if isinstance(record, TextRecord)] == expected
     columns = PairFields(count=2, negatives=("one", "two", "three"))
     for name in ("c.csv", "c.tsv"):
-        found = read(write_flat(tmp_path / name, records), BuildOptions(pairs=columns))
+        found = records_of(write_flat(tmp_path / name, records), BuildOptions(pairs=columns))
         assert [record.texts for record in found if isinstance(record, TextRecord)] == expected
 
 
@@ -103,10 +86,10 @@ def test_every_format_gives_the_same_examples(tmp_path: Path) -> None:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 examples of 200 queries, ten of them twice, and three with a blank text."""
     folder = tmp_path_factory.mktemp("pairs")
-    records = records_of(300, 200)
+    records = made_records(300, 200)
     blank: list[Record] = [{**records[i], "positive": " \n"} for i in range(3)]
-    write(folder / "in" / "a.jsonl", records[:150] + blank)
-    write(folder / "in" / "b.jsonl.gz", records[150:] + records[:10])
+    write_lines(folder / "in" / "a.jsonl", records[:150] + blank)
+    write_lines(folder / "in" / "b.jsonl.gz", records[150:] + records[:10])
     build(folder / "in", folder / "corpus", options())
     return folder / "corpus"
 
@@ -125,7 +108,7 @@ def examples_of(corpus: Path) -> dict[str, list[tuple[str, ...]]]:
 @pytest.mark.long
 def test_every_example_is_one_document_and_copies_are_dropped(corpus: Path) -> None:
     found = examples_of(corpus)
-    expected = {(r["query"], r["positive"], *r["negatives"][:2]) for r in records_of(300, 200)}  # type: ignore[index]
+    expected = {(r["query"], r["positive"], *r["negatives"][:2]) for r in made_records(300, 200)}  # type: ignore[index]
     assert sorted(found["train"] + found["heldout"]) == sorted(expected)
     counts = corpus_stats(str(corpus)).counts
     assert (counts["duplicates"], counts["empty"], counts["skipped"]) == (10, 3, 0)
@@ -154,7 +137,7 @@ def test_documents_are_shown_as_examples_and_stats_are_of_rows_of_pairs(corpus: 
 
 
 def test_bad_records_are_named_or_skipped_and_counted(tmp_path: Path) -> None:
-    good = records_of(30, 30)
+    good = made_records(30, 30)
     bad: dict[str, Record] = {
         "no field 'positive'": {"query": "q"},
         "it is null": {"query": None, "positive": "p", "negatives": ["n", "m"]},
@@ -166,11 +149,11 @@ def test_bad_records_are_named_or_skipped_and_counted(tmp_path: Path) -> None:
         "more than 1,500 bytes": {"query": "q" * 800, "positive": "p" * 800, "negatives": ["n", "m"]},
     }
     for number, (reason, record) in enumerate(bad.items()):
-        path = write(tmp_path / str(number) / "a.jsonl", [*good[:5], record])
+        path = write_lines(tmp_path / str(number) / "a.jsonl", [*good[:5], record])
         with pytest.raises(InputError, match=reason) as raised:
-            read(path, options(max_document_bytes=1500))
+            records_of(path, options(max_document_bytes=1500))
         assert "a.jsonl, line 6: " in raised.value.problem
-    write(tmp_path / "in" / "a.jsonl", [*good, *bad.values()])
+    write_lines(tmp_path / "in" / "a.jsonl", [*good, *bad.values()])
     build(tmp_path / "in", tmp_path / "corpus", options(max_document_bytes=1500, on_bad_records="skip"))
     stats = corpus_stats(str(tmp_path / "corpus"))
     assert stats.counts["skipped"] == len(bad)
@@ -190,36 +173,36 @@ def test_lists_deeper_than_a_field_needs_are_bad_records(tmp_path: Path, field: 
         values = dict.fromkeys(fields, '"text"') | {field: "[" * depth + '"text"' + "]" * depth}
         lines.append("{" + ", ".join(f'"{name}": {value}' for name, value in values.items()) + "}\n")
     (tmp_path / "a.jsonl").write_text("".join(lines))
-    found = read(tmp_path / "a.jsonl", chosen.model_copy(update={"on_bad_records": "skip"}))
+    found = records_of(tmp_path / "a.jsonl", chosen.model_copy(update={"on_bad_records": "skip"}))
     assert [isinstance(record, BadRecord) for record in found] == [depth > deepest for depth in depths]
     first = next(line for line, depth in enumerate(depths, 1) if depth > deepest)
     with pytest.raises(InputError, match=rf"a\.jsonl, line {first}: "):
-        read(tmp_path / "a.jsonl", chosen)
+        records_of(tmp_path / "a.jsonl", chosen)
 
 
 def test_text_without_fields_and_tables_without_the_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(InputError, match=r"a\.txt: .*fields"):
-        read(tmp_path / "a.txt", options())
+        records_of(tmp_path / "a.txt", options())
     (tmp_path / "a.csv").write_text("query,answer\nq,a\n")
     with pytest.raises(InputError, match=r"a\.csv: .*'positive'"):
-        read(tmp_path / "a.csv", options(0))
+        records_of(tmp_path / "a.csv", options(0))
     pq.write_table(pa.table({"query": ["q"], "positive": [["p"]]}), tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a\.parquet: .*'positive'.*\btype\b"):
-        read(tmp_path / "a.parquet", options(0))
+        records_of(tmp_path / "a.parquet", options(0))
 
 
 def test_few_examples_are_held_out_whole(tmp_path: Path) -> None:
     long: list[Record] = [
         {"query": f"{i} {SENTENCES[i]}", "positive": " ".join(SENTENCES[i : i + 60])} for i in range(3)
     ]
-    build(write(tmp_path / "in" / "a.jsonl", long).parent, tmp_path / "corpus", options(0))
+    build(write_lines(tmp_path / "in" / "a.jsonl", long).parent, tmp_path / "corpus", options(0))
     found = examples_of(tmp_path / "corpus")
     assert len(found["heldout"]) in (1, 2)
     assert len(found["train"]) + len(found["heldout"]) == 3
     one: list[Record] = [{"query": "q", "positive": SENTENCES[i]} for i in range(5)]
     with pytest.raises(InputError, match=r"\b5 examples\b"):
-        build(write(tmp_path / "one" / "a.jsonl", one).parent, tmp_path / "none", options(0))
+        build(write_lines(tmp_path / "one" / "a.jsonl", one).parent, tmp_path / "none", options(0))
 
 
 def test_a_corpus_is_read_as_what_it_is(corpus: Path, tmp_path: Path) -> None:

@@ -1,36 +1,28 @@
-"""Provenance: the same from every format, whatever the workers and deaths; what is lacking or twice is refused."""
+"""Provenance: the same from every format, whatever the workers and deaths; what is lacking or twice is refused, and
+what `only` does not choose is counted."""
 
-import gzip
-import json
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from data_service.corpus.corpus import SPLITS, SplitName, open_corpus, show_documents, verify_corpus
+from data_service.corpus.corpus import SPLITS, open_corpus, show_documents, verify_corpus
 from data_service.corpus.manifest_file import dump_manifest, parse_manifest
 from data_service.corpus.provenance import Provenance, ProvenanceOptions
 from data_service.corpus.reader import read_block
-from data_service.corpus.sidecar import (
-    DocumentOrigin,
-    count_text_by_field,
-    find_documents,
-    origins_in_ranges,
-    read_origins,
-)
+from data_service.corpus.sidecar import count_text_by_field, find_documents, origins_in_ranges
 from data_service.errors import CorpusError, InputError
-from data_service.ingest.build import build_corpus
-from data_service.ingest.documents import read_documents
-from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions, PairFields
-from data_service.ingest.tasks import plan_splits
+from data_service.ingest.records import TextRecord
 from data_service.store.open import open_store
 from tests.support.data import raw_text
-from tests.support.data.raw_text import SMALL, Killed, build, files_of, ignore_progress, killed_at, tokenizer_folder
+from tests.support.data.raw_text import SMALL, Killed, build, files_of, killed_at, origins_of
+from tests.support.data.text_files import records_of, write_lines, write_table
 
 DOCUMENTS = raw_text.DOCUMENTS[:40]
 Record = dict[str, object]
@@ -59,23 +51,10 @@ def records() -> list[Record]:
     return made + made[:3]
 
 
-def write(path: Path, made: list[Record]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    data = "".join(json.dumps(record) + "\n" for record in made).encode()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-def origins(uri: Path, split: SplitName = "train") -> Iterator[DocumentOrigin]:
-    corpus = open_corpus(str(uri))
-    for shard in corpus.table(split).shards:
-        yield from read_origins(corpus, split, shard)
-
-
 @pytest.mark.long
 def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
     made = records()
-    write(tmp_path / "in" / "a.jsonl", made)
+    write_lines(tmp_path / "in" / "a.jsonl", made)
     build(tmp_path / "in", tmp_path / "corpus", options())
     corpus = open_corpus(str(tmp_path / "corpus"))
     tokenizer, by_id = corpus.tokenizer(), {record["docid"]: record for record in made}
@@ -83,7 +62,7 @@ def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
     for split in SPLITS:
         table = corpus.table(split)
         blocks = {index: read_block(corpus.store, table, index) for index in range(len(table))}
-        rows = list(origins(tmp_path / "corpus", split))
+        rows = list(origins_of(open_corpus(str(tmp_path / "corpus")), split))
         assert len(rows) == table.documents.sum()
         for row in rows:
             block = blocks[row.block]
@@ -111,7 +90,7 @@ def test_every_document_has_a_row_with_its_place(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_documents_are_found_counted_and_told_of_a_row(tmp_path: Path) -> None:
     made = records()
-    write(tmp_path / "in" / "a.jsonl", made)
+    write_lines(tmp_path / "in" / "a.jsonl", made)
     manifest = build(tmp_path / "in", tmp_path / "corpus", options())
     corpus, uri = open_corpus(str(tmp_path / "corpus")), str(tmp_path / "corpus")
     for number in (0, 7, 39):
@@ -143,18 +122,14 @@ def test_every_format_says_the_same(tmp_path: Path, name: str) -> None:
     columns = {key: [record[key] for record in made] for key in made[0]}
     table = pa.table(columns | {"day": [date.fromisoformat(str(day)) for day in columns["day"]]})
     match path.suffix:
-        case ".parquet":
-            pq.write_table(table, path)
-        case ".arrow":
-            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-                stream.write_table(table)
+        case ".parquet" | ".arrow":
+            write_table(path, table)
         case ".csv":
             pa_csv = pytest.importorskip("pyarrow.csv")
             pa_csv.write_csv(table, path)
         case _:
-            write(path, made)
-    (split,) = plan_splits(list_inputs([str(path)]).files, options())
-    found = [document.provenance for document in read_documents(split, options())]
+            write_lines(path, made)
+    found = [record.provenance for record in records_of(path, options()) if isinstance(record, TextRecord)]
     assert found == [
         Provenance(
             f"doc-{i}",
@@ -172,18 +147,19 @@ def test_numbers_are_ids(tmp_path: Path) -> None:
     chosen = options(ProvenanceOptions(id="n"))
     for path in (tmp_path / "a.jsonl", tmp_path / "b.parquet"):
         if path.suffix == ".jsonl":
-            write(path, [{"n": 7, "text": "seven"}])
+            write_lines(path, [{"n": 7, "text": "seven"}])
         else:
-            pq.write_table(pa.table({"n": [7], "text": ["seven"]}), path)
-        (split,) = plan_splits(list_inputs([str(path)]).files, chosen)
-        assert [document.provenance for document in read_documents(split, chosen)] == [Provenance("7")]
+            write_table(path, pa.table({"n": [7], "text": ["seven"]}))
+        (record,) = records_of(path, chosen)
+        assert isinstance(record, TextRecord)
+        assert record.provenance == Provenance("7")
 
 
 @pytest.mark.long
 def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "a.jsonl.gz", records())
+    write_lines(tmp_path / "in" / "a.jsonl.gz", records())
     others: list[Record] = [{"docid": f"b{number}", "text": f"{number} b", **CONSTANT} for number in range(50)]
-    write(tmp_path / "in" / "b.jsonl", others)
+    write_lines(tmp_path / "in" / "b.jsonl", others)
     build(tmp_path / "in", tmp_path / "one", options())
     build(tmp_path / "in", tmp_path / "two", options(workers=2))
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
@@ -191,7 +167,7 @@ def test_workers_write_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_shards_are_those_of_a_corpus_without(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "a.jsonl", records())
+    write_lines(tmp_path / "in" / "a.jsonl", records())
     plain = build(tmp_path / "in", tmp_path / "plain", SMALL)
     known = build(tmp_path / "in", tmp_path / "known", options())
     assert plain.fingerprint == known.fingerprint
@@ -227,7 +203,7 @@ def test_what_a_record_lacks_is_refused_by_place(
 ) -> None:
     made = records()
     made[4] = spoil(made[4])
-    path = write(tmp_path / "in" / "a.jsonl", made)
+    path = write_lines(tmp_path / "in" / "a.jsonl", made)
     with pytest.raises(InputError, match=problem) as refused:
         build(tmp_path / "in", tmp_path / "corpus", options())
     assert f"{path}, line 5" in str(refused.value)
@@ -239,16 +215,16 @@ def test_what_a_record_lacks_is_refused_by_place(
 
 def test_a_lacking_licence_is_allowed_where_that_is_said(tmp_path: Path) -> None:
     made = [record if number % 2 else _without("license")(record) for number, record in enumerate(records())]
-    write(tmp_path / "in" / "a.jsonl", made)
+    write_lines(tmp_path / "in" / "a.jsonl", made)
     allowed = NAMED.model_copy(update={"may_lack": ("licence",)})
     build(tmp_path / "in", tmp_path / "corpus", options(allowed))
-    found = [row.provenance.licence for row in origins(tmp_path / "corpus")]
+    found = [row.provenance.licence for row in origins_of(open_corpus(str(tmp_path / "corpus")))]
     assert {None, "MIT"} <= set(found)
 
 
 @pytest.mark.long
 def test_constants_stand_for_whole_inputs(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "wiki" / "a.jsonl", records()[:20])
+    write_lines(tmp_path / "in" / "wiki" / "a.jsonl", records()[:20])
     for number, text in enumerate(DOCUMENTS[20:]):
         (tmp_path / "in" / f"note-{number}.txt").write_text(text)
     chosen = ProvenanceOptions.model_validate(
@@ -262,7 +238,7 @@ def test_constants_stand_for_whole_inputs(tmp_path: Path) -> None:
         }
     )
     build(tmp_path / "in", tmp_path / "corpus", options(chosen))
-    found = {row.provenance._replace(id=None) for row in origins(tmp_path / "corpus")}
+    found = {row.provenance._replace(id=None) for row in origins_of(open_corpus(str(tmp_path / "corpus")))}
     assert found == {
         Provenance(source="wiki", licence="CC-BY-SA-4.0", language="en"),
         Provenance(source="notes", licence="CC0-1.0", language="en"),
@@ -277,11 +253,11 @@ def test_constants_stand_for_whole_inputs(tmp_path: Path) -> None:
 def test_an_id_twice_is_refused_by_both_places(tmp_path: Path, name: str, places: tuple[int, int]) -> None:
     made = records()
     made[places[1]]["docid"] = made[places[0]]["docid"]
-    path = write(tmp_path / "in" / name, made)
+    path = write_lines(tmp_path / "in" / name, made)
     with pytest.raises(InputError, match=f"doc-{places[0]}") as refused:
         build(tmp_path / "in", tmp_path / "corpus", options(split_bytes=20_000))
     assert [f"line {place + 1}" in refused.value.problem for place in places] == [True, True]
-    write(path, records())
+    write_lines(path, records())
     build(tmp_path / "in", tmp_path / "corpus", options(split_bytes=20_000))
     assert not verify_corpus(str(tmp_path / "corpus")).damage
 
@@ -290,50 +266,47 @@ def test_an_id_twice_is_refused_by_both_places(tmp_path: Path, name: str, places
 def test_provenance_that_changes_makes_another_corpus(tmp_path: Path) -> None:
     """Also if the text and all sizes stay."""
     made = records()
-    path = write(tmp_path / "in" / "a.jsonl", made)
-    folder, tokenizer = tmp_path / "corpus", tokenizer_folder(tmp_path / "tokenizer")
+    path = write_lines(tmp_path / "in" / "a.jsonl", made)
+    folder = tmp_path / "corpus"
     with pytest.raises(Killed):
-        build_corpus([str(tmp_path / "in")], str(folder), tokenizer, options(), killed_at("assembling", 1))
+        build(tmp_path / "in", folder, options(), killed_at("assembling", 1))
     made[0]["license"], made[1]["license"] = made[1]["license"], made[0]["license"]
     made[0], made[1] = dict(made[0]), dict(made[1])
-    write(path, [*made[:-3], *records()[-3:]])
+    write_lines(path, [*made[:-3], *records()[-3:]])
     build(tmp_path / "in", folder, options())
     build(tmp_path / "in", tmp_path / "fresh", options())
     ours, fresh = files_of(folder), files_of(tmp_path / "fresh")
     assert ours.keys() == fresh.keys()
     assert all(ours[key] == fresh[key] for key in ours if key.startswith("provenance"))
-    write(path, records())
+    write_lines(path, records())
     with pytest.raises(CorpusError, match="changed"):
-        build_corpus([str(tmp_path / "in")], str(folder), tokenizer, options(), ignore_progress)
+        build(tmp_path / "in", folder, options())
 
 
 @pytest.mark.long
 def test_stretches_and_pairs_have_provenance(tmp_path: Path) -> None:
     long = "\n\n".join(DOCUMENTS)
-    write(tmp_path / "long" / "a.jsonl", [{"docid": "one", "text": long}, {"docid": "two", "text": long[::-1]}])
+    write_lines(tmp_path / "long" / "a.jsonl", [{"docid": "one", "text": long}, {"docid": "two", "text": long[::-1]}])
     chosen = options(ProvenanceOptions(id="docid"))
     manifest = build(tmp_path / "long", tmp_path / "stretches", chosen)
     assert manifest.heldout_rule is not None
     assert manifest.heldout_rule.unit == "stretch"
+    stretches = open_corpus(str(tmp_path / "stretches"))
     for split in SPLITS:
-        assert {row.provenance.id for row in origins(tmp_path / "stretches", split)} <= {"one", "two"}
-    rows = list(origins(tmp_path / "stretches"))
+        assert {row.provenance.id for row in origins_of(stretches, split)} <= {"one", "two"}
+    rows = list(origins_of(stretches))
     assert len(rows) == manifest.train.documents.sum() > 2
 
     pairs: list[Record] = [
         {"docid": str(i), "query": text[:60], "positive": text[60:200]} for i, text in enumerate(DOCUMENTS)
     ]
-    write(tmp_path / "pairs" / "a.jsonl", pairs)
-    manifest = build(tmp_path / "pairs", tmp_path / "examples", replace_pairs(chosen))
-    assert len(list(origins(tmp_path / "examples"))) == manifest.train.documents.sum()
-
-
-def replace_pairs(chosen: BuildOptions) -> BuildOptions:
-    return chosen.model_copy(update={"pairs": PairFields()})
+    write_lines(tmp_path / "pairs" / "a.jsonl", pairs)
+    manifest = build(tmp_path / "pairs", tmp_path / "examples", chosen.model_copy(update={"pairs": PairFields()}))
+    assert len(list(origins_of(open_corpus(str(tmp_path / "examples"))))) == manifest.train.documents.sum()
 
 
 def test_a_manifest_may_not_name_other_sidecars(tmp_path: Path) -> None:
-    write(tmp_path / "in" / "a.jsonl", records())
+    write_lines(tmp_path / "in" / "a.jsonl", records())
     manifest = build(tmp_path / "in", tmp_path / "corpus", options())
     sidecar = next(iter(manifest.provenance))
     (tmp_path / "corpus" / sidecar).unlink()
@@ -342,3 +315,47 @@ def test_a_manifest_may_not_name_other_sidecars(tmp_path: Path) -> None:
     fewer = replace(manifest, provenance={k: v for k, v in manifest.provenance.items() if k != sidecar})
     with pytest.raises(CorpusError, match="sidecars"):
         parse_manifest(dump_manifest(fewer), HERE)
+
+
+def matches(value: str | None, pattern: str) -> bool:
+    """A pattern with stars, by the shell's rule for these alone."""
+    return value is not None and fnmatchcase(value.lower(), pattern.lower().replace("[", "[[]"))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_only_chosen_licences_and_sources_are_kept(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    licences = ("MIT", "CC-BY-4.0", "cc-by-sa 3", "CC0", "own [1]\nline", None)
+    made: list[Record] = [
+        {"docid": f"d{n}", "text": text, "license": draw.choice(licences), "from": draw.choice("abc")}
+        for n, text in enumerate(DOCUMENTS)
+    ]
+    write_lines(tmp_path / "in" / "a.jsonl", made)
+    patterns = {
+        "licence": [*draw.sample(["mit", "cc-by*", "*0", "own [1]*", "nothing"], 2), "CC-BY-4.0"],
+        "source": draw.sample(["a", "B", "c*"], 2),
+    }
+    chosen = ProvenanceOptions.model_validate(
+        {"id": "docid", "licence": "license", "source": "from", "may_lack": ["licence"], "only": patterns}
+    )
+    expected = {
+        record["docid"]
+        for record in made
+        if any(matches(record["license"], one) for one in patterns["licence"])  # type: ignore[arg-type]
+        and any(matches(str(record["from"]), one) for one in patterns["source"])
+    }
+    manifest = build(tmp_path / "in", tmp_path / "corpus", SMALL.model_copy(update={"provenance": chosen}))
+    corpus = open_corpus(str(tmp_path / "corpus"))
+    kept = {row.provenance.id for split in SPLITS for row in origins_of(corpus, split)}
+    assert kept == expected
+    assert manifest.counts["not_chosen"] == len(made) - len(expected)
+    assert manifest.counts["documents_read"] == len(made)
+
+
+def test_a_choice_that_leaves_nothing_is_said(tmp_path: Path) -> None:
+    write_lines(tmp_path / "in" / "a.jsonl", [{"text": text, "license": "MIT"} for text in DOCUMENTS])
+    none = ProvenanceOptions.model_validate({"licence": "license", "only": {"licence": ["gpl"]}})
+    with pytest.raises(InputError, match=f"{len(DOCUMENTS)} that `only`"):
+        build(tmp_path / "in", tmp_path / "corpus", SMALL.model_copy(update={"provenance": none}))
+    with pytest.raises(ValueError, match="source"):
+        ProvenanceOptions.model_validate({"licence": "license", "only": {"source": ["web"]}})

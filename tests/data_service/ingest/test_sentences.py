@@ -11,7 +11,6 @@ import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_service.ingest.options import BuildOptions
 from data_service.ingest.sentences import (
     SENTENCE_TERMINAL,
     UNSPACED_LANGUAGES,
@@ -153,11 +152,6 @@ def test_a_run_of_marks_at_the_end_of_a_line_takes_linear_time(language: Languag
     text = f"你好{marks * (300_000 // len(marks))}"
     for line in (text, f"{text}{' ' * 300_000}，"):
         assert "".join(split_sentences(line, language)) == line
-
-
-def test_the_language_is_of_a_corpuss_identity_only_where_one_is_named() -> None:
-    assert "sentences" not in BuildOptions().identity_settings()
-    assert BuildOptions(sentences="zh").identity_settings()["sentences"] == "zh"
 
 
 @settings(deadline=None)

@@ -7,37 +7,22 @@ from pathlib import Path
 
 import pytest
 import ray
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import InputError, RayLost
-from data_service.ingest.build import build_corpus
 from data_service.ingest.documents import read_documents
 from data_service.ingest.inputs import list_inputs
 from data_service.ingest.options import BuildOptions
 from data_service.ingest.pool import Progress
 from data_service.ingest.streamed import PieceReader
 from data_service.ingest.tasks import FilePiece, InputSplit
-from tests.support.data.raw_text import (
-    DOCUMENTS,
-    SMALL,
-    Killed,
-    build,
-    files_of,
-    killed_at,
-    tokenizer_folder,
-    write_jsonl,
-)
+from tests.support.data.raw_text import DOCUMENTS, SMALL, Killed, build, files_of, killed_at, write_jsonl
+from tests.support.data.text_files import PACKED
 
 FINE = SMALL.model_copy(update={"split_bytes": 25_000})
 BLANK_LINE = BuildOptions(txt_documents="blank_line", max_document_bytes=1000)
 TEXTS = [text[: 200 + 97 * i] for i, text in enumerate(DOCUMENTS)]
-
-
-def pack(path: Path, data: bytes) -> Path:
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else zstandard.compress(data))
-    return path
 
 
 def pieces_of(path: Path, size: int, cuts: list[int]) -> list[FilePiece]:
@@ -52,7 +37,7 @@ def documents_of(piece: FilePiece, options: BuildOptions) -> list[str]:
 
 def check_any_pieces(path: Path, data: bytes, cuts: list[int], options: BuildOptions, draw: int) -> None:
     """The documents of all pieces are those of the file; a reader that begins anywhere hands out the same."""
-    pack(path, data)
+    path.write_bytes(PACKED[path.suffix](data))
     pieces = pieces_of(path, len(data), cuts)
     reader = PieceReader()
     handed = [reader.read(piece, options) for piece in pieces]
@@ -90,7 +75,8 @@ def test_json_lines_and_text_between_blank_lines_in_any_pieces(
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
 def test_a_document_without_end_takes_no_more_memory_than_is_accepted(tmp_path: Path, name: str) -> None:
     data = (b"x" * 99 + b"\n" if "txt" in name else b"x") * 50_000
-    (first, *_) = pieces_of(pack(tmp_path / name, data), len(data), [1000])
+    (tmp_path / name).write_bytes(gzip.compress(data))
+    first, *_ = pieces_of(tmp_path / name, len(data), [1000])
     handed = PieceReader().read(first, BLANK_LINE)
     assert len(handed.text or b"") < 20_000
     with pytest.raises(InputError, match=r"document.*\b[18],000 bytes"):
@@ -100,7 +86,8 @@ def test_a_document_without_end_takes_no_more_memory_than_is_accepted(tmp_path: 
 @pytest.mark.parametrize("change", [b"", b'{"text": "one more"}\n'])
 def test_a_file_of_another_length_than_was_measured_is_refused(tmp_path: Path, change: bytes) -> None:
     data = write_jsonl(tmp_path / "a.jsonl", TEXTS[:9]).read_bytes()
-    path = pack(tmp_path / "b.jsonl.gz", data + change if change else data[:-400])
+    path = tmp_path / "b.jsonl.gz"
+    path.write_bytes(gzip.compress(data + change if change else data[:-400]))
     *_, last = pieces_of(path, len(data), [2000])
     with pytest.raises(InputError, match=r"b\.jsonl\.gz changed"):
         PieceReader().read(last, BuildOptions())
@@ -126,8 +113,7 @@ def whole(big: Path) -> dict[str, bytes]:
 @pytest.mark.long
 def test_a_big_compressed_file_is_many_tasks(tmp_path: Path, big: Path) -> None:
     seen: list[Progress] = []
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    manifest = build_corpus([str(big)], str(tmp_path / "corpus"), tokenizer, FINE, seen.append)
+    manifest = build(big, tmp_path / "corpus", FINE, seen.append)
     assert seen[0].stage == "measuring"
     totals = {stage: [each.total for each in seen if each.stage == stage] for stage in ("reading", "writing")}
     assert max(totals["writing"]) == max(totals["reading"]) > 5
@@ -141,12 +127,10 @@ def test_a_big_compressed_file_is_many_tasks(tmp_path: Path, big: Path) -> None:
 def test_an_interrupted_build_goes_on_inside_the_file(
     tmp_path: Path, big: Path, whole: dict[str, bytes], stage: str, done: int
 ) -> None:
-    tokenizer = tokenizer_folder(tmp_path / "tokenizer")
-    arguments = ([str(big)], str(tmp_path / "new"), tokenizer, FINE)
     with pytest.raises(Killed):
-        build_corpus(*arguments, killed_at(stage, done))
+        build(big, tmp_path / "new", FINE, killed_at(stage, done))
     seen: list[Progress] = []
-    build_corpus(*arguments, seen.append)
+    build(big, tmp_path / "new", FINE, seen.append)
     assert next(progress.done for progress in seen if progress.stage == stage) == done
     assert files_of(tmp_path / "new") == whole
 

@@ -1,13 +1,11 @@
 """Archives of texts: whatever is in them, however they are packed, cut into pieces and damaged."""
 
-import bz2
 import gzip
 import io
 import lzma
 import random
 import re
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_service.errors import InputError
-from data_service.ingest.documents import read_records
-from data_service.ingest.inputs import list_inputs
-from data_service.ingest.options import BuildOptions
-from data_service.ingest.tasks import plan_splits
 from data_service.prepare.statistics import Statistics
 from tests.support.data import preparations
 from tests.support.data.raw_text import DOCUMENTS, build, files_of
+from tests.support.data.text_files import PACKED, records_of
 
-PACKED: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-}
 Member = tuple[str, str | bytes | None]  # name, and a text, other bytes, or nothing for a link
 
 
@@ -145,59 +134,6 @@ def test_texts_of_a_member_between_blank_lines(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(share=st.floats(0, 0.9999), suffix=st.sampled_from(sorted(PACKED)), small=st.booleans())
-def test_an_archive_cut_short_anywhere_is_refused(
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    share: float,
-    suffix: str,
-    small: bool,
-) -> None:
-    """Wherever it is cut before the empty blocks at its end."""
-    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096 if small else 1 << 22)
-    folder = tmp_path_factory.mktemp("cut")
-    members: list[Member] = [(f"{i}.txt", text[:2_000]) for i, text in enumerate(DOCUMENTS[:12])]
-    data = archive(members)
-    end = len(data.rstrip(b"\0")) // 512 * 512 if not suffix else None
-    packed = PACKED[suffix](data)
-    (folder / f"a.tar{suffix}").write_bytes(packed[: int((end or len(packed)) * share)])
-    with pytest.raises(InputError, match=r"a\.tar"):
-        run(folder / f"a.tar{suffix}", folder / "out")
-
-
-@pytest.mark.long
-def test_random_changes_are_read_or_refused(tmp_path: Path) -> None:
-    """No byte of a header makes another error than ours."""
-    drawn, problems = random.Random(5), list[str]()
-    data = bytearray(archive([("é" * 80 + f"{i}.txt", f"text {i}") for i in range(4)]))
-    for trial in range(30):
-        changed = bytearray(data)
-        for _ in range(drawn.randint(1, 3)):
-            changed[drawn.randrange(len(data))] = drawn.randrange(256)
-        (tmp_path / "a.tar").write_bytes(changed)
-        try:
-            run(tmp_path / "a.tar", tmp_path / f"out{trial}", on_bad_records="skip")
-        except InputError as error:
-            problems.append(error.problem)
-    assert problems
-    assert all("a.tar" in problem for problem in problems)
-
-
-@pytest.mark.long
-def test_a_member_of_100_mb_is_a_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which a piece does not hold the content."""
-    monkeypatch.setattr("data_service.ingest.tasks._MIN_SPLIT_BYTES", 4096)
-    members: list[Member] = [("a.txt", "first"), ("b.txt", b"long " * 20_000_000), ("c.txt", "last")]
-    (tmp_path / "a.tar").write_bytes(archive(members))
-    more = {"max_document_bytes": 1 << 20, "chunk": 1 << 22}
-    with pytest.raises(InputError, match=r"a\.tar/b\.txt, byte 1024"):
-        run(tmp_path / "a.tar", tmp_path / "out", **more)
-    run(tmp_path / "a.tar", tmp_path / "out", on_bad_records="skip", **more)
-    assert [row["text"] for row in table(tmp_path / "out/documents").values()] == ["first", "last"]
-    assert [row["reason"] for row in table(tmp_path / "out/dropped").values()] == ["bad_record"]
-
-
 def test_bad_text_and_what_is_no_archive_name_their_place(tmp_path: Path) -> None:
     (tmp_path / "a.tar.xz").write_bytes(lzma.compress(archive([("d/x.txt", b"bad \xff text")])))
     with pytest.raises(InputError, match=r"a\.tar\.xz/d/x\.txt"):
@@ -267,9 +203,8 @@ def test_headers_that_state_too_much_are_refused_or_not_followed(tmp_path: Path)
     endless[1016] = 1
     for data in (whole[:512], whole[:900], whole[:1024], bytes(endless) + bytes(endless[512:]) * 3_000):
         (tmp_path / "a.tar").write_bytes(data)
-        (split,) = plan_splits(list_inputs([str(tmp_path / "a.tar")]).files, BuildOptions())
         with pytest.raises(InputError, match=r"a\.tar\b.*\b512\b"):
-            list(read_records(split, BuildOptions()))
+            records_of(tmp_path / "a.tar")
     for record in (b"5017 size=" + b"9" * 5_006 + b"\n", b"9" * 5_000 + b" size=1\n", "11 size=\u00b2\n".encode()):
         info = tarfile.TarInfo("x")
         info.type, info.size = tarfile.XHDTYPE, len(record)

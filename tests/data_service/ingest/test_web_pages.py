@@ -1,24 +1,23 @@
-"""Web pages in every charset that browsers know and every content coding of HTTP: the text is the page's."""
+"""Web archives: pages in every charset that browsers know and every content coding of HTTP, what their headers say, and
+archives that are damaged."""
 
 import codecs
 import gzip
 import io
 import random
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 import zstandard
 
 from data_service.errors import InputError
-from data_service.ingest.documents import read_records
-from data_service.ingest.inputs import list_inputs
-from data_service.ingest.options import BuildOptions
 from data_service.ingest.records import BadRecord, TextRecord
-from data_service.ingest.tasks import FilePiece, InputSplit
+from data_service.prepare.statistics import Statistics
+from tests.support.data import preparations
+from tests.support.data.text_files import records_of
 
 pytest.importorskip("warcio", reason="needs maskfleet[prepare]")
 pytest.importorskip("trafilatura", reason="needs maskfleet[prepare]")
@@ -113,21 +112,26 @@ def chunked(data: bytes) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-def archive(path: Path, pages: Iterable[tuple[list[tuple[str, str]], bytes]]) -> None:
+def archive(
+    path: Path,
+    pages: Iterable[tuple[list[tuple[str, str]], bytes]],
+    *,
+    statuses: Sequence[str] = (),
+    packed: bool = True,
+    texts: Sequence[bytes] = (),
+) -> None:
+    """Responses by their headers and bodies, of status 200 unless others are given, and plain texts behind them."""
     from warcio.statusandheaders import StatusAndHeaders
     from warcio.warcwriter import WARCWriter
 
     with path.open("wb") as sink:
-        writer = WARCWriter(sink, gzip=True)
-        for headers, body in pages:
-            http = StatusAndHeaders("200 OK", headers, protocol="HTTP/1.1")
-            url, payload = "https://pages.example/", io.BytesIO(body)
+        writer = WARCWriter(sink, gzip=packed)
+        for number, (headers, body) in enumerate(pages):
+            http = StatusAndHeaders(statuses[number] if statuses else "200 OK", headers, protocol="HTTP/1.1")
+            url, payload = f"https://pages.example/{number}", io.BytesIO(body)
             writer.write_record(writer.create_warc_record(url, "response", payload=payload, http_headers=http))
-
-
-def texts(path: Path, **options: Any) -> list[TextRecord | BadRecord]:
-    (file,) = list_inputs([str(path)]).files
-    return list(read_records(InputSplit((FilePiece(file, 0, file.size),)), BuildOptions(**options)))
+        for text in texts:
+            writer.write_record(writer.create_warc_record("https://pages.example/wet", "conversion", io.BytesIO(text)))
 
 
 def html(text: str, head: str = "") -> str:
@@ -155,7 +159,7 @@ def test_every_label_of_the_standard_in_the_header(tmp_path: Path) -> None:
         tmp_path / "a.warc.gz",
         (([("Content-Type", f"text/html;charset={label}")], html(text).encode(codec)) for label, codec, text in said),
     )
-    found = texts(tmp_path / "a.warc.gz")
+    found = records_of(tmp_path / "a.warc.gz")
     for (label, _, text), page in zip(said, found, strict=True):
         assert isinstance(page, TextRecord)
         assert page.text == text, label
@@ -199,7 +203,7 @@ def test_random_pages_in_any_charset_and_coding(tmp_path: Path, number: int) -> 
     draw = random.Random(number)
     pages = [draw_page(draw) for _ in range(number)]
     archive(tmp_path / "a.warc.gz", ((headers, data) for _, headers, data in pages))
-    for (text, headers, _), page in zip(pages, texts(tmp_path / "a.warc.gz"), strict=True):
+    for (text, headers, _), page in zip(pages, records_of(tmp_path / "a.warc.gz"), strict=True):
         assert isinstance(page, TextRecord)
         assert page.text == text, headers
 
@@ -221,7 +225,7 @@ def test_signs_that_only_browsers_read(tmp_path: Path) -> None:
             for label, (data, _) in said.items()
         ),
     )
-    for (_, sign), page in zip(said.values(), texts(tmp_path / "a.warc.gz"), strict=True):
+    for (_, sign), page in zip(said.values(), records_of(tmp_path / "a.warc.gz"), strict=True):
         assert isinstance(page, TextRecord)
         assert page.text.rpartition(": ")[2].partition(" stands")[0] == sign
 
@@ -232,7 +236,7 @@ def test_a_charset_that_is_not_the_pages_is_passed_over_and_bad_bytes_are_counte
     page = html(text, "<meta charset=windows-1251>").encode("cp1251")
     cut = html("é" * 400 + "@").encode().replace(b"@", b"\xe9")
     archive(tmp_path / "a.warc.gz", [(kind, page), (kind, cut)])
-    of_meta, replaced = texts(tmp_path / "a.warc.gz")
+    of_meta, replaced = records_of(tmp_path / "a.warc.gz")
     assert isinstance(of_meta, TextRecord)
     assert isinstance(replaced, TextRecord)
     assert (of_meta.text, of_meta.replaced) == (text, False)
@@ -257,8 +261,8 @@ def test_a_page_that_cannot_be_decoded_is_a_bad_record_and_not_empty(
     headers = [("Content-Type", kind), ("Content-Encoding", coding)]
     archive(tmp_path / "a.warc.gz", [(headers, change(page)), ([("Content-Type", "text/html")], page)])
     with pytest.raises(InputError, match=f"record 0.*{coding or kind.partition('=')[2]}"):
-        texts(tmp_path / "a.warc.gz")
-    bad, good = texts(tmp_path / "a.warc.gz", on_bad_records="skip")
+        records_of(tmp_path / "a.warc.gz")
+    bad, good = records_of(tmp_path / "a.warc.gz", on_bad_records="skip")
     assert isinstance(bad, BadRecord)
     assert isinstance(good, TextRecord)
     assert good.text
@@ -267,6 +271,55 @@ def test_a_page_that_cannot_be_decoded_is_a_bad_record_and_not_empty(
 def test_a_page_that_expands_beyond_the_longest_document_is_too_long(tmp_path: Path) -> None:
     headers = [("Content-Type", "text/html"), ("Content-Encoding", "br")]
     archive(tmp_path / "a.warc.gz", [(headers, CODINGS["br"][1](bytes(1 << 22)))])
-    (bad,) = texts(tmp_path / "a.warc.gz", on_bad_records="skip", max_document_bytes=4096)
+    (bad,) = records_of(tmp_path / "a.warc.gz", on_bad_records="skip", max_document_bytes=4096)
     assert isinstance(bad, BadRecord)
     assert f"{8 * 4096:,}" in bad.reason
+
+
+PAGE = """<html><head><title>Rivers</title></head><body><nav><a href="/">Home</a></nav><article>
+<p>{0} flows from the mountains to the sea, and many towns lie on its banks, as they did long ago.</p>
+<p>Boats carry goods on it, and people have built bridges where it is narrow enough to be crossed.</p>
+</article><footer>Imprint</footer></body></html>"""
+
+
+def write_mixed_archive(path: Path, *, packed: bool) -> None:
+    """Two pages, a redirect, a picture and a plain text."""
+    bodies = [PAGE.format("The Elbe"), "moved", "no text", PAGE.format("The Danube")]
+    kinds = ["text/html; charset=utf-8", "text/html", "image/png", "text/html"]
+    pages = [([("Content-Type", kind)], body.encode()) for kind, body in zip(kinds, bodies, strict=True)]
+    statuses = ["200 OK", "301 Moved", "200 OK", "200 OK"]
+    archive(path, pages, statuses=statuses, packed=packed, texts=[b"The Rhine, as a line of plain text."])
+
+
+def run(path: Path, out: Path) -> Statistics:
+    source = {"source": "web", "files": [str(path)], "fields": {"id": "id", "url": "url", "date": "date"}}
+    return preparations.run([source], [], out)
+
+
+@pytest.mark.parametrize(("name", "packed"), [("a.warc", False), ("a.warc.gz", True), ("a.warc.wet.gz", True)])
+def test_pages_and_texts_with_their_headers(tmp_path: Path, name: str, packed: bool) -> None:
+    write_mixed_archive(tmp_path / name, packed=packed)
+    assert run(tmp_path / name, tmp_path / "out").documents_kept == 3
+    rows = preparations.rows_of(tmp_path / "out/documents")
+    assert [row["url"].rpartition("/")[2] for row in rows] == ["0", "3", "wet"]
+    assert "Elbe" in rows[0]["text"]
+    assert not any(word in rows[0]["text"] for word in ("Imprint", "Home", "<p>"))
+    assert rows[0]["id"].startswith("<urn:uuid:")
+    assert rows[0]["date"].endswith("Z")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_archive_cut_short_anywhere_is_refused(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / ("a.warc.gz" if packed else "a.warc")
+    write_mixed_archive(path, packed=packed)
+    whole = path.read_bytes()
+    for share in (0.05, 0.1, 0.15, 0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.77, 0.9, 0.95):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises(InputError, match=path.name):
+            run(path, tmp_path / f"out{share}")
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.warc.gz").write_bytes(gzip.compress(b"this is not an archive\n" * 20))
+    with pytest.raises(InputError, match=r"a\.warc\.gz"):
+        run(tmp_path / "a.warc.gz", tmp_path / "out")

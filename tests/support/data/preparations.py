@@ -1,6 +1,5 @@
 """Documents prepared, and what was written of them."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ import pyarrow.parquet as pq
 from data_service.prepare.configuration import Preparation
 from data_service.prepare.prepare import prepare
 from data_service.prepare.statistics import Statistics
+from tests.support.data import text_files
 from tests.support.data.raw_text import ignore_progress
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Records as JSON lines; the input that reads them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    text_files.write_lines(path, records)
     return {"source": path.stem, "files": [str(path)]}
 
 

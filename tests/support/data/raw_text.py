@@ -1,24 +1,27 @@
 """Raw text in every form that `build_corpus` reads, a tokenizer for it, and the corpus that is built of it."""
 
-import gzip
-import json
 import pydoc_data.topics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 
-from data_service.corpus.manifest import CorpusManifest
+from data_service.corpus.corpus import Corpus, SplitName
+from data_service.corpus.manifest import BlockTable, CorpusManifest
+from data_service.corpus.reader import read_block
+from data_service.corpus.sidecar import DocumentOrigin, read_origins
 from data_service.ingest.build import build_corpus
 from data_service.ingest.options import BuildOptions
-from data_service.ingest.pool import Progress
+from data_service.ingest.pool import Progress, ReportProgress
+from data_service.store.base import Store
 from data_service.store.open import open_store
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.train import train_tokenizer
+from tests.support.data.text_files import write_lines
 
 DOCUMENTS = list(dict.fromkeys(topic for _, topic in sorted(pydoc_data.topics.topics.items())))
 
@@ -40,12 +43,7 @@ def tokenizer_folder(folder: Path) -> str:
 
 def write_jsonl(path: Path, documents: list[str], field: str = "text") -> Path:
     """One object a line, compressed as the name says."""
-    data = "".join(json.dumps({"id": i, field: text}) + "\n" for i, text in enumerate(documents)).encode()
-    packers: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
-    packed = packers.get(path.suffix, bytes)(data)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(packed)
-    return path
+    return write_lines(path, ({"id": i, field: text} for i, text in enumerate(documents)))
 
 
 def write_parquet(path: Path, documents: list[str], rows_a_group: int = 10) -> Path:
@@ -66,15 +64,29 @@ def write_mixture(folder: Path) -> Path:
     return folder
 
 
-def build(inputs: Path, output: Path | str, options: BuildOptions = SMALL) -> CorpusManifest:
-    """A corpus of everything in a folder; the tokenizer's folder is put beside it."""
-    return build_corpus(
-        [str(inputs)], str(output), tokenizer_folder(inputs.parent / "tokenizer"), options, ignore_progress
-    )
-
-
 def ignore_progress(progress: Progress) -> None:
     """A report to nobody."""
+
+
+def build(
+    inputs: Path, output: Path | str, options: BuildOptions = SMALL, progress: ReportProgress = ignore_progress
+) -> CorpusManifest:
+    """A corpus of everything in a folder; the tokenizer's folder is put beside it."""
+    return build_corpus([str(inputs)], str(output), tokenizer_folder(inputs.parent / "tokenizer"), options, progress)
+
+
+def decoded_documents(store: Store, table: BlockTable) -> list[str]:
+    """The texts of a split, as the small tokenizer's tokens spell them."""
+    tokenizer, blocks = small_tokenizer(), (read_block(store, table, index) for index in range(len(table)))
+    return [
+        tokenizer.decode(block.tokens[a:b]) for block in blocks for a, b in pairwise(block.sentences[block.documents])
+    ]
+
+
+def origins_of(corpus: Corpus, split: SplitName = "train") -> Iterator[DocumentOrigin]:
+    """What is known of all documents of a split."""
+    for shard in corpus.table(split).shards:
+        yield from read_origins(corpus, split, shard)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -85,6 +97,19 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 class Killed(BaseException):
     """Stands for the death of the process: nothing of a build may catch it."""
+
+
+def killed_after(reports: int) -> Callable[[Progress], None]:
+    """For a build: it ends after so many reports of progress."""
+    left = reports
+
+    def report(progress: Progress) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed(progress.stage)
+
+    return report
 
 
 def killed_at(stage: str, done: int) -> Callable[[Progress], None]:

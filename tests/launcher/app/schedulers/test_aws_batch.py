@@ -9,8 +9,7 @@ from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 
 from data_service.corpus.corpus import open_corpus
-from data_service.ingest.append import append_documents
-from data_service.ingest.append_options import options_from_corpus
+from data_service.ingest.append import append_documents, options_from_corpus
 from launcher.app.schedulers.aws_batch import BatchJob, input_uris, merged_corpus_uris, render
 from launcher.errors import LaunchError
 from launcher.runtime.recipe.load import load

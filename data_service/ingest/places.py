@@ -1,15 +1,42 @@
-"""Bad records that were skipped: receipts keep the first of them, and the user sees them with file and line."""
+"""The places of records in their files, and what is kept of bad records that were skipped, by file and line."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from data_service.ingest.files import open_text
 from data_service.ingest.inputs import InputFile
-from data_service.ingest.records import BadRecord, PlaceUnit
 
 MAX_LISTED_RECORDS = 100
 _READ_CHUNK_BYTES = 1 << 20
+
+PlaceUnit = Literal["", "byte", "line", "row", "record"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlace:
+    """The place of a record, or of a whole file.
+
+    `number` counts in `unit`: lines from 1, rows and records from 0, or the byte, from 0, at which a record begins. A
+    record that is a whole file has no unit.
+    """
+
+    file: InputFile
+    unit: PlaceUnit = ""
+    number: int = 0
+
+    def __str__(self) -> str:
+        return _place_text(self.file.uri, self.unit, self.number)
+
+
+class LinePlace(RecordPlace):
+    """The place of a record that begins with a line, by the line's first byte. Lines are counted only when the message
+    is printed."""
+
+    def __str__(self) -> str:
+        return _place_text(self.file.uri, "line", _line_numbers(self.file, [self.number])[self.number])
 
 
 class SkippedRecord(BaseModel):
@@ -23,13 +50,7 @@ class SkippedRecord(BaseModel):
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.uri}{f', {self.unit} {self.number}' if self.unit else ''}: {self.reason}"
-
-
-def skipped_record(bad: BadRecord) -> SkippedRecord:
-    """Return the entry that a receipt keeps of a bad record. The record's file is not read."""
-    place = bad.place
-    return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=bad.reason)
+        return f"{_place_text(self.uri, self.unit, self.number)}: {self.reason}"
 
 
 def with_line_numbers(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
@@ -49,6 +70,10 @@ def with_line_numbers(records: Sequence[SkippedRecord], files: Iterable[InputFil
         else record
         for record in records
     ]
+
+
+def _place_text(uri: str, unit: PlaceUnit, number: int) -> str:
+    return f"{uri}, {unit} {number}" if unit else uri
 
 
 def _line_numbers(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
