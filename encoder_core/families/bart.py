@@ -152,11 +152,7 @@ CONFIG_JSON = ConfigJson(
 
 
 def to_json(config: BartConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model.
-
-    Raises:
-        ModelError: the LayerNorm epsilon is not 1e-5.
-    """
+    """Return the fields of config.json. Raises ModelError: the LayerNorm epsilon is not 1e-5."""
     if config.layer_norm_eps != EPSILON:
         raise ModelError(
             f"model.layer_norm_eps is {config.layer_norm_eps:g}, and transformers' BART has 1e-5 only",
@@ -167,11 +163,7 @@ def to_json(config: BartConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> BartConfig:
-    """Return our configuration for the fields of a config.json.
-
-    Raises:
-        ModelError: the model has features that we do not support.
-    """
+    """Return our configuration for the fields of a config.json."""
     fields = CONFIG_JSON.fill_defaults(fields)
     for theirs, ours in _DECODER.items():
         encoders = CONFIG_JSON.fields[ours][0]

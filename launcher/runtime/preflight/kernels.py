@@ -1,5 +1,5 @@
-"""The kernels on this machine's GPU: which are correct for a recipe's networks. Also whether layers are compiled on this
-machine, and the conditions on which compiled code depends."""
+"""The kernels on this machine's GPU: which are correct for a recipe's networks. Also whether a run's layers are
+compiled on this machine, and the conditions on which compiled code depends."""
 
 import hashlib
 import json
