@@ -14,8 +14,8 @@ from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.tiny import tiny
 from tests.gpu.machine import DEVICE, DTYPES, GPU, MAX_BIAS, MAX_ERROR, RECIPES, Figure, seconds_of
-from tests.gpu.problems import FORMS, Size, error, kernels, problem
-from tests.support.models.relative_attention import Form, Problem, converted, formula, keep_mask, outcome
+from tests.gpu.problems import FORMS, Size, error, problem
+from tests.support.models.relative_attention import Form, Problem, converted, formula, keep_mask, kernels, outcome
 
 _LENGTHS = (0, 1, 33, 130) if GPU else (0, 1, 33)
 _LONG_ROW = 8192
