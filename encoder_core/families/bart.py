@@ -20,7 +20,7 @@ from encoder_core.layers.sizes import Initializer, layer_weight_count, linear_we
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from torch import nn
 
-    from encoder_core.layers.decoder import Decoder
+    from encoder_core.layers.cross_attention import Decoder
 
 
 class BartConfig(EncoderConfig):
@@ -38,8 +38,7 @@ class BartConfig(EncoderConfig):
     initializer: Initializer = "normal"
 
     def decoder(self, word: "nn.Embedding") -> "Decoder":
-        from encoder_core.layers.cross_attention import CrossAttention, DecoderLayer
-        from encoder_core.layers.decoder import Decoder
+        from encoder_core.layers.cross_attention import CrossAttention, Decoder, DecoderLayer
 
         layers = [
             DecoderLayer(
