@@ -46,7 +46,7 @@ def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
     """
     stored = stored_shapes(store)
     their = hf_format_of(config, heads)
-    matched = their.table.match_encoder(stored, their.layers, store.uri)
+    matched = their.table.match(stored, their.layers, store.uri, any_heads=True)
     with on_meta():
         shapes = {name: tuple(parameter.shape) for name, parameter in build_network(config, heads).named_parameters()}
     shapes |= {name: (rows, *shapes[name][1:]) for name, rows in their.table.heights(their.layers).items()}

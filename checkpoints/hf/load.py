@@ -61,7 +61,7 @@ def weights_for(config: ModelConfig, folder: Path, heads: Heads = "mlm") -> dict
     check_same_model(config, read_folder_config(folder), str(folder))
     their = hf_format_of(config, heads)
     stored = _files_by_parameter(folder)
-    matched = their.table.match_encoder(stored, their.layers, str(folder))
+    matched = their.table.match(stored, their.layers, str(folder), any_heads=True)
     return _read_checked_tensors(folder, config, heads, stored, matched)
 
 

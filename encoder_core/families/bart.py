@@ -20,7 +20,7 @@ from encoder_core.layers.sizes import Initializer, layer_weight_count, linear_we
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
     from torch import nn
 
-    from encoder_core.layers.decoder import Decoder
+    from encoder_core.layers.cross_attention import Decoder
 
 
 class BartConfig(EncoderConfig):
@@ -38,8 +38,7 @@ class BartConfig(EncoderConfig):
     initializer: Initializer = "normal"
 
     def decoder(self, word: "nn.Embedding") -> "Decoder":
-        from encoder_core.layers.cross_attention import CrossAttention, DecoderLayer
-        from encoder_core.layers.decoder import Decoder
+        from encoder_core.layers.cross_attention import CrossAttention, Decoder, DecoderLayer
 
         layers = [
             DecoderLayer(
@@ -152,11 +151,7 @@ CONFIG_JSON = ConfigJson(
 
 
 def to_json(config: BartConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model.
-
-    Raises:
-        ModelError: the LayerNorm epsilon is not 1e-5.
-    """
+    """Return the fields of config.json. Raises ModelError: the LayerNorm epsilon is not 1e-5."""
     if config.layer_norm_eps != EPSILON:
         raise ModelError(
             f"model.layer_norm_eps is {config.layer_norm_eps:g}, and transformers' BART has 1e-5 only",
@@ -167,11 +162,7 @@ def to_json(config: BartConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> BartConfig:
-    """Return our configuration for the fields of a config.json.
-
-    Raises:
-        ModelError: the model has features that we do not support.
-    """
+    """Return our configuration for the fields of a config.json."""
     fields = CONFIG_JSON.fill_defaults(fields)
     for theirs, ours in _DECODER.items():
         encoders = CONFIG_JSON.fields[ours][0]

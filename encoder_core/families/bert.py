@@ -131,11 +131,7 @@ CONFIG_JSON = ConfigJson(
 
 
 def to_json(config: BertConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model.
-
-    Raises:
-        ModelError: the model has relative positions.
-    """
+    """Return the fields of config.json. Raises ModelError: the model has relative positions."""
     if config.position != "absolute":
         raise ModelError(
             f"model.position is {config.position!r}, which transformers' BERT no longer supports",
@@ -183,11 +179,8 @@ EPSILON = 1e-12  # epsilon of every LayerNorm; transformers' configuration has n
 
 
 def distilled_to_json(config: BertConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model as a DistilBERT.
-
-    Raises:
-        ModelError: the model has relative positions, or another LayerNorm epsilon than 1e-12.
-    """
+    """Return the fields of a DistilBERT's config.json. Raises ModelError: the model has relative positions, or another
+    LayerNorm epsilon than 1e-12."""
     if config.position != "absolute" or config.layer_norm_eps != EPSILON:
         raise ModelError(
             f"the model has position {config.position} and layer_norm_eps {config.layer_norm_eps:g}, but without token "
@@ -198,10 +191,5 @@ def distilled_to_json(config: BertConfig) -> dict[str, Any]:
 
 
 def distilled_from_json(fields: dict[str, Any]) -> BertConfig:
-    """Return our configuration for the fields of a DistilBERT's config.json. Sinusoidal positions are part of the
-    weights, like learned ones.
-
-    Raises:
-        ModelError: the model has features that we do not support.
-    """
+    """Return our configuration. Sinusoidal positions are part of the weights, like learned ones."""
     return BertConfig(**DISTILBERT_CONFIG_JSON.read_settings(fields), layer_norm_eps=EPSILON, token_types=0)

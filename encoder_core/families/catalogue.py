@@ -1,12 +1,11 @@
 """The list of model families: import a new family here and add it to a union. Its configuration does the rest.
 
-The configuration of any family becomes an encoder (`build_encoder`), is written for transformers (`hf_format_of`), and
-is read from there (`read_config`).
+The configuration of any family is written for transformers (`hf_format_of`), and is read from there (`read_config`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 from pydantic import Field, ValidationError
 
@@ -24,10 +23,6 @@ from encoder_core.families.neobert import NeoBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.families.xlm import XlmConfig
 from encoder_core.families.xlnet import XlnetConfig
-
-if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
-    from encoder_core.layers.any_encoder import AnyEncoder
-    from encoder_core.layers.encoder import Embeddings
 
 ModelConfig = Annotated[
     BertConfig
@@ -62,17 +57,6 @@ def embedded_languages(config: ModelConfig) -> tuple[str, ...]:
 def uses_mask_decoder(config: ModelConfig) -> bool:
     """Return whether DeBERTa's mask decoder predicts masked tokens."""
     return isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced"
-
-
-def build_encoder(config: ModelConfig, *, embeddings: "Embeddings | None" = None) -> "AnyEncoder":
-    """Build the family's encoder; its weights are not yet initialised.
-
-    `embeddings`: embeddings to share with another network of the family, or None; XLNet and BART share none.
-
-    Raises:
-        ModelError: the size of the vocabulary is unknown.
-    """
-    return config.encoder(embeddings=embeddings)
 
 
 @dataclass(frozen=True)

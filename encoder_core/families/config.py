@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a 
 
     from encoder_core.layers.any_encoder import AnyEncoder
     from encoder_core.layers.attention import AttentionKernel
-    from encoder_core.layers.decoder import Decoder
+    from encoder_core.layers.cross_attention import Decoder
     from encoder_core.layers.encoder import Embeddings, EncoderLayer, PreNormLayer
 
 

@@ -38,8 +38,7 @@ from encoder_core.families.interchange import (
 from encoder_core.layers.sizes import SmallForm, linear_weight_count, norm_weight_count
 
 if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
-    from encoder_core.layers.deberta_attention import RelativePositions
-    from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder, DisentangledLayer
+    from encoder_core.layers.deberta_encoder import DisentangledEncoder, DisentangledLayer
     from encoder_core.layers.encoder import Embeddings
 
 
@@ -65,14 +64,18 @@ class DisentangledConfig(WithGenerator):
         return 0
 
     def encoder(self, *, embeddings: "Embeddings | None" = None) -> "DisentangledEncoder":
-        from encoder_core.layers.deberta_encoder import DisentangledEncoder
+        from encoder_core.layers.deberta_attention import RelativePositions
+        from encoder_core.layers.deberta_encoder import Convolution, DisentangledEncoder
 
-        config = cast(Deberta, self)
+        config, eps = cast(Deberta, self), self.layer_norm_eps
+        buckets, width = (config.buckets, config.convolution) if isinstance(config, DebertaV2Config) else (None, None)
         return DisentangledEncoder(
             embeddings or self.input_embeddings(),
-            _build_relative_positions(config),
+            RelativePositions(self.max_length, self.hidden, buckets=buckets, eps=eps),
             [_build_layer(config) for _ in range(self.layers)],
-            convolution=_build_convolution(config),
+            convolution=Convolution(self.hidden, width, activation=self.activation, eps=eps, dropout=self.dropout)
+            if width
+            else None,
         )
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
@@ -146,22 +149,12 @@ class DebertaV2Config(DisentangledConfig):
 Deberta = DebertaConfig | DebertaV2Config
 
 
-def _build_relative_positions(config: Deberta) -> "RelativePositions":
-    from encoder_core.layers.deberta_attention import RelativePositions
-
-    buckets = config.buckets if isinstance(config, DebertaV2Config) else None
-    return RelativePositions(
-        config.max_length, config.hidden, buckets=buckets, norm=buckets is not None, eps=config.layer_norm_eps
-    )
-
-
 def _build_layer(config: Deberta) -> "DisentangledLayer":
     from encoder_core.layers import deberta_attention as parts
     from encoder_core.layers.deberta_encoder import DisentangledLayer
     from encoder_core.layers.encoder import FeedForward
 
-    second = isinstance(config, DebertaV2Config)
-    projections = parts.SharedProjections if second else parts.FusedProjections
+    projections = parts.SharedProjections if isinstance(config, DebertaV2Config) else parts.FusedProjections
     attention = parts.DisentangledAttention(
         projections(config.hidden, config.heads),
         config.hidden,
@@ -172,15 +165,6 @@ def _build_layer(config: Deberta) -> "DisentangledLayer":
     )
     inner, eps = FeedForward(config.hidden, config.feed_forward, config.activation), config.layer_norm_eps
     return DisentangledLayer(attention, inner, config.hidden, eps=eps, dropout=config.dropout)
-
-
-def _build_convolution(config: Deberta) -> "Convolution | None":
-    from encoder_core.layers.deberta_encoder import Convolution
-
-    if not isinstance(config, DebertaV2Config) or config.convolution is None:
-        return None
-    width, eps = config.convolution, config.layer_norm_eps
-    return Convolution(config.hidden, width, activation=config.activation, eps=eps, dropout=config.dropout)
 
 
 _LAYER_PAIRS = layer_pairs("deberta.encoder.layer.{layer}")[6:]
@@ -262,12 +246,8 @@ def detection_table(config: Deberta) -> KeyTable:
 def _encoder_pairs(config: Deberta) -> tuple[NamePair, ...]:
     if isinstance(config, DebertaConfig):
         return (*_EMBEDDINGS, *_LAYER_PAIRS, *_FUSED_PROJECTIONS)
-    return (
-        *_EMBEDDINGS,
-        *_LAYER_PAIRS,
-        *_SHARED_PROJECTIONS,
-        *(_CONVOLUTION if config.convolution is not None else ()),
-    )
+    convolution = () if config.convolution is None else _CONVOLUTION
+    return (*_EMBEDDINGS, *_LAYER_PAIRS, *_SHARED_PROJECTIONS, *convolution)
 
 
 def _fields(**defaults: Any) -> JsonFields:
@@ -336,15 +316,10 @@ def _published_fields(form: ConfigJson, fields: dict[str, Any]) -> dict[str, Any
     published."""
     fields = form.fill_defaults(fields)
     kinds = fields["pos_att_type"] or []
+    kinds = set(kinds.split("|") if isinstance(kinds, str) else kinds)
     expected: dict[str, tuple[bool, object]] = {
-        "max_relative_positions": (
-            fields["max_relative_positions"] in (-1, fields["max_position_embeddings"]),
-            -1,
-        ),
-        "pos_att_type": (
-            set(kinds.split("|") if isinstance(kinds, str) else kinds) == {"p2c", "c2p"},
-            "p2c|c2p",
-        ),
+        "max_relative_positions": (fields["max_relative_positions"] in (-1, fields["max_position_embeddings"]), -1),
+        "pos_att_type": (kinds == {"p2c", "c2p"}, "p2c|c2p"),
     }
     if fields.get("conv_kernel_size"):
         expected["conv_act"] = fields["conv_act"] == fields["hidden_act"], fields["hidden_act"]

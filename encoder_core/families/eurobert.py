@@ -229,11 +229,7 @@ def to_json(config: EuroBertConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> EuroBertConfig:
-    """Return our configuration for the fields of a config.json.
-
-    Raises:
-        ModelError: the model has features that we do not support.
-    """
+    """Return our configuration for the fields of a config.json."""
     fields = CONFIG_JSON.fill_defaults(fields)
     if fields.get("head_dim") not in (None, fields["hidden_size"] // fields["num_attention_heads"]):
         raise unsupported_value_error("head_dim", fields, "it must be hidden_size / num_attention_heads")
@@ -247,11 +243,7 @@ def from_json(fields: dict[str, Any]) -> EuroBertConfig:
 
 
 def from_llama(fields: dict[str, Any]) -> EuroBertConfig:
-    """Return our configuration for the fields of a Llama's config.json, which often names no padding id.
-
-    Raises:
-        ModelError: as `from_json`.
-    """
+    """Return our configuration for the fields of a Llama's config.json, which often names no padding id."""
     padding = {"pad_token_id": 0} if fields.get("pad_token_id") is None else {}
     return from_json(LLAMA_DEFAULTS | fields | padding)
 
@@ -274,9 +266,6 @@ def from_ultrabert(fields: dict[str, Any]) -> EuroBertConfig:
 
     transformers writes `layer_types`, `sliding_window` and `rope_parameters`. Files published before state window and
     base of each layer instead (`attention_windows`, `rope_theta`), which it reads, and so do we.
-
-    Raises:
-        ModelError: as `from_json`, or the kinds of layers come in another order.
     """
     fields = ULTRABERT_DEFAULTS | fields
     windows, kinds = fields.get("attention_windows"), fields.get("layer_types")

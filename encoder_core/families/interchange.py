@@ -144,39 +144,31 @@ class KeyTable:
         ending = _TIED_ENDINGS.get(our_name)
         return [name for name in self.tied if ending is not None and name.endswith(ending)]
 
-    def match(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
+    def match(self, present: Iterable[str], layers: int, where: str, *, any_heads: bool = False) -> dict[str, str]:
         """Return our names to the stored names, for the names `present` in a file, without folded tables.
+
+        `any_heads`: the file may be of a class with other heads or none: heads may be missing, and foreign heads are
+        ignored.
 
         Raises:
             ModelError: a parameter is missing or unknown; the message names all such parameters.
         """
-        stored = self.current_names(present)
-        names = self.their_names(layers)
-        found = self._stored_spellings(stored, names)
-        _refuse_mismatch([names[ours] for ours in names.keys() - found], self._unknown_names(stored, layers), where)
-        return found
-
-    def match_encoder(self, present: Iterable[str], layers: int, where: str) -> dict[str, str]:
-        """Match as `match` does, for a class with other heads or none: heads may be missing, and foreign heads are
-        ignored.
-
-        Raises:
-            ModelError: a parameter of the encoder is missing or unknown; the message names all such parameters.
-        """
-        stored = self.current_names(present)
-        names = self.their_names(layers)
-        found = self._stored_spellings(stored, names)
-        missing = [names[ours] for ours in names.keys() - found if ours.startswith(ENCODER_PREFIX)]
-        unknown = [name for name in self._unknown_names(stored, layers) if name.startswith(self._encoder_prefix)]
-        _refuse_mismatch(missing, unknown, where)
-        return found
-
-    def _stored_spellings(self, stored: dict[str, str], names: dict[str, str]) -> dict[str, str]:
-        return {
+        stored, names = self.current_names(present), self.their_names(layers)
+        found = {
             ours: next(stored[name] for name in spellings if name in stored)
             for ours, theirs in names.items()
             if not stored.keys().isdisjoint(spellings := [theirs, *self.tied_copies(ours)])
         }
+        missing, unknown = names.keys() - found, self._unknown_names(stored, layers)
+        if any_heads:
+            missing = {ours for ours in missing if ours.startswith(ENCODER_PREFIX)}
+            unknown = [name for name in unknown if name.startswith(self._encoder_prefix)]
+        parts = [f"missing {', '.join(sorted({names[ours] for ours in missing}))}"] if missing else []
+        parts += [f"unknown {', '.join(sorted(unknown))}"] if unknown else []
+        if parts:
+            remedy = "give a folder saved from the class that its config.json names in `architectures`, heads included"
+            raise ModelError(f"{where} does not hold the expected parameters: {'; '.join(parts)}", remedy=remedy)
+        return found
 
     @property
     def _encoder_prefix(self) -> str:
@@ -240,21 +232,10 @@ def current_name(name: str) -> str:
     return name
 
 
-def _refuse_mismatch(missing: list[str], unknown: list[str], where: str) -> None:
-    parts = [f"missing {', '.join(sorted(set(missing)))}"] if missing else []
-    parts += [f"unknown {', '.join(sorted(unknown))}"] if unknown else []
-    if parts:
-        raise ModelError(
-            f"{where} does not hold the expected parameters: {'; '.join(parts)}",
-            remedy="give a folder saved from the class that its config.json names in `architectures`, heads included",
-        )
-
-
 def weight_and_bias(our_module: str, their_module: str) -> tuple[NamePair, NamePair]:
     """Return the weight and the bias of a Linear or LayerNorm."""
-    return NamePair(f"{our_module}.weight", f"{their_module}.weight"), NamePair(
-        f"{our_module}.bias", f"{their_module}.bias"
-    )
+    weight, bias = (NamePair(f"{our_module}.{kind}", f"{their_module}.{kind}") for kind in ("weight", "bias"))
+    return weight, bias
 
 
 _LAYER = (

@@ -142,11 +142,7 @@ def to_json(config: ModernBertConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> ModernBertConfig:
-    """Return our configuration for the fields of a config.json.
-
-    Raises:
-        ModelError: the model has features that we do not support.
-    """
+    """Return our configuration for the fields of a config.json."""
     fields = CONFIG_JSON.fill_defaults(fields)
     if fields["classifier_activation"] != fields["hidden_activation"]:
         raise unsupported_value_error("classifier_activation", fields, "it must be the same as hidden_activation")

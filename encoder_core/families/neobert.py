@@ -125,11 +125,8 @@ _WIDTH_MULTIPLE = 8
 
 
 def to_json(config: NeoBertConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model.
-
-    Raises:
-        ModelError: the activation is not silu, or no `intermediate_size` gives the inner width.
-    """
+    """Return the fields of config.json. Raises ModelError: the activation is not silu, or no `intermediate_size` gives
+    the inner width."""
     if config.activation != "silu":
         raise ModelError(
             f"model.activation is {config.activation}, but NeoBERT supports silu only",
@@ -149,11 +146,7 @@ def to_json(config: NeoBertConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> NeoBertConfig:
-    """Return our configuration for the fields of a config.json.
-
-    Raises:
-        ModelError: a field is missing.
-    """
+    """Return our configuration for the fields of a config.json. Raises ModelError: a field is missing."""
     required_names = [theirs for theirs, default in CONFIG_JSON.fields.values() if default is None]
     missing = [name for name in (*required_names, "intermediate_size") if name not in fields]
     if missing:

@@ -1,6 +1,5 @@
 """What recent encoders share: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -53,12 +52,6 @@ class PreNormConfig(WithGenerator):
         """Number of heads of keys and values."""
         return self.heads
 
-    @abstractmethod
-    def rope_base(self, layer: int) -> float: ...
-
-    @abstractmethod
-    def with_rope_base(self, base: float) -> Self: ...
-
     def has_attention_norm(self, layer: int) -> bool:
         """Return whether a norm precedes the attention of a layer."""
         return layer > 0 or not self.embedding_norm
@@ -96,7 +89,6 @@ def _build_layer(config: PreNormConfig, layer: int) -> "PreNormLayer":
         config.hidden,
         config.feed_forward,
         config.activation,
-        bias=config.biases,
         fused=config.fused,
         dropout=config.dropout,
         output_scale=config.output_scale,

@@ -50,7 +50,9 @@ class RobertaConfig(WithGenerator):
         return self.pad_id
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
-        return HfNetwork("RobertaForMaskedLM", TABLE, to_json(self)) if heads == "mlm" else None
+        rows = self.max_length + self.first_position
+        fields = CONFIG_JSON.to_fields(self, max_position_embeddings=rows, type_vocab_size=1)
+        return HfNetwork("RobertaForMaskedLM", TABLE, fields) if heads == "mlm" else None
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
@@ -85,18 +87,8 @@ CONFIG_JSON = ConfigJson(
 )
 
 
-def to_json(config: RobertaConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model."""
-    rows = config.max_length + config.first_position
-    return CONFIG_JSON.to_fields(config, max_position_embeddings=rows, type_vocab_size=1)
-
-
 def from_json(fields: dict[str, Any]) -> RobertaConfig:
-    """Return our configuration for the fields of a config.json.
-
-    Raises:
-        ModelError: the model has features that we do not support.
-    """
+    """Return our configuration for the fields of a config.json."""
     fields = CONFIG_JSON.fill_defaults(fields)
     max_length = fields["max_position_embeddings"] - fields["pad_token_id"] - 1
     return RobertaConfig(**CONFIG_JSON.to_settings(fields), max_length=max_length)

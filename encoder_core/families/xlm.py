@@ -120,20 +120,12 @@ CONFIG_JSON = ConfigJson(
 
 def key_table(config: XlmConfig) -> KeyTable:
     """Return the parameters, with the embeddings of languages if the model has them."""
-    languages = (_LANGUAGES,) if config.language_table_rows else ()
-    return KeyTable(
-        pairs=(*_PAIRS, *languages),
-        tied=("pred_layer.proj.weight",),
-        unused=("transformer.position_ids",),
-    )
+    pairs = (*_PAIRS, _LANGUAGES) if config.language_table_rows else _PAIRS
+    return KeyTable(pairs, tied=("pred_layer.proj.weight",), unused=("transformer.position_ids",))
 
 
 def to_json(config: XlmConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model.
-
-    Raises:
-        ModelError: transformers' class does not support the activation.
-    """
+    """Return the fields of config.json. Raises ModelError: transformers' class does not support the activation."""
     if config.activation != "gelu":
         raise ModelError(
             f"model.activation is {config.activation}, but transformers' XLM supports the exact GELU only",
@@ -153,11 +145,7 @@ def to_json(config: XlmConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> XlmConfig:
-    """Return our configuration for the fields of a config.json. Languages without names are named by their numbers.
-
-    Raises:
-        ModelError: the model has features that we do not support.
-    """
+    """Return our configuration. Languages without names are named by their numbers."""
     fields = CONFIG_JSON.fill_defaults(fields)
     # transformers 4 reads and writes `pad_index`; 5 writes the same as `pad_token_id`, and null for none.
     named = (fields.get("pad_index"), fields["pad_token_id"], CONFIG_JSON.defaults["pad_token_id"])

@@ -191,7 +191,7 @@ CONFIG_JSON = ConfigJson(
 
 
 def to_json(config: XlnetConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model.
+    """Return the fields of config.json.
 
     transformers has one rate for all dropout; our rate of attention probabilities is written beside it, and
     transformers does not read it.
@@ -206,11 +206,7 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> XlnetConfig:
-    """Return our configuration for the fields of a config.json. A model without `reuse_len` gets no memory.
-
-    Raises:
-        ModelError: the model has features that we do not support.
-    """
+    """Return our configuration. A model without `reuse_len` gets no memory."""
     fields = CONFIG_JSON.fill_defaults(fields)
     return XlnetConfig(
         **CONFIG_JSON.to_settings(fields),

@@ -94,10 +94,5 @@ def detection_sums(scores_T: Float[Tensor, " tokens"], replaced_T: Bool[Tensor, 
         scores_T = scores_T.float()
     loss_sum = F.binary_cross_entropy_with_logits(scores_T, replaced_T.to(scores_T.dtype), reduction="sum")
     flagged_T = scores_T > 0
-    return DetectionSums(
-        loss_sum,
-        (flagged_T == replaced_T).sum(),
-        replaced_T.sum(),
-        flagged_T.sum(),
-        (flagged_T & replaced_T).sum(),
-    )
+    found, correct = (flagged_T & replaced_T).sum(), (flagged_T == replaced_T).sum()
+    return DetectionSums(loss_sum, correct, replaced_T.sum(), flagged_T.sum(), found)

@@ -18,7 +18,7 @@ Shapes: M targets, c of them in a chunk, E width, V vocabulary.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -114,34 +114,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor, *_: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, None, None, None, None, None]:
-        # In place, because the weight's gradient is often a step's largest array. Autograd refuses a second pass.
-        features, weight, bias = (
-            None if saved is None else saved.mul_(grad).to(dtype)
-            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        )
-        assert features is not None
-        assert weight is not None
-        return features, weight, bias, None, None, None, None, None
+        return *multiply_saved(ctx, grad), None, None, None, None, None
 
 
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
 
 
-class _ChunkScores(Protocol):
-    """The losses and predictions of a chunk of logits.
-
-    `overwrite_with_gradient` overwrites the logits: it returns the gradient by the logits, and by the bias if the
-    kernel computes that sum over targets.
-    """
-
-    losses_c: Tensor
-    correct_c: Tensor
-
-    def log_p_cV(self) -> Tensor: ...
-    def overwrite_with_gradient(self, *, biased: bool) -> tuple[Tensor, Tensor | None]: ...
-
-
-def _score_class(features: Tensor) -> Callable[[Tensor, Tensor], _ChunkScores]:
+def _score_class(features: Tensor) -> "type[_PlainScores | _FusedScores]":
     """Return the class of the kernel to use."""
     if _supports(features) and pick(["fused", "written"], dropped=False, place="loss") == "fused":
         return _FusedScores
@@ -159,6 +138,12 @@ def _supports(features: Tensor) -> bool:
 
 
 class _PlainScores:
+    """The losses and predictions of a chunk of logits, by torch's operations.
+
+    `overwrite_with_gradient` overwrites the logits: it returns the gradient by the logits, and by the bias if the
+    kernel computes that sum over targets.
+    """
+
     def __init__(self, logits_cV: Tensor, ids_c: Tensor) -> None:
         wide = torch.promote_types(logits_cV.dtype, torch.float32)
         self._log_p_cV, self._ids_c = logits_cV.to(wide).log_softmax(-1), ids_c
@@ -169,10 +154,14 @@ class _PlainScores:
         return self._log_p_cV
 
     def overwrite_with_gradient(self, *, biased: bool) -> tuple[Tensor, None]:
-        return _subtract_one_hot(self._log_p_cV.exp_(), self._ids_c), None
+        p_cV = self._log_p_cV.exp_()
+        p_cV[torch.arange(len(p_cV), device=p_cV.device), self._ids_c] -= 1.0  # softmax - onehot
+        return p_cV, None
 
 
 class _FusedScores:
+    """The same, by our kernels."""
+
     def __init__(self, logits_cV: Tensor, ids_c: Tensor) -> None:
         from encoder_core.kernels.softmax_loss import softmax_sums
 
@@ -236,12 +225,6 @@ def _invert_cumulative(weights: Tensor, draw_c1: Tensor) -> Tensor:
     return torch.searchsorted(cumulated, (draw_c1 * cumulated[:, -1:]).long(), right=True)
 
 
-def _subtract_one_hot(p_cV: Tensor, ids_c: Tensor) -> Tensor:
-    """Return softmax - onehot, in place: the gradient by the logits."""
-    p_cV[torch.arange(len(p_cV), device=p_cV.device), ids_c] -= 1.0
-    return p_cV
-
-
 class ChunkGradients:
     """Gradients of a loss sum by features [M, E], weight [V, E] and bias [V], chunk by chunk. Those by weight and
     bias are in fp32 or wider.
@@ -271,6 +254,20 @@ class ChunkGradients:
             self.weight.addmm_(d_cV.t(), features[chunk], beta=float(chunk.start > 0))
         else:
             self.weight += d_cV.t() @ features[chunk]
+
+
+def multiply_saved(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the saved gradients by features, weight and bias, times `grad` and in `ctx.dtypes`.
+
+    In place, because the weight's gradient is often a step's largest array. Autograd refuses a second pass.
+    """
+    features, weight, bias = (
+        None if saved is None else saved.mul_(grad).to(dtype)
+        for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+    )
+    assert features is not None
+    assert weight is not None
+    return features, weight, bias
 
 
 def logit_chunks(count: int, vocab: int, device: torch.device) -> Iterator[slice]:

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.heads.cross_entropy import ChunkGradients, logit_chunks
+from encoder_core.heads.cross_entropy import ChunkGradients, logit_chunks, multiply_saved
 
 LIVE_LOGIT_ARRAYS = 2
 """Number of logit arrays in memory at a time: the student's and a teacher's, where a cross-entropy has one."""
@@ -98,13 +98,7 @@ class _LinearDistillation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None, None]:
-        features, weight, bias = (
-            None if saved is None else saved.mul_(grad).to(dtype)  # in place, because gradients are large
-            for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        )
-        assert features is not None
-        assert weight is not None
-        return features, weight, bias, None, None, None
+        return *multiply_saved(ctx, grad), None, None, None
 
 
 _apply: Callable[..., tuple[Tensor, Tensor]] = _LinearDistillation.apply

@@ -119,14 +119,8 @@ def visible_tokens(batch: Batch, rate: float) -> Bool[Tensor, "tokens longest"]:
     of whole words, and lets queries share 256 masks at most; here each query has its own. The rate is a multiple of
     1/65,536.
     """
-    place_L = torch.arange(batch.max_length, device=batch.positions.device)
+    place_L, lengths_R = torch.arange(batch.max_length, device=batch.positions.device), batch.cu_seqlens.diff()
+    length_T = lengths_R.repeat_interleave(lengths_R, output_size=batch.positions.numel())
     keep_TL = keep_mask(batch.random_keys, draw_key(), range(batch.max_length), drop_threshold(rate)).bool()
     here_TL = batch.positions[:, None]
-    return ((keep_TL & (place_L != here_TL)) | (place_L == 0)) & _is_inside_row(batch, place_L)
-
-
-def _is_inside_row(batch: Batch, place_L: Tensor) -> Tensor:
-    """Return [T, L], whether a token's row has that place."""
-    lengths_R = batch.cu_seqlens.diff()
-    length_T = lengths_R.repeat_interleave(lengths_R, output_size=batch.positions.numel())
-    return place_L < length_T[:, None]
+    return ((keep_TL & (place_L != here_TL)) | (place_L == 0)) & (place_L < length_T[:, None])

@@ -65,8 +65,7 @@ class BlockedAttention(torch.autograd.Function):
             product = torch.bmm(weights, v[keys, heads].transpose(0, 1)).mul_(kept_scale(scores.threshold))
             out[queries, heads] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, *keeps)
-        ctx.bounds, ctx.threshold, ctx.window = (bounds, key_bounds), scores.threshold, window
-        ctx.causal = causal
+        ctx.bounds, ctx.threshold, ctx.window, ctx.causal = (bounds, key_bounds), scores.threshold, window, causal
         return out
 
     @staticmethod
@@ -138,10 +137,15 @@ def _hidden_keys(queries: slice, keys: slice, window: int | None, causal: bool) 
 
 
 def _probabilities(q_lnD: Tensor, k_mnD: Tensor, hidden_lm: Tensor | None) -> Tensor:
-    """Return softmax(q k' / sqrt(D)), [n, l, m], in the inputs' dtype; half precision is summed in fp32."""
+    """Return softmax(q k' / sqrt(D)), [n, l, m]."""
     scores_nlm = torch.bmm(q_lnD.transpose(0, 1), k_mnD.permute(1, 2, 0)).mul_(q_lnD.shape[-1] ** -0.5)
     if hidden_lm is not None:
         scores_nlm.masked_fill_(hidden_lm, float("-inf"))
+    return softmax(scores_nlm)
+
+
+def softmax(scores_nlm: Tensor) -> Tensor:
+    """Return the softmax in the inputs' dtype; half precision is summed in fp32."""
     if scores_nlm.dtype in (torch.bfloat16, torch.float16):
         return torch.softmax(scores_nlm, -1, dtype=torch.float32).to(scores_nlm.dtype)
     return torch.softmax(scores_nlm, -1)

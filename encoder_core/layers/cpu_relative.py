@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from encoder_core.layers.cpu_attention import ScoreDropout, Slices, head_groups
+from encoder_core.layers.cpu_attention import ScoreDropout, Slices, head_groups, softmax
 from encoder_core.layers.dropout import kept_scale
 from encoder_core.layers.torch_internals import softmax_backward
 
@@ -88,7 +88,7 @@ class BlockedRelativeAttention(torch.autograd.Function):
             _add_scores(scores, r[queries], table_r[heads], row, None if table_c is None else table_c[heads])
             if table_k is not None:
                 _add_scores(scores.transpose(1, 2), k[keys], table_k[heads], row)
-            weights = _softmax(scores)
+            weights = softmax(scores)
             saved.append(weights)
             if draws.threshold:
                 saved.append(draws.mask_of_kept_scores(row.keys.start, row.queries, row.keys, heads))
@@ -124,21 +124,7 @@ class BlockedRelativeAttention(torch.autograd.Function):
         return dq, dk, dv, dr, d_table_r, d_table_k, d_table_c, None, None, None
 
 
-blocked_relative_attention: Callable[
-    [
-        Tensor,
-        Tensor,
-        Tensor,
-        Tensor,
-        Tensor,
-        Tensor | None,
-        Tensor | None,
-        Tensor,
-        Sequence[RelativeRow],
-        float,
-    ],
-    Tensor,
-] = BlockedRelativeAttention.apply
+blocked_relative_attention: Callable[..., Tensor] = BlockedRelativeAttention.apply
 
 
 def _pieces(rows: Sequence[RelativeRow], heads: int) -> Iterator[tuple[RelativeRow, slice, Slices, Slices]]:
@@ -155,13 +141,6 @@ def _content_scores(q_mnD: Tensor, k_knD: Tensor, hidden_mk: Tensor | None) -> T
     if hidden_mk is None:
         return torch.bmm(q_nmD, k_nDk)
     return torch.baddbmm(hidden_mk[None], q_nmD, k_nDk)
-
-
-def _softmax(scores_nmk: Tensor) -> Tensor:
-    """Return the softmax in the inputs' dtype; half precision is summed in fp32."""
-    if scores_nmk.dtype in (torch.bfloat16, torch.float16):
-        return torch.softmax(scores_nmk, -1, dtype=torch.float32).to(scores_nmk.dtype)
-    return torch.softmax(scores_nmk, -1)
 
 
 def _add_scores(

@@ -56,18 +56,16 @@ class RelativePositions(nn.Module):
     """The table of relative positions, and the row for each distance.
 
     If `buckets` is None, every distance below `longest` has its own row (DeBERTa, section 3.1). Otherwise distances
-    share `buckets` rows in each direction: one each up to half of them, logarithmic beyond (DeBERTa v2). `norm`
-    applies a LayerNorm to the table's rows (v2).
+    share `buckets` rows in each direction: one each up to half of them, logarithmic beyond, and a LayerNorm is applied
+    to the rows (DeBERTa v2).
     """
 
-    def __init__(
-        self, longest: int, hidden: int, *, buckets: int | None = None, norm: bool = False, eps: float
-    ) -> None:
+    def __init__(self, longest: int, hidden: int, *, buckets: int | None, eps: float) -> None:
         super().__init__()
         self.steps = tuple(range(longest)) if buckets is None else log_buckets(buckets, longest)
         self.span = longest if buckets is None else buckets
         self.embedding = nn.Embedding(2 * self.span, hidden)
-        self.norm = nn.LayerNorm(hidden, eps=eps) if norm else None
+        self.norm = None if buckets is None else nn.LayerNorm(hidden, eps=eps)
 
     def forward(self, places_P: Int[Tensor, " places"]) -> Float[Tensor, "places hidden"]:
         """Return rows of the table."""

@@ -134,7 +134,7 @@ class GatedFeedForward(nn.Module):
     Transformer").
 
     a and b come from a Linear each or, with `fused`, are the halves of one Linear's output. `inner` is the width of a
-    and of b.
+    and of b. No Linear has a bias.
     """
 
     def __init__(
@@ -143,17 +143,16 @@ class GatedFeedForward(nn.Module):
         inner: int,
         activation: Activation,
         *,
-        bias: bool,
         dropout: float,
         fused: bool = True,
         output_scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.activation: Activation = activation
-        self.gate = None if fused else nn.Linear(hidden, inner, bias)
-        self.up = JoinedLinear(hidden, (inner, inner), bias) if fused else nn.Linear(hidden, inner, bias)
+        self.gate = None if fused else nn.Linear(hidden, inner, False)
+        self.up = JoinedLinear(hidden, (inner, inner), False) if fused else nn.Linear(hidden, inner, False)
         self.dropout = Dropout(dropout)
-        self.down = ScaledLinear(inner, hidden, bias, scale=output_scale)
+        self.down = ScaledLinear(inner, hidden, False, scale=output_scale)
 
     def forward(
         self,
@@ -280,16 +279,16 @@ class Encoder(LayerStack):
         embeddings: Embeddings,
         layers: Sequence[EncoderLayer | PreNormLayer],
         *,
-        schedule: Sequence[int] | None = None,
-        projection: nn.Linear | None = None,
-        final_norm: nn.Module | None = None,
+        schedule: Sequence[int],
+        projection: nn.Linear | None,
+        final_norm: nn.Module | None,
     ) -> None:
         super().__init__()
         self.embeddings = embeddings
         self.projection = projection
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
-        self.schedule = tuple(schedule) if schedule is not None else tuple(range(len(layers)))
+        self.schedule = schedule
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the last layer's output, after the final norm if there is one."""

@@ -111,15 +111,8 @@ def _empty_sums(query: Tensor) -> Tensor:
     return query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
 
 
-def planned_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, draws: Tensor | None, *, centered: bool
-) -> tuple[Tensor, Tensor]:
-    """Return residual + dropout(x), and its norm."""
-    return _norm(x, residual, weight, bias, draws, centered)
-
-
 class _Norm(torch.autograd.Function):
-    """Saves what `kernels.residual_norm` saves."""
+    """residual + dropout(x), and its norm. Saves what `kernels.residual_norm` saves."""
 
     @staticmethod
     def forward(
@@ -149,15 +142,12 @@ class _Norm(torch.autograd.Function):
         return by_x, by_residual, torch.empty_like(weight), by_bias, None, None
 
 
-_norm: Callable[..., tuple[Tensor, Tensor]] = _Norm.apply
-
-
-def planned_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """Return torch's RMSNorm, which has a kernel on GPUs only."""
-    return _rms_norm(x, weight)
+planned_norm: Callable[..., tuple[Tensor, Tensor]] = _Norm.apply
 
 
 class _RmsNorm(torch.autograd.Function):
+    """torch's RMSNorm of x by a weight, which has a kernel on GPUs only."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -171,7 +161,7 @@ class _RmsNorm(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight)
 
 
-_rms_norm: Callable[..., Tensor] = _RmsNorm.apply
+planned_rms_norm: Callable[..., Tensor] = _RmsNorm.apply
 
 
 def planned_sdpa(

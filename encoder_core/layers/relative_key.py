@@ -82,7 +82,8 @@ class RelativeKeyAttention(nn.Module):
     ) -> Heads:
         """Compute torch's attention on a rectangle, with the scores of distances as a bias."""
         q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
-        index_LL = self._distance_rows(rows.max_length, q_RNLD.device)
+        place = torch.arange(rows.max_length, device=q_RNLD.device)
+        index_LL = place[:, None] - place + rows.max_length - 1  # row of the table in use for query i and key j: i - j
         bias_RNLL = _gather(q_RNLD @ table_PD.t(), index_LL)
         if self.both_sides:
             bias_RNLL = bias_RNLL + _gather(k_RNLD @ table_PD.t(), index_LL.t()).transpose(-1, -2)
@@ -93,12 +94,6 @@ class RelativeKeyAttention(nn.Module):
             bias_RNLL = bias_RNLL.masked_fill(~mask, float("-inf"))
         context_RNLD = attend_padded(q_RNLD, k_RNLD, v_RNLD, bias_RNLL, rows, dropout, scale=scale, use_torch=use_torch)
         return rows.unpad(context_RNLD.transpose(1, 2))
-
-    @staticmethod
-    def _distance_rows(longest: int, device: torch.device) -> Int[Tensor, "longest longest"]:
-        """Return the row of the table in use for query i and key j: i - j, counted from the most negative distance."""
-        place = torch.arange(longest, device=device)
-        return place[:, None] - place + longest - 1
 
 
 def _gather(

@@ -107,7 +107,7 @@ def _fused_norm(
     threshold: int,
 ) -> tuple[Tensor, Tensor]:
     if is_planned(x_TH):
-        return planned_norm(x_TH, residual_TH, norm.weight, bias, draws_T, centered=centered)
+        return planned_norm(x_TH, residual_TH, norm.weight, bias, draws_T, centered)
     from encoder_core.kernels.residual_norm import NormParameters, residual_norm
 
     assert norm.eps is not None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from encoder_core.families.catalogue import ModelConfig, build_encoder
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.sizes import linear_weight_count
 from encoder_core.objectives.term import (
     HeadConfig,
@@ -120,7 +120,7 @@ class ContrastiveConfig(OmittedWeightTerm, WrapperConfig):
 
     def build(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> "ContrastiveModel":
         """Build any family's encoder, of two networks the discriminator's."""
-        return self._build_vectors_model(build_encoder(model), model)
+        return self._build_vectors_model(model.encoder(), model)
 
     def wrap(self, module: "ObjectiveModule", model: ModelConfig) -> "ObjectiveModule":
         from encoder_core.objectives.modules.detection import task_encoder

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from encoder_core.families.catalogue import ModelConfig, build_encoder
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, TermSetting, family_refusal, last_weight
 
 if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
@@ -53,7 +53,7 @@ class DenoiseConfig(ModuleConfig):
         from encoder_core.objectives.modules.denoising import DenoisingModel
         from encoder_core.objectives.modules.multitask import tied_head
 
-        encoder = build_encoder(model)
+        encoder = model.encoder()
         word = encoder.embeddings.word
         decoder = model.decoder(word)
         assert isinstance(encoder, Encoder)  # families with a decoder have this one

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import ModelConfig, build_encoder, family_names_where
+from encoder_core.families.catalogue import ModelConfig, family_names_where
 from encoder_core.objectives.term import (
     HeadConfig,
     ModuleConfig,
@@ -56,7 +56,7 @@ class PlmConfig(OmittedWeightTerm, ModuleConfig):
         from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
         from encoder_core.objectives.modules.permuted import PermutedLanguageModel
 
-        encoder = build_encoder(model)
+        encoder = model.encoder()
         if not isinstance(encoder, TwoStreamEncoder):
             raise ModelError(
                 f"{model.family} does not predict permuted tokens",

@@ -128,34 +128,20 @@ def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.dev
     a target.
     """
     draws = torch.Generator().manual_seed(_SEED)
-    count = sum(lengths)
-    tokens = torch.randint(network.vocabulary_size, (count,), generator=draws)
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    targets = torch.arange(0, count, _TOKENS_PER_TARGET)
-    order = segments = None
+    batch = _random_rows(network, lengths, draws)
+    targets = torch.arange(0, len(batch.tokens), _TOKENS_PER_TARGET)
+    batch = replace(batch, target_positions=targets, target_ids=batch.tokens[targets])
     if network.permutes:
         order = torch.cat([torch.randperm(length, generator=draws) for length in lengths])
-        segments = (positions >= min(lengths)).long()
-    batch = Batch(
-        tokens=tokens,
-        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
-        max_length=max(lengths),
-        positions=positions,
-        target_positions=targets,
-        target_ids=tokens[targets],
-        segments=segments,
-        order=order,
-    )
+        batch = replace(batch, order=order, segments=(batch.positions >= min(lengths)).long())
     if network.has_decoder:
-        batch = replace(batch, causal=True, corrupted=_corrupted_forms(network, lengths))
+        fewer = [length - length // 4 for length in lengths]
+        batch = replace(batch, causal=True, corrupted=_random_rows(network, fewer, draws))
     return batch.to(device)
 
 
-def _corrupted_forms(network: ModelConfig, lengths: Sequence[int]) -> Batch:
-    """Return corrupted forms for rows of these lengths: random tokens, a fourth fewer."""
-    fewer = [length - length // 4 for length in lengths]
-    draws = torch.Generator().manual_seed(_SEED + 1)
-    return batch_without_targets(torch.randint(network.vocabulary_size, (sum(fewer),), generator=draws), fewer)
+def _random_rows(network: ModelConfig, lengths: Sequence[int], draws: torch.Generator) -> Batch:
+    return batch_without_targets(torch.randint(network.vocabulary_size, (sum(lengths),), generator=draws), lengths)
 
 
 def run_passes(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:

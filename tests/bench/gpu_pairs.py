@@ -30,8 +30,8 @@ def alone(form: str, length: int) -> dict[str, float]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from tests.gpu.problems import FORMS, Size, kernels, problem
-    from tests.support.models.relative_attention import outcome
+    from tests.gpu.problems import FORMS, Size, problem
+    from tests.support.models.relative_attention import kernels, outcome
 
     gpu = torch.cuda.is_available()
     size = Size((length,) * max(1, _TOKENS // length), 12, 64, torch.bfloat16, 0.1)

@@ -67,7 +67,7 @@ def run_tests(*arguments: str, **variables: str) -> "subprocess.CompletedProcess
 
 # Kernels that are off by 1 %, in place of the right ones.
 BAD_KERNELS = """
-import tests.support.models.relative_attention as problems, tests.gpu.test_other_kernels as others
+import tests.support.models.relative_attention as problems, tests.support.models.kernel_formulas as others
 attention, norm, gradient = problems.fused_attention, others.residual_norm, others.overwrite_with_gradient
 def overwrite_with_gradient(logits, ids, sums, *, biased):
     by_bias = gradient(logits, ids, sums, biased=biased)

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +23,6 @@ from launcher.runtime.capacity.workload import targets_per_row_in_phase
 from launcher.runtime.rank.build import build_optimizer
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.network import objective_module
-from launcher.runtime.recipe.objective import DenoiseTerm
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.tiny import tiny
@@ -101,7 +100,6 @@ def random_rows(recipe: Recipe, lengths: Sequence[int], seed: int, device: torch
     phase = recipe.phases[0]
     draws = torch.Generator().manual_seed(seed)
     count, vocabulary = sum(lengths), recipe.model.vocabulary_size
-    positions = torch.cat([torch.arange(length) for length in lengths])
     tokens = torch.randint(min(_FIRST, vocabulary - 1), vocabulary, (count,), generator=draws)
     share = targets_per_row_in_phase(recipe, phase) / phase.length
     targets = torch.randperm(count, generator=draws)[: max(1, round(share * count))].sort().values
@@ -112,11 +110,9 @@ def random_rows(recipe: Recipe, lengths: Sequence[int], seed: int, device: torch
         order[targets] = 1 + torch.randperm(len(targets), generator=draws)
     languages = second if hasattr(recipe.model, "languages") else None
     denoise = recipe.objective.denoise
-    return Batch(
-        tokens=tokens,
-        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
-        max_length=max(lengths),
-        positions=positions,
+    fewer = [] if denoise is None else [denoise.mean_read_length(length) for length in lengths]
+    return replace(
+        batch_without_targets(tokens, lengths),
         target_positions=targets,
         target_ids=tokens[targets],
         segments=second,
@@ -125,14 +121,8 @@ def random_rows(recipe: Recipe, lengths: Sequence[int], seed: int, device: torch
         order=order,
         numbers=torch.arange(first, first + len(lengths)),
         causal=denoise is not None,
-        corrupted=None if denoise is None else _forms(tokens, lengths, denoise),
+        corrupted=batch_without_targets(tokens[: sum(fewer)], fewer) if fewer else None,
     ).to(device)
-
-
-def _forms(tokens: Tensor, lengths: Sequence[int], denoise: DenoiseTerm) -> Batch:
-    """Return as many rows that are as long as corrupted ones, of the first of these tokens."""
-    fewer = [denoise.mean_read_length(length) for length in lengths]
-    return batch_without_targets(tokens[: sum(fewer)], fewer)
 
 
 def uneven(recipe: Recipe, rows: int, length: int) -> list[int]:

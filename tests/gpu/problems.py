@@ -45,11 +45,6 @@ def problem(form: Form, size: Size, device: torch.device) -> Problem:
     return relative_attention.problem(size.lengths, sized, scale=scale, device=device)
 
 
-def kernels(given: Problem) -> Tensor:
-    """Return the context as the fused kernels compute it."""
-    return relative_attention.kernels(given)
-
-
 def error(
     found: dict[str, Tensor], exact: dict[str, Tensor], scale: dict[str, Tensor] | None = None
 ) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, BartForConditionalGeneration
-from transformers import BartConfig as TheirConfig
 
 from checkpoints.hf.load import load_pretrained
 from data_service.store.open import open_store
@@ -22,16 +21,16 @@ from encoder_core.families.catalogue import hf_format_of, read_config
 from encoder_core.objectives.denoise import DenoiseConfig
 from encoder_core.objectives.modules.denoising import DenoisingModel
 from tests.support.models.parity import (
-    GRADIENT_TOLERANCE,
     assert_close,
-    copy_from,
-    copy_into,
+    assert_same_gradients,
     make_batch,
+    mean_loss,
     pad,
     parameters_of,
     random_weights,
     states_of,
 )
+from tests.support.models.peers import peers
 from tests.support.models.written import export_model
 
 END = 2  # of every row, and what the decoder begins with
@@ -49,22 +48,10 @@ def noisy(lengths: list[int], read: list[int], vocab: int = 101) -> Batch:
     return replace(batch, tokens=tokens, target_positions=every, target_ids=tokens, causal=True, corrupted=form)
 
 
-def their_model(fields: dict[str, Any], dtype: torch.dtype) -> BartForConditionalGeneration:
-    config = TheirConfig(**fields, eos_token_id=END, decoder_start_token_id=END)
-    return random_weights(BartForConditionalGeneration(config)).to(dtype).eval()
-
-
 def models(
-    dtype: torch.dtype, direction: str, config: BartConfig = CONFIG
+    dtype: torch.dtype, direction: Literal["theirs_to_ours", "ours_to_theirs"], config: BartConfig = CONFIG
 ) -> tuple[DenoisingModel, BartForConditionalGeneration]:
-    their = hf_format_of(config, "denoise")
-    ours = random_weights(DenoiseConfig().build(config), seed=1).to(dtype).eval()
-    theirs = their_model(their.fields, dtype)
-    if direction == "ours_to_theirs":
-        copy_into(theirs, ours, their)
-    else:
-        copy_from(theirs, ours, their)
-    return ours, theirs
+    return peers(config, dtype, direction, "denoise", eos_token_id=END, decoder_start_token_id=END)
 
 
 def assert_same(ours: DenoisingModel, theirs: BartForConditionalGeneration, batch: Batch) -> None:
@@ -83,9 +70,9 @@ def assert_same(ours: DenoisingModel, theirs: BartForConditionalGeneration, batc
     assert_close(ours.states(batch), written.flat(found.decoder_hidden_states[-1]))
     logits = written.flat(found.logits)
     assert_close(ours.logits(batch), logits)
-    (term,) = ours(batch).terms
-    assert_close(term.loss_sum / term.targets, F.cross_entropy(logits, batch.target_ids))
-    assert_close((term.loss_sum / term.targets).float(), found.loss.float())
+    loss = mean_loss(ours(batch))
+    assert_close(loss, F.cross_entropy(logits, batch.target_ids))
+    assert_close(loss.float(), found.loss.float())
     assert ours(batch).metrics["denoise_correct"] == (logits.argmax(-1) == batch.target_ids).sum()
 
 
@@ -128,15 +115,8 @@ def test_same_gradients_in_fp64() -> None:
     assert batch.corrupted is not None
     read, written = pad(batch.corrupted, 1), pad(batch, 1)
     logits = theirs(read.input_ids, attention_mask=read.attention_mask, labels=written.labels).logits
-    F.cross_entropy(written.flat(logits), batch.target_ids).backward()
-    (term,) = ours(batch).terms
-    (term.loss_sum / term.targets).backward()
-    names = hf_format_of(CONFIG, "denoise").table.their_names(CONFIG.layers)
-    expected = dict(theirs.named_parameters())
-    assert names.keys() == parameters_of(ours).keys()
-    for name, parameter in ours.named_parameters():
-        gradient = expected[names[name]].grad
-        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=GRADIENT_TOLERANCE)
+    expected = F.cross_entropy(written.flat(logits), batch.target_ids)
+    assert_same_gradients(ours, theirs, hf_format_of(CONFIG, "denoise"), mean_loss(ours(batch)), expected)
 
 
 def test_an_export_is_loaded_by_transformers(tmp_path: Path) -> None:
@@ -154,7 +134,7 @@ def test_an_export_is_loaded_by_transformers(tmp_path: Path) -> None:
 
 
 def test_a_saved_folder_is_read(tmp_path: Path) -> None:
-    theirs = their_model(hf_format_of(CONFIG, "denoise").fields, torch.float32)
+    _, theirs = models(torch.float32, "theirs_to_ours")
     theirs.save_pretrained(tmp_path)
     read = load_pretrained(tmp_path, "denoise")
     assert read.config == CONFIG
@@ -166,7 +146,7 @@ def test_a_saved_folder_is_read(tmp_path: Path) -> None:
 
 
 def test_a_bias_of_the_output_is_refused(tmp_path: Path) -> None:
-    theirs = their_model(hf_format_of(CONFIG, "denoise").fields, torch.float32)
+    _, theirs = models(torch.float32, "theirs_to_ours")
     bias: Tensor = theirs.final_logits_bias
     bias[0, 7] = 0.5
     theirs.save_pretrained(tmp_path)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from encoder_core.errors import ModelError
@@ -22,6 +21,7 @@ from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.modules.network import masked_language_model
 from encoder_core.objectives.modules.states import States
 from tests.support.models.parity import assert_close, copy_into, make_batch, pad, random_weights, states_of
+from tests.support.models.peers import peers
 
 Config = DebertaConfig | DebertaV2Config
 
@@ -48,13 +48,8 @@ def config(request: pytest.FixtureRequest) -> Config:
     return CONFIGS[request.param]
 
 
-def their_model(config: Config, dtype: torch.dtype) -> PreTrainedModel:
-    their_config = AutoConfig.for_model(**hf_format_of(config).fields)
-    return random_weights(AutoModelForMaskedLM.from_config(their_config)).to(dtype).eval()
-
-
-def our_model(config: Config, dtype: torch.dtype) -> MultitaskModel:
-    return random_weights(masked_language_model(config)).to(dtype).eval()
+def our_model(config: Config) -> MultitaskModel:
+    return random_weights(masked_language_model(config)).double().eval()
 
 
 @pytest.mark.parametrize("mask_decoder", ["plain", "enhanced"])
@@ -109,7 +104,7 @@ def literal_decoder(model: MultitaskModel, config: Config, length: int) -> Tenso
 @torch.no_grad()
 def test_the_enhanced_decoder_of_version_1_is_its_formula() -> None:
     config = CONFIGS["v1"].model_copy(update={"mask_decoder": "enhanced"})
-    model, batch = our_model(config, torch.float64), make_batch([13], 101)
+    model, batch = our_model(config), make_batch([13], 101)
     expected = literal_decoder(model, config, 13)[batch.target_positions]
     assert model.decoder is not None
     assert isinstance(model.encoder, DisentangledEncoder)
@@ -124,8 +119,7 @@ def test_the_enhanced_decoder_is_theirs_run_again_on_their_own_layer(name: str) 
     rows, with our queries. Their version 1 cannot take them."""
     config = CONFIGS[name]
     enhanced = config.model_copy(update={"mask_decoder": "enhanced"})
-    ours, theirs = our_model(enhanced, torch.float64), their_model(config, torch.float64)
-    plain = masked_language_model(config).double()
+    ours, (plain, theirs) = our_model(enhanced), peers(config, torch.float64)
     plain.load_state_dict({k: v for k, v in ours.state_dict().items() if not k.startswith("decoder.")})
     copy_into(theirs, plain, hf_format_of(config))
     batch = make_batch(LENGTHS, 101)
@@ -157,7 +151,7 @@ def test_the_last_layer_at_chosen_tokens_is_the_last_layer(
     config: Config, layers: int, between_positions: bool
 ) -> None:
     config = config.model_copy(update={"layers": layers, "position_to_position": between_positions})
-    encoder = our_model(config, torch.float64).encoder
+    encoder = our_model(config).encoder
     assert isinstance(encoder, DisentangledEncoder)
     batch = make_batch(LENGTHS, 101)
     expected = encoder(batch)[batch.target_positions]
@@ -169,7 +163,7 @@ def test_the_last_layer_at_chosen_tokens_is_the_last_layer(
 @pytest.mark.parametrize("whole", [False, True])
 def test_terms_beside_an_enhanced_decoder_read_the_encoders_states(config: Config, layers: int, whole: bool) -> None:
     """Also with a convolution behind the only layer."""
-    model = our_model(config.model_copy(update={"layers": layers}), torch.float64)
+    model = our_model(config.model_copy(update={"layers": layers}))
     batch = make_batch(LENGTHS, 101)
     first = batch.cu_seqlens[:-1].long()
     decoder = EnhancedMaskDecoder(config.max_length, config.hidden).double()

@@ -5,22 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import ElectraConfig as TheirConfig
-from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from encoder_core.families.catalogue import hf_format_of
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.interchange import Heads
-from encoder_core.objectives.modules.network import build_network
-from tests.support.models.parity import (
-    GRADIENT_TOLERANCE,
-    assert_close,
-    copy_from,
-    copy_into,
-    make_batch,
-    pad,
-    random_weights,
-)
+from tests.support.models.parity import assert_close, assert_same_gradients, make_batch, mean_loss, pad
+from tests.support.models.peers import in_both_precisions, peers
 
 SHAPE: dict[str, Any] = {
     "layers": 3,
@@ -36,25 +26,14 @@ CONFIGS = {
     "as_wide": ElectraConfig(**SHAPE, embedding=48),
 }
 LENGTHS = [17, 40, 3, 1, 28]
-CLASSES = {"mlm": ElectraForMaskedLM, "rtd": ElectraForPreTraining}
 
 
-def both_models(config: ElectraConfig, heads: Heads, dtype: torch.dtype) -> tuple[Any, Any]:
-    their = hf_format_of(config, heads)
-    assert CLASSES[heads].__name__ == their.architecture
-    theirs = CLASSES[heads](TheirConfig(**their.fields))
-    ours, theirs = (random_weights(model).to(dtype).eval() for model in (build_network(config, heads), theirs))
-    return ours, theirs
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
+@in_both_precisions
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @pytest.mark.parametrize("heads", ["mlm", "rtd"])
 def test_same_weights_same_outputs(config: ElectraConfig, heads: Heads, dtype: torch.dtype) -> None:
     """And in fp64, after our weights were copied into theirs, the same gradients."""
-    ours, theirs = both_models(config, heads, dtype)
-    copy = copy_into if dtype == torch.float64 else copy_from
-    copy(theirs, ours, hf_format_of(config, heads))
+    ours, theirs = peers(config, dtype, "ours_to_theirs" if dtype == torch.float64 else "theirs_to_ours", heads)
     batch = make_batch(LENGTHS, config.vocabulary_size, segments=True)
     padded = pad(batch, config.pad_id)
     replaced = torch.zeros_like(batch.tokens, dtype=torch.bool)
@@ -75,8 +54,7 @@ def test_same_weights_same_outputs(config: ElectraConfig, heads: Heads, dtype: t
         their_loss = F.binary_cross_entropy_with_logits(padded.flat(expected.logits), replaced.double())
     if heads == "mlm":
         assert_close(ours.logits(batch), padded.flat(expected.logits)[batch.target_positions])
-        term = ours(batch).terms[0]
-        loss = term.loss_sum / term.targets
+        loss = mean_loss(ours(batch))
     else:
         logits = padded.flat(expected.logits)
         assert_close(ours.logits(batch), logits)
@@ -89,10 +67,4 @@ def test_same_weights_same_outputs(config: ElectraConfig, heads: Heads, dtype: t
     assert_close(loss, their_loss)
 
     if dtype == torch.float64:
-        their_loss.backward()
-        loss.backward()
-        their = hf_format_of(config, heads)
-        their_parameters, names = dict(theirs.named_parameters()), their.table.their_names(their.layers)
-        for name, parameter in ours.named_parameters():
-            wanted = their_parameters[names[name]].grad
-            torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=GRADIENT_TOLERANCE)
+        assert_same_gradients(ours, theirs, hf_format_of(config, heads), loss, their_loss)

@@ -30,6 +30,7 @@ from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.roberta import RobertaConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.objectives.weights import masked_lm_weight_count
 from tests.support.models.parity import assert_same_masked_gradients, assert_same_masked_outputs, make_batch
 from tests.support.models.peers import in_both_precisions, peers, unrounded_norm
 
@@ -148,16 +149,23 @@ def shapes(draw: st.DrawFn, family: str) -> ModelConfig:
             global_rope_base=draw(st.sampled_from([10_000.0, 160_000.0])),
             local_rope_base=draw(st.sampled_from([100.0, 10_000.0])),
         )
+    shape |= {"key_value_heads": shared if times > 1 else None, "tied_decoder": draw(st.booleans())}
+    if family == "ultrabert":
+        return EuroBertConfig(
+            **shape,
+            rotary_base=draw(st.sampled_from([10_000.0, 2_560_000.0])),
+            local_rope_base=draw(st.sampled_from([100.0, 10_000.0])),
+            local_attention=2 * draw(st.integers(1, 70)),
+            head_width=draw(st.integers(1, 30)),
+        )
     return EuroBertConfig(
         **shape,
-        key_value_heads=shared if times > 1 else None,
         activation=draw(st.sampled_from(["silu", "gelu", "gelu_tanh"])),
         rotary_base=draw(st.sampled_from([100.0, 10_000.0, 250_000.0])),
-        tied_decoder=draw(st.booleans()),
     )
 
 
-modern = st.sampled_from(["modernbert", "eurobert"]).flatmap(shapes)
+modern = st.sampled_from(["modernbert", "eurobert", "ultrabert"]).flatmap(shapes)
 
 
 @torch.no_grad()
@@ -165,6 +173,7 @@ modern = st.sampled_from(["modernbert", "eurobert"]).flatmap(shapes)
 @given(config=modern, lengths=st.lists(st.integers(1, 150), min_size=1, max_size=5))
 def test_any_shape_and_any_rows_in_fp64(config: ModelConfig, lengths: list[int]) -> None:
     ours, theirs = peers(config, torch.float64)
+    assert sum(parameter.numel() for parameter in ours.parameters()) == masked_lm_weight_count(config)
     assert_same_masked_outputs(ours, theirs, make_batch(lengths, config.vocabulary_size), config.pad_id)
 
 
@@ -220,6 +229,29 @@ def test_both_forms_of_their_config_are_read(config: ModelConfig) -> None:
         assert "layer_types" in saved
         config = config.model_copy(update={"global_every": min(config.global_every, config.layers)})
     assert read_config(saved) == config
+
+
+@settings(max_examples=40)
+@given(config=shapes("ultrabert"))
+def test_an_ultrabert_with_a_window_and_a_base_for_each_layer_is_read(config: EuroBertConfig) -> None:
+    """As files published before transformers' class state them."""
+    fields = hf_format_of(config).fields
+    kinds, bases = fields.pop("layer_types"), fields.pop("rope_parameters")
+    listed = {
+        "attention_windows": [fields["sliding_window"] if kind == "sliding_attention" else None for kind in kinds],
+        "sliding_window": 1,
+        "rope_theta": [bases[kind]["rope_theta"] for kind in kinds],
+    }
+    expected = config if config.layers > 2 else config.model_copy(update={"rotary_base": 2_560_000.0})
+    assert read_config(fields | listed) == expected
+
+
+def test_what_an_ultraberts_file_leaves_out_is_transformers_own() -> None:
+    found = read_config({"model_type": "ultrabert", "num_hidden_layers": 3})
+    assert isinstance(found, EuroBertConfig)
+    assert [found.window(layer) for layer in range(3)] == [128, 128, None]
+    assert [found.rope_base(layer) for layer in range(3)] == [10_000.0, 10_000.0, 2_560_000.0]
+    assert (found.max_length, found.head_width, found.tied_decoder) == (32_768, 768, False)
 
 
 def test_distilberts_configuration_comes_back() -> None:

@@ -19,7 +19,15 @@ from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import hf_format_of, read_config
 from encoder_core.families.xlm import XlmConfig
 from tests.support.models import official
-from tests.support.models.parity import GRADIENT_TOLERANCE, assert_close, make_batch, masked_loss, pad, states_of
+from tests.support.models.parity import (
+    assert_close,
+    assert_same_gradients,
+    make_batch,
+    masked_loss,
+    mean_loss,
+    pad,
+    states_of,
+)
 from tests.support.models.peers import in_both_precisions, peers
 
 CONFIG = XlmConfig(
@@ -94,22 +102,14 @@ def test_same_weights_same_outputs(dtype: torch.dtype, languages: tuple[str, ...
     for state, expected in zip(states_of(ours.encoder, batch), states, strict=True):
         assert_close(state, expected)
     assert_close(ours.logits(batch), logits[batch.target_positions])
-    term = ours(batch).terms[0]
-    assert_close(term.loss_sum / term.targets, loss)
+    assert_close(mean_loss(ours(batch)), loss)
 
 
 def test_same_gradients() -> None:
     ours, theirs = peers(CONFIG, torch.float64, "ours_to_theirs")
-    their = hf_format_of(CONFIG)
     batch = translations(LENGTHS, CONFIG)
-    theirs_on(theirs, batch, CONFIG)[2].backward()
-    term = ours(batch).terms[0]
-    (term.loss_sum / term.targets).backward()
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    names = their.table.their_names(their.layers)
-    assert set(names) == {name for name, _ in ours.named_parameters()}
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[names[name]], rtol=0, atol=GRADIENT_TOLERANCE)
+    expected = theirs_on(theirs, batch, CONFIG)[2]
+    assert_same_gradients(ours, theirs, hf_format_of(CONFIG), mean_loss(ours(batch)), expected)
 
 
 def test_its_configuration_comes_back() -> None:

@@ -1,31 +1,32 @@
 """XLNet against transformers: one stream and two, with memory, segments, padding and reversed rows."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import XLNetConfig as TheirConfig
 from transformers import XLNetLMHeadModel
 from transformers.models.xlnet.modeling_xlnet import XLNetModel
 
 from encoder_core.batch import Batch
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families import xlnet as hf
-from encoder_core.families.catalogue import HfFormat
+from encoder_core.families.catalogue import hf_format_of
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.xlnet_encoder import Memory
 from encoder_core.objectives.modules.permuted import PermutedLanguageModel
 from encoder_core.objectives.plm import PlmConfig
 from tests.support.models.parity import (
     assert_close,
-    copy_from,
-    copy_into,
+    assert_same_gradients,
     make_batch,
+    mean_loss,
     pad,
     permuted_inputs,
     random_weights,
 )
+from tests.support.models.peers import peers
 
 CONFIG = XlnetConfig(
     layers=3,
@@ -38,7 +39,6 @@ CONFIG = XlnetConfig(
     memory=14,
     attention_dropout=0.1,
 )
-THEIRS = HfFormat(hf.ARCHITECTURE, hf.TABLE, hf.to_json(CONFIG), CONFIG.layers)
 RAGGED, FULL = [17, 40, 5, 28], [24, 24, 24, 24]
 
 
@@ -51,15 +51,9 @@ def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
 
 
 def models(
-    dtype: torch.dtype, direction: str = "ours_to_theirs", **fields: object
+    dtype: torch.dtype, direction: Literal["theirs_to_ours", "ours_to_theirs"] = "ours_to_theirs", **fields: object
 ) -> tuple[PermutedLanguageModel, XLNetLMHeadModel]:
-    ours = random_weights(PlmConfig().build(CONFIG), seed=1).to(dtype).eval()
-    theirs = random_weights(XLNetLMHeadModel(TheirConfig(**(THEIRS.fields | fields)))).to(dtype).eval()
-    if direction == "ours_to_theirs":
-        copy_into(theirs, ours, THEIRS)
-    else:
-        copy_from(theirs, ours, THEIRS)
-    return ours, theirs
+    return peers(CONFIG, dtype, direction, "plm", **fields)
 
 
 def permuted(lengths: list[int], *, segments: bool = True, seed: int = 0) -> Batch:
@@ -97,7 +91,7 @@ def check_two_streams(
         assert_close(state.query, expected.hidden_states[2 * depth + 1][inputs.real])
     assert_close(ours.logits(batch, memory), expected.logits[inputs.real])
     sums = ours(batch, memory)
-    assert_close(sums.terms[0].loss_sum / sums.terms[0].targets, expected.loss)
+    assert_close(mean_loss(sums), expected.loss)
     if memory is not None:
         for mine, their in zip(sums.memory, expected.mems, strict=True):
             assert_close(mine, their.transpose(0, 1))
@@ -149,14 +143,8 @@ def test_same_gradients(dtype: torch.dtype) -> None:
     batch = permuted(FULL)
     memory = ours(permuted(FULL, seed=1), ()).memory
     inputs = permuted_inputs(batch, dtype, 5)
-    theirs(**inputs.arguments, mems=[m.transpose(0, 1) for m in memory], use_mems=True).loss.backward()
-    term = ours(batch, memory).terms[0]
-    (term.loss_sum / term.targets).backward()
-    their_parameters = dict(theirs.named_parameters())
-    names = THEIRS.table.their_names(CONFIG.layers)
-    assert set(names) == {name for name, _ in ours.named_parameters()}
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, their_parameters[names[name]].grad, rtol=0, atol=1e-8)
+    expected = theirs(**inputs.arguments, mems=[m.transpose(0, 1) for m in memory], use_mems=True).loss
+    assert_same_gradients(ours, theirs, hf_format_of(CONFIG, "plm"), mean_loss(ours(batch, memory)), expected)
 
 
 def test_a_target_that_sees_nothing_is_predicted_from_its_place_alone() -> None:

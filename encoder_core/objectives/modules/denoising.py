@@ -6,7 +6,7 @@ from torch import Tensor
 from encoder_core.batch import Batch
 from encoder_core.errors import TrainingError
 from encoder_core.heads.prediction import MaskedLanguageModelHead
-from encoder_core.layers.decoder import Decoder
+from encoder_core.layers.cross_attention import Decoder
 from encoder_core.layers.encoder import Encoder
 from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule, Term
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.catalogue import ModelConfig, build_encoder
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.classification import DetectionSums, ReplacedTokenHead, detection_sums
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.encoder import Embeddings
@@ -119,7 +119,7 @@ def discriminator_model(config: ModelConfig, *, embeddings: Embeddings | None = 
 
     `embeddings` are shared with another network; None: its own. DeBERTa's head also reads the row's first token.
     """
-    encoder = build_encoder(config, embeddings=embeddings)
+    encoder = config.encoder(embeddings=embeddings)
     context_eps = config.layer_norm_eps if config.context_norm else None
     head = ReplacedTokenHead(config.hidden, activation=config.activation, context_eps=context_eps)
     return Discriminator(encoder, head)

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.catalogue import ModelConfig, build_encoder, uses_mask_decoder
+from encoder_core.families.catalogue import ModelConfig, uses_mask_decoder
 from encoder_core.heads.classification import PairHead
 from encoder_core.heads.prediction import EnhancedMaskDecoder, MaskedLanguageModelHead, SpanBoundaryHead
 from encoder_core.layers.any_encoder import AnyEncoder
@@ -100,7 +100,7 @@ def multitask_model(config: ModelConfig, terms: Sequence[HeadConfig]) -> Multita
     Raises:
         ModelError: the size of the vocabulary is unknown.
     """
-    encoder = build_encoder(config)
+    encoder = config.encoder()
     word = encoder.embeddings.word
     shared = SharedParts(config, word, cache(lambda: tied_head(config, word)))
     return MultitaskModel(encoder, [term.build(shared) for term in terms], mask_decoder(config))

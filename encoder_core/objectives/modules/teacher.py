@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from encoder_core.batch import Batch
-from encoder_core.families.catalogue import ModelConfig, build_encoder
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.heads.distillation import LogitFactors
 from encoder_core.layers.deberta_encoder import DisentangledEncoder
 from encoder_core.layers.initialise import on_meta
@@ -79,7 +79,7 @@ class Teacher(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.encoder = build_encoder(config)
+        self.encoder = config.encoder()
         self.head = tied_head(config, self.encoder.embeddings.word)
         self.decoder = mask_decoder(config)
 

@@ -24,7 +24,6 @@ from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch, batch_without_targets
-from encoder_core.families.catalogue import build_encoder
 from encoder_core.families.interchange import ENCODER_PREFIX
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
@@ -94,7 +93,7 @@ def load_frozen_encoder(pretrained: LocalModel) -> FrozenEncoder:
     config = read_folder_config(pretrained.folder)
     own = config.has_decoder or config.permutes  # classes of BART and XLNet have no heads but these
     tensors = weights_for(config, pretrained.folder, config.main_heads if own else "mlm")
-    encoder = build_encoder(config)
+    encoder = config.encoder()
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             parameter.copy_(tensors[ENCODER_PREFIX + name])

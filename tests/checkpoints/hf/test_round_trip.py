@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from checkpoints.hf.load import load_pretrained
 from encoder_core.families.albert import AlbertConfig
 from encoder_core.families.bert import BertConfig
-from encoder_core.families.catalogue import ModelConfig, build_encoder, hf_format_of
+from encoder_core.families.catalogue import ModelConfig, hf_format_of
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.families.electra import ElectraConfig
 from encoder_core.families.eurobert import EuroBertConfig
@@ -134,7 +134,7 @@ def assert_same_states(
 ) -> None:
     """The last states of our encoder and of `AutoModel`, relative to the largest."""
     theirs = AutoModel.from_pretrained(folder, dtype=dtype).eval()
-    encoder = build_encoder(config).to(dtype).eval()
+    encoder = config.encoder().to(dtype).eval()
     for name, parameter in encoder.named_parameters():
         parameter.copy_(tensors[ENCODER_PREFIX + name])
     segments = config.family in TYPES and getattr(config, "token_types", 0) > 1

@@ -6,48 +6,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.kernels.residual_norm import NormParameters, residual_norm
 from encoder_core.layers.dropout import drop_threshold, dropout
 from encoder_core.random_draws import draw_key
+from tests.support.models.kernel_formulas import NormProblem, norm_problem
 
 TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float64: {"rtol": 1e-12, "atol": 1e-12},
     torch.float32: {"rtol": 1e-5, "atol": 1e-6},
 }
-
-
-def norm_of(kind: str, width: int, dtype: torch.dtype) -> nn.LayerNorm | nn.RMSNorm:
-    norm = nn.RMSNorm(width, eps=1e-6) if kind == "rms" else nn.LayerNorm(width, eps=1e-12, bias=kind == "layer")
-    for parameter in norm.parameters():
-        nn.init.normal_(parameter, 1.0, 0.5)
-    return norm.to(dtype)
-
-
-def both_ways(
-    kind: str, rows: int, width: int, rate: float, dtype: torch.dtype, uses: tuple[bool, bool]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Outcomes and gradients by the kernel, and by the formula. `uses`: whether the sum, whether its norm is used."""
-    x, residual = (torch.randn(rows, width, dtype=dtype, requires_grad=True) for _ in range(2))
-    keys, draw, norm = torch.randint(-(2**63), 2**63 - 1, (rows,)), draw_key(), norm_of(kind, width, dtype)
-    parameters = list(norm.parameters())
-    weights = [torch.randn(rows, width, dtype=dtype) for _ in range(2)]
-
-    def results(total: Tensor, normed: Tensor) -> list[Tensor]:
-        terms = ((y * w).sum() for y, w, u in zip((total, normed), weights, uses, strict=True) if u)
-        loss = sum(terms, start=torch.zeros((), dtype=total.dtype))
-        gradients = torch.autograd.grad(loss, [x, residual, *parameters], materialize_grads=True)
-        return [total, normed, *gradients]
-
-    total = residual + dropout(x, rate, keys, draw)
-    written = results(total, norm(total))
-    threshold = drop_threshold(rate)
-    asked = NormParameters(norm.weight, getattr(norm, "bias", None), norm.eps or 0.0, isinstance(norm, nn.LayerNorm))
-    found = residual_norm(x, residual, asked, keys + draw if threshold else None, threshold)
-    return results(*found), written
 
 
 @pytest.mark.long
@@ -63,9 +33,9 @@ def both_ways(
 def test_equals_the_formula(
     kind: str, rows: int, width: int, rate: float, dtype: torch.dtype, uses: tuple[bool, bool]
 ) -> None:
-    torch.manual_seed(rows * 1000 + width)
-    found, written = both_ways(kind, rows, width, rate, dtype, uses)
-    for one, other in zip(found, written, strict=True):
+    given = norm_problem(rows, width, dtype, rate, centered=kind != "rms", biased=kind == "layer")
+    found, written = (given.outcome(way, uses) for way in (NormProblem.by_kernel, NormProblem.by_formula))
+    for one, other in zip(found.values(), written.values(), strict=True):
         scale = max(1.0, float(other.detach().abs().max())) if other.numel() else 1.0
         torch.testing.assert_close(one / scale, other / scale, **TOLERANCES[dtype])
 
@@ -85,11 +55,9 @@ def test_gradients_of_more_tokens_than_programs_are_the_same_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("encoder_core.kernels.residual_norm._MAX_PROGRAMS", 4)
-    outcomes = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        found, written = both_ways("layer", 27, 20, 0.3, torch.float32, (False, True))
-        outcomes.append(found)
-        for one, other in zip(found, written, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    assert all(torch.equal(one, other) for one, other in zip(*outcomes, strict=True))
+    given = norm_problem(27, 20, torch.float32, 0.3, centered=True)
+    ways = (NormProblem.by_kernel, NormProblem.by_kernel, NormProblem.by_formula)
+    found, again, written = (given.outcome(way, (False, True)) for way in ways)
+    for name, x in found.items():
+        assert torch.equal(again[name], x)
+        torch.testing.assert_close(x, written[name], rtol=1e-5, atol=1e-5)

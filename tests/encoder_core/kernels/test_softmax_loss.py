@@ -9,7 +9,8 @@ from torch import Tensor
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from encoder_core.kernels import softmax_loss
-from encoder_core.kernels.softmax_loss import overwrite_with_gradient, softmax_sums
+from encoder_core.kernels.softmax_loss import softmax_sums
+from tests.support.models.kernel_formulas import losses_by_formula, losses_by_kernels, random_logits
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 TOLERANCES = {
@@ -21,42 +22,18 @@ ROUNDED = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-7}
 (`test_compiled.py`)."""
 
 
-def by_kernels(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Losses, what is correct, gradients by logits and by bias."""
-    sums, gradient = softmax_sums(logits, ids), logits.clone()
-    by_bias = overwrite_with_gradient(gradient, ids, sums, biased=True)
-    assert by_bias is not None
-    return sums.losses, sums.correct, gradient, by_bias
-
-
-def by_formula(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    log_p = logits.double().log_softmax(-1)
-    gradient = log_p.exp() - torch.nn.functional.one_hot(ids, logits.shape[1])
-    return -log_p.gather(1, ids[:, None])[:, 0], logits.argmax(-1) == ids, gradient, gradient.sum(0)
-
-
-def drawn(targets: int, vocab: int, dtype: torch.dtype, scale: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Every second target is the largest logit."""
-    draws = torch.Generator().manual_seed(seed)
-    logits = (scale * torch.randn(targets, vocab, generator=draws, dtype=torch.float64)).to(dtype)
-    ids = torch.randint(vocab, (targets,), generator=draws)
-    ids[::2] = logits.argmax(-1)[::2]
-    return logits, ids
-
-
 def hold(logits: Tensor, ids: Tensor) -> None:
     dtype = logits.dtype
-    losses, correct, gradient, by_bias = by_kernels(logits, ids)
-    wanted = by_formula(logits, ids)
+    found, wanted = losses_by_kernels(logits, ids), losses_by_formula(logits.double(), ids)
     wide = torch.promote_types(dtype, torch.float32)
-    assert (losses.dtype, by_bias.dtype, gradient.dtype) == (wide, wide, dtype)
+    assert (found["loss"].dtype, found["by bias"].dtype, found["gradient"].dtype) == (wide, wide, dtype)
     most = TOLERANCES[wide]
-    torch.testing.assert_close(losses.double(), wanted[0], rtol=most, atol=most)
-    assert torch.equal(correct, wanted[1])
+    torch.testing.assert_close(found["loss"].double(), wanted["loss"], rtol=most, atol=most)
+    assert torch.equal(found["correct"], wanted["correct"])
     off = ROUNDED.get(dtype, most)
     # A target's gradient is p - 1: where p is nearly 1, what is left of it is the rounding of p, in fp32.
-    torch.testing.assert_close(gradient.double(), wanted[2], rtol=off, atol=off / 2**10 + 2.0**-22)
-    torch.testing.assert_close(by_bias.double(), wanted[3], rtol=most, atol=8 * most)
+    torch.testing.assert_close(found["gradient"].double(), wanted["gradient"], rtol=off, atol=off / 2**10 + 2.0**-22)
+    torch.testing.assert_close(found["by bias"].double(), wanted["by bias"], rtol=most, atol=8 * most)
 
 
 @settings(max_examples=8)
@@ -74,20 +51,20 @@ def test_equals_the_formula(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(softmax_loss, "_COLUMNS", 64)
         patch.setattr(softmax_loss, "_TARGETS_PER_PROGRAM", per_program)
-        hold(*drawn(targets, vocab, dtype, scale, seed))
+        hold(*random_logits(targets, vocab, dtype, scale, seed))
 
 
 @pytest.mark.parametrize("vocab", [2049, 30_522])
 def test_equals_the_formula_in_the_tiles_that_are_used(vocab: int) -> None:
     for dtype in (torch.float32, torch.float16):
-        hold(*drawn(1, vocab, dtype, 4.0, vocab))
+        hold(*random_logits(1, vocab, dtype, 4.0, vocab))
 
 
 @pytest.mark.long
 def test_equals_the_formula_of_the_largest_vocabularies() -> None:
     for vocab in (128_128, 250_112):
         for dtype in DTYPES:
-            hold(*drawn(3, vocab, dtype, 4.0, vocab))
+            hold(*random_logits(3, vocab, dtype, 4.0, vocab))
 
 
 def test_the_first_of_equal_logits_is_the_prediction() -> None:
@@ -112,12 +89,11 @@ def test_numbers_that_are_not_finite_come_out_as_of_torch(
     logits = torch.randn(4, 200)
     logits[1, place] = logits[2, :] = bad
     ids = torch.tensor([place, place, 3, 3])
-    losses, _, gradient, by_bias = by_kernels(logits, ids)
-    wanted = by_formula(logits, ids)
-    assert not losses[1:3].isfinite().any()
-    torch.testing.assert_close(losses.double(), wanted[0], equal_nan=True, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(gradient.double(), wanted[2], equal_nan=True, rtol=1e-5, atol=1e-6)
-    assert by_bias.isnan().all()
+    found, wanted = losses_by_kernels(logits, ids), losses_by_formula(logits.double(), ids)
+    assert not found["loss"][1:3].isfinite().any()
+    for name, off in (("loss", 1e-5), ("gradient", 1e-6)):
+        torch.testing.assert_close(found[name].double(), wanted[name], equal_nan=True, rtol=1e-5, atol=off)
+    assert found["by bias"].isnan().all()
 
 
 def test_an_id_outside_of_the_vocabulary_is_no_loss() -> None:
@@ -131,10 +107,7 @@ def test_a_gradient_in_half_precision_is_that_in_fp32_rounded_once(dtype: torch.
     """And the bias has what was not rounded."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(softmax_loss, "_COLUMNS", 64)
-        logits, ids = drawn(3, 150, dtype, 3.0, seed)
-        losses, correct, gradient, by_bias = by_kernels(logits, ids)
-        wide = by_kernels(logits.float(), ids)
-    assert torch.equal(losses, wide[0])
-    assert torch.equal(correct, wide[1])
-    assert torch.equal(gradient, wide[2].to(dtype))
-    assert torch.equal(by_bias, wide[3])
+        logits, ids = random_logits(3, 150, dtype, 3.0, seed)
+        found, wide = losses_by_kernels(logits, ids), losses_by_kernels(logits.float(), ids)
+    for name, x in found.items():
+        assert torch.equal(x, wide[name].to(x.dtype)), name

@@ -8,7 +8,6 @@ import torch
 from step_batch import make_batch
 
 from encoder_core.errors import ModelError
-from encoder_core.families.catalogue import build_encoder
 from encoder_core.layers.initialise import initialise
 from tests.support.models.small_networks import NETWORKS
 
@@ -29,7 +28,7 @@ BY_NAME = {network.name: network.model for network in NETWORKS}
 def test_no_later_token_changes_an_earlier_state(name: str) -> None:
     """In a row and beside it: what is changed from some place on changes no state before it, and no other row."""
     config = BY_NAME[name]
-    encoder = build_encoder(config)
+    encoder = config.encoder()
     torch.manual_seed(1)
     initialise(encoder, 0.3, config.initializer)
     encoder = encoder.double().eval()
@@ -49,6 +48,6 @@ def test_no_later_token_changes_an_earlier_state(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["deberta v2", "xlnet"])
 def test_layers_that_look_ahead_refuse_causal_rows(name: str) -> None:
-    encoder = build_encoder(BY_NAME[name])
+    encoder = BY_NAME[name].encoder()
     with pytest.raises(ModelError):
         encoder(replace(make_batch([9, 7], 500), causal=True))

@@ -106,21 +106,6 @@ def test_gradients_are_those_of_the_drawn_mask() -> None:
     assert torch.autograd.gradcheck(attend, random_inputs(rows, relations), fast_mode=True)
 
 
-@pytest.mark.long
-def test_dropout_keeps_the_mean() -> None:
-    """With operands of zero all probabilities are 1/L, so a value of ones gives kept / (L (1 - rate))."""
-    length, rate = 12, 0.1
-    rows = rows_of([length] * 800)
-    relations = related(rows, None)
-    zeros, none = torch.zeros(800 * length, HEADS, WIDTH), torch.zeros(len(relations.table), HEADS, WIDTH)
-    torch.manual_seed(0)
-    context = attend_blocked(Operands(zeros, zeros, torch.ones_like(zeros), none, none), relations, rows, rows, rate)
-    kept = context[..., 0] * (1 - rate)
-    draws = 800 * length * length * HEADS
-    assert abs(kept.mean().item() - (1 - rate)) < 4 * (rate * (1 - rate) / draws) ** 0.5
-    assert torch.allclose(kept * length, (kept * length).round(), atol=1e-2)
-
-
 def test_bf16_is_near_the_formula() -> None:
     rows = rows_of([5, 9, 1, 9, 2])
     relations = related(rows, 4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.layers import attention, deberta_attention
 from encoder_core.layers.attention import Heads
 from encoder_core.layers.deberta_attention import DisentangledKernel, Operands, RelativePositions
@@ -123,12 +123,4 @@ def test_two_streams(content: bool) -> None:
 
 
 def flat(lengths: list[int]) -> Batch:
-    edges = torch.tensor([0, *lengths]).cumsum(0)
-    return Batch(
-        tokens=torch.zeros(sum(lengths), dtype=torch.int64),
-        positions=torch.cat([torch.arange(length) for length in lengths]),
-        cu_seqlens=edges.int(),
-        max_length=max(lengths),
-        target_positions=torch.zeros(0, dtype=torch.int64),
-        target_ids=torch.zeros(0, dtype=torch.int64),
-    )
+    return batch_without_targets(torch.zeros(sum(lengths), dtype=torch.int64), lengths)

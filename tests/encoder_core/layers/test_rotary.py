@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from encoder_core.families.catalogue import ModelConfig, build_encoder
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.eurobert import EuroBertConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.layers.attention import set_rotary_base
@@ -39,9 +39,9 @@ def test_a_changed_base_makes_the_network_that_is_built_with_it(
 ) -> None:
     """Layers that see the whole row change, or local ones alone: each kind keeps its own base."""
     torch.manual_seed(0)
-    changed = build_encoder(config).eval()
+    changed = config.encoder().eval()
     initialise(changed, 0.2)
-    built = build_encoder(other).eval()
+    built = other.encoder().eval()
     built.load_state_dict(changed.state_dict())
     batch = make_batch([64, 30], 300)
     with torch.no_grad():

@@ -4,16 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from encoder_core.layers.rows import Rows
+from tests.support.models.parity import rows_of
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_pad_and_back(lengths: list[int]) -> None:
-    rows = Rows(
-        torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        torch.cat([torch.arange(length) for length in lengths]),
-        max(lengths),
-    )
+    rows = rows_of(lengths)
     flat = torch.arange(1, 2 * sum(lengths) + 1).view(-1, 2)
     padded = rows.pad(flat)
     assert padded.shape == (len(lengths), max(lengths), 2)

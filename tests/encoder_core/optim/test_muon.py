@@ -76,7 +76,7 @@ def test_projections_in_one_parameter_move_as_they_would_in_parameters_of_their_
     joined = nn.ModuleDict(
         {
             "attention": SelfAttention(hidden, heads, 0.0, attend_with_best_kernel, bias=False, fused=True),
-            "gated": GatedFeedForward(hidden, inner, "gelu", bias=False, dropout=0.0),
+            "gated": GatedFeedForward(hidden, inner, "gelu", dropout=0.0),
             "deberta": FusedProjections(hidden, heads),
         }
     )

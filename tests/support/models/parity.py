@@ -1,18 +1,19 @@
 """What equality with transformers needs: rows flat and padded, weights across by the key tables, the tolerances."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, batch_without_targets
 from encoder_core.families.catalogue import HfFormat, ModelConfig, hf_format_of
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.rows import Rows
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
+from encoder_core.objectives.modules.losses import LossSums
 from encoder_core.objectives.modules.multitask import MultitaskModel
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -70,19 +71,15 @@ def make_batch(lengths: list[int], vocab: int, *, share: float = 0.3, segments: 
     """Rows of these lengths, about `share` of their tokens targets (one at least)."""
     generator = torch.Generator().manual_seed(seed)
     count = sum(lengths)
-    positions = torch.cat([torch.arange(length) for length in lengths])
     chosen = torch.rand(count, generator=generator) < share
     chosen[count // 2] = True
     targets = chosen.nonzero().flatten()
-    starts = torch.cat([torch.full((length,), length // 2) for length in lengths])
-    return Batch(
-        tokens=torch.randint(SPECIAL, vocab, (count,), generator=generator),
-        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        max_length=max(lengths),
-        positions=positions,
+    second = torch.cat([torch.arange(length) >= length // 2 for length in lengths])
+    return replace(
+        batch_without_targets(torch.randint(SPECIAL, vocab, (count,), generator=generator), lengths),
         target_positions=targets,
         target_ids=torch.randint(SPECIAL, vocab, (len(targets),), generator=generator),
-        segments=(positions >= starts).long() if segments else None,
+        segments=second.long() if segments else None,
         pair_labels=torch.randint(2, (len(lengths),), generator=generator) if segments else None,
     )
 
@@ -165,11 +162,8 @@ def permuted_inputs(batch: Batch, dtype: torch.dtype, pad_id: int) -> Permuted:
 
 def rows_of(lengths: list[int]) -> Rows:
     """Rows of these lengths, for layers that are called by themselves."""
-    return Rows(
-        torch.tensor([0, *lengths]).cumsum(0).to(torch.int32),
-        torch.cat([torch.arange(length) for length in lengths]),
-        max(lengths),
-    )
+    batch = batch_without_targets(torch.zeros(sum(lengths), dtype=torch.int64), lengths)
+    return Rows(batch.cu_seqlens, batch.positions, batch.max_length)
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -206,7 +200,7 @@ def assert_same_masked_outputs(ours: MultitaskModel, theirs: nn.Module, batch: B
     logits = padded.flat(expected.logits)[batch.target_positions]
     assert_close(ours.logits(batch), logits)
     result = ours(batch)
-    loss = result.terms[0].loss_sum / result.terms[0].targets
+    loss = mean_loss(result)
     assert_close(loss, masked_loss(expected.logits, padded.labels))
     assert_close(loss.float(), expected.loss.float())
     assert result.metrics["mlm_correct"] == (logits.argmax(-1) == batch.target_ids).sum()
@@ -223,12 +217,20 @@ def assert_same_masked_gradients(ours: MultitaskModel, theirs: nn.Module, batch:
     copy_into(theirs, ours, their)
     padded = pad(batch, config.pad_id)
     logits = theirs(padded.input_ids, attention_mask=padded.attention_mask).logits
-    masked_loss(logits, padded.labels).backward()
-    term = ours(batch).terms[0]
-    (term.loss_sum / term.targets).backward()
-    their_parameters = dict(theirs.named_parameters())
-    names = their.table.their_names(their.layers)
+    assert_same_gradients(ours, theirs, their, mean_loss(ours(batch)), masked_loss(logits, padded.labels))
+
+
+def mean_loss(losses: LossSums) -> Tensor:
+    """The sum of the terms' means."""
+    return torch.stack([term.loss_sum / term.targets for term in losses.terms]).sum()
+
+
+def assert_same_gradients(ours: nn.Module, theirs: nn.Module, their: HfFormat, loss: Tensor, expected: Tensor) -> None:
+    """Of our loss and of theirs, for every parameter."""
+    loss.backward()
+    expected.backward()
+    their_parameters, names = dict(theirs.named_parameters()), their.table.their_names(their.layers)
     assert set(names) == {name for name, _ in ours.named_parameters()}
     for name, parameter in ours.named_parameters():
-        expected = their_parameters[names[name]].grad
-        torch.testing.assert_close(parameter.grad, expected, rtol=0, atol=GRADIENT_TOLERANCE)
+        wanted = their_parameters[names[name]].grad
+        torch.testing.assert_close(parameter.grad, wanted, rtol=0, atol=GRADIENT_TOLERANCE, msg=name)

@@ -1,4 +1,4 @@
-"""A masked language model beside transformers' class of the same form, both with the weights of one."""
+"""A network beside transformers' class of the same form, both with the weights of one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 
 from encoder_core.families.catalogue import ModelConfig, hf_format_of
-from encoder_core.objectives.modules.multitask import MultitaskModel
-from encoder_core.objectives.modules.network import masked_language_model
+from encoder_core.families.interchange import Heads
+from encoder_core.objectives.modules.network import build_network
 from tests.support.models.parity import copy_from, copy_into, random_weights
 
 in_both_precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
@@ -21,12 +21,14 @@ def peers(
     config: ModelConfig,
     dtype: torch.dtype,
     direction: Literal["theirs_to_ours", "ours_to_theirs"] = "theirs_to_ours",
-) -> tuple[MultitaskModel, Any]:
-    """Ours and theirs, whose configuration has the fields that an export writes."""
-    their = hf_format_of(config)
-    described = transformers.AutoConfig.for_model(**their.fields)
+    heads: Heads = "mlm",
+    **fields: object,
+) -> tuple[Any, Any]:
+    """Ours and theirs, whose configuration has the fields that an export writes, and `fields`."""
+    their = hf_format_of(config, heads)
+    described = transformers.AutoConfig.for_model(**their.fields | fields)
     theirs = random_weights(getattr(transformers, str(their.architecture))(described)).to(dtype).eval()
-    ours = random_weights(masked_language_model(config), seed=1).to(dtype).eval()
+    ours = random_weights(build_network(config, heads), seed=1).to(dtype).eval()
     (copy_from if direction == "theirs_to_ours" else copy_into)(theirs, ours, their)
     return ours, theirs
 
