@@ -20,14 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, idle_batch
 from encoder_core.errors import library_changed
 from encoder_core.objectives.modules.losses import CoupledObjective
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import ALL_PARAMETERS
-from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import RankExamples
 from encoder_core.train.settings import EngineConfig

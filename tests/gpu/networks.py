@@ -131,7 +131,7 @@ def random_rows(recipe: Recipe, lengths: Sequence[int], seed: int, device: torch
 
 def _forms(tokens: Tensor, lengths: Sequence[int], denoise: DenoiseTerm) -> Batch:
     """Return as many rows that are as long as corrupted ones, of the first of these tokens."""
-    fewer = [denoise.mean_read_length(length) for length in lengths]
+    fewer = [denoise.mean_form_tokens(length) for length in lengths]
     return batch_without_targets(tokens[: sum(fewer)], fewer)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from encoder_core.batch import Batch, select_rows
+from encoder_core.batch import Batch, idle_batch, select_rows
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig
@@ -20,7 +20,6 @@ from encoder_core.objectives.compose import compose
 from encoder_core.objectives.diffusion import DiffusionConfig
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.multitask import MultitaskModel
-from encoder_core.train.collate import idle_batch
 from encoder_core.train.metrics import figures_from_sums
 from encoder_core.train.step import RunningSums
 from tests.support.models.parity import make_batch, random_weights

@@ -159,7 +159,7 @@ def with_forms(network: Network, batch: Batch) -> Batch:
     """The batch as it is, or with the shorter forms that the encoder of a denoising network reads."""
     if network.objective.denoise is None:
         return batch
-    lengths = [network.objective.denoise.mean_read_length(length) for length in batch.cu_seqlens.diff().tolist()]
+    lengths = [network.objective.denoise.mean_form_tokens(length) for length in batch.cu_seqlens.diff().tolist()]
     return replace(batch, causal=True, corrupted=make_batch(lengths, _SIZE["vocab"]))
 
 

@@ -19,8 +19,8 @@ from encoder_core.families.catalogue import embedded_languages
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.modules.losses import CoupledObjective, LossSums, ObjectiveModule
 from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
-from encoder_core.train.collate import to_batch
 from encoder_core.train.exchange import RankExamples
+from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.recipe.network import objective_module
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL
 from tests.support.models.compositions import FAMILIES, LANGUAGES, OBJECTIVES, Row, model_of, refused
