@@ -43,13 +43,12 @@ from encoder_core.optim.muon import Muon
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import ALL_PARAMETERS, UPDATE_GROUP, set_update
 from encoder_core.train import deepspeed_internals, zero_state
-from encoder_core.train.deepspeed_internals import Layout
 from encoder_core.train.groups import abort_groups, leaving_groups
 from encoder_core.train.overlap import GradientSequencer, OverlappedSums
 from encoder_core.train.settings import EngineConfig
 from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import ReplicatedWeights
-from encoder_core.train.zero_state import Fragment, NamedParameter, OwnedRange
+from encoder_core.train.zero_state import Fragment, FrozenRange, NamedParameter, OwnedRange
 
 with suppress(ModuleNotFoundError):  # some releases of DeepSpeed lack this module
     import_module("deepspeed.ops.triton_ops")  # imported now, while Triton is hidden
@@ -239,7 +238,7 @@ class Engine:
 
     def _describe_partitions(self, optimizer: ShardedOptimizer) -> None:
         """Tell an optimizer that needs whole parameters which of them lie where in this rank's flat partitions."""
-        ranges = {r.name: r for r in zero_state.owned_ranges(*self._owned_range_arguments(), self.rank, self.world)}
+        ranges = {r.name: r for r in self._trained_ranges(self.rank, self.world)}
         numbers = {name: number for number, name in enumerate(self.shapes)}
 
         def segment(name: str) -> ShardSegment:
@@ -257,11 +256,10 @@ class Engine:
         """Yield the ranges of master weights and moments that this rank owns, as views: copy them before the next
         update.
         """
-        trained, frozen = self._owned_range_arguments(), self._frozen_range_arguments()
-        for owned in zero_state.owned_ranges(*trained, self.rank, self.world):
+        for owned in self._trained_ranges(self.rank, self.world):
             yield owned.fragment()
-        for frozen_range in zero_state.frozen_ranges(*frozen, self.rank, self.world):
-            yield frozen_range.fragment()
+        for frozen in self._frozen_ranges(self.rank, self.world):
+            yield frozen.fragment()
 
     def _replicated_weights(self) -> ReplicatedWeights:
         """Return the replicated weights: at stages 0 to 2 the working weights, and at every stage those of frozen
@@ -282,16 +280,15 @@ class Engine:
         `restored_kinds` names the kinds to restore: only "master" to start from weights, `zero_state.ALL_KINDS` to
         resume. Each parameter takes those of its own kinds. An average that is not restored begins at the weights.
         """
-        kinds, alone, mine = tuple(restored_kinds), (0, 1), (self.rank, self.world)
-        for owned in self._held_ranges():
-            owned.restore(kinds, read)
+        kinds = tuple(restored_kinds)
+        for held in self._held_ranges():
+            held.restore(kinds, read)
         if self.average is not None and AVERAGE not in kinds:
             self.average.reset_to_weights()
         # Every rank holds frozen parameters whole at stages 0 to 2.
-        for frozen_range in zero_state.frozen_ranges(
-            *self._frozen_range_arguments(), *(alone if self.config.stage < 3 else mine)
-        ):
-            frozen_range.restore(kinds, read)
+        place = (0, 1) if self.config.stage < 3 else (self.rank, self.world)
+        for frozen in self._frozen_ranges(*place):
+            frozen.restore(kinds, read)
         deepspeed_internals.rebuild_working_weights(self._engine.optimizer, self.layout)
 
     @contextmanager
@@ -311,31 +308,25 @@ class Engine:
         self.average.swap_with_weights()
         deepspeed_internals.rebuild_working_weights(self._engine.optimizer, self.layout)
 
-    def _held_ranges(self, params: Iterable[nn.Parameter] | None = None) -> Iterator[OwnedRange]:
-        """Yield the ranges that this rank holds of trained parameters, of `params` only if given: at stage 0 all of
-        them, whole.
-        """
-        optimizer, layout, named = self._owned_range_arguments()
-        chosen = None if params is None else {id(p) for p in params}
-        its = [one for one in named if chosen is None or id(one.weight) in chosen]
-        place = (0, 1) if self.config.stage == 0 else (self.rank, self.world)
-        return zero_state.owned_ranges(optimizer, layout, its, *place)
+    def _held_ranges(self) -> Iterator[OwnedRange]:
+        """Yield the ranges that this rank holds of trained parameters: at stage 0 all of them, whole."""
+        return self._trained_ranges(0, 1) if self.config.stage == 0 else self._trained_ranges(self.rank, self.world)
 
     def _master_tensors(self) -> dict[str, list[Tensor]]:
         """Return the tensors of master weights that this rank holds, by update group."""
-        return {
-            group: list({id(owned.part.flat): owned.part.flat for owned in self._held_ranges(params)}.values())
-            for group, params in self._movable.items()
-        }
+        flats: dict[str, dict[int, Tensor]] = {group: {} for group in self._movable}
+        groups = {self.names[id(p)]: group for group, params in self._movable.items() for p in params}
+        for held in self._held_ranges():
+            flats[groups[held.name]][id(held.part.flat)] = held.part.flat
+        return {group: list(its.values()) for group, its in flats.items()}
 
-    def _owned_range_arguments(self) -> tuple[Any, Layout, list[NamedParameter]]:
-        """Return the arguments of `owned_ranges` except the ranks."""
+    def _trained_ranges(self, rank: int, world: int) -> Iterator[OwnedRange]:
         named = [named for named in self._named_parameters() if id(named.weight) not in self._frozen]
-        return self._engine.optimizer, self.layout, named
+        return zero_state.owned_ranges(self._engine.optimizer, self.layout, named, rank, world)
 
-    def _frozen_range_arguments(self) -> tuple[int, list[NamedParameter]]:
-        """Return the arguments of `frozen_ranges` except the ranks."""
-        return self.config.stage, [named for named in self._named_parameters() if id(named.weight) in self._frozen]
+    def _frozen_ranges(self, rank: int, world: int) -> Iterator[FrozenRange]:
+        named = [named for named in self._named_parameters() if id(named.weight) in self._frozen]
+        return zero_state.frozen_ranges(self.config.stage, named, rank, world)
 
     def _named_parameters(self) -> list[NamedParameter]:
         names = [(self.names[id(p)], p) for p in self._engine.module.parameters()]

@@ -139,7 +139,6 @@ class RankExamples(AllExamples):
         return cls(every, (len(own),), every), own
 
     def gather(self, own: Tensor) -> Tensor:
-        """Return all examples' [N, ...] from each rank's own [n, ...]. Collective."""
         if len(self.counts) == 1:
             return own
         padded = own.new_zeros((max(self.counts), *own.shape[1:]))
