@@ -217,6 +217,26 @@ def batch_without_targets(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]
     )
 
 
+def idle_batch(device: torch.device) -> Batch:
+    """Return a batch without rows. A rank without a microbatch runs it, so that it takes part in all collectives and
+    adds nothing.
+    """
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    ends = torch.zeros(1, dtype=torch.int32, device=device)
+    return Batch(
+        tokens=none,
+        cu_seqlens=ends,
+        max_length=0,
+        positions=none,
+        target_positions=none,
+        target_ids=none,
+        segments=none,
+        languages=none,
+        pair_labels=none,
+        order=none,
+    )
+
+
 def _select_entries(batch: Batch, names: Sequence[str], indices: Tensor) -> dict[str, Any]:
     """Return the entries `indices` of the fields of these names, by name."""
     found = {name: getattr(batch, name) for name in names}

@@ -169,7 +169,7 @@ def local_configs(store: Store) -> Iterator[Path]:
 
 
 @contextmanager
-def replace_path_in_errors(folder: Path, where: str) -> Iterator[None]:
+def replace_path_in_errors(folder: Path | str, where: str) -> Iterator[None]:
     """Let the ModelErrors inside the `with` block name the place `where`, not its copy in `folder`."""
     try:
         yield

@@ -10,7 +10,7 @@ from data_service.errors import InputError, PrepareError
 from data_service.formats import StrictRecord
 from data_service.ingest.configuration import FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY
 from data_service.ingest.encodings import UTF_8, python_encoding_name
-from data_service.ingest.file_kinds import PREPARATION_KEY, UnreadFile
+from data_service.ingest.file_kinds import PREPARATION_KEY
 from data_service.ingest.inputs import InputListing, list_inputs, refuse_inputs_in_output, require_packages
 from data_service.ingest.options import MIB, BuildOptions, describe_differences
 from data_service.ingest.tasks import hash_strings

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, TermConfig, TermSetting, WrapperConfig
+from encoder_core.objectives.contrastive import ContrastiveConfig
+from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, TermConfig, TermSetting
 from encoder_core.objectives.weights import network_weight_count
 
 if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
@@ -21,7 +22,7 @@ def refusals(setting: TermSetting) -> list[Refusal]:
     whole = [
         name
         for name, term in setting.terms.items()
-        if isinstance(term, ModuleConfig) and not isinstance(term, WrapperConfig)
+        if isinstance(term, ModuleConfig) and not isinstance(term, ContrastiveConfig)
     ]
     if len(whole) > 1 and not found:
         found.append(
@@ -40,12 +41,12 @@ class ObjectiveParts:
 
     heads: Sequence[HeadConfig]
     whole: ModuleConfig | None
-    around: WrapperConfig | None
+    around: ContrastiveConfig | None
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, TermConfig]) -> "ObjectiveParts":
-        """Sort the terms. A term that can be around others is the whole module if it is the only one."""
-        around = next((term for term in terms.values() if isinstance(term, WrapperConfig)), None)
+        """Sort the terms. `contrastive` is around the others, and the whole module if it is the only one."""
+        around = next((term for term in terms.values() if isinstance(term, ContrastiveConfig)), None)
         if around is not None and len(terms) == 1:
             return cls((), around, None)
         heads = [term for term in terms.values() if isinstance(term, HeadConfig)]

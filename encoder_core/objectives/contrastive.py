@@ -10,12 +10,12 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.sizes import linear_weight_count
 from encoder_core.objectives.term import (
     HeadConfig,
+    ModuleConfig,
     OmittedWeightTerm,
     Refusal,
     RowFacts,
     SmallObjective,
     TermSetting,
-    WrapperConfig,
     last_weight,
     refuse_decoder_family,
 )
@@ -26,8 +26,9 @@ if TYPE_CHECKING:  # torch is imported only where modules are built: reading a r
     from encoder_core.objectives.modules.text_vectors import ContrastiveModel
 
 
-class ContrastiveConfig(OmittedWeightTerm, WrapperConfig):
-    """How a text's vector is computed, and how vectors are compared.
+class ContrastiveConfig(OmittedWeightTerm, ModuleConfig):
+    """How a text's vector is computed, and how vectors are compared. It builds a module by itself, and can be added to
+    that of other terms.
 
     Attributes:
         temperature: divisor of similarities; with a small one the nearest negatives dominate.
@@ -123,6 +124,7 @@ class ContrastiveConfig(OmittedWeightTerm, WrapperConfig):
         return self._build_vectors_model(model.encoder(), model)
 
     def wrap(self, module: "ObjectiveModule", model: ModelConfig) -> "ObjectiveModule":
+        """Return the module that trains this term and those of `module`, whose parameters keep their names."""
         from encoder_core.objectives.modules.detection import task_encoder
         from encoder_core.objectives.modules.text_vectors import add_vectors
 
@@ -147,4 +149,5 @@ class ContrastiveConfig(OmittedWeightTerm, WrapperConfig):
         return super().weight_count(model) + self.added_weight_count(model)
 
     def added_weight_count(self, model: ModelConfig) -> int:
+        """Return the number of parameters that the term adds to the module of the others."""
         return linear_weight_count(model.hidden, model.hidden) if self.projection else 0

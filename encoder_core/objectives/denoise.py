@@ -18,10 +18,6 @@ class DenoiseConfig(ModuleConfig):
     name = "denoise"
     exported = "denoise"
 
-    def mean_read_length(self, length: int) -> int:
-        """Return how many tokens the encoder reads of a row of `length` tokens, on average."""
-        return length
-
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse other terms, families without a decoder, and rows that are not of one segment."""
         others = [name for name in setting.terms if name != self.name]

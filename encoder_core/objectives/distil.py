@@ -234,7 +234,7 @@ class Distillation(HeadTerm):
         return self._config.teachers[0].model
 
     def request_layer_states(self, layers: tuple[int, ...]) -> None:
-        """Let the teachers also return the states of these layers, for another term (`Teacher.run`)."""
+        """Let the teachers also return the states of these layers, for another term (`Teacher.forward`)."""
         self._layers = layers
 
     def connect(self, terms: Mapping[str, HeadTerm]) -> None:
@@ -259,7 +259,7 @@ class Distillation(HeadTerm):
         if states not in self._taught:
             assert self._teachers.networks, "a module that distils has been given its teachers"
             student_batch = self._student_batch(batch)
-            self._taught[states] = [teacher.run(student_batch, self._layers) for teacher in self._teachers.networks]
+            self._taught[states] = [teacher(student_batch, self._layers) for teacher in self._teachers.networks]
         return self._taught[states]
 
     def _student_batch(self, batch: "Batch") -> "Batch":

@@ -323,21 +323,6 @@ class ModuleConfig(TermConfig):
         return model.encoder_weight_count() + model.decoder_weight_count()
 
 
-class WrapperConfig(ModuleConfig):
-    """The description of a term that builds a module by itself, and that can be added to the module of other terms.
-
-    Its loss couples the examples of a step, so a first pass without a graph computes their vectors beforehand.
-    """
-
-    @abstractmethod
-    def wrap(self, module: "ObjectiveModule", model: ModelConfig) -> "ObjectiveModule":
-        """Return the module that trains this term and those of `module`, whose parameters keep their names."""
-
-    def added_weight_count(self, model: ModelConfig) -> int:
-        """Return the number of parameters that the term adds to the module of the others."""
-        return 0
-
-
 class BottleneckConfig(HeadConfig):
     """A term that predicts tokens through the vector of the row's first token, beside mlm, so that it holds the row's
     text. Its layers are not exported.

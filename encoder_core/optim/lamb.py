@@ -33,12 +33,6 @@ class Lamb(ShardedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Apply one update to every tensor of the active update group that has a gradient. If sharded, all ranks must
-        call it.
-
-        Raises:
-            TrainingError: the update's number was not set, or a flat tensor was not described by `shard`.
-        """
         for group in self.param_groups:
             params = tensors_to_update(group)
             if not params:

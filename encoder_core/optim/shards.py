@@ -36,7 +36,11 @@ class ShardSegment:
 
 
 class ShardedOptimizer(Optimizer):
-    """An optimizer that treats each parameter as a whole. Before `shard` is called, each tensor is one parameter."""
+    """An optimizer that treats each parameter as a whole. Before `shard` is called, each tensor is one parameter.
+
+    `step` applies one update to every tensor of the active update group that has a gradient. If sharded, all ranks must
+    call it. It raises TrainingError if the update's number was not set, or `shard` did not describe a flat tensor.
+    """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)

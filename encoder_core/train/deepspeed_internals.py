@@ -1,9 +1,9 @@
 """Every private or undocumented name of DeepSpeed that we use, and its purpose.
 
-DeepSpeed may rename them in any release. `ensure_names` looks up all names that a stage uses when an engine is built,
-and each later access raises `LibraryChanged`, too. That the names still have their meaning is measured
-(`rehearsal.py`) and counted (`overlap.py`). A method is replaced only through `replace_method`, which never adds a
-new one.
+DeepSpeed may rename them in any release. Each access raises `LibraryChanged` then. Before a rank builds its engine, a
+small one makes every access in a step, a save and a load (`rehearsal.py`). That the names still have their meaning is
+measured there and counted (`overlap.py`). A method is replaced only through `replace_method`, which never adds a new
+one.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,55 +16,7 @@ from encoder_core.errors import library_changed
 Layout = Literal["whole", "parts", "bf16", "shards"]
 """Layout of state. `whole`: stage 0. `parts`: stages 1 and 2. `bf16`: stage 1 in bf16. `shards`: stage 3."""
 
-ENGINE_NAMES = (
-    "basic_optimizer",
-    "optimizer",
-    "global_rank",
-    "world_size",
-    "module",
-    "buffered_allreduce_fallback",
-)
 REDUCERS = ("reduce_ready_partitions_and_remove_grads", "independent_gradient_partition_epilogue")
-OPTIMIZER_NAMES: dict[Layout, tuple[str, ...]] = {
-    "whole": (),
-    "parts": (
-        "optimizer",
-        "single_partition_of_fp32_groups",
-        "bit16_groups",
-        "bit16_groups_flat",
-        "update_lp_params",
-        "_global_grad_norm",
-        *REDUCERS,
-    ),
-    "bf16": (
-        "optimizer",
-        "fp32_groups_flat_partition",
-        "fp32_groups_gradients_flat",
-        "bf16_groups",
-        "bf16_groups_flat",
-        "update_lp_params",
-    ),
-    "shards": (
-        "optimizer",
-        "fp32_partitioned_groups_flat",
-        "fp16_groups",
-        "grad_position",
-        "get_param_id",
-        "persistent_parameters",
-        "_reassign_or_swap_out_partitioned_parameters",
-        "_partition_all_parameters",
-        "_gradient_averaging_world_size",
-        "_global_grad_norm",
-        *REDUCERS,
-    ),
-}
-PARAMETER_NAMES: dict[Layout, tuple[str, ...]] = {
-    "whole": (),
-    "parts": ("_hp_mapping",),
-    "bf16": ("_hp_mapping",),
-    "shards": ("ds_id", "ds_tensor", "ds_numel", "all_gather"),
-}
-MAPPING_NAMES = ("param_group_index", "lp_fragment_address", "hp_fragment_address")
 
 
 class FlatPart(NamedTuple):
@@ -104,25 +56,6 @@ def resolve(owner: Any, name: str) -> Any:
         return getattr(owner, name)
     except AttributeError as error:
         raise library_changed("deepspeed", f"{type(owner).__name__}.{name}") from error
-
-
-def ensure_names(engine: Any, trained: Sequence[nn.Parameter], kind: Layout) -> None:
-    """Check the names that our code uses with this layout.
-
-    Raises:
-        LibraryChanged: one of them does not exist any more.
-    """
-    for name in ENGINE_NAMES:
-        resolve(engine, name)
-    for name in OPTIMIZER_NAMES[kind]:
-        resolve(engine.optimizer, name)
-    for parameter in trained:
-        for name in PARAMETER_NAMES[kind]:
-            resolve(parameter, name)
-        mapping = getattr(parameter, "_hp_mapping", None) if kind in ("parts", "bf16") else None
-        if mapping is not None:
-            for name in MAPPING_NAMES:
-                resolve(mapping, name)
 
 
 def replace_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,6 +140,11 @@ def working_flats(optimizer: Any, kind: Layout) -> list[Tensor]:
     """Stages 1 and 2: return the tensors that hold the working weights of each parameter group."""
     found: list[Tensor] = resolve(optimizer, "bf16_groups_flat" if kind == "bf16" else "bit16_groups_flat")
     return found
+
+
+def optimizer_state(optimizer: Any, kind: Layout) -> Any:
+    """Return the state of the tensors that the optimizer steps, by tensor."""
+    return (optimizer if kind == "whole" else resolve(optimizer, "optimizer")).state
 
 
 def owned_part(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -> FlatPart | None:

@@ -43,13 +43,13 @@ from encoder_core.optim.muon import Muon
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import ALL_PARAMETERS, UPDATE_GROUP, set_update
 from encoder_core.train import deepspeed_internals, zero_state
-from encoder_core.train.deepspeed_internals import Layout
+from encoder_core.train.deepspeed_internals import resolve
 from encoder_core.train.groups import abort_groups, leaving_groups
 from encoder_core.train.overlap import GradientSequencer, OverlappedSums
 from encoder_core.train.settings import EngineConfig
 from encoder_core.train.timing import Stopwatch
 from encoder_core.train.weight_check import ReplicatedWeights
-from encoder_core.train.zero_state import Fragment, NamedParameter, OwnedRange
+from encoder_core.train.zero_state import Fragment, FrozenRange, NamedParameter, OwnedRange
 
 with suppress(ModuleNotFoundError):  # some releases of DeepSpeed lack this module
     import_module("deepspeed.ops.triton_ops")  # imported now, while Triton is hidden
@@ -127,17 +127,15 @@ class Engine:
             model=model, optimizer=optimizer, config=config.deepspeed_config(), dist_init_required=False
         )
         self.layout = deepspeed_internals.layout(config.stage, config.precision)
-        deepspeed_internals.ensure_names(
-            self._engine, [p for params in self._movable.values() for p in params], self.layout
-        )
+        self._optimizer = resolve(self._engine, "optimizer")
         self.device = torch.device(get_accelerator().current_device_name())
-        self.world = self._engine.world_size
-        self.rank = self._engine.global_rank
+        self.world = resolve(self._engine, "world_size")
+        self.rank = resolve(self._engine, "global_rank")
         self._largest_norm = math.inf
         self._guard_updates()
         if config.stage == 3:
-            deepspeed_internals.sum_gradients(self._engine.optimizer)
-        self._order = GradientSequencer(self._engine.optimizer, list(model.parameters())) if config.stage > 1 else None
+            deepspeed_internals.sum_gradients(self._optimizer)
+        self._order = GradientSequencer(self._optimizer, list(model.parameters())) if config.stage > 1 else None
         self._overlapped = self._overlap_reduction() if self.world > 1 and config.has_separate_fp32_sums else None
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated_weights()
@@ -190,7 +188,7 @@ class Engine:
 
         The update is dropped if the gradient is not finite, or its norm exceeds `largest_norm`.
         """
-        set_update(self._engine.basic_optimizer, lr=lr, count=count, update_group=update_group)
+        set_update(resolve(self._engine, "basic_optimizer"), lr=lr, count=count, update_group=update_group)
         self._largest_norm = largest_norm
         update = self._update_unsharded() if self.config.stage == 0 else self._update_sharded()
         if update.applied and self.average is not None:
@@ -206,7 +204,7 @@ class Engine:
         """Update at stage 0. DeepSpeed would apply NaN and reports no norm, so both are checked here on the reduced
         gradients.
         """
-        gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
         norm = float(nn.utils.get_total_norm(gradients))
         if not math.isfinite(norm) or norm > self._largest_norm:
             self._engine.zero_grad()
@@ -220,18 +218,19 @@ class Engine:
         DeepSpeed computes the norm before it calls the optimizer, so the limit is enforced there, before weights or
         moments change.
         """
-        optimizer, make = self._engine.basic_optimizer, self._engine.basic_optimizer.step
+        optimizer = resolve(self._engine, "basic_optimizer")
+        make = optimizer.step
 
         def step_within_limit() -> None:
             limited = self.config.stage > 0 and self._largest_norm < math.inf
-            if not limited or deepspeed_internals.gradient_norm(self._engine.optimizer) <= self._largest_norm:
+            if not limited or deepspeed_internals.gradient_norm(self._optimizer) <= self._largest_norm:
                 make()
 
         optimizer.step = step_within_limit
 
     def _overlap_reduction(self) -> OverlappedSums:
         """Stage 1 in bf16: replace DeepSpeed's reduction at the end of a step's last backward pass."""
-        optimizer, parameters = self._engine.optimizer, list(self._engine.module.parameters())
+        optimizer, parameters = self._optimizer, list(self.objective.parameters())
         sums = deepspeed_internals.fp32_gradient_sums(optimizer)
         overlapped = OverlappedSums(sums, parameters, DTYPES[self.config.reduce_dtype], self.config.bucket)
         deepspeed_internals.replace_method(self._engine, "buffered_allreduce_fallback", lambda **_: overlapped.finish())
@@ -239,7 +238,7 @@ class Engine:
 
     def _describe_partitions(self, optimizer: ShardedOptimizer) -> None:
         """Tell an optimizer that needs whole parameters which of them lie where in this rank's flat partitions."""
-        ranges = {r.name: r for r in zero_state.owned_ranges(*self._owned_range_arguments(), self.rank, self.world)}
+        ranges = {r.name: r for r in self._trained_ranges(self.rank, self.world)}
         numbers = {name: number for number, name in enumerate(self.shapes)}
 
         def segment(name: str) -> ShardSegment:
@@ -249,7 +248,7 @@ class Engine:
             part = owned.part
             return ShardSegment(number, part.start, part.offset, part.offset + part.length)
 
-        flats = deepspeed_internals.flat_tensors(self._engine.optimizer, self.layout)
+        flats = deepspeed_internals.flat_tensors(self._optimizer, self.layout)
         segments = {flat: [segment(self.names[id(p)]) for p in params] for flat, params in flats}
         optimizer.shard(segments, list(self.shapes.values()))
 
@@ -257,11 +256,10 @@ class Engine:
         """Yield the ranges of master weights and moments that this rank owns, as views: copy them before the next
         update.
         """
-        trained, frozen = self._owned_range_arguments(), self._frozen_range_arguments()
-        for owned in zero_state.owned_ranges(*trained, self.rank, self.world):
+        for owned in self._trained_ranges(self.rank, self.world):
             yield owned.fragment()
-        for frozen_range in zero_state.frozen_ranges(*frozen, self.rank, self.world):
-            yield frozen_range.fragment()
+        for frozen in self._frozen_ranges(self.rank, self.world):
+            yield frozen.fragment()
 
     def _replicated_weights(self) -> ReplicatedWeights:
         """Return the replicated weights: at stages 0 to 2 the working weights, and at every stage those of frozen
@@ -273,7 +271,7 @@ class Engine:
         named = [(name, p) for name, p, _ in self._named_parameters()]
         weights = [p for _, p in named]
         frozen = [p for p in weights if id(p) in self._frozen]
-        buffers = zero_state.working_buffers(self._engine.optimizer, weights, frozen, self.layout)
+        buffers = zero_state.working_buffers(self._optimizer, weights, frozen, self.layout)
         return ReplicatedWeights([*buffers, *(weight for _, weight in beside)], [*named, *beside])
 
     def restore(self, restored_kinds: Iterable[str], read: zero_state.ReadRange) -> None:
@@ -282,17 +280,16 @@ class Engine:
         `restored_kinds` names the kinds to restore: only "master" to start from weights, `zero_state.ALL_KINDS` to
         resume. Each parameter takes those of its own kinds. An average that is not restored begins at the weights.
         """
-        kinds, alone, mine = tuple(restored_kinds), (0, 1), (self.rank, self.world)
-        for owned in self._held_ranges():
-            owned.restore(kinds, read)
+        kinds = tuple(restored_kinds)
+        for held in self._held_ranges():
+            held.restore(kinds, read)
         if self.average is not None and AVERAGE not in kinds:
             self.average.reset_to_weights()
         # Every rank holds frozen parameters whole at stages 0 to 2.
-        for frozen_range in zero_state.frozen_ranges(
-            *self._frozen_range_arguments(), *(alone if self.config.stage < 3 else mine)
-        ):
-            frozen_range.restore(kinds, read)
-        deepspeed_internals.rebuild_working_weights(self._engine.optimizer, self.layout)
+        place = (0, 1) if self.config.stage < 3 else (self.rank, self.world)
+        for frozen in self._frozen_ranges(*place):
+            frozen.restore(kinds, read)
+        deepspeed_internals.rebuild_working_weights(self._optimizer, self.layout)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
@@ -309,36 +306,30 @@ class Engine:
         """Exchange master weights and average, and rebuild the working weights."""
         assert self.average is not None
         self.average.swap_with_weights()
-        deepspeed_internals.rebuild_working_weights(self._engine.optimizer, self.layout)
+        deepspeed_internals.rebuild_working_weights(self._optimizer, self.layout)
 
-    def _held_ranges(self, params: Iterable[nn.Parameter] | None = None) -> Iterator[OwnedRange]:
-        """Yield the ranges that this rank holds of trained parameters, of `params` only if given: at stage 0 all of
-        them, whole.
-        """
-        optimizer, layout, named = self._owned_range_arguments()
-        chosen = None if params is None else {id(p) for p in params}
-        its = [one for one in named if chosen is None or id(one.weight) in chosen]
-        place = (0, 1) if self.config.stage == 0 else (self.rank, self.world)
-        return zero_state.owned_ranges(optimizer, layout, its, *place)
+    def _held_ranges(self) -> Iterator[OwnedRange]:
+        """Yield the ranges that this rank holds of trained parameters: at stage 0 all of them, whole."""
+        return self._trained_ranges(0, 1) if self.config.stage == 0 else self._trained_ranges(self.rank, self.world)
 
     def _master_tensors(self) -> dict[str, list[Tensor]]:
         """Return the tensors of master weights that this rank holds, by update group."""
-        return {
-            group: list({id(owned.part.flat): owned.part.flat for owned in self._held_ranges(params)}.values())
-            for group, params in self._movable.items()
-        }
+        flats: dict[str, dict[int, Tensor]] = {group: {} for group in self._movable}
+        groups = {self.names[id(p)]: group for group, params in self._movable.items() for p in params}
+        for held in self._held_ranges():
+            flats[groups[held.name]][id(held.part.flat)] = held.part.flat
+        return {group: list(its.values()) for group, its in flats.items()}
 
-    def _owned_range_arguments(self) -> tuple[Any, Layout, list[NamedParameter]]:
-        """Return the arguments of `owned_ranges` except the ranks."""
+    def _trained_ranges(self, rank: int, world: int) -> Iterator[OwnedRange]:
         named = [named for named in self._named_parameters() if id(named.weight) not in self._frozen]
-        return self._engine.optimizer, self.layout, named
+        return zero_state.owned_ranges(self._optimizer, self.layout, named, rank, world)
 
-    def _frozen_range_arguments(self) -> tuple[int, list[NamedParameter]]:
-        """Return the arguments of `frozen_ranges` except the ranks."""
-        return self.config.stage, [named for named in self._named_parameters() if id(named.weight) in self._frozen]
+    def _frozen_ranges(self, rank: int, world: int) -> Iterator[FrozenRange]:
+        named = [named for named in self._named_parameters() if id(named.weight) in self._frozen]
+        return zero_state.frozen_ranges(self.config.stage, named, rank, world)
 
     def _named_parameters(self) -> list[NamedParameter]:
-        names = [(self.names[id(p)], p) for p in self._engine.module.parameters()]
+        names = [(self.names[id(p)], p) for p in self.objective.parameters()]
         return [NamedParameter(name, p, self.own_kinds.get(name, self._kinds)) for name, p in names]
 
 

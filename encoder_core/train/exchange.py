@@ -53,18 +53,18 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class StepSignals:
-    """The figures and flags that all ranks know before the first backward pass of a step.
+    """The figures and flags of one rank before the first backward pass of a step, and what all ranks make of them.
 
     Attributes:
-        stop: whether some rank was asked to stop; then no rank runs the step.
+        stop: whether a rank was asked to stop; if some rank was, no rank runs the step.
         save: whether a checkpoint is due after this step. Rank 0 decides, so that only one clock counts.
         saved: whether every rank has uploaded its part of the pending checkpoint, or failed to.
         fits: whether every rank's largest microbatch fits into its memory, as far as that is checked beforehand.
         keep: whether the state is copied to memory before this step: rank 0 asks for it, and every rank can.
         wait: longest wait for data, in seconds.
-        tokens: number of tokens in the global batch.
+        tokens: number of tokens in the batch.
         digest: sum of the rows' checksums, a fingerprint of the trained bytes.
-        counts: number of targets in the global batch, by loss term.
+        counts: number of targets in the batch, by loss term.
     """
 
     stop: bool
@@ -75,28 +75,16 @@ class StepSignals:
     wait: float
     tokens: int
     digest: int
-    counts: dict[str, float]
+    counts: Mapping[str, float]
 
 
-def exchange_signals(
-    control: RankGroup,
-    *,
-    stop: bool,
-    save: bool,
-    saved: bool,
-    fits: bool,
-    keep: bool,
-    wait: float,
-    tokens: int,
-    digest: int,
-    counts: Mapping[str, int],
-) -> StepSignals:
-    """Send this rank's figures and return those of all ranks. Collective: every rank calls it once a step, with the
+def exchange_signals(control: RankGroup, own: StepSignals) -> StepSignals:
+    """Send this rank's signals and return those of all ranks. Collective: every rank calls it once a step, with the
     same term names in `counts`.
     """
-    names = sorted(counts)
-    flags = [stop, save, saved, fits, keep]
-    table = control.gather_rows([*flags, wait, tokens, digest, *(counts[name] for name in names)])
+    names = sorted(own.counts)
+    flags = [own.stop, own.save, own.saved, own.fits, own.keep]
+    table = control.gather_rows([*flags, own.wait, own.tokens, own.digest, *(own.counts[name] for name in names)])
     totals = table.sum(dim=0).tolist()
     return StepSignals(
         stop=totals[0] > 0,
@@ -151,7 +139,6 @@ class RankExamples(AllExamples):
         return cls(every, (len(own),), every), own
 
     def gather(self, own: Tensor) -> Tensor:
-        """Return all examples' [N, ...] from each rank's own [n, ...]. Collective."""
         if len(self.counts) == 1:
             return own
         padded = own.new_zeros((max(self.counts), *own.shape[1:]))

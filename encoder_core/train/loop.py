@@ -198,13 +198,6 @@ class TrainPlan:
     def evaluates_after(self, step: int) -> bool:
         return self.evaluate_every is not None and (step % self.evaluate_every == 0 or step == self.steps)
 
-    @property
-    def evaluates_before_training(self) -> bool:
-        """Whether a run is evaluated before its first step, which measures what it starts from, such as a published
-        model.
-        """
-        return self.evaluate_every is not None
-
     def compares_weights_in(self, step: int) -> bool:
         """Return whether all ranks compare their weights before the update of `step`."""
         return self.compare_every is not None and step % self.compare_every == 0
@@ -237,7 +230,7 @@ class Trainer:
             Exception: memory ran out in the middle of a step; the error is that of `microbatches`.
         """
         carried = StoredMemory()
-        if state.step == 0 and self.plan.evaluates_before_training:
+        if state.step == 0 and self.plan.evaluates_after(0):  # what the run starts from, such as a published model
             self._apply_layer_settings(0)
             self._evaluate(0)
         while state.step < self.plan.steps:
@@ -385,8 +378,7 @@ class Trainer:
         return stored_memory(self.memories, next_data.work.total) if next_data.before is None else StoredMemory()
 
     def _exchange(self, state: TrainState, fetched: StepData) -> StepSignals:
-        return exchange_signals(
-            self.control,
+        own = StepSignals(
             stop=self.stop_requested(),
             save=self.checkpointer.is_due(state.step + 1),
             saved=self.checkpointer.is_ready(),
@@ -397,3 +389,4 @@ class Trainer:
             digest=fetched.digest,
             counts=fetched.counts,
         )
+        return exchange_signals(self.control, own)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, idle_batch
 from encoder_core.objectives.modules.losses import CoupledObjective, LossSums
 from encoder_core.optim.updates import ALL_PARAMETERS
-from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import RankExamples, RankGroup
 

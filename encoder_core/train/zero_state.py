@@ -21,7 +21,14 @@ from encoder_core.optim.adamw import MOMENTS
 from encoder_core.optim.average import AVERAGE
 from encoder_core.optim.groups import hidden_matrices
 from encoder_core.optim.muon import MOMENTUM
-from encoder_core.train.deepspeed_internals import FlatPart, Layout, local_shard, owned_part, working_flats
+from encoder_core.train.deepspeed_internals import (
+    FlatPart,
+    Layout,
+    local_shard,
+    optimizer_state,
+    owned_part,
+    working_flats,
+)
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ def owned_ranges(
     once.
     """
     unsharded = layout == "whole"
-    state = optimizer.state if unsharded else optimizer.optimizer.state
+    state = optimizer_state(optimizer, layout)
     for name, p, kinds in named:
         part = _equal_share(p, rank, world) if unsharded else owned_part(optimizer, p, layout, rank)
         if part is not None and part.length > 0:

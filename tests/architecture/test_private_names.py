@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-from encoder_core.train import deepspeed_internals as internals
-
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
 HOMES = {
@@ -21,17 +19,10 @@ ALONE = {  # one name of its library, in one place
         "_apply",
     ),  # overridden, as subclasses of torch's modules do
 }
-# Attributes of DeepSpeed's objects that look public. Those in `optimizer` and the like mean other things elsewhere.
-COMMON = {"optimizer", "module", "all_gather", "world_size", "global_rank", "basic_optimizer", "ds_id"}
-DEEPSPEEDS = {
-    name
-    for names in (
-        *internals.OPTIMIZER_NAMES.values(),
-        *internals.PARAMETER_NAMES.values(),
-        internals.MAPPING_NAMES,
-    )
-    for name in names
-} | {"buffered_allreduce_fallback", "__compatible_ops__", "dummy_decorator"}
+_SOURCE = ast.parse((ROOT / "encoder_core/train/deepspeed_internals.py").read_text("utf-8"))
+_TEXTS = [node.value for node in ast.walk(_SOURCE) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+# Names with an underscore that stand there as texts. `all_gather` means other things elsewhere.
+DEEPSPEEDS = {text for text in _TEXTS if text.isidentifier() and "_" in text} - {"all_gather"}
 
 
 def private(text: str) -> list[str]:
@@ -41,7 +32,7 @@ def private(text: str) -> list[str]:
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 pass
-            case ast.Attribute(attr=name) if name in DEEPSPEEDS - COMMON or _hidden(name):
+            case ast.Attribute(attr=name) if name in DEEPSPEEDS or _hidden(name):
                 found.append(name)
             case ast.Import(names=names):
                 found += [part for each in names for part in each.name.split(".") if _hidden(part)]

@@ -30,10 +30,10 @@ from data_service.samples.spec import StreamSpec
 from data_service.stream.stream import Stream
 from data_service.tokenizers.tokenizer import Kind
 from encoder_core.optim.schedules import ScheduleConfig
-from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import figures_from_sums, sum_losses
 from encoder_core.train.step import Microbatch
 from launcher.exit_codes import REPEAT
+from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.recipe.identity import changed_paths, identity_fields
 from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.recipe.network import objective_module

@@ -26,7 +26,7 @@ from data_service.samples.spec import SourceSpec, StreamSpec, WindowSize
 from data_service.service.client import FeedClient
 from data_service.service.feed import FeedConfig, FeedHandle, start_feed
 from data_service.store.open import open_store
-from encoder_core.train.collate import to_batch
+from launcher.runtime.rank.collate import to_batch
 
 LENGTH = 512
 ROWS = 64  # in a microbatch

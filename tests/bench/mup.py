@@ -30,11 +30,12 @@ from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.optim.updates import set_update
-from encoder_core.train.collate import to_batch
 from launcher.app.cli.options import InputsArgument
-from launcher.runtime.rank.build import build_model, build_optimizer, learning_rate_schedule
+from launcher.runtime.rank.build import build_model, build_optimizer
+from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.recipe.load import load, with_assignments
 from launcher.runtime.recipe.schema import Recipe
+from launcher.runtime.recipe.timeline import learning_rate
 from launcher.runtime.recipe.tiny import tiny
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import Run
@@ -167,11 +168,7 @@ def loss_of(recipe: Recipe, data: Data) -> float:
 
 def train(recipe: Recipe, model: ObjectiveModule, steps: Sequence[Batch]) -> bool:
     """Train `model` by the recipe; whether the loss stayed finite."""
-    optimizer, rates, clip = (
-        build_optimizer(recipe, model),
-        learning_rate_schedule(recipe),
-        recipe.optimizer.settings.clip,
-    )
+    optimizer, clip = build_optimizer(recipe, model), recipe.optimizer.settings.clip
     model.train()
     for step, batch in enumerate(steps):
         (term,) = model(batch).terms
@@ -180,7 +177,7 @@ def train(recipe: Recipe, model: ObjectiveModule, steps: Sequence[Batch]) -> boo
             return False
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
-        set_update(optimizer, lr=rates(step), count=step + 1)
+        set_update(optimizer, lr=learning_rate(recipe, step), count=step + 1)
         optimizer.step()
         optimizer.zero_grad()
     return True

@@ -10,10 +10,9 @@ import torch
 from step_batch import in_random_order, make_batch
 
 from encoder_core.batch import Batch
-from encoder_core.objectives.modules.losses import CoupledObjective, ObjectiveModule
-from encoder_core.train.exchange import RankExamples
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.train.step import seed_draws
-from tests.support.models.small_networks import NETWORKS, Network, build, with_forms
+from tests.support.models.small_networks import NETWORKS, Network, build, first_pass, with_forms
 
 
 def cut(batch: Batch, first: int, last: int) -> Batch:
@@ -42,26 +41,11 @@ def cut(batch: Batch, first: int, last: int) -> Batch:
     )
 
 
-def first_pass(module: ObjectiveModule, parts: list[Batch]) -> list[tuple[torch.Tensor, ...]]:
-    """For each part what a coupled objective's second pass wants; () for any other."""
-    if not isinstance(module, CoupledObjective):
-        return [()] * len(parts)
-    own = []
-    with torch.no_grad():
-        for batch in parts:
-            seed_draws(7, 3, 0)
-            own += module(batch).memory
-        everyone, joined = RankExamples.from_all_ranks(own)
-        found = module.couple(joined, everyone)
-    cut_up = [torch.split(tensor, [len(examples) for examples in own]) for tensor in found]
-    return list(zip(*cut_up, strict=True))
-
-
 def step(module: ObjectiveModule, parts: list[Batch]) -> tuple[float, dict[str, torch.Tensor]]:
     """Sum of the losses of all parts, and its gradient."""
     module.zero_grad()
     total = 0.0
-    for batch, remembered in zip(parts, first_pass(module, parts), strict=True):
+    for batch, remembered in zip(parts, first_pass(module, parts, lambda _: seed_draws(7, 3, 0)), strict=True):
         for name in module.update_groups():
             seed_draws(7, 3, 0, name)
             losses = module(batch, remembered) if remembered else module(batch)

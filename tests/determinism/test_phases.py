@@ -18,7 +18,7 @@ from data_service.samples.replacement import Replacement
 from data_service.samples.spec import Annealing
 from data_service.stream.stream import Stream
 from launcher.after.export.export import export_run
-from launcher.runtime.rank.build import learning_rate_schedule
+from launcher.runtime.recipe.timeline import learning_rate
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.step_table import Record
 from launcher.runtime.run.streams import stream_spec
@@ -95,9 +95,8 @@ def weight_in(record: Record) -> float:
 @pytest.mark.long
 def test_each_phase_is_what_it_says(undisturbed: str) -> None:
     run = open_run(undisturbed)
-    rate = learning_rate_schedule(run.recipe)
     steps = small_runs.history(undisturbed).steps
-    assert [record["lr"] for record in steps] == [rate(step) for step in range(STEPS)]
+    assert [record["lr"] for record in steps] == [learning_rate(run.recipe, step) for step in range(STEPS)]
     assert [record["lr"] for record in steps][8:12] == pytest.approx([1.5e-3, 1.5e-3, 7.5e-4, 1.5e-3], rel=0.7)
     rows = [sum(stop - start for _, start, stop in record["samples"]) for record in steps]
     assert rows[:4] == [4, 6, 9, 12]

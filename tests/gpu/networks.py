@@ -110,7 +110,7 @@ def random_rows(recipe: Recipe, lengths: Sequence[int], seed: int, device: torch
         order[targets] = 1 + torch.randperm(len(targets), generator=draws)
     languages = second if hasattr(recipe.model, "languages") else None
     denoise = recipe.objective.denoise
-    fewer = [] if denoise is None else [denoise.mean_read_length(length) for length in lengths]
+    fewer = [] if denoise is None else [denoise.mean_form_tokens(length) for length in lengths]
     return replace(
         batch_without_targets(tokens, lengths),
         target_positions=targets,

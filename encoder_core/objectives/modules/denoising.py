@@ -25,7 +25,6 @@ class DenoisingModel(ObjectiveModule):
         self.weight = weight
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
         return {"denoise": batch.target_ids.numel()}
 
     def forward(self, batch: Batch) -> LossSums:

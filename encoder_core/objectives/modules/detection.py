@@ -70,7 +70,6 @@ class ReplacedTokenDetection(ObjectiveModule):
         self.temperature = temperature
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
         return self.generator.target_counts(batch) | {"rtd": batch.loss_token_count}
 
     def forward(self, batch: Batch) -> LossSums:

@@ -43,7 +43,6 @@ class MultitaskModel(ObjectiveModule):
         self._whole = {causal: self._needs_all_states(causal) for causal in (False, True)}
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
         return {term.name: term.target_count(batch) for term in self.terms}
 
     def forward(self, batch: Batch) -> LossSums:

@@ -24,7 +24,6 @@ class PermutedLanguageModel(ObjectiveModule):
         self.weight = weight
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
         return {"plm": batch.target_ids.numel()}
 
     def forward(self, batch: Batch, memory: Memory | None = ()) -> LossSums:

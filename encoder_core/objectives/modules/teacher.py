@@ -83,14 +83,9 @@ class Teacher(nn.Module):
         self.head = tied_head(config, self.encoder.embeddings.word)
         self.decoder = mask_decoder(config)
 
-    def forward(self, batch: Batch) -> tuple[Float[Tensor, "tokens hidden"], LogitFactors]:
-        """Return the last layer's states of all tokens, and the scores of all ids at the batch's targets."""
-        said = self.run(batch, ())
-        return said.last, said.scores
-
     @torch.no_grad()
-    def run(self, batch: Batch, layers: Sequence[int]) -> TeacherOutputs:
-        """Return the same, and the states `layers`: 0 the embeddings, n the output of the n-th layer."""
+    def forward(self, batch: Batch, layers: Sequence[int] = ()) -> TeacherOutputs:
+        """Return the outputs for the batch. `layers`: 0 the embeddings, n the output of the n-th layer."""
         assert not isinstance(self.encoder, TwoStreamEncoder)  # XLNet's encoder predicts no masked tokens
         kept: dict[int, Tensor] = {}
         before_TH = states_TH = torch.empty(0)

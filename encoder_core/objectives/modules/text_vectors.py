@@ -75,7 +75,6 @@ class ContrastiveModel(CoupledObjective):
         self.normalize, self.bidirectional = normalize, bidirectional
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
         return dict.fromkeys(self.terms, batch.rows // batch.group)
 
     def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:

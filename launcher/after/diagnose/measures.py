@@ -24,7 +24,6 @@ from data_service.samples.lanes import Lanes
 from data_service.samples.spec import StreamSpec
 from data_service.stream.stream import Stream
 from encoder_core.objectives.modules.losses import CoupledObjective
-from encoder_core.train.collate import to_batch
 from encoder_core.train.metrics import figures_from_sums, sum_losses
 from encoder_core.train.step import Microbatch
 from launcher.after.diagnose.states import Checkpoint, FrozenEncoder, encode_text_rows, pooled_states
@@ -33,6 +32,7 @@ from launcher.after.tasks.measurable import load_measured_task, splits_to_read
 from launcher.after.tasks.task import Task
 from launcher.errors import EVALUATE_EXTRA, RunError, import_optional
 from launcher.runtime.rank.build import attach_teachers
+from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.recipe.parts import EvaluationTask, Pooling
 from launcher.runtime.recipe.timeline import phase_at
 from launcher.runtime.run.evaluations import Figure

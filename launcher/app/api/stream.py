@@ -16,9 +16,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from data_service.samples.samples import Samples, join_rows
 from data_service.stream.stream import Stream
-from encoder_core.batch import Batch
-from encoder_core.train.collate import idle_batch, to_batch
+from encoder_core.batch import Batch, idle_batch
 from launcher.errors import RunError
+from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.rank.data import RankShard
 from launcher.runtime.recipe.summary import with_microbatch_rows
 from launcher.runtime.run.record import Run, open_run

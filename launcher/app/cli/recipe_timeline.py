@@ -6,7 +6,6 @@ from functools import partial
 from rich.table import Table
 
 from launcher.output import human_count, print_table
-from launcher.runtime.rank.build import learning_rate_schedule
 from launcher.runtime.recipe.phases import PHASE_KEYS, PhaseKey
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.recipe.timeline import TimelineSegment, changing_weights, timeline
@@ -16,12 +15,12 @@ _CURVE_NAMES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
 
 def print_timeline(recipe: Recipe) -> None:
     """Print a row for every stretch of steps."""
-    print_table(_timeline_table(recipe, timeline(recipe, learning_rate_schedule(recipe))))
+    print_table(_timeline_table(recipe, timeline(recipe)))
 
 
 def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
     """Yield each stretch of steps for programs; infra/docs/records.md explains the keys."""
-    for stretch in timeline(recipe, learning_rate_schedule(recipe)):
+    for stretch in timeline(recipe):
         phase = recipe.phases[stretch.phase]
         yield {
             "phase": stretch.phase,

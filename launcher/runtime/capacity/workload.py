@@ -157,5 +157,5 @@ def full_batch(model: ModelConfig, objective: RecipeObjective, shape: Microbatch
 def _corrupted_batch(objective: RecipeObjective, shape: MicrobatchShape) -> Batch | None:
     if objective.denoise is None:
         return None
-    read = objective.denoise.mean_read_length(shape.length)
+    read = objective.denoise.mean_form_tokens(shape.length)
     return batch_without_targets(torch.zeros(shape.rows * read, dtype=torch.int64), [read] * shape.rows)

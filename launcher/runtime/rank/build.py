@@ -1,8 +1,8 @@
 """Builds what a recipe describes, apart from its data: model, the module that distils its teachers, optimizer, engine
-configuration, training plan, learning-rate schedule."""
+configuration, training plan."""
 
 import os
-from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -123,15 +123,9 @@ def training_plan(recipe: Recipe) -> TrainPlan:
     return TrainPlan(
         recipe.seed,
         recipe.total_steps,
-        learning_rate_schedule(recipe),
+        partial(learning_rate, recipe),
         recipe.evaluation.every.steps,
         compare_every,
         weights=lambda step: term_weights(recipe, step),
         layers=lambda step: layer_settings(recipe, recipe.phases[phase_at(recipe, step)[0]]),
     )
-
-
-def learning_rate_schedule(recipe: Recipe) -> Callable[[int], float]:
-    """Return the function from a step to its learning rate."""
-    peak = recipe.optimizer.settings.lr
-    return lambda step: learning_rate(recipe, peak, step)

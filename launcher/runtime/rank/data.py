@@ -13,11 +13,11 @@ import torch
 from data_service.samples.samples import Samples, join_rows, slice_rows
 from data_service.stream.positions import SampleRange, StepSampleRanges
 from data_service.stream.stream import StepStart
-from encoder_core.batch import Batch
-from encoder_core.train.collate import idle_batch, to_batch
+from encoder_core.batch import Batch, idle_batch
 from encoder_core.train.loop import StepData
 from encoder_core.train.settings import MemoryRefresh
 from encoder_core.train.step import Microbatch, RankBatch
+from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.run.streams import StreamLength
 
 STEPS_AHEAD = 2  # number of steps whose rows are read before they are needed

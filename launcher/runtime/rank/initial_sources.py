@@ -34,7 +34,7 @@ from data_service.store.base import Store
 from data_service.tokenizers.load import find_tokenizer, load_with_all_special_tokens
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.families.catalogue import ModelConfig
-from encoder_core.families.interchange import ENCODER_PREFIX
+from encoder_core.families.interchange import ENCODER_PREFIX, Heads
 from encoder_core.objectives.modules.detection import EMBEDDINGS_PREFIX, is_embedding_difference
 from encoder_core.objectives.modules.teacher import evenly_spaced_layers, teacher_names_of_student
 from encoder_core.objectives.replaced import Sharing
@@ -230,13 +230,9 @@ def check_start_folder(recipe: Recipe, config: ModelConfig, store: Store) -> Non
     with local_configs(store) as folder, replace_path_in_errors(folder, recipe.start):
         its = _folder_config(recipe.objective, config, folder, recipe.start)
         _check_padding(its, config, store, recipe.start)
-        if recipe.objective.rtd is None:
+        if recipe.objective.rtd is None or holds_single_network(folder):
             check_same_model(its, read_folder_config(folder), recipe.start)
-            check_weights(its, store, exported_heads(config, recipe.objective))
-            return
-        if holds_single_network(folder):
-            check_same_model(its, read_folder_config(folder), recipe.start)
-            check_weights(its, store, "rtd")
+            check_weights(its, store, _heads_of_one(config, recipe.objective))
             return
         for part, expected in zip(PAIR_FOLDERS, (its.generator, its), strict=True):
             check_same_model(expected, read_folder_config(folder / part), f"{recipe.start}/{part}")
@@ -314,15 +310,18 @@ def _check_padding(source_config: ModelConfig, config: ModelConfig, store: Store
 def _left_parameters_record(objective: RecipeObjective, config: ModelConfig, folder: Path) -> dict[str, JsonValue]:
     """Return, for the record, which parameters of the folder are `left`, under the folder's names of them, because the
     objective does not train them; and, if the generator is made from the discriminator, with which of its `layers`."""
-    if objective.rtd is None:
-        return {"left": list[JsonValue](unused_parameters(config, folder, exported_heads(config, objective)))}
-    if not holds_single_network(folder):
+    if objective.rtd is not None and not holds_single_network(folder):
         return {"left": []}
-    return {
-        "left": list[JsonValue](unused_parameters(config, folder, "rtd")),
-        "network": PAIR_FOLDERS[1],
-        "layers": list[JsonValue](generator_layers(config)),
-    }
+    left = unused_parameters(config, folder, _heads_of_one(config, objective))
+    record: dict[str, JsonValue] = {"left": list[JsonValue](left)}
+    if objective.rtd is not None:
+        record |= {"network": PAIR_FOLDERS[1], "layers": list[JsonValue](generator_layers(config))}
+    return record
+
+
+def _heads_of_one(config: ModelConfig, objective: RecipeObjective) -> Heads:
+    """Return the heads of the only network in a folder from which the objective starts."""
+    return exported_heads(config, objective) if objective.rtd is None else "rtd"
 
 
 def reader_of_tensors(tensors: Mapping[str, Tensor]) -> ReadRange:

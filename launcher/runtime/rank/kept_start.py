@@ -26,6 +26,7 @@ from checkpoints.hf.folder import (
     copy_network,
     holds_generator,
     pickled_networks,
+    replace_path_in_errors,
 )
 from data_service.processes import temporary_folder
 from data_service.store.base import Store
@@ -66,7 +67,8 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
         if not both and not pickled_networks(source):
             return recipe
         place = open_unused_store(run)
-    with _pair_folder(source, recipe.start) if both else _without_pickles(source, recipe.start) as folder:
+    opened = _pair_folder(source) if both else _without_pickles(source)
+    with replace_path_in_errors(source.uri.rstrip("/"), recipe.start), opened as folder:
         _check_and_copy(folder, recipe, place.with_prefix(f"start/{name}"))
     return recipe.model_copy(update={"start": f"{run.rstrip('/')}/start/{name}"})
 
@@ -84,7 +86,7 @@ def _check_and_copy(folder: Path, recipe: Recipe, target: Store) -> None:
 
 
 @contextmanager
-def _without_pickles(source: Store, start: str) -> Iterator[Path]:
+def _without_pickles(source: Store) -> Iterator[Path]:
     """Yield a local folder with the files of `source`, and with safetensors where weights are pickled."""
     pickled = pickled_networks(source)
     if not pickled:
@@ -94,23 +96,23 @@ def _without_pickles(source: Store, start: str) -> Iterator[Path]:
     with temporary_folder("start") as folder:
         for part in (".", *PAIR_FOLDERS):
             network = source if part == "." else source.with_prefix(part)
-            with _errors_named(folder / part, network, source, start):
+            with replace_path_in_errors(folder / part, network.uri):
                 _copy_network(network, folder / part, pickled=part in pickled)
         yield folder
 
 
 @contextmanager
-def _pair_folder(source: Store, start: str) -> Iterator[Path]:
+def _pair_folder(source: Store) -> Iterator[Path]:
     """Yield a local folder of a pair, made from a discriminator and the generator beside it in `source`."""
     from checkpoints.hf.load import generator_fields  # this import and the next load torch
     from checkpoints.hf.pickled import convert_network
 
     with temporary_folder("start") as folder:
         generator, discriminator = (folder / part for part in PAIR_FOLDERS)
-        with _errors_named(discriminator, source, source, start):
+        with replace_path_in_errors(discriminator, source.uri):
             _copy_network(source, discriminator, pickled="." in pickled_networks(source))
         generator.mkdir()
-        with _errors_named(generator, source, source, start):
+        with replace_path_in_errors(generator, source.uri):
             (generator / CONFIG).write_text(json.dumps(generator_fields(source), indent=1) + "\n")
             convert_network(source, generator, GENERATOR_PICKLE)
         yield folder
@@ -124,18 +126,6 @@ def _copy_network(network: Store, folder: Path, *, pickled: bool) -> None:
         from checkpoints.hf.pickled import convert_network  # imports torch
 
         convert_network(network, folder)
-
-
-@contextmanager
-def _errors_named(folder: Path, network: Store, source: Store, start: str) -> Iterator[None]:
-    """Let the errors inside the `with` block name the network as the user does, below `start`, and not its copy in
-    `folder`, nor `source`, where the Hub's files lie."""
-    try:
-        yield
-    except ModelError as error:
-        problem = error.problem.replace(str(folder), network.uri)
-        problem = problem.replace(source.uri.rstrip("/"), start.rstrip("/"))
-        raise ModelError(problem, remedy=error.remedy) from error
 
 
 HUB_SCHEME = "hf://"

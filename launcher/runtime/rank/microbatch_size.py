@@ -199,15 +199,12 @@ class RankMicrobatches:
         if self.data.carries_memory(step):
             raise SmallerMicrobatch(_shrink_text(step, before, rows))
         self.data.set_microbatch_rows(phase, rows)
-        self._record_shrink(step, before)
+        record_microbatches(self.journal, self.limits, step, f"step {step:,} did not fit with {before} rows")
 
     def out_of_memory_error(self, step: int, error: RuntimeError) -> Exception:
         before, rows = self.data.microbatch_rows(step), self.limits.halve(self.positions.phase_at_step(step))
         self.limits.store_limits()
         return SmallerMicrobatch(f"{_shrink_text(step, before, rows)}: {error}")
-
-    def _record_shrink(self, step: int, before: int) -> None:
-        record_microbatches(self.journal, self.limits, step, f"step {step:,} did not fit with {before} rows")
 
 
 def rank_microbatches(

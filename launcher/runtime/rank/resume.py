@@ -6,9 +6,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from jaxtyping import Float32
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers, broadcast_or_raise
@@ -40,12 +38,6 @@ class MemorySets(Keeper, Protocol):
     def open_set(self, held: Any) -> ReadBytes: ...
 
 
-class StateReader(Protocol):
-    """A reader of the state of a checkpoint, in the store or in memory."""
-
-    def read(self, name: str, kind: str, start: int, stop: int) -> Float32[Tensor, " length"]: ...
-
-
 @dataclass(frozen=True)
 class ResumePoint:
     """The state that a group of ranks resumes from.
@@ -60,7 +52,7 @@ class ResumePoint:
     """
 
     manifest: CheckpointManifest
-    open: Callable[[], AbstractContextManager[StateReader]]
+    open: Callable[[], AbstractContextManager[CheckpointReader | MemoryReader]]
     stored: int | None
     passed_over: tuple[str, ...] = ()
     memory: CommonDescription | None = None

@@ -64,9 +64,9 @@ FIELD_KINDS: tuple[tuple[str, FieldKind], ...] = (
 FlatFields = dict[str, object]
 
 
-def flatten(data: object, prefix: str = "") -> FlatFields:
+def flatten(data: object) -> FlatFields:
     """Return the leaf values by dotted path. Items of lists have their index in the path."""
-    return dict(_leaf_values(data, prefix))
+    return dict(_leaf_values(data, ""))
 
 
 def identity_fields(recipe: Recipe) -> FlatFields:

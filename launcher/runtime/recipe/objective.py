@@ -57,9 +57,6 @@ class ClmTerm(ClmConfig, NextToken):
 class DenoiseTerm(DenoiseConfig, Denoising):
     """Denoising: its settings for the device and for the host."""
 
-    def mean_read_length(self, length: int) -> int:
-        return self.mean_form_tokens(length)
-
 
 class PlmTerm(PlmConfig, PermutedPrediction):
     """Permuted language modelling: its settings for the device and for the host."""
@@ -133,8 +130,7 @@ class RecipeObjective(SparseRecord):
     @property
     def terms(self) -> dict[str, TermConfig]:
         """The terms that the recipe gives, by name."""
-        every = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: term for name, term in every.items() if term is not None}
+        return self.given
 
     @property
     def causal(self) -> bool:

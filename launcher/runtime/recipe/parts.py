@@ -6,7 +6,7 @@ Secrets come from the environment, never from a recipe.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -29,6 +29,12 @@ class SparseRecord(StrictRecord):
     @model_serializer(mode="wrap")
     def _leave_out_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {name: value for name, value in serialize(self).items() if value is not None}
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that are given, by name."""
+        every = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: value for name, value in every.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -89,14 +95,14 @@ class EvaluationTask(SparseRecord):
 
     @model_validator(mode="after")
     def _exactly_one_given(self) -> Self:
-        if sum(getattr(self, name) is not None for name in type(self).model_fields) != 1:
+        if len(self.given) != 1:
             raise ValueError("give exactly one of heldout, probe and similarity")
         return self
 
     @property
     def measure(self) -> str:
         """The name of the field that is given."""
-        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+        return next(iter(self.given))
 
     @property
     def named_task(self) -> ProbeSettings | SimilaritySettings | None:

@@ -28,7 +28,6 @@ class PhaseKey:
     Attributes:
         name: name of the field in `RecipePhase`.
         title: title of the column in the timeline. The column is shown if at least one phase sets the key.
-        record: name of the key in the timeline for programs.
         value: function that returns the value in force in a phase, as plain data, whether or not the phase sets the
             key; None if the recipe has no such value.
         text: function that returns the same value as text, for a cell of the column.
@@ -40,12 +39,16 @@ class PhaseKey:
 
     name: str
     title: str
-    record: str
     value: Callable[[Recipe, RecipePhase], Any]
     text: Callable[[Recipe, RecipePhase], str]
     put: Callable[[Recipe, Any], Recipe] = lambda recipe, own: recipe
     refusal: Callable[[Recipe], tuple[str, str] | None] = lambda recipe: None
     in_layers: bool = False
+
+    @property
+    def record(self) -> str:
+        """The name of the key in the timeline for programs."""
+        return self.title.replace(" ", "_")
 
     def is_set(self, phase: RecipePhase) -> bool:
         return getattr(phase, self.name) is not None
@@ -81,7 +84,6 @@ def layer_phase_key(
     return PhaseKey(
         name=name,
         title=title,
-        record=name,
         value=lambda recipe, phase: value(recipe_in_phase(recipe, phase)),
         text=lambda recipe, phase: f"{value(recipe_in_phase(recipe, phase)):g}",
         put=put,
@@ -275,7 +277,6 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
     PhaseKey(
         name="microbatch",
         title="microbatch",
-        record="microbatch",
         value=Recipe.microbatch_rows,
         text=lambda recipe, phase: str(recipe.microbatch_rows(phase)),
         put=lambda recipe, own: recipe.model_copy(update={"microbatch": own}),
@@ -283,7 +284,6 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
     PhaseKey(
         name="mixture",
         title="sources",
-        record="sources",
         value=lambda recipe, phase: source_shares(recipe, phase) if is_staged(recipe) else None,
         text=_sources_text,
         refusal=_mixture_refusal,
@@ -291,7 +291,6 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
     PhaseKey(
         name="corpora",
         title="corpora",
-        record="corpora",
         value=lambda recipe, phase: phase.corpora,
         text=lambda recipe, phase: escape_controls(
             ", ".join(f"{name}: {uri}" for name, uri in (phase.corpora or {}).items()) or "the sources' own"
@@ -302,7 +301,6 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
     PhaseKey(
         name="objective",
         title="objective",
-        record="objective",
         value=_trained_term,
         text=lambda recipe, phase: str(_trained_term(recipe, phase)),
         put=_with_objective,
@@ -319,7 +317,6 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
     PhaseKey(
         name="mlm",
         title="masks",
-        record="masks",
         value=_mask_values,
         text=_masks_text,
         put=_with_masks,

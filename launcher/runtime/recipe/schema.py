@@ -182,18 +182,15 @@ class Optimizer(SparseRecord):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> "Optimizer":
-        if len(self._given_optimizers()) != 1:
+        if len(self.given) != 1:
             raise ValueError("choose exactly one optimizer: adamw, stableadamw, lamb or muon")
         return self
-
-    def _given_optimizers(self) -> list[OptimizerConfig]:
-        every = (self.adamw, self.stableadamw, self.lamb, self.muon)
-        return [settings for settings in every if settings is not None]
 
     @property
     def settings(self) -> OptimizerConfig:
         """The settings of the optimizer that is given."""
-        return self._given_optimizers()[0]
+        (settings,) = self.given.values()
+        return settings
 
 
 class DataService(StrictRecord):

@@ -53,21 +53,16 @@ def _cached_matrix_shapes(model: ModelConfig, objective: RecipeObjective) -> lis
     return [shape for its in every if its.weight.requires_grad for shape in its.shapes]
 
 
-@lru_cache(maxsize=8)
-def _trained_tensor_sizes(model: ModelConfig, objective: RecipeObjective) -> tuple[int, ...]:
-    from launcher.runtime.recipe.network import meta_module
-
-    return tuple(p.numel() for p in meta_module(model, objective).parameters() if p.requires_grad)
-
-
-def trained_tensor_sizes(recipe: Recipe) -> tuple[int, ...]:
-    """Return the number of elements of each trained tensor of all networks."""
-    return _trained_tensor_sizes(with_vocab(recipe.model), recipe.objective)
-
-
 def largest_tensor_size(recipe: Recipe) -> int:
     """Return the number of elements of the largest trained tensor."""
-    return max(trained_tensor_sizes(recipe))
+    return _cached_largest_size(with_vocab(recipe.model), recipe.objective)
+
+
+@lru_cache(maxsize=8)
+def _cached_largest_size(model: ModelConfig, objective: RecipeObjective) -> int:
+    from launcher.runtime.recipe.network import meta_module
+
+    return max(p.numel() for p in meta_module(model, objective).parameters() if p.requires_grad)
 
 
 def state_bytes(recipe: Recipe, count: int) -> int:

@@ -1,7 +1,7 @@
 """Phase, learning rate, batch, tokens and weights of terms, as pure functions of a run's step."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -48,18 +48,18 @@ def recipe_at(recipe: Recipe, step: int) -> Recipe:
     return recipe_in_phase(recipe, recipe.phases[number])
 
 
-def learning_rate(recipe: Recipe, peak: float, step: int) -> float:
-    """Return the learning rate of a step, counted from 0. `peak`: the optimizer's peak rate; phases may have their own.
+def learning_rate(recipe: Recipe, step: int) -> float:
+    """Return the learning rate of a step, counted from 0. Its peak is the optimizer's, unless the phase has its own.
 
     A phase's own schedule counts the steps of the phase from 0. The run's schedule counts the steps of all phases, also
     of phases with their own schedule.
     """
     number, start = phase_at(recipe, step)
     phase = recipe.phases[number]
-    highest = peak if phase.lr is None else phase.lr
+    peak = recipe.optimizer.settings.lr if phase.lr is None else phase.lr
     if phase.schedule is None:
-        return schedules.learning_rate(recipe.schedule, peak=highest, total=recipe.total_steps, step=step)
-    return schedules.learning_rate(phase.schedule, peak=highest, total=phase.steps, step=step - start)
+        return schedules.learning_rate(recipe.schedule, peak=peak, total=recipe.total_steps, step=step)
+    return schedules.learning_rate(phase.schedule, peak=peak, total=phase.steps, step=step - start)
 
 
 def batch_schedule(recipe: Recipe, phase: RecipePhase) -> BatchSchedule:
@@ -121,9 +121,9 @@ def curve_name_at(recipe: Recipe, step: int) -> str:
     return [name for first, name in _schedule_parts(recipe, recipe.phases[number], start) if first <= step][-1]
 
 
-def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[TimelineSegment]:
+def timeline(recipe: Recipe) -> list[TimelineSegment]:
     """Return the stretches of the run from its first step to its last. A stretch ends wherever a phase, a part of a
-    schedule, or a rise of the batch begins or ends. `rate`: function from a step to its learning rate."""
+    schedule, or a rise of the batch begins or ends."""
     found: list[TimelineSegment] = []
     start = 0
     for number, phase in enumerate(recipe.phases):
@@ -140,7 +140,7 @@ def timeline(recipe: Recipe, rate: Callable[[int], float]) -> list[TimelineSegme
                     first=first,
                     last=end - 1,
                     curve=[name for step, name in curves if step <= first][-1],
-                    rates=(rate(first), rate(end - 1)),
+                    rates=(learning_rate(recipe, first), learning_rate(recipe, end - 1)),
                     batches=(batches.batch_at_step(first - start), batches.batch_at_step(end - 1 - start)),
                     tokens=tokens_before(recipe, end),
                     weights=_weights_at_ends(recipe, first, end - 1),

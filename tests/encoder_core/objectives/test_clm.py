@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, idle_batch
 from encoder_core.errors import ModelError
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.catalogue import ModelConfig
@@ -22,7 +22,6 @@ from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.sentence_pairs import NspConfig
 from encoder_core.objectives.term import TermConfig
-from encoder_core.train.collate import idle_batch
 from encoder_core.train.metrics import figures_from_sums, sum_losses
 from encoder_core.train.step import Microbatch
 from tests.support.models.parity import make_batch

@@ -18,8 +18,6 @@ from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.term import TermConfig
-from encoder_core.train.metrics import figures_from_sums, sum_losses
-from encoder_core.train.step import Microbatch
 from tests.support.models.parity import make_batch
 from tests.support.models.terms import SIZE, assert_same_gradients, families, trained_by
 
@@ -105,13 +103,6 @@ def test_later_layers_reach_the_head_through_the_first_token_only() -> None:
     assert late_TH.grad is not None
     reached = late_TH.grad.any(1)
     assert torch.equal(reached, batch.positions == 0)
-
-
-def test_a_step_has_its_figures() -> None:
-    network = built(MODELS["bert"], CondenserConfig())
-    figures = figures_from_sums(sum_losses(network, network, [Microbatch(0, make_batch([5, 9], 50))], 0))
-    assert set(figures) == {"loss", "mlm_loss", "mlm_accuracy", "condenser_loss", "condenser_accuracy"}
-    assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["condenser_loss"])
 
 
 @pytest.mark.parametrize(

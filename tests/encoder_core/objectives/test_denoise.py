@@ -26,7 +26,7 @@ from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.denoising import DenoisingModel
 from encoder_core.objectives.plm import PlmConfig
 from encoder_core.objectives.term import RowFacts, TermConfig, TermSetting
-from encoder_core.train.collate import to_batch
+from launcher.runtime.rank.collate import to_batch
 from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, spec_of
 from tests.support.models.parity import random_weights
 

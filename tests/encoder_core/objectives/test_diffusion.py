@@ -3,16 +3,16 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from encoder_core.batch import Batch, select_rows
+from encoder_core.batch import Batch, idle_batch, select_rows
 from encoder_core.errors import ModelError, TrainingError
 from encoder_core.families.bert import BertConfig
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.deberta import DebertaConfig
 from encoder_core.families.modernbert import ModernBertConfig
 from encoder_core.families.xlnet import XlnetConfig
@@ -20,27 +20,16 @@ from encoder_core.objectives.compose import compose
 from encoder_core.objectives.diffusion import DiffusionConfig
 from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.multitask import MultitaskModel
-from encoder_core.train.collate import idle_batch
 from encoder_core.train.metrics import figures_from_sums
 from encoder_core.train.step import RunningSums
-from tests.support.models.parity import make_batch, random_weights
+from tests.support.models.parity import make_batch
+from tests.support.models.terms import SIZE, assert_reaches_every_parameter, trained_by
 
-SIZES: dict[str, Any] = {
-    "layers": 2,
-    "hidden": 16,
-    "heads": 2,
-    "feed_forward": 32,
-    "max_length": 32,
-    "vocab": 50,
-}
-CONFIGS = (BertConfig(**SIZES), DebertaConfig(**SIZES), ModernBertConfig(**SIZES, local_attention=8))
+CONFIGS = (BertConfig(**SIZE), DebertaConfig(**SIZE), ModernBertConfig(**SIZE, local_attention=8))
 
 
-def model(config: object, dtype: torch.dtype = torch.float64) -> MultitaskModel:
-    torch.manual_seed(0)
-    module = random_weights(compose(config, {"diffusion": DiffusionConfig()}))  # type: ignore[arg-type]
-    assert isinstance(module, MultitaskModel)
-    return module.to(dtype).eval()
+def model(config: ModelConfig, dtype: torch.dtype = torch.float64) -> MultitaskModel:
+    return trained_by(config, DiffusionConfig()).to(dtype)
 
 
 def batch_of(lengths: list[int], share: float = 0.5) -> Batch:
@@ -74,7 +63,7 @@ def found(network: MultitaskModel, batch: Batch) -> dict[str, float]:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.family)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
-def test_the_loss_is_the_papers(config: object, dtype: torch.dtype, tolerance: float) -> None:
+def test_the_loss_is_the_papers(config: ModelConfig, dtype: torch.dtype, tolerance: float) -> None:
     batch = batch_of([5, 30, 9, 3])
     figures = found(model(config, dtype), batch)
     expected = stated(model(config), batch)
@@ -111,11 +100,9 @@ def test_what_hides_nothing_and_an_idle_batch_reach_every_parameter() -> None:
     none = torch.zeros(0, dtype=torch.int64)
     bare = replace(batch_of([6]), target_positions=none, target_ids=none)
     for batch, targets in ((bare, 4), (idle_batch(torch.device("cpu")), 0)):
-        network.zero_grad()
         (term,) = network(batch).terms
         assert (term.targets, term.loss_sum.item()) == (targets, 0)
-        term.loss_sum.backward()
-        assert all(parameter.grad is not None for parameter in network.parameters())
+        assert_reaches_every_parameter(network, batch)
 
 
 def test_rows_without_rates_are_refused() -> None:
@@ -128,7 +115,4 @@ def test_it_stands_alone_and_not_on_xlnet() -> None:
     with pytest.raises(ModelError, match=r"\bdiffusion\b.*\bmlm\b"):
         compose(CONFIGS[0], both)
     with pytest.raises(ModelError, match=r"\bxlnet\b.*\bdiffusion\b"):
-        compose(
-            XlnetConfig(layers=1, hidden=16, heads=2, feed_forward=32, vocab=50),
-            {"diffusion": both["diffusion"]},
-        )
+        compose(XlnetConfig(**SIZE), {"diffusion": DiffusionConfig()})

@@ -66,10 +66,10 @@ def stated(model: MultitaskModel, networks: list[Teacher], batch: Batch, places:
     logits = model.logits(asked)
     with torch.no_grad():
         said = [teacher(asked) for teacher in networks]
-        p = torch.stack([(F.linear(*scores) / TEMPERATURE).softmax(-1) for _, scores in said]).mean(0)
+        p = torch.stack([(F.linear(*scores) / TEMPERATURE).softmax(-1) for _, scores, _ in said]).mean(0)
     kl = TEMPERATURE**2 * (p * (p.log() - (logits / TEMPERATURE).log_softmax(-1))).sum()
     states = model.encoder(batch)
-    cosine = torch.stack([(1 - F.cosine_similarity(states, h, dim=-1)).sum() for h, _ in said]).mean()
+    cosine = torch.stack([(1 - F.cosine_similarity(states, h, dim=-1)).sum() for h, *_ in said]).mean()
     mlm = F.cross_entropy(model.logits(batch), batch.target_ids, reduction="sum")
     return {"mlm": mlm, "distil": kl, "cosine": cosine}
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from encoder_core.batch import idle_batch
 from encoder_core.objectives.modules.losses import CoupledObjective
-from encoder_core.train.collate import idle_batch
 from tests.support.models.small_networks import NETWORKS, Network, build, full_rows, memory, turns
 
 

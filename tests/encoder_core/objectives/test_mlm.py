@@ -6,19 +6,16 @@ import torch.nn.functional as F
 
 from encoder_core.errors import ModelError
 from encoder_core.families.roberta import RobertaConfig
-from encoder_core.objectives.modules.multitask import MultitaskModel
+from encoder_core.objectives.mlm import MlmConfig
 from encoder_core.objectives.modules.network import masked_language_model
-from tests.support.models.parity import make_batch, random_weights
+from tests.support.models.parity import make_batch
+from tests.support.models.terms import SIZE, trained_by
 
-CONFIG = RobertaConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=24, vocab=50)
-
-
-def model() -> MultitaskModel:
-    return random_weights(masked_language_model(CONFIG)).double().eval()
+CONFIG = RobertaConfig(**SIZE)
 
 
 def test_sums_are_the_literal_formula() -> None:
-    network, batch = model(), make_batch([5, 24, 9], 50)
+    network, batch = trained_by(CONFIG, MlmConfig()), make_batch([5, 24, 9], 50)
     outcome = network(batch)
     log_p = F.log_softmax(network.logits(batch), -1)
     expected = -sum(log_p[i, target] for i, target in enumerate(batch.target_ids.tolist()))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from encoder_core.batch import Batch, select_rows
+from encoder_core.batch import Batch, idle_batch, select_rows
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.roberta import RobertaConfig
@@ -22,9 +22,6 @@ from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.retromae import RetromaeConfig
 from encoder_core.objectives.term import TermConfig
-from encoder_core.train.collate import idle_batch
-from encoder_core.train.metrics import figures_from_sums, sum_losses
-from encoder_core.train.step import Microbatch
 from tests.support.models.parity import make_batch
 from tests.support.models.terms import SIZE, assert_reaches_every_parameter, assert_same_gradients, families, trained_by
 
@@ -165,13 +162,6 @@ def test_an_idle_batch_and_rows_of_one_token_reach_every_parameter(name: str) ->
     for batch in (alone, idle_batch(torch.device("cpu"))):
         assert network.target_counts(batch)["retromae"] == 0
         assert_reaches_every_parameter(network, batch)
-
-
-def test_a_step_has_its_figures() -> None:
-    network = built(MODELS["bert"])
-    figures = figures_from_sums(sum_losses(network, network, [Microbatch(0, make_batch([5, 9], 50))], 0))
-    assert set(figures) == {"loss", "mlm_loss", "mlm_accuracy", "retromae_loss", "retromae_accuracy"}
-    assert figures["loss"] == pytest.approx(figures["mlm_loss"] + figures["retromae_loss"])
 
 
 @pytest.mark.parametrize(

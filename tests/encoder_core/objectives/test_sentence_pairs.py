@@ -9,16 +9,16 @@ import torch.nn.functional as F
 from encoder_core.families.bert import BertConfig
 from encoder_core.families.deberta import DebertaConfig, DebertaV2Config
 from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.modules.multitask import multitask_model
 from encoder_core.objectives.modules.network import masked_language_model
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
-from tests.support.models.parity import make_batch, random_weights
+from tests.support.models.parity import make_batch
+from tests.support.models.terms import SIZE, assert_reaches_every_parameter, trained_by
 
-CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
+CONFIG = BertConfig(**SIZE)
 
 
 def test_sums_are_the_literal_formula() -> None:
-    model = random_weights(multitask_model(CONFIG, [MlmConfig(), NspConfig()])).double().eval()
+    model = trained_by(CONFIG, MlmConfig(), NspConfig())
     batch = make_batch([9, 30, 4], 50, segments=True)
     outcome = model(batch)
     mlm, nsp = outcome.terms
@@ -36,7 +36,7 @@ def test_sums_are_the_literal_formula() -> None:
 
 
 def test_the_second_segment_changes_the_outcome() -> None:
-    model = random_weights(multitask_model(CONFIG, [MlmConfig(), SopConfig()])).eval()
+    model = trained_by(CONFIG, MlmConfig(), SopConfig())
     batch = make_batch([9, 30], 50, segments=True)
     assert batch.segments is not None
     swapped = replace(batch, segments=1 - batch.segments)
@@ -44,7 +44,7 @@ def test_the_second_segment_changes_the_outcome() -> None:
 
 
 def test_rows_without_labels_have_no_pair_term_but_a_whole_graph() -> None:
-    model = multitask_model(CONFIG, [MlmConfig(), SopConfig()])
+    model = trained_by(CONFIG, MlmConfig(), SopConfig())
     batch = make_batch([9, 30], 50)
     outcome = model(batch)
     assert [(term.name, term.targets) for term in outcome.terms] == [
@@ -52,9 +52,7 @@ def test_rows_without_labels_have_no_pair_term_but_a_whole_graph() -> None:
         ("sop", 0),
     ]
     assert outcome.terms[1].loss_sum == 0
-    sum(term.loss_sum for term in outcome.terms).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
+    assert_reaches_every_parameter(model, batch)
 
 
 @pytest.mark.heavy
@@ -62,8 +60,8 @@ def test_rows_without_labels_have_no_pair_term_but_a_whole_graph() -> None:
 def test_debertas_masks_go_through_its_decoder_and_its_pairs_through_the_last_layer(
     family: type[DebertaConfig | DebertaV2Config],
 ) -> None:
-    config = family(layers=3, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
-    model = random_weights(multitask_model(config, [MlmConfig(), SopConfig()])).double().eval()
+    config = family(**SIZE | {"layers": 3})
+    model = trained_by(config, MlmConfig(), SopConfig())
     alone = masked_language_model(config).double().eval()
     alone.load_state_dict({name: p for name, p in model.state_dict().items() if "pair_head" not in name})
     batch = make_batch([9, 30, 4], 50, segments=True)

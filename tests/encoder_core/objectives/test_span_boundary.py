@@ -12,11 +12,9 @@ from encoder_core.batch import Batch
 from encoder_core.families.bert import BertConfig
 from encoder_core.layers.sizes import MAX_SPAN_TARGETS
 from encoder_core.objectives.mlm import MlmConfig
-from encoder_core.objectives.modules.multitask import multitask_model
 from encoder_core.objectives.span_boundary import SboConfig, boundary_targets
-from tests.support.models.parity import make_batch, random_weights
-
-CONFIG = BertConfig(layers=2, hidden=16, heads=2, feed_forward=32, max_length=40, vocab=50)
+from tests.support.models.parity import make_batch
+from tests.support.models.terms import SIZE, trained_by
 
 
 def masked(lengths: list[int], targets: list[int]) -> Batch:
@@ -64,7 +62,7 @@ def test_targets_of_any_batch(lengths: list[int], runs: list[tuple[bool, int]]) 
 
 
 def test_losses_are_the_literal_formula() -> None:
-    model = random_weights(multitask_model(CONFIG, [MlmConfig(), SboConfig()])).double().eval()
+    model = trained_by(BertConfig(**SIZE), MlmConfig(), SboConfig())
     batch = masked([20, 30], [4, 5, 6, 12, 24, 25, 26, 27, 40])
     hidden = model.encoder(batch)
     head, word = model.boundary_head, model.encoder.embeddings.word.weight
@@ -86,11 +84,3 @@ def test_losses_are_the_literal_formula() -> None:
     torch.testing.assert_close(mlm.loss_sum, expected)
     assert outcome.metrics["sbo_correct"] == correct
     assert head.place.weight.shape == (15, 200)
-
-
-def test_spans_without_a_boundary_still_reach_every_parameter() -> None:
-    model = multitask_model(CONFIG, [MlmConfig(), SboConfig()])
-    outcome = model(masked([10], [1, 2]))
-    assert outcome.terms[1].targets == 0
-    sum(term.loss_sum for term in outcome.terms).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -51,7 +51,7 @@ def test_a_teacher_scores_as_the_network_it_was(config: ModelConfig) -> None:
     assert not any(p.is_meta for p in teacher.parameters())
     batch = make_batch([9, 20, 5], 50, segments=False, seed=3)
     with torch.no_grad():
-        states, scores = teacher(batch)
+        states, scores, _ = teacher(batch)
         expected = model.eval().logits(batch)
         torch.testing.assert_close(F.linear(*scores), expected)
         assert torch.equal(states, model.encoder(batch))

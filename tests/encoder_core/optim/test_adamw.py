@@ -66,28 +66,6 @@ def test_without_bias_correction_it_is_berts_update() -> None:
         torch.testing.assert_close(p.detach().double(), w, rtol=2e-6, atol=2e-7)
 
 
-@pytest.mark.parametrize("bias_correction", [True, False])
-def test_the_update_is_a_function_of_moments_and_count_alone(bias_correction: bool) -> None:
-    """A fresh optimizer given the moments and the count goes on as the old one does: what a resume needs."""
-    config = AdamWConfig(lr=1e-2, bias_correction=bias_correction)
-    [p], gradients = _parameters([(40,)]), _gradients([(40,)])
-    optimizer = AdamW([p], config)
-    for count in range(1, 11):
-        p.grad = gradients[count][0]
-        set_update(optimizer, lr=1e-2, count=count)
-        optimizer.step()
-    q = nn.Parameter(p.detach().clone())
-    resumed = AdamW([q], config)
-    for kind, moment in optimizer.state[p].items():
-        resumed.state[q][kind] = moment.clone()
-    for weight, opt in ((p, optimizer), (q, resumed)):
-        weight.grad = gradients[11][0]
-        set_update(opt, lr=1e-2, count=11)
-        opt.step()
-    assert torch.equal(p, q)
-    assert set(optimizer.state[p]) == {"exp_avg", "exp_avg_sq"}
-
-
 def test_groups_have_their_own_rate_and_decay() -> None:
     fast, slow, still = (nn.Parameter(torch.ones(4)) for _ in range(3))
     groups: list[dict[str, Any]] = [

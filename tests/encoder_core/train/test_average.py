@@ -7,7 +7,7 @@ import pytest
 from encoder_core.train.zero_state import MASTER
 from tests.support.ranks import averages
 from tests.support.ranks.averages import Averaged
-from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.forked import run_cases
 from tests.support.ranks.fragments import whole
 from tests.support.ranks.small_training import Setting
 
@@ -31,7 +31,7 @@ def by_numpy(trained: Averaged) -> dict[str, np.ndarray]:
 
 def test_it_is_numpys_at_every_stage_skips_what_was_skipped_and_is_evaluated() -> None:
     """Two ranks, an evaluation after each step; one update is dropped."""
-    for ranks in zip(*run_ranks(averages.train, 2, SETTINGS, STEPS, POISONED), strict=True):
+    for ranks in run_cases(averages.train, 2, SETTINGS, STEPS, POISONED):
         assert ranks[0].applied == [True, False, True]
         found = whole((rank.state for rank in ranks), ranks[0].shapes)
         expected = by_numpy(ranks[0])

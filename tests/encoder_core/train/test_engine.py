@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import small_training as small
-from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.forked import run_cases
 from tests.support.ranks.fragments import Whole
 from tests.support.ranks.small_training import Setting, Trace
 
@@ -15,23 +15,18 @@ BF16 = [Setting(stage, "bf16") for stage in (1, 2, 3)]
 STEPS, CUT = 4, 2
 
 
-def by_setting(results: list[list[Trace]]) -> list[list[Trace]]:
-    """Ranks' lists of settings -> settings' lists of ranks."""
-    return [list(traces) for traces in zip(*results, strict=True)]
-
-
 @pytest.fixture(scope="module")
 def whole() -> list[list[Trace]]:
-    return by_setting(run_ranks(small.train, 2, FP32 + BF16, 0, STEPS))
+    return run_cases(small.train, 2, FP32 + BF16, 0, STEPS)
 
 
 @pytest.fixture(scope="module")
 def half() -> list[Whole]:
-    return [small.assemble(traces) for traces in by_setting(run_ranks(small.train, 2, FP32 + BF16, 0, CUT))]
+    return [small.assemble(traces) for traces in run_cases(small.train, 2, FP32 + BF16, 0, CUT)]
 
 
 def test_resume_is_bit_identical_at_equal_topology(whole: list[list[Trace]], half: list[Whole]) -> None:
-    resumed = by_setting(run_ranks(small.train, 2, FP32 + BF16, CUT, STEPS, half))
+    resumed = run_cases(small.train, 2, FP32 + BF16, CUT, STEPS, half)
     for setting, undisturbed, after in zip(FP32 + BF16, whole, resumed, strict=True):
         assert after[0].steps == undisturbed[0].steps[CUT:], setting
         assert small.identical(small.assemble(after), small.assemble(undisturbed)), setting
@@ -39,7 +34,7 @@ def test_resume_is_bit_identical_at_equal_topology(whole: list[list[Trace]], hal
 
 def test_any_topology_and_stage_trains_the_same_model(whole: list[list[Trace]], half: list[Whole]) -> None:
     """Dropout is on; one rank has an idle round (3 microbatches on 2 ranks)."""
-    alone = by_setting(run_ranks(small.train, 1, [Setting(0)], 0, STEPS))[0]
+    alone = run_cases(small.train, 1, [Setting(0)], 0, STEPS)[0]
     reference = small.assemble(alone)
     for setting, traces in zip(FP32, whole, strict=False):
         np.testing.assert_allclose(
@@ -53,7 +48,7 @@ def test_any_topology_and_stage_trains_the_same_model(whole: list[list[Trace]], 
 
 def test_a_non_finite_gradient_moves_nothing_on_any_rank(half: list[Whole]) -> None:
     settings = FP32 + BF16
-    traces = by_setting(run_ranks(small.train, 2, settings, CUT, CUT + 1, half, CUT))
+    traces = run_cases(small.train, 2, settings, CUT, CUT + 1, half, CUT)
     for setting, ranks, before in zip(settings, traces, half, strict=True):
         assert [rank.steps[0][2] for rank in ranks] == [False, False], setting
         after = small.assemble(ranks)
@@ -66,8 +61,8 @@ def test_a_gradient_above_the_limit_moves_nothing_and_the_next_step_is_as_if_it_
 ) -> None:
     """Step CUT is dropped. Its norm is reported, and what it accumulated does not get into the next step."""
     settings = FP32 + BF16
-    traces = by_setting(run_ranks(small.train, 2, settings, CUT, CUT + 2, half, None, {CUT: 1e-3}))
-    without = by_setting(run_ranks(small.train, 2, settings, CUT + 1, CUT + 2, half))
+    traces = run_cases(small.train, 2, settings, CUT, CUT + 2, half, None, {CUT: 1e-3})
+    without = run_cases(small.train, 2, settings, CUT + 1, CUT + 2, half)
     for setting, ranks, expected in zip(settings, traces, without, strict=True):
         dropped, following = ranks[0].steps
         assert [rank.steps[0] for rank in ranks] == [dropped, dropped], setting

@@ -8,9 +8,9 @@ import torch
 
 from tests.support.ranks import frozen
 from tests.support.ranks import small_training as small
-from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.forked import run_cases
 from tests.support.ranks.frozen import Case
-from tests.support.ranks.small_training import Setting, Trace
+from tests.support.ranks.small_training import Setting
 
 pytestmark = pytest.mark.cluster
 
@@ -25,15 +25,11 @@ CASES = [
 ]
 
 
-def by_case(ranks: list[list[Trace]]) -> list[list[Trace]]:
-    return [list(traces) for traces in zip(*ranks, strict=True)]
-
-
 @pytest.mark.parametrize(("world", "cases"), [(1, CASES[:4]), pytest.param(3, CASES, marks=pytest.mark.long)])
 def test_a_random_part_frozen_is_loaded_as_it_was_saved(world: int, cases: list[Case], tmp_path: Path) -> None:
-    saved = by_case(run_ranks(frozen.train_and_save, 2, cases, str(tmp_path)))
-    loaded = by_case(run_ranks(frozen.load, world, cases, str(tmp_path)))
-    first = dict(frozen.fresh(small.SEED).named_parameters())
+    saved = run_cases(frozen.train_and_save, 2, cases, str(tmp_path))
+    loaded = run_cases(frozen.load, world, cases, str(tmp_path))
+    first = dict(small.fresh_model().named_parameters())
     for case, before, after in zip(cases, saved, loaded, strict=True):
         state = small.assemble(before)  # every element once
         assert small.identical(small.assemble(after), state), case

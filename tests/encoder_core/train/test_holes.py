@@ -24,8 +24,8 @@ from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule
 from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
 from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.term import TermConfig
-from encoder_core.train.collate import to_batch
 from encoder_core.train.exchange import RankExamples
+from launcher.runtime.rank.collate import to_batch
 from tests.support.data.corpora import SPECIAL, VOCABULARY, block_of_pairs, random_block, spec_of
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.support.ranks import replicas
-from tests.support.ranks.forked import run_ranks
+from tests.support.ranks.forked import run_cases
 from tests.support.ranks.replicas import Reduced
 from tests.support.ranks.small_training import Setting
 
@@ -15,14 +15,10 @@ BF16 = [Setting(stage, "bf16", clip=None) for stage in (1, 2, 3)]
 REDUCED_IN_BF16 = [Setting(stage, "bf16", clip=None, reduce_dtype="bf16") for stage in (1, 2, 3)]
 
 
-def by_setting(ranks: list[list[Reduced]]) -> list[list[Reduced]]:
-    return [list(of_setting) for of_setting in zip(*ranks, strict=True)]
-
-
 @pytest.fixture(scope="module")
 def shared() -> list[list[Reduced]]:
     """On three ranks, by setting: not a power of two, so dividing by it rounds."""
-    return by_setting(run_ranks(replicas.first_gradient, 3, BF16 + REDUCED_IN_BF16))
+    return run_cases(replicas.first_gradient, 3, BF16 + REDUCED_IN_BF16)
 
 
 def distance(gradient: np.ndarray, reference: np.ndarray) -> float:

@@ -32,7 +32,7 @@ from encoder_core.objectives.replaced import ReplacedTokenConfig
 from encoder_core.objectives.retromae import RetromaeConfig
 from encoder_core.objectives.sentence_pairs import NspConfig, SopConfig
 from encoder_core.objectives.span_boundary import SboConfig, boundary_targets
-from encoder_core.train.collate import to_batch
+from launcher.runtime.rank.collate import to_batch
 from tests.support.data.corpora import SPECIAL, VOCABULARY, random_block, spec_of
 
 CPU = torch.device("cpu")

@@ -8,8 +8,9 @@ import pytest
 
 from encoder_core.train.settings import MEMORY_KIND, MemoryRefresh
 from tests.support.ranks import xlnet_memory as small
-from tests.support.ranks.forked import run_ranks
-from tests.support.ranks.xlnet_memory import Checkpoint, Job, Setting, Trace
+from tests.support.ranks.forked import run_cases
+from tests.support.ranks.small_training import Setting
+from tests.support.ranks.xlnet_memory import Checkpoint, Job, Trace
 
 STAGES = [Setting(stage) for stage in (0, 1, 2, 3)]
 SETTINGS = [*STAGES, Setting(2, "bf16")]
@@ -18,7 +19,7 @@ CUT = 4  # a step between two refreshes
 
 def run(world: int, *jobs: Job) -> list[list[Trace]]:
     """All ranks' traces of each job."""
-    return [list(traces) for traces in zip(*run_ranks(small.train, world, list(jobs)), strict=True)]
+    return run_cases(small.train, world, list(jobs))
 
 
 @pytest.fixture(scope="module")

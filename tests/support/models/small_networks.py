@@ -1,5 +1,6 @@
 """Every family's network and objective small, with a batch of full rows of equally many targets: for counting."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -159,7 +160,7 @@ def with_forms(network: Network, batch: Batch) -> Batch:
     """The batch as it is, or with the shorter forms that the encoder of a denoising network reads."""
     if network.objective.denoise is None:
         return batch
-    lengths = [network.objective.denoise.mean_read_length(length) for length in batch.cu_seqlens.diff().tolist()]
+    lengths = [network.objective.denoise.mean_form_tokens(length) for length in batch.cu_seqlens.diff().tolist()]
     return replace(batch, causal=True, corrupted=make_batch(lengths, _SIZE["vocab"]))
 
 
@@ -167,14 +168,30 @@ def memory(network: Network, module: Module, batch: Batch) -> tuple[Tensor, ...]
     """What the module remembers once its memory is full, or what a first pass found; () of most."""
     remembered: tuple[Tensor, ...] = ()
     if isinstance(module, CoupledObjective):
-        with torch.no_grad():
-            everyone, joined = RankExamples.from_all_ranks(module(batch).memory)
-            return module.couple(joined, everyone)
+        return first_pass(module, [batch])[0]
     if network.objective.plm is not None:
         for _ in range(3):
             with torch.no_grad():
                 remembered = module(batch, remembered).memory
     return remembered
+
+
+def first_pass(
+    module: Module, batches: Sequence[Batch], seed: Callable[[int], None] = lambda number: None
+) -> list[tuple[Tensor, ...]]:
+    """For each batch of a step what a coupled objective's second pass wants; () for any other. `seed`: is called with
+    the number of the batch before its pass."""
+    if not isinstance(module, CoupledObjective):
+        return [()] * len(batches)
+    own = list[Tensor]()
+    with torch.no_grad():
+        for number, batch in enumerate(batches):
+            seed(number)
+            own += module(batch).memory
+        everyone, joined = RankExamples.from_all_ranks(own)
+        coupled = module.couple(joined, everyone)
+    parts = [torch.split(tensor, [len(examples) for examples in own]) for tensor in coupled]
+    return list(zip(*parts, strict=True))
 
 
 def turns(module: Module, batch: Batch, remembered: tuple[Tensor, ...]) -> list[LossSums]:

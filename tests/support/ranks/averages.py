@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import torch
 
-from encoder_core.layers.initialise import initialise
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import RankGroup
 from encoder_core.train.metrics import evaluate, evaluate_all
 from encoder_core.train.zero_state import MASTER
 from tests.support.ranks.fragments import Piece, Whole, gathered, pieces
-from tests.support.ranks.small_training import SEED, Poisonable, Setting, engine_of, microbatch, step_of
+from tests.support.ranks.small_training import SEED, Setting, engine_of, fresh_model, microbatch, step_of
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,7 @@ def train(rank: int, world: int, settings: list[Setting], steps: int, poisoned: 
     control = RankGroup.join()
     found = []
     for setting in settings:
-        torch.manual_seed(SEED)
-        model = Poisonable()
-        initialise(model)
+        model = fresh_model()
         engine = engine_of(model, setting)
         weights, applied = [gathered(engine)], []
         for step in range(steps):

@@ -10,11 +10,12 @@ from pydantic import JsonValue
 from checkpoints.attempt import Attempt
 from checkpoints.gather import Peers, SingleRank
 from checkpoints.layout import CheckpointManifest
+from checkpoints.load import CheckpointReader
 from data_service.store.base import Store
 from encoder_core.train.zero_state import Fragment
 from launcher.runtime.rank.checkpointing import RunCheckpointer
 from launcher.runtime.rank.journal import RankJournal
-from launcher.runtime.rank.resume import ResumePoint, StateReader
+from launcher.runtime.rank.resume import ResumePoint
 from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.recipe.schema import Checkpointing, Interval
 from tests.support.ranks.checkpointing import SHAPES, cut, random_state
@@ -81,7 +82,7 @@ def keeper_of(
     )
 
 
-def _unread() -> AbstractContextManager[StateReader]:
+def _unread() -> AbstractContextManager[CheckpointReader]:
     raise AssertionError("a checkpointer reads no state")
 
 

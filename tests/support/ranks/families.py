@@ -3,6 +3,7 @@ process. For `run_ranks`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,14 +19,14 @@ from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.train.engine import Engine
-from encoder_core.train.exchange import RankExamples, RankGroup
+from encoder_core.train.exchange import RankGroup
 from encoder_core.train.settings import Precision
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Microbatch, RankBatch, accumulate_gradients, seed_draws
 from encoder_core.train.weight_check import CorruptReplica, ensure_same_weights
 from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
-from tests.support.models.small_networks import NETWORKS, build, with_forms
+from tests.support.models.small_networks import NETWORKS, build, first_pass, with_forms
 from tests.support.ranks.fragments import Whole, gathered
 from tests.support.ranks.small_training import small_engine
 
@@ -215,7 +216,8 @@ def alone(name: str, steps: int) -> tuple[Norms, dict[str, np.ndarray]]:
         everything, memories, found = batches(name, step), dict[int, tuple[Tensor, ...]](), list[float]()
         counts = _counts(module, everything)
         for group, optimizer in optimizers.items():
-            memories |= _first_pass(module, everything, step)
+            if isinstance(module, CoupledObjective):
+                memories = dict(enumerate(first_pass(module, everything, partial(seed_draws, SEED, step))))
             module.zero_grad()
             for i, batch in enumerate(everything):
                 seed_draws(SEED, step, i, group)
@@ -228,21 +230,6 @@ def alone(name: str, steps: int) -> tuple[Norms, dict[str, np.ndarray]]:
             optimizer.step()
         norms.append(tuple(found))
     return norms, {name: p.detach().numpy().ravel() for name, p in named.items()}
-
-
-def _first_pass(module: ObjectiveModule, everything: list[Batch], step: int) -> dict[int, tuple[Tensor, ...]]:
-    """What a coupled objective's second pass needs of all microbatches together; empty for others."""
-    if not isinstance(module, CoupledObjective):
-        return {}
-    own = []
-    with torch.no_grad():
-        for i, batch in enumerate(everything):
-            seed_draws(SEED, step, i)
-            own += module(batch).memory
-        everyone, joined = RankExamples.from_all_ranks(own)
-        coupled = module.couple(joined, everyone)
-    parts = [torch.split(tensor, [len(examples) for examples in own]) for tensor in coupled]
-    return dict(enumerate(zip(*parts, strict=True)))
 
 
 def _decayed(named: dict[str, nn.Parameter], parameters: Sequence[nn.Parameter]) -> list[dict[str, object]]:

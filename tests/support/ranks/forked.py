@@ -78,6 +78,11 @@ def run_ranks(function: Callable[..., Any], world: int, *args: Any) -> list[Any]
     return [found[rank] for rank in range(world)]
 
 
+def run_cases(function: Callable[..., Any], world: int, *args: Any) -> list[list[Any]]:
+    """As `run_ranks`, of a function that returns a list with a result of each case: by case, what the ranks return."""
+    return [list(ranks) for ranks in zip(*run_ranks(function, world, *args), strict=True)]
+
+
 def _drain(results: "Queue[tuple[int, Any]]", found: dict[int, Any]) -> None:
     while not results.empty():
         rank, value = results.get()

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from checkpoints.attempt import Attempt
@@ -13,7 +12,6 @@ from checkpoints.load import CheckpointReader
 from checkpoints.save import Saver
 from checkpoints.verify import find_newest_good
 from data_service.store.open import open_store
-from encoder_core.layers.initialise import initialise
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import RankGroup
 from encoder_core.train.zero_state import KINDS
@@ -43,7 +41,7 @@ def train_and_save(rank: int, world: int, cases: list[Case], folder: str) -> lis
     control, peers = RankGroup.join(), GlooPeers(dist.new_group(backend="gloo"))
     traces = []
     for case in cases:
-        engine = _engine(fresh(small.SEED), case, case.saved)
+        engine = _engine(small.fresh_model(), case, case.saved)
         steps = [small.step_of(engine, control, number) for number in range(STEPS)]
         store = open_store(f"{folder}/{case.seed}")
         saver = Saver(store, Attempt(store, 1), peers)
@@ -59,7 +57,7 @@ def load(rank: int, world: int, cases: list[Case], folder: str) -> list[Trace]:
     peers = GlooPeers(dist.new_group(backend="gloo"))
     traces = []
     for case in cases:
-        engine = _engine(fresh(small.SEED + 1), case, case.loaded)
+        engine = _engine(small.fresh_model(small.SEED + 1), case, case.loaded)
         store = open_store(f"{folder}/{case.seed}")
         good = find_newest_good(store, peers)
         assert good is not None
@@ -67,13 +65,6 @@ def load(rank: int, world: int, cases: list[Case], folder: str) -> list[Trace]:
             engine.restore(KINDS, reader.read)
         traces.append(_trace(engine, []))
     return traces
-
-
-def fresh(seed: int) -> small.Poisonable:
-    torch.manual_seed(seed)
-    model = small.Poisonable()
-    initialise(model)
-    return model
 
 
 def _engine(model: small.Poisonable, case: Case, setting: Setting) -> Engine:

@@ -14,14 +14,13 @@ import torch.distributed as dist
 from torch import nn
 
 from checkpoints.gloo_peers import GlooPeers
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, idle_batch
 from encoder_core.objectives.modules.losses import LossSums, Term
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.muon import Muon
 from encoder_core.optim.settings import AdamWConfig, MuonConfig
 from encoder_core.optim.updates import ALL_PARAMETERS
-from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.settings import EngineConfig, Precision
 from launcher.runtime.preflight import collective

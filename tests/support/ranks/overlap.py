@@ -9,13 +9,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from encoder_core.batch import Batch
+from encoder_core.batch import Batch, idle_batch
 from encoder_core.objectives.modules.losses import LossSums, Term
 from encoder_core.optim.adamw import AdamW
 from encoder_core.optim.groups import parameter_groups
 from encoder_core.optim.settings import AdamWConfig
 from encoder_core.optim.updates import ALL_PARAMETERS
-from encoder_core.train.collate import idle_batch
 from encoder_core.train.engine import Engine
 from encoder_core.train.overlap import OverlappedSums
 from encoder_core.train.settings import EngineConfig

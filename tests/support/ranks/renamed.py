@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import deepspeed
+from deepspeed.runtime.base_optimizer import ZeROOptimizer
 from deepspeed.runtime.zero import stage3
 
 from encoder_core.errors import LibraryChanged
@@ -19,16 +20,23 @@ Case = tuple[int, str, str, str]
 """Stage, precision, whose name it is, and the name."""
 
 
-def cases() -> list[Case]:
-    """Every name that is declared, at every stage and precision that uses it."""
-    found: list[Case] = []
-    for stage, precision in ((0, "fp32"), *((s, p) for s in (1, 2, 3) for p in ("fp32", "bf16"))):
-        kind = internals.layout(stage, precision)
-        names = {"engine": internals.ENGINE_NAMES, "optimizer": internals.OPTIMIZER_NAMES[kind]}
-        names["parameter"] = internals.PARAMETER_NAMES[kind]
-        names["mapping"] = internals.MAPPING_NAMES if kind in ("parts", "bf16") else ()
-        found += [(stage, precision, owner, name) for owner, those in names.items() for name in those]
-    return found
+SETTINGS = ((0, "fp32"), *((stage, precision) for stage in (1, 2, 3) for precision in ("fp32", "bf16")))
+
+
+def cases(rank: int, world: int) -> list[Case]:
+    """Every name that is looked up, at every stage and precision that uses it. `other`: names of what an engine and its
+    optimizer hold."""
+    resolve, found = internals.resolve, dict[Case, None]()
+    for stage, precision in SETTINGS:
+
+        def noted(owner: Any, name: str, setting: tuple[int, str] = (stage, precision)) -> Any:
+            kind = "engine" if isinstance(owner, deepspeed.DeepSpeedEngine) else "other"
+            found[*setting, "optimizer" if isinstance(owner, ZeROOptimizer) else kind, name] = None
+            return resolve(owner, name)
+
+        with patch.object(internals, "resolve", noted), patch("encoder_core.train.engine.resolve", noted):
+            _outcome(stage, precision)
+    return list(found)
 
 
 class _Renamed:
@@ -56,18 +64,10 @@ def without(owner: str, name: str) -> Iterator[None]:
 
     def renamed(**given: Any) -> tuple[Any, ...]:
         engine, *rest = initialize(**given)
-        match owner:
-            case "engine":
-                engine = _Renamed(engine, name)
-            case "optimizer":
-                engine.optimizer = _Renamed(engine.optimizer, name)
-            case "parameter":
-                for parameter in given["model"].parameters():
-                    delattr(parameter, name)
-            case "mapping":
-                for parameter in given["model"].parameters():
-                    if parameter._hp_mapping is not None:
-                        parameter._hp_mapping = _Renamed(parameter._hp_mapping, name)
+        if owner == "engine":
+            engine = _Renamed(engine, name)
+        elif owner == "optimizer":
+            engine.optimizer = _Renamed(engine.optimizer, name)
         return engine, *rest
 
     with patch.object(deepspeed, "initialize", renamed):

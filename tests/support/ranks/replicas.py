@@ -8,7 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from encoder_core.layers.initialise import initialise
 from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import RankGroup
 from encoder_core.train.step import RankBatch, accumulate_gradients, seed_draws
@@ -56,9 +55,7 @@ def assemble(ranks: list[Reduced]) -> np.ndarray:
 
 def reference(dtype: torch.dtype) -> np.ndarray:
     """The whole gradient by plain PyTorch: of each microbatch in `dtype`, summed in fp32."""
-    torch.manual_seed(small.SEED)
-    model = small.Poisonable()
-    initialise(model)
+    model = small.fresh_model()
     model.to(dtype)
     microbatches = [small.microbatch(0, i) for i in range(MICROBATCHES)]
     targets = sum(m.batch.target_ids.numel() for m in microbatches)
@@ -73,10 +70,7 @@ def reference(dtype: torch.dtype) -> np.ndarray:
 
 
 def _reduce(control: RankGroup, setting: Setting) -> Reduced:
-    torch.manual_seed(small.SEED)
-    model = small.Poisonable()
-    initialise(model)
-    engine = small.engine_of(model, setting)
+    engine = small.engine_of(small.fresh_model(), setting)
     mine = tuple(small.microbatch(0, i) for i in range(MICROBATCHES) if i % control.world == control.rank)
     counts = {"mlm": float(control.gather_rows([sum(m.batch.target_ids.numel() for m in mine)]).sum())}
     with Sums() as sums:
@@ -113,10 +107,7 @@ def look(rank: int, world: int, settings: list[small.Setting]) -> list[Look]:
 
 
 def _look(control: RankGroup, setting: small.Setting) -> Look:
-    torch.manual_seed(small.SEED)
-    model = small.Poisonable()
-    initialise(model)
-    engine = small.engine_of(model, setting)
+    engine = small.engine_of(small.fresh_model(), setting)
     small.step_of(engine, control, 0)
     named = [(name, weight) for name, weight in engine.replicated.named]
     well = _found(engine, control) is None

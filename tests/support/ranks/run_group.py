@@ -69,19 +69,24 @@ def run_group(
     When one rank dies by itself, the others end by error. Ranks that go back start again."""
     with tempfile.TemporaryDirectory() as meeting:
         logs = [Path(meeting, f"rank{rank}.log") for rank in range(world)]
+        shared = {
+            "run": run,
+            "world": world,
+            "meeting": f"{meeting}/meet",
+            "stop_at": stop_at,
+            "wrong": wrong,
+            "deadly": deadly,
+            "kernel": kernel,
+            "compiler": compiler,
+            "memory": memory,
+            "without_removed": without_removed,
+            "full": full,
+        }
+        kills, flips = kill or {}, dict([flip] if flip else [])
         ranks = [
             forked(
                 _rank,
-                _orders(run, rank, world, meeting, kill or {}, stop_at, flip)
-                | {
-                    "wrong": wrong,
-                    "deadly": deadly,
-                    "kernel": kernel,
-                    "compiler": compiler,
-                    "memory": memory,
-                    "without_removed": without_removed,
-                    "full": full,
-                },
+                shared | {"rank": rank, "kill_at": kills.get(rank), "flip_at": flips.get(rank)},
                 output=logs[rank],
             )
             for rank in range(world)
@@ -141,30 +146,6 @@ def _slow_down(rank: BaseProcess, run: str) -> None:
             tick.wait(0.03)
             os.kill(rank.pid, signal.SIGCONT)
             tick.wait(0.01)
-
-
-def _environment(rank: int, world: int) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-
-
-def _orders(
-    run: str,
-    rank: int,
-    world: int,
-    meeting: str,
-    kill: dict[int, int],
-    stop_at: int | None,
-    flip: tuple[int, int] | None,
-) -> dict[str, Any]:
-    return {
-        "run": run,
-        "rank": rank,
-        "world": world,
-        "meeting": f"{meeting}/meet",
-        "kill_at": kill.get(rank),
-        "stop_at": stop_at,
-        "flip_at": flip[1] if flip is not None and flip[0] == rank else None,
-    }
 
 
 class ProcessLink:
@@ -230,7 +211,8 @@ def _opened(uri: str, without_removed: bool) -> "Run":
 
 
 def _rank(orders: dict[str, Any]) -> None:
-    os.environ |= _environment(orders["rank"], orders["world"])
+    rank, world = str(orders["rank"]), str(orders["world"])
+    os.environ |= {"OMP_NUM_THREADS": "1", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
     import torch.distributed as dist
 
     from checkpoints.attempt import Attempt, claim

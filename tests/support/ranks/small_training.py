@@ -113,6 +113,13 @@ def identical(a: Whole, b: Whole) -> bool:
     return all(np.array_equal(a[name][kind], b[name][kind]) for name in a for kind in a[name])
 
 
+def fresh_model(seed: int = SEED) -> "Poisonable":
+    torch.manual_seed(seed)
+    model = Poisonable()
+    initialise(model)
+    return model
+
+
 class Poisonable(nn.Module):
     """The model, and a way to make one step's gradient NaN on every rank."""
 
@@ -136,9 +143,7 @@ def _train_one(
     poisoned: int | None,
     limits: dict[int, float],
 ) -> Trace:
-    torch.manual_seed(SEED)
-    model = Poisonable()
-    initialise(model)
+    model = fresh_model()
     engine = engine_of(model, setting)
     if state is not None:
         engine.restore(KINDS, lambda name, kind, start, end: torch.from_numpy(state[name][kind][start:end]))

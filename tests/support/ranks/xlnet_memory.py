@@ -19,14 +19,13 @@ from encoder_core.train.engine import Engine
 from encoder_core.train.exchange import RankGroup
 from encoder_core.train.loop import StepData, Trainer, TrainPlan
 from encoder_core.train.metrics import StepReport
-from encoder_core.train.settings import MEMORY_KIND, MemoryRefresh, Precision
+from encoder_core.train.settings import MEMORY_KIND, MemoryRefresh
 from encoder_core.train.state import TrainState
 from encoder_core.train.step import Memories, Microbatch, RankBatch, seed_draws
 from encoder_core.train.xlnet_memory import StoredMemory, restore_memory
-from encoder_core.train.zero_memory import Stage
 from encoder_core.train.zero_state import KINDS
 from tests.support.ranks.fragments import Piece, Whole, pieces, whole
-from tests.support.ranks.small_training import small_engine
+from tests.support.ranks.small_training import Setting, small_engine
 
 SEED, STEPS, RATE = 5, 8, 1e-3
 ROWS, MICROBATCHES = 2, 3  # so one of two ranks idles through the second round
@@ -35,14 +34,6 @@ CONFIG = XlnetConfig(
     layers=2, hidden=32, heads=2, feed_forward=48, max_length=LENGTH, vocab=VOCAB, reuse=6, memory=8, memory_refresh=3
 )  # fmt: skip
 REFRESH = MemoryRefresh(every=3, steps=2)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """ZeRO stage and precision; stage 3 shards even the smallest parameter."""
-
-    stage: Stage
-    precision: Precision = "fp32"
 
 
 @dataclass(frozen=True)

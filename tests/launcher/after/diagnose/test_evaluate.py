@@ -10,10 +10,10 @@ import torch
 
 from checkpoints.layout import CheckpointName
 from data_service.stream.stream import Stream
-from encoder_core.train.collate import to_batch
 from launcher.after.diagnose.evaluate import CommitOutcome, evaluate_commit
 from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
+from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import (
     DiagnosticCell,

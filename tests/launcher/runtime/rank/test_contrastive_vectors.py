@@ -20,10 +20,10 @@ from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.modules.text_vectors import ContrastiveModel
-from encoder_core.train.exchange import RankExamples
 from launcher.after.export.sentence_transformer import write_sentence_transformer
 from tests.support.data.made_up import WORDS
 from tests.support.models.exports import FAMILIES, fitting_tokenizer
+from tests.support.models.small_networks import first_pass
 
 EXAMPLES, MICROBATCH, TEXTS = 10, 3, 3
 EXACT = {"dropout": 0.0, "attention_dropout": 0.0}
@@ -81,13 +81,9 @@ def to_batch(tokenizer: Tokenizer, texts: Sequence[Sequence[str]], *, cls_last: 
 
 def gradient_of_ours(model: ContrastiveModel, batches: Sequence[Batch]) -> tuple[float, dict[str, np.ndarray]]:
     """As a step does it: vectors without a graph, then each microbatch with what these make of it."""
-    with torch.no_grad():
-        own = [model(batch).memory[0] for batch in batches]
-    everyone, joined = RankExamples.from_all_ranks(own)
-    parts = [torch.split(tensor, [len(part) for part in own]) for tensor in model.couple(joined, everyone)]
     total = 0.0
-    for batch, *memory in zip(batches, *parts, strict=True):
-        loss = sum(term.loss_sum for term in model(batch, tuple(memory)).terms) / EXAMPLES
+    for batch, memory in zip(batches, first_pass(model, batches), strict=True):
+        loss = sum(term.loss_sum for term in model(batch, memory).terms) / EXAMPLES
         loss.backward()
         total += loss.item()
     return total, gradients(model)

@@ -1,7 +1,7 @@
 """Copies of the state in memory that are not made, or not shared, are on record whichever rank knows it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,13 @@ from checkpoints.listing import list_committed
 from checkpoints.memory_slots import Slot
 from encoder_core.train.state import TrainState
 from encoder_core.train.xlnet_memory import StoredMemory
-from encoder_core.train.zero_state import Fragment
 from launcher.runtime.policies.recovery import COPY_TIME_SHARE
 from launcher.runtime.rank.checkpointing import MemoryCopies
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.run.log import RunLog
 from launcher.runtime.run.record import open_run
-from tests.support.ranks.checkpointers import Nothing, Silent
-from tests.support.ranks.checkpointing import SHAPES, cut, random_state
+from tests.support.ranks.checkpointers import Engine, Nothing, Silent
 from tests.support.ranks.run_group import run_group
 from tests.support.runs.small_runs import new_run
 
@@ -38,14 +36,6 @@ class Node:
         self.slots = slots
 
     def drop_all_sets(self) -> None: ...
-
-
-class Engine:
-    shapes = SHAPES
-    own_kinds: Mapping[str, tuple[str, ...]] = {}
-
-    def fragments(self) -> list[Fragment]:
-        return list(cut(random_state(1), (), 0))
 
 
 @pytest.fixture

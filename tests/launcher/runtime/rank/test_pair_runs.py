@@ -169,9 +169,6 @@ def test_settings_of_pairs_without_pairs_are_a_mistake(inputs: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("name", "settings", "place"),
     [
-        ("contrastive-base", ("input={packing: full_sentences}",), "input.packing"),
-        ("roberta-base", ("input={packing: pairs}",), "input.packing"),
-        ("roberta-base", ("input={packing: sentences}",), "input.packing"),
         ("contrastive-base", ("phases.0.batch={tokens: 4096}",), "phases.0.batch"),
         ("roberta-base", ("mixing.batches=one_source", "phases.0.batch={tokens: 4096}"), "phases.0.batch"),
         ("xlnet-base", ("mixing.batches=one_source",), "mixing.batches"),

@@ -17,13 +17,13 @@ from encoder_core.batch import Batch
 from encoder_core.errors import ModelError
 from encoder_core.families.catalogue import embedded_languages
 from encoder_core.layers.initialise import initialise
-from encoder_core.objectives.modules.losses import CoupledObjective, LossSums, ObjectiveModule
+from encoder_core.objectives.modules.losses import ObjectiveModule
 from encoder_core.objectives.modules.teacher import Teacher, hold_teachers
-from encoder_core.train.collate import to_batch
-from encoder_core.train.exchange import RankExamples
+from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.recipe.network import objective_module
 from tests.support.data.corpora import NEVER_MASKED, SPECIAL
 from tests.support.models.compositions import FAMILIES, LANGUAGES, OBJECTIVES, Row, model_of, refused
+from tests.support.models.small_networks import first_pass, turns
 
 VOCAB, LENGTH, ROWS, STEPS = 48, 24, 6, 5
 CELLS = list(product(FAMILIES, OBJECTIVES))
@@ -65,21 +65,8 @@ def batch_of(row_number: int, layout: ClassTokenPlace, known: tuple[str, ...]) -
     return to_batch(rows, torch.device("cpu"))
 
 
-def sums(module: ObjectiveModule, batch: Batch) -> list[LossSums]:
-    """Of each update group of a step."""
-    if isinstance(module, CoupledObjective):
-        with torch.no_grad():
-            vectors = module(batch).memory
-        everyone, joined = RankExamples.from_all_ranks(vectors)
-        return [module(batch, module.couple(joined, everyone))]
-    if len(module.update_groups()) == 1:
-        return [module(batch)]
-    first = module(batch)
-    return [first, module(batch, first.memory)]
-
-
 def loss_of(module: ObjectiveModule, batch: Batch) -> torch.Tensor:
-    terms = [term for found in sums(module, batch) for term in found.terms]
+    terms = [term for found in turns(module, batch, first_pass(module, [batch])[0]) for term in found.terms]
     assert {term.name for term in terms} == module.target_counts(batch).keys()
     assert all(term.targets == module.target_counts(batch)[term.name] for term in terms)
     return torch.stack([term.weight * term.loss_sum / max(1, term.targets) for term in terms]).sum()

@@ -11,7 +11,7 @@ from encoder_core.objectives.term import Weight, WeightSchedule, weight_at
 from encoder_core.optim import schedules
 from encoder_core.optim.schedules import ScheduleConfig
 from launcher.errors import OptionError, RecipeError
-from launcher.runtime.rank.build import learning_rate_schedule, training_plan
+from launcher.runtime.rank.build import training_plan
 from launcher.runtime.recipe import identity
 from launcher.runtime.recipe.load import load, parse_recipe
 from launcher.runtime.recipe.phases import layer_settings
@@ -29,7 +29,6 @@ from launcher.runtime.recipe.timeline import (
 from launcher.runtime.recipe.tiny import tiny
 from tests.support.checks.command import maskfleet
 
-PEAK = 2.0
 RISE = "{sequences: 64, warmup: {start: %d, steps: %d}}"
 
 
@@ -65,13 +64,14 @@ BASE = load("roberta-base")
 def test_the_rate_is_that_of_each_phase_in_turn(phases: list[RecipePhase], overall: ScheduleConfig) -> None:
     recipe = BASE.model_copy(update={"phases": tuple(phases), "schedule": overall})
     literal: list[float] = []
+    peak = recipe.optimizer.settings.lr
     for phase in phases:
         for step in range(phase.steps):
             config, at, total = overall, len(literal), recipe.total_steps
             if phase.schedule is not None:
                 config, at, total = phase.schedule, step, phase.steps
-            literal.append(schedules.learning_rate(config, peak=phase.lr or PEAK, total=total, step=at))
-    backwards = [learning_rate(recipe, PEAK, step) for step in reversed(range(recipe.total_steps))]
+            literal.append(schedules.learning_rate(config, peak=phase.lr or peak, total=total, step=at))
+    backwards = [learning_rate(recipe, step) for step in reversed(range(recipe.total_steps))]
     assert backwards[::-1] == literal, "a function of the step alone"
 
 
@@ -110,8 +110,8 @@ def test_what_does_not_fit_is_refused(phase: str, problem: str) -> None:
 
 def test_a_schedule_that_every_phase_replaces_need_not_fit() -> None:
     phase = "steps: 9, schedule: {decay: constant}"
-    rate = learning_rate_schedule(phased(phase, settings=("schedule.warmup=1000",)))
-    assert {rate(step) for step in range(9)} == {6e-4}
+    recipe = phased(phase, settings=("schedule.warmup=1000",))
+    assert {learning_rate(recipe, step) for step in range(9)} == {6e-4}
 
 
 def test_a_phase_without_keys_of_its_own_has_none_in_its_data() -> None:
@@ -132,7 +132,7 @@ def test_a_small_form_keeps_rates_and_schedules_in_proportion() -> None:
     assert [phase.steps for phase in small.phases] == [1200, 800]
     assert small.phases[0].schedule == ScheduleConfig(warmup=120, decay="constant")
     assert small.phases[1].schedule == ScheduleConfig(decay="one_minus_sqrt", decay_steps=400, restarts=1)
-    assert small.phases[1].lr == pytest.approx(learning_rate_schedule(small)(200) / 10)
+    assert small.phases[1].lr == pytest.approx(learning_rate(small, 200) / 10)
 
 
 @pytest.mark.parametrize(("unit", "start", "batch"), [("sequences", 16, 32), ("tokens", 16 * 32, 32 * 32)])
@@ -171,7 +171,7 @@ FULL = phased(
 
 
 def test_a_timeline_is_cut_where_something_changes() -> None:
-    found = timeline(FULL, learning_rate_schedule(FULL))
+    found = timeline(FULL)
     assert [(at.phase, at.first, at.last, at.curve) for at in found] == [
         (0, 0, 7, "warmup"),
         (0, 8, 19, "stable"),
@@ -213,7 +213,7 @@ def test_a_term_weighs_in_each_step_what_its_phase_or_the_run_says(run: Weight, 
     assert changing_weights(recipe) == (["nsp"] if changes else [])
     for step, expected in enumerate(literal):
         assert term_weights(recipe, step) == ({"nsp": expected} if changes else {})
-    for at in timeline(recipe, lambda step: 1.0) if changes else ():
+    for at in timeline(recipe) if changes else ():
         assert at.weights == {"nsp": (literal[at.first], literal[at.last])}
         inside = literal[at.first : at.last + 1]
         line = np.linspace(inside[0], inside[-1], len(inside))

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import RunError
-from launcher.runtime.rank.build import learning_rate_schedule
 from launcher.runtime.recipe.load import load, with_assignments
+from launcher.runtime.recipe.timeline import learning_rate
 from launcher.runtime.run.fork import with_decay
 
 PHASE = "{steps: %d, length: 128, batch: {sequences: 64}%s}"
@@ -28,12 +28,11 @@ OWN = load(
 
 @given(step=st.integers(6, 54), steps=st.integers(1, 40))
 def test_the_rate_is_as_it_was_and_then_decays_from_there(step: int, steps: int) -> None:
-    was, found = learning_rate_schedule(OVERALL), with_decay(OVERALL, step, steps)
-    rate = learning_rate_schedule(found)
+    found = with_decay(OVERALL, step, steps)
     assert found.total_steps == step + steps
-    assert [rate(n) for n in range(step)] == [was(n) for n in range(step)]
-    peak = was(step - 1)
-    assert [rate(step + n) for n in range(steps)] == pytest.approx(
+    assert [learning_rate(found, n) for n in range(step)] == [learning_rate(OVERALL, n) for n in range(step)]
+    peak = learning_rate(OVERALL, step - 1)
+    assert [learning_rate(found, step + n) for n in range(steps)] == pytest.approx(
         [peak * (0.1 + 0.9 * (1 - n / steps)) for n in range(steps)]
     )
     assert with_assignments(found, ()) == found, "a recipe like any other"
@@ -43,11 +42,10 @@ def test_a_phase_with_a_schedule_of_its_own_decays_by_that() -> None:
     found = with_decay(OWN, 40, 16)
     assert [phase.steps for phase in found.phases] == [20, 36]
     assert found.schedule == OWN.schedule
-    rate = learning_rate_schedule(found)
-    assert [rate(n) for n in (39, 40, 44)] == [6e-4, 6e-4, 3e-4]
+    assert [learning_rate(found, n) for n in (39, 40, 44)] == [6e-4, 6e-4, 3e-4]
     first = with_decay(OWN, 20, 4)  # the step where phase 0 has ended, and phase 1 has not begun
     assert [phase.steps for phase in first.phases] == [24]
-    assert learning_rate_schedule(first)(21) == 3e-4
+    assert learning_rate(first, 21) == 3e-4
 
 
 @pytest.mark.parametrize(("step", "problem"), [(4, "still rises at step 4"), (57, "decays already at step 57")])

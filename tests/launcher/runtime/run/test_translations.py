@@ -19,11 +19,11 @@ from data_service.errors import CorpusError
 from data_service.stream.stream import Stream
 from encoder_core.objectives.modules.multitask import MultitaskModel
 from encoder_core.objectives.modules.network import masked_language_model
-from encoder_core.train.collate import to_batch
 from encoder_core.train.zero_state import MASTER
 from launcher.after.export.export import export_run
 from launcher.errors import RecipeError
 from launcher.observe.inspect.show import find_sample
+from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run

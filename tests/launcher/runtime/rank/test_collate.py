@@ -17,7 +17,7 @@ from encoder_core.batch import Batch
 from encoder_core.families.xlnet import XlnetConfig
 from encoder_core.layers.initialise import initialise
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
-from encoder_core.train.collate import to_batch
+from launcher.runtime.rank.collate import to_batch
 
 CPU = torch.device("cpu")
 REUSE, LENGTH, VOCABULARY = 12, 32, 90

@@ -1,59 +1,16 @@
 """Converts rows of the data service (NumPy) to the model's `Batch` (torch)."""
 
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from encoder_core.batch import Batch, batch_without_targets, select_rows
+from data_service.samples.samples import Samples
+from encoder_core.batch import Batch, batch_without_targets, idle_batch, select_rows
 
 
-class HostRows(Protocol):
-    """The arrays of `data_service.samples.samples.Samples`, as a protocol: this package never imports the data
-    service.
-    """
-
-    @property
-    def tokens(self) -> NDArray[np.uint16] | NDArray[np.uint32]: ...
-    @property
-    def offsets(self) -> NDArray[np.int64]: ...
-    @property
-    def target_positions(self) -> NDArray[np.int64]: ...
-    @property
-    def target_ids(self) -> NDArray[np.uint16] | NDArray[np.uint32]: ...
-    @property
-    def segment_starts(self) -> NDArray[np.int32] | None: ...
-    @property
-    def restarts(self) -> NDArray[np.bool_] | None: ...
-    @property
-    def languages(self) -> NDArray[np.uint16] | None: ...
-    @property
-    def pair_label(self) -> NDArray[np.int8] | None: ...
-    @property
-    def order(self) -> NDArray[np.int32] | None: ...
-    @property
-    def reversed_rows(self) -> NDArray[np.bool_] | None: ...
-    @property
-    def text_starts(self) -> NDArray[np.int32] | None: ...
-    @property
-    def cls_last(self) -> NDArray[np.bool_] | None: ...
-    @property
-    def causal(self) -> NDArray[np.bool_] | None: ...
-    @property
-    def holes(self) -> NDArray[np.int64] | None: ...
-    @property
-    def rates(self) -> NDArray[np.float32] | None: ...
-    @property
-    def maskable(self) -> NDArray[np.int32] | None: ...
-    @property
-    def corrupted(self) -> NDArray[np.uint16] | NDArray[np.uint32] | None: ...
-    @property
-    def corrupted_offsets(self) -> NDArray[np.int64] | None: ...
-
-
-def to_batch(rows: HostRows, device: torch.device, first_number: int = 0) -> Batch:
+def to_batch(rows: Samples, device: torch.device, first_number: int = 0) -> Batch:
     """Return N ragged rows as a `Batch` on `device`. Token ids become int64; nothing is padded.
 
     `first_number` is the number of the first row in the whole batch of its step. Rows with a factorisation order end
@@ -108,7 +65,7 @@ def to_batch(rows: HostRows, device: torch.device, first_number: int = 0) -> Bat
     return on_host.to(device)
 
 
-def _corrupted_forms(rows: HostRows, first_number: int) -> Batch | None:
+def _corrupted_forms(rows: Samples, first_number: int) -> Batch | None:
     """Return the rows' corrupted forms on the host; None if they have none."""
     if rows.corrupted is None or rows.corrupted_offsets is None:
         return None
@@ -117,7 +74,7 @@ def _corrupted_forms(rows: HostRows, first_number: int) -> Batch | None:
     return replace(forms, numbers=torch.arange(first_number, first_number + len(lengths)))
 
 
-def _all_causal(rows: HostRows) -> bool:
+def _all_causal(rows: Samples) -> bool:
     """Return whether the rows are causal. Those of one batch are of one phase, so all are or none."""
     if rows.causal is None or not len(rows.causal):
         return False
@@ -125,7 +82,7 @@ def _all_causal(rows: HostRows) -> bool:
     return True
 
 
-def _without_unlearned_rows(batch: Batch, rows: HostRows, group: int) -> Batch:
+def _without_unlearned_rows(batch: Batch, rows: Samples, group: int) -> Batch:
     """Return the batch of `rows`, in which nothing is learned at the holes, without rows that have nothing else.
 
     The label of a pair of which some text is gone is not learned.
@@ -152,29 +109,9 @@ def _second_text_rows(lengths: NDArray[np.int64], group: int) -> NDArray[np.int6
     return np.repeat(np.minimum(number, 1), lengths)
 
 
-def _text_offsets(rows: HostRows) -> tuple[NDArray[np.int64], int]:
+def _text_offsets(rows: Samples) -> tuple[NDArray[np.int64], int]:
     """Return [N * G + 1], the start of each text and the end of the last, and G, the number of texts in a row."""
     if rows.text_starts is None:
         return rows.offsets, 1
     starts = rows.offsets[:-1, None] + rows.text_starts
     return np.append(starts.ravel(), rows.offsets[-1]), rows.text_starts.shape[1]
-
-
-def idle_batch(device: torch.device) -> Batch:
-    """Return a batch without rows. A rank without a microbatch runs it, so that it takes part in all collectives and
-    adds nothing.
-    """
-    none = torch.zeros(0, dtype=torch.int64, device=device)
-    ends = torch.zeros(1, dtype=torch.int32, device=device)
-    return Batch(
-        tokens=none,
-        cu_seqlens=ends,
-        max_length=0,
-        positions=none,
-        target_positions=none,
-        target_ids=none,
-        segments=none,
-        languages=none,
-        pair_labels=none,
-        order=none,
-    )
