@@ -23,6 +23,7 @@ class GroupRecord:
         worked: whether the group has finished a step.
         resumed: whether the ranks have reported the step at which they resume.
         hung: whether the group was killed because it was stuck.
+        abandoned: whether it was killed because the command was to stop before its first step.
     """
 
     attempt: int | None = None
@@ -33,6 +34,7 @@ class GroupRecord:
     worked: bool = False
     resumed: bool = False
     hung: bool = False
+    abandoned: bool = False
 
     def add_news(self, rank: int, news: RankNews) -> None:
         """Record a rank's latest heartbeat."""

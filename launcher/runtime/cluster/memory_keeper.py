@@ -55,11 +55,13 @@ class _RankSlots:
     """The slots of one rank that this keeper holds open.
 
     Attributes:
+        attempt: the rank's attempt.
         place: where they are.
         slots: those that it writes.
         before: those of the rank's earlier processes, needed until this one has completed two sets.
     """
 
+    attempt: int
     place: SlotLocations
     slots: list[Slot]
     before: list[Slot]
@@ -84,7 +86,7 @@ class MemoryKeeper:
         if attempt <= self._dropped:
             _close_slots(_open_slots(place) or [])
             return
-        known = self._open_rank_slots(rank, place)
+        known = self._open_rank_slots(rank, place, attempt)
         if known is None:
             return
         if count >= 2 and known.before:
@@ -96,7 +98,7 @@ class MemoryKeeper:
             copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank, attempt)
             copied.future().add_done_callback(partial(_end_copy_wait, slots))
 
-    def _open_rank_slots(self, rank: int, place: SlotLocations) -> _RankSlots | None:
+    def _open_rank_slots(self, rank: int, place: SlotLocations, attempt: int) -> _RankSlots | None:
         """Return the slots of a rank, opened if they are not; None if its process has ended."""
         known = self._ranks.get(rank)
         if known is not None and known.place == place:
@@ -104,22 +106,27 @@ class MemoryKeeper:
         slots = _open_slots(place)
         if slots is None:
             return None
-        self._ranks[rank] = _RankSlots(place, slots, [*known.before, *known.slots] if known is not None else [])
+        before = [*known.before, *known.slots] if known is not None else []
+        self._ranks[rank] = _RankSlots(attempt, place, slots, before)
         return self._ranks[rank]
 
     def drop(self, attempt: int) -> None:
         """Drop the sets of the ranks of this node, of attempts up to this one, and let the ranks know."""
         self._dropped = max(self._dropped, attempt)
-        _close_slots(self._own_slots())
-        self._ranks = {}
+        for rank in [rank for rank, known in self._ranks.items() if known.attempt <= attempt]:
+            known = self._ranks.pop(rank)
+            _close_slots([*known.slots, *known.before])
 
     @_on_copying_thread
-    def drop_copies(self) -> None:
-        """Drop the copies of sets of other nodes. Called after `drop_all_sets`, so no copy of such an attempt is
-        made later."""
-        for slot in chain.from_iterable(self._copies.values()):
-            slot.close()
-        self._copies = {}
+    def drop_copies(self, attempt: int) -> None:
+        """Drop the copies of sets of other nodes, of attempts up to this one. Called after `drop`, so no copy of such
+        an attempt is made later."""
+        for kept in self._copies.values():
+            for slot in list(kept):
+                about = slot.read_description()
+                if about is None or about.attempt <= attempt:
+                    kept.remove(slot)
+                    slot.close()
 
     def offers(self) -> list[HeldSlot]:
         """Return all complete sets that are here."""
@@ -291,11 +298,16 @@ class StateKeepersClient:
     def note_completed_set(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         place: SlotLocations = (os.getpid(), tuple((slot.descriptor, slot.inode) for slot in slots))
         self._keepers[self._node].completed.remote(rank, count, place, self._partner, attempt=self._attempt)
+        if rank == 0 and count == 2:  # earlier groups may have had other ranks on any node
+            self._drop_sets_until(self._attempt - 1)
 
     def drop_all_sets(self) -> None:
+        self._drop_sets_until(self._attempt)
+
+    def _drop_sets_until(self, attempt: int) -> None:
         for keeper in self._keepers.values():
-            keeper.drop.remote(self._attempt)
-            keeper.drop_copies.remote()
+            keeper.drop.remote(attempt)
+            keeper.drop_copies.remote(attempt)
 
     def list_sets(self) -> list[dict[str, Any]]:
         """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""
