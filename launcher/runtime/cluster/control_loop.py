@@ -16,12 +16,12 @@ A later start needs nothing from here. If the driver dies, its ranks die too.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, assert_never
+from typing import assert_never
 
 from checkpoints.errors import RunIsActive
 from launcher.errors import TransientRunError
 from launcher.exit_codes import REPEAT
-from launcher.runtime.cluster.display import Gauges
+from launcher.runtime.cluster.display import Gauges, ProgressDisplay
 from launcher.runtime.cluster.group_record import GroupRecord
 from launcher.runtime.cluster.nodes import dead_process, draining_node_ids, nodes_except
 from launcher.runtime.cluster.operator_log import FailureHistory, OperatorLog
@@ -54,14 +54,6 @@ _RESIZE_CHECK_INTERVAL_S = 5.0  # interval of checking whether ranks should move
 _STACKS_TIMEOUT_S = 5.0  # time limit for the tracebacks of the ranks that still answer
 _END_TIMEOUT_S = 30.0  # time that ranks have to end once they are done
 UNSAVED_STEPS_REMEDY = "the steps done since the last checkpoint are lost"
-
-
-class Display(Protocol):
-    """An object that shows a run to its operator."""
-
-    def record(self, record: Mapping[str, Any]) -> None: ...
-    def show_activity(self, doing: str) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 @dataclass
@@ -106,7 +98,7 @@ class ControlLoop:
         last: int | None,
         failures: Sequence[Failure],
         *,
-        display: Display,
+        display: ProgressDisplay,
         log: OperatorLog,
         stopping: StopRequests,
     ) -> None:
@@ -278,8 +270,8 @@ class ControlLoop:
             self._display.note(f"rank {fields['rank']} on {fields['host']}: {fields['reason']}")
         for record in news.records:
             self.group.worked = self.group.worked or record["kind"] == "step"
-            for sink in (self._gauges, self._display):
-                sink.record(record)
+            self._gauges.record(record)
+            self._display.record(record)
         if rank == min(self.group.beats):
             self._display.show_activity(news.doing)
 

@@ -10,29 +10,29 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from checkpoints.memory_slots import HEADER_BYTES, Slot, SlotDescription
-from launcher.runtime.cluster.nodes import on_thread
 from launcher.runtime.policies.recovery import copy_partners
 
 _CHUNK_BYTES = 32 << 20  # bytes that are fetched at a time
 _CHUNK_TIMEOUT_S = 60.0  # time limit for a chunk
 _PING_TIMEOUT_S = 0.5
 
-_on_serving_thread = on_thread("serving")
-_on_copying_thread = on_thread("copying")
+F = TypeVar("F", bound=Callable[..., Any])
+# Ray's groups of threads, on which methods of the actor run.
+_on_serving_thread: Callable[[F], F] = ray.method(concurrency_group="serving")
+_on_copying_thread: Callable[[F], F] = ray.method(concurrency_group="copying")
 
 
-@dataclass(frozen=True)
-class HeldSlot:
+class HeldSlot(TypedDict):
     """A complete set in a keeper's memory, as told to other processes.
 
     Attributes:
@@ -130,13 +130,13 @@ class MemoryKeeper:
 
     def offers(self) -> list[HeldSlot]:
         """Return all complete sets that are here."""
-        found = []
-        for slot in (*self._own_slots(), *chain.from_iterable(self._copies.values())):
-            description = slot.read_description()
-            if description is not None:
-                place = (self._node, os.getpid(), slot.descriptor)
-                found.append(HeldSlot(*place, description.model_dump_json()))
-        return found
+        slots = (*self._own_slots(), *chain.from_iterable(self._copies.values()))
+        told = ((slot.descriptor, slot.read_description()) for slot in slots)
+        return [
+            HeldSlot(node=self._node, pid=os.getpid(), descriptor=descriptor, description=about.model_dump_json())
+            for descriptor, about in told
+            if about is not None
+        ]
 
     @_on_serving_thread
     def read(self, descriptor: int, start: int, stop: int) -> bytes:
@@ -309,31 +309,30 @@ class StateKeepersClient:
             keeper.drop.remote(attempt)
             keeper.drop_copies.remote(attempt)
 
-    def list_sets(self) -> list[dict[str, Any]]:
-        """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""
+    def list_sets(self) -> list[HeldSlot]:
+        """Return the sets that all keepers hold which answer in time, those of this node first."""
         calls = [keeper.offers.remote() for keeper in self._keepers.values() if self._remembers]
         found: list[HeldSlot] = []
         for call in ray.wait(calls, num_returns=len(calls), timeout=_OFFERS_TIMEOUT_S)[0] if calls else ():
             with suppress(RayError):
                 found += ray.get(call)
-        return [asdict(held) for held in sorted(found, key=lambda held: held.node != self._node)]
+        return sorted(found, key=lambda held: held["node"] != self._node)
 
-    def describe(self, held: Mapping[str, Any]) -> SlotDescription:
+    def describe(self, held: HeldSlot) -> SlotDescription:
         return SlotDescription.model_validate_json(held["description"])
 
-    def open_set(self, held: Mapping[str, Any]) -> Callable[[int, int], Any]:
+    def open_set(self, held: HeldSlot) -> Callable[[int, int], Any]:
         """Return the function that reads bytes of a set's body, by their offsets. That function raises RayError if the
         keeper of another node is gone. Raises OSError if the keeper of this node is."""
-        there = HeldSlot(**held)
-        if there.node == self._node:
-            data = Slot.open_from_process(there.pid, there.descriptor).map_and_close()
+        if held["node"] == self._node:
+            data = Slot.open_from_process(held["pid"], held["descriptor"]).map_and_close()
             return lambda start, stop: data[HEADER_BYTES + start : HEADER_BYTES + stop]
-        keeper = self._keepers[there.node]
+        keeper = self._keepers[held["node"]]
 
         def fetch_range(start: int, stop: int) -> bytearray:
             parts = range(start, stop, _CHUNK_BYTES)
             chunk_ranges = [(HEADER_BYTES + at, HEADER_BYTES + min(at + _CHUNK_BYTES, stop)) for at in parts]
-            calls = [keeper.read.remote(there.descriptor, *part) for part in chunk_ranges]
+            calls = [keeper.read.remote(held["descriptor"], *part) for part in chunk_ranges]
             return bytearray(b"".join(ray.get(calls, timeout=_CHUNK_TIMEOUT_S)))
 
         return fetch_range
