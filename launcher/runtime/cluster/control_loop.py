@@ -258,7 +258,7 @@ class ControlLoop:
 
     def take_rank_news(self, rank: int, news: RankNews) -> None:
         """Take in a rank's news: where it is; its figures, for every sink of them; what it says and records."""
-        self.group.add_news(rank, news)
+        self.group.beats[rank] = news.beat
         if news.stack is not None:
             self.group.stacks[rank] = news.stack
         if news.resumed is not None and not self.group.resumed:
@@ -273,7 +273,7 @@ class ControlLoop:
             self._gauges.record(record)
             self._display.record(record)
         if rank == min(self.group.beats):
-            self._display.show_activity(news.doing)
+            self._display.show_activity(news.beat.doing)
 
     def _announce_resume(self, step: int) -> None:
         """Tell the operator from which step the ranks resume, once they have found the newest intact checkpoint."""

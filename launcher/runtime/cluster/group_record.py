@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from launcher.runtime.cluster.orders import RankError, RankNews
+from launcher.runtime.cluster.orders import RankError
 from launcher.runtime.policies.failures import Failure, find_first_failed_node
-from launcher.runtime.policies.watchdog import RankHeartbeat, with_count
+from launcher.runtime.policies.watchdog import RankHeartbeat
 
 
 @dataclass
@@ -35,11 +35,6 @@ class GroupRecord:
     resumed: bool = False
     hung: bool = False
     abandoned: bool = False
-
-    def add_news(self, rank: int, news: RankNews) -> None:
-        """Record a rank's latest heartbeat."""
-        beat = RankHeartbeat(1, news.step, news.doing, news.done, news.place)
-        self.beats[rank] = with_count(self.beats.get(rank), beat)
 
     def add_error(self, rank: int, error: RankError) -> None:
         """Record the error with which a rank ended."""
