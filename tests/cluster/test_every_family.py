@@ -6,10 +6,7 @@ the way, losses below chance, export, reload in transformers. Minutes each.
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.source import bundled
 from launcher.runtime.recipe.tiny import tiny
 from launcher.runtime.run.record import open_run
+from tests.support.checks.command import maskfleet
 from tests.support.data.translated import LANGUAGES as KNOWN
 from tests.support.data.translated import prepare_translations, source_settings
 from tests.support.ranks.run_group import finish
@@ -130,12 +128,6 @@ def create(name: str, inputs: Path, run: Path, *further: str) -> str:
     )
     maskfleet("init", name, str(run), "--tiny", *(part for value in settings for part in ("--set", value)))
     return str(run)
-
-
-def maskfleet(*arguments: str) -> None:
-    program = Path(sys.executable).with_name("maskfleet")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def against_chance(figures: Mapping[str, float], unigram: float) -> list[tuple[str, float, float]]:

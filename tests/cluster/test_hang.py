@@ -40,8 +40,7 @@ def test_a_frozen_rank_is_started_again(tmp_path: Path) -> None:
     assert len(hang["without_stacks"]) == 1, "the frozen rank cannot answer"
     (stacks,) = (tmp_path / "frozen" / "events" / "stacks").rglob("rank-*.txt")
     assert "thread MainThread" in stacks.read_text()
-    assert small_runs.losses(uri) == small_runs.losses(undisturbed)
-    assert small_runs.final_state(uri, 120) == small_runs.final_state(undisturbed, 120)
+    small_runs.ensure_same(uri, undisturbed, 120)
 
 
 ENDS_S = 15.0  # the driver's wait for the others to leave is 5 s; Ray's part is seconds on a busy machine

@@ -163,3 +163,25 @@ def test_all_ranks_and_keepers_give_their_memory_back_if_one_rank_has_none(nodes
     writer = MemoryWriter(again, recipe="r", attempt=2, rank=0, world=1)
     write_all(writer, 5, 2)
     await_true(lambda: newest_on(nodes[0], again) == 5)
+
+
+def test_no_node_keeps_sets_of_an_earlier_group_once_the_ranks_have_made_two(nodes: list[str]) -> None:
+    """Of neither the ranks that left the node nor those that it kept copies of."""
+    keepers = ensure_keepers({}, nodes)
+    memories = [StateKeepersClient(keepers, nodes, rank, attempt=1, remembers=True) for rank in range(2)]
+    writers = [MemoryWriter(memory, recipe="r", attempt=1, rank=rank, world=2) for rank, memory in enumerate(memories)]
+    for step in range(1, 4):
+        write(writers, step)
+    await_true(lambda: all(writer.is_ready for writer in writers))
+    memory = StateKeepersClient(keepers, nodes[:1], 0, attempt=2, remembers=True)
+    writer = MemoryWriter(memory, recipe="r", attempt=2, rank=0, world=1)
+
+    def held() -> set[tuple[int, int, str]]:
+        told = [(memory.describe(each), each["node"]) for each in memory.list_sets()]
+        return {(about.attempt, about.rank, node) for about, node in told}
+
+    write_all(writer, 4, 2)
+    await_true(lambda: (2, 0, nodes[0]) in held())
+    assert held() > {(1, rank, node) for rank in range(2) for node in nodes}, "one new set may still be lost"
+    write_all(writer, 5, 2)
+    await_true(lambda: held() == {(2, 0, nodes[0])})

@@ -1,12 +1,11 @@
 """A run with a name of any letters through its life: trained on Ray, reported, exported, read again."""
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.checks.command import maskfleet
 from tests.support.checks.figures import ensure_possible
 from tests.support.data.names import ALPHABETS
 from tests.support.runs import small_runs
@@ -22,13 +21,6 @@ def name_of(seed: int) -> str:
     letters = [letter for alphabet in ALPHABETS for letter in draws.choices(alphabet, k=4)]
     draws.shuffle(letters)
     return "".join(letters)
-
-
-def maskfleet(*words: str) -> str:
-    command = [str(Path(sys.executable).with_name("maskfleet")), *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def ensure_whole_life(root: str, folder: Path, name: str) -> None:

@@ -19,7 +19,7 @@ from launcher.runtime.cluster.orders import FinishedTraining, RankError, RankNew
 from launcher.runtime.cluster.rank_group import RankGroup
 from launcher.runtime.cluster.rank_process import CONCURRENCY_GROUPS
 from launcher.runtime.policies.elastic import GroupStart
-from launcher.runtime.policies.watchdog import RankLocation
+from launcher.runtime.policies.watchdog import RankHeartbeat, RankLocation
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -45,7 +45,7 @@ class StandIn:
             self._stopped.set()
         if orders.abort:
             self._freed.set()
-        return RankNews(group, "training", 0, RankLocation("node", os.getpid()))
+        return RankNews(RankHeartbeat(1, group, "training", 0, RankLocation("node", os.getpid())))
 
 
 class Pool:
@@ -97,7 +97,7 @@ def test_a_request_to_stop_is_pushed_and_the_outcome_is_the_return_of_the_call()
         1: FinishedTraining(3),
     }
     assert (group.failed, pool.stay) == ([], {0: True, 1: True})
-    assert {rank: one.step for rank, one in news.items()} == {0: 7, 1: 7}
+    assert {rank: one.beat.step for rank, one in news.items()} == {0: 7, 1: 7}
 
 
 def test_the_others_are_freed_when_a_rank_dies_and_stay() -> None:

@@ -167,12 +167,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield running
 
 
-def submit(cluster: Slurm, uri: str, log: Path, *, nodes: int = 2, setup: tuple[str, ...] = ()) -> str:
+def submit(cluster: Slurm, uri: str, log: Path, *, setup: tuple[str, ...] = ()) -> str:
     """Returns the job's number."""
     job = SlurmJob.from_options(
         run=uri,
         name="small",
-        nodes=nodes,
+        nodes=2,
         gpus=0,
         cpus=2,
         memory="4GiB",
@@ -211,8 +211,7 @@ def test_a_job_survives_preemption(cluster: Slurm, tmp_path: Path) -> None:
 
     undisturbed = small_runs.new_run(tmp_path, "undisturbed", *SETTINGS)
     finish(undisturbed, 3)
-    assert small_runs.losses(uri) == small_runs.losses(undisturbed)
-    assert small_runs.final_state(uri, STEPS) == small_runs.final_state(undisturbed, STEPS)
+    small_runs.ensure_same(uri, undisturbed, STEPS)
 
 
 def test_a_mistake_ends_the_job(cluster: Slurm, tmp_path: Path) -> None:

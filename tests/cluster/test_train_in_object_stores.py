@@ -40,5 +40,4 @@ def test_a_run_survives_the_loss_of_its_machine(request: pytest.FixtureRequest, 
     assert committed(uri) == 60
     local = small_runs.new_run(root, "undisturbed", *LONGER)
     finish(local, 2)
-    assert small_runs.losses(uri) == small_runs.losses(local)
-    assert small_runs.final_state(uri, 60) == small_runs.final_state(local, 60)
+    small_runs.ensure_same(uri, local, 60)

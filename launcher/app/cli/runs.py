@@ -111,13 +111,13 @@ def stop(
 
     opened = open_outline(run)
     asked = run_stop.ask_to_stop(opened.store, time.time())
-    if asked.found is None or not asked.asked:
-        typer.echo(f"{run} {not_running_reason(asked.found)}: nothing to stop")
+    if asked is None or asked.state != "running":
+        typer.echo(f"{run} {not_running_reason(asked)}: nothing to stop")
         return
-    where = f"{asked.found.owner.host}, process {asked.found.owner.pid}"
+    where = f"{asked.owner.host}, process {asked.owner.pid}"
     typer.echo(f"asked the start on {where} to stop; it saves after its present step")
     if wait:
-        run_stop.wait_for_end(opened.store, asked.found, time.time)
+        run_stop.wait_for_end(opened.store, asked, time.time)
         ended = read_status(opened, time.time(), brief=True)
         typer.echo(f"{ended.state} at step {ended.step:,} of {ended.total_steps:,}")
 

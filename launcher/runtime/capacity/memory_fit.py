@@ -1,7 +1,7 @@
 """The parts of a rank's memory, constant ones and those of a microbatch, and the number of rows of a microbatch that
 fits: `microbatch: auto` begins with that number."""
 
-from collections.abc import Callable
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -123,10 +123,8 @@ def _phase_rows_that_fit(rank_memory: RankMemory, phase: RecipePhase, free_bytes
     most, texts = _max_useful_rows(rank_memory, phase), rank_memory.recipe.input.texts_per_row
     for _ in range(_SEARCH_ITERATIONS):  # each turn starts nearer to the number of rows that fit
         added = rank_memory.memory_of_microbatches(phase, most)
-        found = _largest_that_fits(
-            most,
-            lambda rows: memory.total_bytes(added.parts(rows * texts)) <= free_bytes,  # noqa: B023
-        )
+        sizes = range(2, most + 1)  # a single row must do
+        found = 1 + bisect_right(sizes, free_bytes, key=lambda rows: memory.total_bytes(added.parts(rows * texts)))
         most = min(most, 2 * found)
     return found
 
@@ -138,12 +136,3 @@ def _max_useful_rows(rank_memory: RankMemory, phase: RecipePhase) -> int:
     if rank_memory.device == "cuda":
         return part
     return max(1, min(part, CPU_MICROBATCH_TOKENS // (phase.length * rank_memory.recipe.input.texts_per_row)))
-
-
-def _largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number from 1 to `most` that fits, by bisection; 1 if none fits."""
-    least = 1
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle - 1)
-    return least

@@ -3,6 +3,7 @@ orders, takes in their news and how each one ended, and decides what follows.
 
     what happens                            the loop
     a request to stop                       orders the ranks to stop: they save, and their calls return
+    a signal before a group's first step    kills the ranks: the machine is needed, and they have nothing to save
     a node of theirs is to go, more come    orders a pause: they save, or hand over in memory, and others go on
     a rank dies or fails                    frees the others, records the death, follows the failure policy
     ranks stand still, or are silent        asks for stacks, and kills them
@@ -15,11 +16,12 @@ A later start needs nothing from here. If the driver dies, its ranks die too.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, assert_never
+from typing import assert_never
 
 from checkpoints.errors import RunIsActive
 from launcher.errors import TransientRunError
-from launcher.runtime.cluster.display import Gauges
+from launcher.exit_codes import REPEAT
+from launcher.runtime.cluster.display import Gauges, ProgressDisplay
 from launcher.runtime.cluster.group_record import GroupRecord
 from launcher.runtime.cluster.nodes import dead_process, draining_node_ids, nodes_except
 from launcher.runtime.cluster.operator_log import FailureHistory, OperatorLog
@@ -52,14 +54,6 @@ _RESIZE_CHECK_INTERVAL_S = 5.0  # interval of checking whether ranks should move
 _STACKS_TIMEOUT_S = 5.0  # time limit for the tracebacks of the ranks that still answer
 _END_TIMEOUT_S = 30.0  # time that ranks have to end once they are done
 UNSAVED_STEPS_REMEDY = "the steps done since the last checkpoint are lost"
-
-
-class Display(Protocol):
-    """An object that shows a run to its operator."""
-
-    def record(self, record: Mapping[str, Any]) -> None: ...
-    def show_activity(self, doing: str) -> None: ...
-    def note(self, text: str) -> None: ...
 
 
 @dataclass
@@ -104,7 +98,7 @@ class ControlLoop:
         last: int | None,
         failures: Sequence[Failure],
         *,
-        display: Display,
+        display: ProgressDisplay,
         log: OperatorLog,
         stopping: StopRequests,
     ) -> None:
@@ -118,6 +112,7 @@ class ControlLoop:
         self._pauses = False  # whether the present group was told to end early
         self._hands_over = False  # whether the next group takes over at once, so that no checkpoint is needed
         self._in_memory = False  # whether the last state is in memory only: the last group did not save it
+        self._takes_over = False  # whether the present group begins with such a state, and must save it
         self._frugal = False  # whether ranks must do with as little memory as they can
         self._looked = time.monotonic()
         self.end = LoopOutcome()
@@ -148,7 +143,8 @@ class ControlLoop:
                 self._display.note(text)
             if ranks is not None:
                 self._number += 1
-                self.group, self._in_memory, self.end.finished = GroupRecord(), False, None
+                self._takes_over, self._in_memory = self._in_memory, False
+                self.group, self.end.finished = GroupRecord(), None
                 self._pauses = self._hands_over = False
                 return GroupStart(ranks, self._world.without, self._frugal, self._number)
             if self._stopping.asked.is_set():  # no rank runs that could save the state in memory
@@ -201,6 +197,10 @@ class ControlLoop:
         if self._is_taken_over():
             kill_ranks([beat.place for beat in self.group.beats.values()])
             return True
+        if self._ends_before_first_step() and not group.done:
+            self._display.note("the ranks have done no step yet: they end at once")
+            self.group.abandoned = True
+            return True
         self._observer.observe(self.group.beats)
         found = self._observer.find_stuck_ranks(self._limits) if not (self.group.hung or group.done) else []
         if found:
@@ -211,6 +211,12 @@ class ControlLoop:
             self._log.record_hang(what, self.group)
             kill_ranks([beat.place for beat in self.group.beats.values()])
         return False
+
+    def _ends_before_first_step(self) -> bool:
+        """Whether a signal came before the group finished a step. Joining and compiling may take longer than whoever
+        sent it waits."""
+        signalled = self._stopping.asked.is_set() and self._stopping.code == REPEAT
+        return signalled and not (self.group.worked or self._takes_over)
 
     def _request_stacks(self, group: RankGroup) -> None:
         group.orders = replace(group.orders, stacks=True)
@@ -226,7 +232,7 @@ class ControlLoop:
             for attempt in self._claim.claim_with_retries(self._display.note, _POLL_S):
                 self._take_all_news(group.talk())
                 self.group.attempt = attempt.number if attempt is not None else None
-                if attempt is None and self._stopping.asked.is_set() and not self._in_memory:
+                if attempt is None and self._stopping.asked.is_set():
                     return False
         except RunIsActive as error:
             self._record_takeover(error.problem)
@@ -252,7 +258,7 @@ class ControlLoop:
 
     def take_rank_news(self, rank: int, news: RankNews) -> None:
         """Take in a rank's news: where it is; its figures, for every sink of them; what it says and records."""
-        self.group.add_news(rank, news)
+        self.group.beats[rank] = news.beat
         if news.stack is not None:
             self.group.stacks[rank] = news.stack
         if news.resumed is not None and not self.group.resumed:
@@ -264,10 +270,10 @@ class ControlLoop:
             self._display.note(f"rank {fields['rank']} on {fields['host']}: {fields['reason']}")
         for record in news.records:
             self.group.worked = self.group.worked or record["kind"] == "step"
-            for sink in (self._gauges, self._display):
-                sink.record(record)
+            self._gauges.record(record)
+            self._display.record(record)
         if rank == min(self.group.beats):
-            self._display.show_activity(news.doing)
+            self._display.show_activity(news.beat.doing)
 
     def _announce_resume(self, step: int) -> None:
         """Tell the operator from which step the ranks resume, once they have found the newest intact checkpoint."""
@@ -298,7 +304,7 @@ class ControlLoop:
     def handle_group_end(self, end_by_rank: Mapping[int, RankResult], failed_ranks: Sequence[int]) -> None:
         """Decide what the end of a group means. `end_by_rank`: how the ranks ended that returned. `failed_ranks`: the
         ranks that ended the group, as far as Ray knows."""
-        excused = False
+        excused = self.group.abandoned
         for rank, end in end_by_rank.items():
             match end.outcome:
                 case RankError() as error:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from launcher.runtime.cluster.orders import RankError, RankNews
+from launcher.runtime.cluster.orders import RankError
 from launcher.runtime.policies.failures import Failure, find_first_failed_node
-from launcher.runtime.policies.watchdog import RankHeartbeat, with_count
+from launcher.runtime.policies.watchdog import RankHeartbeat
 
 
 @dataclass
@@ -23,6 +23,7 @@ class GroupRecord:
         worked: whether the group has finished a step.
         resumed: whether the ranks have reported the step at which they resume.
         hung: whether the group was killed because it was stuck.
+        abandoned: whether it was killed because the command was to stop before its first step.
     """
 
     attempt: int | None = None
@@ -33,11 +34,7 @@ class GroupRecord:
     worked: bool = False
     resumed: bool = False
     hung: bool = False
-
-    def add_news(self, rank: int, news: RankNews) -> None:
-        """Record a rank's latest heartbeat."""
-        beat = RankHeartbeat(1, news.step, news.doing, news.done, news.place)
-        self.beats[rank] = with_count(self.beats.get(rank), beat)
+    abandoned: bool = False
 
     def add_error(self, rank: int, error: RankError) -> None:
         """Record the error with which a rank ended."""

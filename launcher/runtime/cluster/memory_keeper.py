@@ -10,29 +10,29 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from checkpoints.memory_slots import HEADER_BYTES, Slot, SlotDescription
-from launcher.runtime.cluster.nodes import on_thread
 from launcher.runtime.policies.recovery import copy_partners
 
 _CHUNK_BYTES = 32 << 20  # bytes that are fetched at a time
 _CHUNK_TIMEOUT_S = 60.0  # time limit for a chunk
 _PING_TIMEOUT_S = 0.5
 
-_on_serving_thread = on_thread("serving")
-_on_copying_thread = on_thread("copying")
+F = TypeVar("F", bound=Callable[..., Any])
+# Ray's groups of threads, on which methods of the actor run.
+_on_serving_thread: Callable[[F], F] = ray.method(concurrency_group="serving")
+_on_copying_thread: Callable[[F], F] = ray.method(concurrency_group="copying")
 
 
-@dataclass(frozen=True)
-class HeldSlot:
+class HeldSlot(TypedDict):
     """A complete set in a keeper's memory, as told to other processes.
 
     Attributes:
@@ -55,11 +55,13 @@ class _RankSlots:
     """The slots of one rank that this keeper holds open.
 
     Attributes:
+        attempt: the rank's attempt.
         place: where they are.
         slots: those that it writes.
         before: those of the rank's earlier processes, needed until this one has completed two sets.
     """
 
+    attempt: int
     place: SlotLocations
     slots: list[Slot]
     before: list[Slot]
@@ -84,7 +86,7 @@ class MemoryKeeper:
         if attempt <= self._dropped:
             _close_slots(_open_slots(place) or [])
             return
-        known = self._open_rank_slots(rank, place)
+        known = self._open_rank_slots(rank, place, attempt)
         if known is None:
             return
         if count >= 2 and known.before:
@@ -96,7 +98,7 @@ class MemoryKeeper:
             copied = partner.copy.remote(ray.get_runtime_context().current_actor, rank, attempt)
             copied.future().add_done_callback(partial(_end_copy_wait, slots))
 
-    def _open_rank_slots(self, rank: int, place: SlotLocations) -> _RankSlots | None:
+    def _open_rank_slots(self, rank: int, place: SlotLocations, attempt: int) -> _RankSlots | None:
         """Return the slots of a rank, opened if they are not; None if its process has ended."""
         known = self._ranks.get(rank)
         if known is not None and known.place == place:
@@ -104,32 +106,37 @@ class MemoryKeeper:
         slots = _open_slots(place)
         if slots is None:
             return None
-        self._ranks[rank] = _RankSlots(place, slots, [*known.before, *known.slots] if known is not None else [])
+        before = [*known.before, *known.slots] if known is not None else []
+        self._ranks[rank] = _RankSlots(attempt, place, slots, before)
         return self._ranks[rank]
 
     def drop(self, attempt: int) -> None:
         """Drop the sets of the ranks of this node, of attempts up to this one, and let the ranks know."""
         self._dropped = max(self._dropped, attempt)
-        _close_slots(self._own_slots())
-        self._ranks = {}
+        for rank in [rank for rank, known in self._ranks.items() if known.attempt <= attempt]:
+            known = self._ranks.pop(rank)
+            _close_slots([*known.slots, *known.before])
 
     @_on_copying_thread
-    def drop_copies(self) -> None:
-        """Drop the copies of sets of other nodes. Called after `drop_all_sets`, so no copy of such an attempt is
-        made later."""
-        for slot in chain.from_iterable(self._copies.values()):
-            slot.close()
-        self._copies = {}
+    def drop_copies(self, attempt: int) -> None:
+        """Drop the copies of sets of other nodes, of attempts up to this one. Called after `drop`, so no copy of such
+        an attempt is made later."""
+        for kept in self._copies.values():
+            for slot in list(kept):
+                about = slot.read_description()
+                if about is None or about.attempt <= attempt:
+                    kept.remove(slot)
+                    slot.close()
 
     def offers(self) -> list[HeldSlot]:
         """Return all complete sets that are here."""
-        found = []
-        for slot in (*self._own_slots(), *chain.from_iterable(self._copies.values())):
-            description = slot.read_description()
-            if description is not None:
-                place = (self._node, os.getpid(), slot.descriptor)
-                found.append(HeldSlot(*place, description.model_dump_json()))
-        return found
+        slots = (*self._own_slots(), *chain.from_iterable(self._copies.values()))
+        told = ((slot.descriptor, slot.read_description()) for slot in slots)
+        return [
+            HeldSlot(node=self._node, pid=os.getpid(), descriptor=descriptor, description=about.model_dump_json())
+            for descriptor, about in told
+            if about is not None
+        ]
 
     @_on_serving_thread
     def read(self, descriptor: int, start: int, stop: int) -> bytes:
@@ -291,37 +298,41 @@ class StateKeepersClient:
     def note_completed_set(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         place: SlotLocations = (os.getpid(), tuple((slot.descriptor, slot.inode) for slot in slots))
         self._keepers[self._node].completed.remote(rank, count, place, self._partner, attempt=self._attempt)
+        if rank == 0 and count == 2:  # earlier groups may have had other ranks on any node
+            self._drop_sets_until(self._attempt - 1)
 
     def drop_all_sets(self) -> None:
-        for keeper in self._keepers.values():
-            keeper.drop.remote(self._attempt)
-            keeper.drop_copies.remote()
+        self._drop_sets_until(self._attempt)
 
-    def list_sets(self) -> list[dict[str, Any]]:
-        """Return the sets that all keepers hold which answer in time, those of this node first, as JSON."""
+    def _drop_sets_until(self, attempt: int) -> None:
+        for keeper in self._keepers.values():
+            keeper.drop.remote(attempt)
+            keeper.drop_copies.remote(attempt)
+
+    def list_sets(self) -> list[HeldSlot]:
+        """Return the sets that all keepers hold which answer in time, those of this node first."""
         calls = [keeper.offers.remote() for keeper in self._keepers.values() if self._remembers]
         found: list[HeldSlot] = []
         for call in ray.wait(calls, num_returns=len(calls), timeout=_OFFERS_TIMEOUT_S)[0] if calls else ():
             with suppress(RayError):
                 found += ray.get(call)
-        return [asdict(held) for held in sorted(found, key=lambda held: held.node != self._node)]
+        return sorted(found, key=lambda held: held["node"] != self._node)
 
-    def describe(self, held: Mapping[str, Any]) -> SlotDescription:
+    def describe(self, held: HeldSlot) -> SlotDescription:
         return SlotDescription.model_validate_json(held["description"])
 
-    def open_set(self, held: Mapping[str, Any]) -> Callable[[int, int], Any]:
+    def open_set(self, held: HeldSlot) -> Callable[[int, int], Any]:
         """Return the function that reads bytes of a set's body, by their offsets. That function raises RayError if the
         keeper of another node is gone. Raises OSError if the keeper of this node is."""
-        there = HeldSlot(**held)
-        if there.node == self._node:
-            data = Slot.open_from_process(there.pid, there.descriptor).map_and_close()
+        if held["node"] == self._node:
+            data = Slot.open_from_process(held["pid"], held["descriptor"]).map_and_close()
             return lambda start, stop: data[HEADER_BYTES + start : HEADER_BYTES + stop]
-        keeper = self._keepers[there.node]
+        keeper = self._keepers[held["node"]]
 
         def fetch_range(start: int, stop: int) -> bytearray:
             parts = range(start, stop, _CHUNK_BYTES)
             chunk_ranges = [(HEADER_BYTES + at, HEADER_BYTES + min(at + _CHUNK_BYTES, stop)) for at in parts]
-            calls = [keeper.read.remote(there.descriptor, *part) for part in chunk_ranges]
+            calls = [keeper.read.remote(held["descriptor"], *part) for part in chunk_ranges]
             return bytearray(b"".join(ray.get(calls, timeout=_CHUNK_TIMEOUT_S)))
 
         return fetch_range

@@ -1,19 +1,16 @@
 """The nodes of the Ray cluster: how a command joins them, which are being drained, and whether Ray's processes on this
-node live. Also the threads on which methods of actors run.
-"""
+node live."""
 
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
 
 from data_service.service.ray_internals import dead_processes, draining_nodes, logs_folder, start_ray
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def connect_ray(**init_settings: Any) -> None:
@@ -57,9 +54,3 @@ def nodes_except(departing_node_ids: Container[str]) -> list[dict[str, Any]]:
     """Return the nodes of `ray.nodes()` that are not in `departing_node_ids`, the ids of nodes on which Ray places
     nothing new."""
     return [node for node in ray.nodes() if node["NodeID"] not in departing_node_ids]
-
-
-def on_thread(name: str) -> Callable[[F], F]:
-    """Return a decorator for methods of an actor that run on the thread `name` (a concurrency group of Ray)."""
-    mark: Callable[[F], F] = ray.method(concurrency_group=name)
-    return mark

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from launcher.runtime.policies.failures import FailureKind
-from launcher.runtime.policies.watchdog import RankLocation
+from launcher.runtime.policies.watchdog import RankHeartbeat
 
 if TYPE_CHECKING:
     from data_service.service.feed import FeedHandle
@@ -59,8 +59,6 @@ class RankNews:
     """A rank's answer to orders.
 
     Attributes:
-        step, doing, done: where the rank is (`RankHeartbeat`).
-        place: the rank's process.
         resumed: the step at which the group resumes; None until the rank loads a state.
         records: the newest records of steps and evaluations since the last answer.
         notes: lines for the operator since the last answer.
@@ -68,10 +66,7 @@ class RankNews:
         stack: tracebacks of the rank's threads, if the orders ask for them.
     """
 
-    step: int
-    doing: str
-    done: int
-    place: RankLocation
+    beat: RankHeartbeat
     resumed: int | None = None
     records: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()

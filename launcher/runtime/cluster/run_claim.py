@@ -27,11 +27,10 @@ class RunClaim:
     Args:
         first: the attempt that the driver has claimed.
         owner: the driver.
-        look_s: seconds between two looks for a newer attempt of another start.
     """
 
-    def __init__(self, first: Attempt, owner: Owner, look_s: float = SUCCESSOR_CHECK_INTERVAL_S) -> None:
-        self._newest, self._owner, self._look_s = first, owner, look_s
+    def __init__(self, first: Attempt, owner: Owner) -> None:
+        self._newest, self._owner = first, owner
         self._unused = True  # no group has used the newest attempt yet
         self._taken, self._closed = threading.Event(), threading.Event()
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="claim")
@@ -100,7 +99,7 @@ class RunClaim:
     def _watch_claims(self) -> None:
         """Look for a newer claim until there is one or the command ends. Errors of the store are ignored: the next look
         asks again, and so does every commit."""
-        while not self._closed.wait(self._look_s):
+        while not self._closed.wait(SUCCESSOR_CHECK_INTERVAL_S):
             try:
                 if self._newest.superseding_owner(self._owner) is not None:
                     self._taken.set()

@@ -27,7 +27,6 @@ class StopRequests:
 
     Args:
         note: function that shows a line to the operator.
-        poll_s: seconds between two looks for a request in the store.
 
     Attributes:
         asked: event that is set by the first request.
@@ -36,8 +35,8 @@ class StopRequests:
             so the command may be given again; a request in the store means that the run must stay stopped.
     """
 
-    def __init__(self, note: Callable[[str], None], poll_s: float = STOP_POLL_S) -> None:
-        self._note, self._poll_s = note, poll_s
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
         self._saves = False  # whether ranks train: they save when they are stopped
         self._signals: SimpleQueue[signal.Signals | None] = SimpleQueue()
         self._signalled = False
@@ -57,7 +56,7 @@ class StopRequests:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._signals.put(None)
-        self._heeding.join(self._poll_s)
+        self._heeding.join(STOP_POLL_S)
 
     def install_handlers(self) -> None:
         """Install the signal handlers. Call it again after `ray.init`, which installs handlers of its own."""
@@ -101,7 +100,7 @@ class StopRequests:
     def _watch_store(self, attempt: Attempt, over: threading.Event) -> None:
         """Look for a request in the store until one comes or `over` is set. Errors of the store are ignored: training
         notices them by itself."""
-        while not over.wait(self._poll_s) and not self.asked.is_set():
+        while not over.wait(STOP_POLL_S) and not self.asked.is_set():
             try:
                 request = find_stop_request(attempt.store, attempt.number)
             except StoreError:

@@ -35,7 +35,7 @@ from encoder_core.errors import UserError as ModelError
 from launcher.command import open_terminal_stream, supervisor_pid
 from launcher.errors import RunError
 from launcher.exit_codes import FINISHED, MISTAKE, REPEAT, exit_code_for
-from launcher.runtime.cluster.control_loop import ControlLoop, Display, LoopOutcome
+from launcher.runtime.cluster.control_loop import ControlLoop, LoopOutcome
 from launcher.runtime.cluster.display import ProgressDisplay
 from launcher.runtime.cluster.nodes import request_nodes
 from launcher.runtime.cluster.operator_log import OperatorLog, past_failures, record_failed_start
@@ -165,7 +165,7 @@ def _record_bug(run: Run, error: Exception, watch: ProgressDisplay, log: Operato
 
 def supervise(
     run: Run,
-    display: Display,
+    display: ProgressDisplay,
     log: OperatorLog,
     stopping: StopRequests,
     *,
@@ -212,7 +212,9 @@ def supervise(
             end_newest_attempt(run.store, owner, time.time())
 
 
-def _evaluate_last_commit(run: Run, display: Display, stopping: StopRequests, companions: CompanionServices) -> None:
+def _evaluate_last_commit(
+    run: Run, display: ProgressDisplay, stopping: StopRequests, companions: CompanionServices
+) -> None:
     """Evaluate the last commit of a complete run, if the command that completed the run did not evaluate it."""
     if companions.pending(run):
         with (
@@ -233,7 +235,7 @@ class _RunStart:
     """One start of a run whose attempt is claimed. `last`: the newest checkpoint."""
 
     run: Run
-    display: Display
+    display: ProgressDisplay
     log: OperatorLog
     stopping: StopRequests
     companions: CompanionServices

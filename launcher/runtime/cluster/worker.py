@@ -4,7 +4,6 @@ ended."""
 import gc
 import os
 import socket
-import threading
 import time
 import traceback
 from collections import deque
@@ -54,7 +53,13 @@ from launcher.runtime.cluster.orders import (
 from launcher.runtime.cluster.rank_device import select_device
 from launcher.runtime.cluster.rank_placement import Seat
 from launcher.runtime.policies.failures import FailureKind
-from launcher.runtime.policies.watchdog import TRIAL_SUM_ACTIVITIES, RankLocation, Watchdog, stack_of_every_thread
+from launcher.runtime.policies.watchdog import (
+    TRIAL_SUM_ACTIVITIES,
+    RankHeartbeat,
+    RankLocation,
+    Watchdog,
+    stack_of_every_thread,
+)
 from launcher.runtime.preflight.collective import (
     NodeReport,
     UnfitGroup,
@@ -100,7 +105,7 @@ class DriverLink:
         self.peer_gone, self._left = False, leave_count()
         self._where = (0, "starting", 0)
         self._resumed: int | None = None
-        self._stop, self._pause, self._hand_over = (threading.Event() for _ in range(3))
+        self._orders, self._told = RankOrders(), 0
         self._records: deque[Mapping[str, Any]] = deque(maxlen=_MAX_WAITING_RECORDS)
         self._notes: deque[str] = deque(maxlen=_MAX_WAITING_RECORDS)
         self._events: deque[tuple[str, Mapping[str, Any]]] = deque(maxlen=_MAX_WAITING_RECORDS)
@@ -127,14 +132,15 @@ class DriverLink:
         since it decides on copies."""
         ending, here = self.end_action, self._where[0] % self._save_multiple == 0
         paused = ending == "save" or (ending == "hand over" and self.rank == 0)
-        return self._stop.is_set() or (paused and here)
+        return self._orders.stop or (paused and here)
 
     @property
     def end_action(self) -> EndAction | None:
         """What the rank, if it has been asked to end, does with the last state."""
-        if not (self._stop.is_set() or self._pause.is_set()):
+        orders = self._orders
+        if not (orders.stop or orders.pause):
             return None
-        return "hand over" if self._hand_over.is_set() and not self._stop.is_set() else "save"
+        return "hand over" if orders.hand_over and not orders.stop else "save"
 
     @property
     def left_state_in_memory(self) -> bool:
@@ -144,16 +150,11 @@ class DriverLink:
     @property
     def is_saving_last(self) -> bool:
         """Whether the rank is making its last save after a stop was requested."""
-        return self._stop.is_set() and self._where[1] == "saving"
+        return self._orders.stop and self._where[1] == "saving"
 
     def talk(self, orders: RankOrders) -> RankNews:
         """Take the driver's orders, and return the news since the last call."""
-        if orders.stop:
-            self._stop.set()
-        if orders.hand_over:
-            self._hand_over.set()
-        if orders.pause:
-            self._pause.set()
+        self._orders = orders
         if orders.abort or groups_failed():
             self.peer_gone = True
             abort_groups(self._left)
@@ -163,7 +164,8 @@ class DriverLink:
     def news(self, stack: str | None = None) -> RankNews:
         """Return the news since the last call. `stack`: as in `RankNews`."""
         lists = (_pop_all(self._records), _pop_all(self._notes), _pop_all(self._events))
-        return RankNews(*self._where, self._place, self._resumed, *lists, stack=stack)
+        self._told += 1
+        return RankNews(RankHeartbeat(self._told, *self._where, self._place), self._resumed, *lists, stack=stack)
 
 
 def _pop_all(waiting: deque[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -196,11 +196,6 @@ def _progress_by_rank(beats: Mapping[int, RankHeartbeat]) -> dict[int, tuple[int
         )
         for rank, beat in beats.items()
     }
-
-
-def with_count(last: RankHeartbeat | None, beat: RankHeartbeat) -> RankHeartbeat:
-    """Return `beat` with its count continued from `last`, if both are of the same process."""
-    return replace(beat, count=last.count + 1) if last is not None and last.place == beat.place else beat
 
 
 def stack_of_every_thread() -> str:

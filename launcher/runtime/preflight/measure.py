@@ -47,6 +47,9 @@ _THROTTLE_REASONS = {
     "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
 }
 
+_UNCORRECTED = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+"""The memory errors that are counted: those since the driver was loaded."""
+
 
 def gpu_states() -> list[GpuState]:
     """Return the state of each GPU that CUDA would show this process, in CUDA's order; an empty list without NVIDIA's
@@ -131,11 +134,11 @@ def _gpu_state(index: int, handle: Any) -> GpuState:
             index=index,
             name=name,
             uuid=uuid,
-            uncorrected=_query_gpu(_uncorrected_errors, handle),
+            uncorrected=_query_gpu(lambda gpu: int(pynvml.nvmlDeviceGetTotalEccErrors(gpu, *_UNCORRECTED)), handle),
             remap_failed=None if remapped is None else bool(remapped[3]),
             remap_pending=None if remapped is None else bool(remapped[2]),
-            ecc=_query_gpu(_is_ecc_on, handle),
-            persistent=_query_gpu(_is_persistence_on, handle),
+            ecc=_query_gpu(lambda gpu: bool(pynvml.nvmlDeviceGetEccMode(gpu)[0]), handle),
+            persistent=_query_gpu(lambda gpu: bool(pynvml.nvmlDeviceGetPersistenceMode(gpu)), handle),
             throttled=tuple(why for why, bit in _THROTTLE_REASONS.items() if reasons & bit),
         )
     except pynvml.NVMLError as error:
@@ -149,19 +152,6 @@ def _query_gpu(query: Callable[[Any], _T], handle: Any) -> _T | None:
         return query(handle)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission, pynvml.NVMLError_FunctionNotFound):
         return None
-
-
-def _uncorrected_errors(handle: Any) -> int:
-    kind, since_loaded = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, since_loaded))
-
-
-def _is_ecc_on(handle: Any) -> bool:
-    return bool(pynvml.nvmlDeviceGetEccMode(handle)[0])
-
-
-def _is_persistence_on(handle: Any) -> bool:
-    return bool(pynvml.nvmlDeviceGetPersistenceMode(handle))
 
 
 def try_store(store: Store, key: str) -> str:

@@ -119,11 +119,6 @@ class EvaluatedCommit:
     results: tuple[DiagnosticResult, ...]
 
 
-def read_commit_weights(store: Store, mark: CheckpointName) -> CommitWeights | None:
-    """Return the digest of a commit's weights; None if none was stored. Raises StoreError."""
-    return read_sealed(store, _commit_path(mark), CommitWeights)
-
-
 def write_commit_weights(store: Store, mark: CheckpointName, weights: str) -> None:
     """Store the digest of a commit's weights. Raises StoreError."""
     store_sealed(store, CommitWeights(step=mark.step, attempt=mark.attempt, weights=weights))
@@ -147,7 +142,7 @@ def read_diagnostics(store: Store, weights: str) -> list[DiagnosticResult]:
 
 def is_unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
     """Return whether one of `tasks` has no result of this commit's weights yet. Raises StoreError."""
-    commit = read_commit_weights(store, mark)
+    commit = read_sealed(store, _commit_path(mark), CommitWeights)
     if commit is None:
         return True
     done = [result.cell for result in read_diagnostics(store, commit.weights)]
@@ -163,14 +158,11 @@ def evaluated_commits(store: Store) -> list[EvaluatedCommit]:
     commits = read_all_sealed(store, (key for key in keys if key.startswith(_COMMITS_PREFIX)), CommitWeights)
     folders = {_weights_prefix(commit.weights) for commit in commits}
     results: dict[str, list[DiagnosticResult]] = {folder: [] for folder in folders}
-    for result in read_all_sealed(store, (key for key in keys if _parent_folder(key) in folders), DiagnosticResult):
+    inside = (key for key in keys if f"{key.rpartition('/')[0]}/" in folders)
+    for result in read_all_sealed(store, inside, DiagnosticResult):
         results[_weights_prefix(result.cell.weights)].append(result)
     commits.sort(key=lambda commit: (commit.step, commit.attempt))
     return [EvaluatedCommit(commit, tuple(results[_weights_prefix(commit.weights)])) for commit in commits]
-
-
-def _parent_folder(key: str) -> str:
-    return key[: key.rfind("/") + 1]
 
 
 def _commit_path(mark: CheckpointName) -> str:

@@ -60,8 +60,6 @@ class RunLog:
     Args:
         flush_seconds: seconds between two segments of metrics.
         note: function that tells the operator that the store does not take records, or that some are lost.
-        most_waiting: largest number of bytes of records that may wait.
-        again_s: seconds before a failed write is repeated.
     """
 
     def __init__(
@@ -70,16 +68,14 @@ class RunLog:
         attempt: int,
         flush_seconds: float,
         note: Callable[[str], None] = lambda text: None,
-        most_waiting: int = _MAX_WAITING_BYTES,
-        again_s: float = 1.0,
     ) -> None:
-        self._metrics = _SegmentWriter(store, METRICS, attempt, most_waiting, note)
-        self._events = _SegmentWriter(store, EVENTS, attempt, most_waiting, note)
+        self._metrics = _SegmentWriter(store, METRICS, attempt, note)
+        self._events = _SegmentWriter(store, EVENTS, attempt, note)
         self._attempt = attempt
         self._flush_seconds = flush_seconds
         self._flushed_at: float | None = None
         self._submitted = threading.Event()  # set while a submitted write has not begun yet
-        self._recorder = BackgroundWriter(note, again_s=again_s)
+        self._recorder = BackgroundWriter(note)
         self._packer = Packer(store, attempt)
 
     def add_metrics(self, record: Mapping[str, object]) -> None:
@@ -150,8 +146,8 @@ class _SegmentWriter:
         count: number of segments written.
     """
 
-    def __init__(self, store: Store, folder: str, attempt: int, most_waiting: int, note: Callable[[str], None]) -> None:
-        self._store, self._attempt, self._most, self._note = store, attempt, most_waiting, note
+    def __init__(self, store: Store, folder: str, attempt: int, note: Callable[[str], None]) -> None:
+        self._store, self._attempt, self._note = store, attempt, note
         self.folder, self.count = folder, 0
         self._changed = threading.Condition()
         self._pending: deque[bytes] = deque()
@@ -164,12 +160,14 @@ class _SegmentWriter:
             before = self._lost
             self._pending.append(line)
             self._bytes += len(line)
-            while self._bytes > self._most and len(self._pending) > 1:
+            while self._bytes > _MAX_WAITING_BYTES and len(self._pending) > 1:
                 self._bytes -= len(self._pending.popleft())
                 self._lost += 1
             first = self._lost > 0 and before == 0
         if first:
-            self._note(f"more than {self._most:,} bytes of {self.folder} wait for the store: the oldest are lost")
+            self._note(
+                f"more than {_MAX_WAITING_BYTES:,} bytes of {self.folder} wait for the store: the oldest are lost"
+            )
 
     def write(self) -> None:
         """Write all segments. Raises StoreError; records that are not written stay pending."""
@@ -237,6 +235,7 @@ def _replace_non_finite(value: object) -> object:
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # wait after a failed write, which the store has retried for minutes
+_MAX_WAITING_WRITES = 4096
 
 WriteFunction = Callable[[], object]
 
@@ -244,25 +243,15 @@ WriteFunction = Callable[[], object]
 class BackgroundWriter:
     """Runs writes one after another in a background thread, each until it succeeds.
 
-    While the store does not answer, at most `capacity` writes wait; then each new one drops the oldest. In each outage
-    `note` tells the operator once that writes wait, and once that some are lost.
-
-    Args:
-        note: function that shows a line to the operator.
-        capacity: largest number of writes that wait.
-        again_s: seconds before a failed write is repeated.
+    While the store does not answer, at most `_MAX_WAITING_WRITES` writes wait; then each new one drops the oldest. In
+    each outage `note` tells the operator once that writes wait, and once that some are lost.
     """
 
-    def __init__(
-        self,
-        note: Callable[[str], None],
-        capacity: int = 4096,
-        again_s: float = _RETRY_S,
-    ) -> None:
-        self._note, self._capacity, self._again_s = note, capacity, again_s
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
         self._waiting: deque[WriteFunction] = deque()
         self._changed = threading.Condition()
-        self._busy = self._closed = False
+        self._busy = False
         self._told: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -272,7 +261,7 @@ class BackgroundWriter:
         """Have `write` done soon. Returns at once and never raises."""
         with self._changed:
             self._waiting.append(write)
-            if len(self._waiting) > self._capacity:
+            if len(self._waiting) > _MAX_WAITING_WRITES:
                 self._waiting.popleft()
                 self._note_once("lost", "that wait to be written no longer fit in memory: the oldest are lost")
             self._changed.notify_all()
@@ -286,7 +275,6 @@ class BackgroundWriter:
         """Drain, then stop. Writes that are not done by then are lost. Return whether all were done."""
         done = self.drain(patience_s)
         with self._changed:
-            self._closed = True
             self._closing.set()
             self._changed.notify_all()
         return done
@@ -300,8 +288,8 @@ class BackgroundWriter:
 
     def _next_write(self) -> WriteFunction | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            if self._closed:
+            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
+            if self._closing.is_set():
                 return None
             self._busy = True
             return self._waiting.popleft()
@@ -319,7 +307,7 @@ class BackgroundWriter:
                 _log.exception("a record could not be made")
                 self._note(f"a record could not be made: {type(error).__name__}: {error}")
                 return
-            self._closing.wait(self._again_s)
+            self._closing.wait(_RETRY_S)
 
     def _note_once(self, subject: str, text: str) -> None:
         if subject not in self._told:

@@ -140,24 +140,18 @@ def open_outline(uri: str, store: Store | None = None) -> Outline:
         StoreError: the store cannot be read.
     """
     store = store or open_store(uri)
-    record, text = read_run_files(uri, store)
-    return parse_outline(uri, store, record, text)
-
-
-def read_run_files(uri: str, store: Store) -> tuple[bytes, bytes]:
-    """Return the bytes of run.json and recipe.yaml. Raises RunError, StoreError."""
     try:
         record = store.get(RECORD_FILE)
     except KeyMissing as error:
         raise no_run_error(uri) from error
     try:
-        return record, store.get(RECIPE_FILE)
+        recipe = store.get(RECIPE_FILE)
     except KeyMissing as error:
         raise no_recipe_error(uri) from error
+    return _parse_outline(uri, store, record, recipe)
 
 
-def parse_outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
-    """Return the outline from the contents of the two files. Raises RunError if they are damaged."""
+def _parse_outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outline:
     try:
         made = OutlineRecord.model_validate_json(record)
     except ValidationError as error:

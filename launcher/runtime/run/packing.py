@@ -57,10 +57,6 @@ class Packer:
             self._closed = True
             self._changed.notify_all()
 
-    def join(self, patience_s: float) -> None:
-        """Wait for the thread to end, at most `patience_s` seconds. Call `close` before."""
-        self._thread.join(patience_s)
-
     def _run(self) -> None:
         self._pack_older()
         while self._wait_for_segments():

@@ -5,7 +5,6 @@ import getpass
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from checkpoints.ownership import AttemptStatus, StopRequest, read_attempt_status, request_stop
 from data_service.store.base import Store
@@ -14,36 +13,21 @@ from launcher.runtime.run.log import record_operator_event
 _POLL_S = 1.0
 
 
-@dataclass(frozen=True)
-class StopAnswer:
-    """The result of `ask_to_stop`.
-
-    Attributes:
-        found: the newest start of the run; None if it was never started.
-        asked: whether that start was running, and so was asked to stop.
-    """
-
-    found: AttemptStatus | None
-    asked: bool
-
-
-def ask_to_stop(store: Store, now: float) -> StopAnswer:
-    """Ask the running start of the run in `store` to commit and end, and record that as an event.
+def ask_to_stop(store: Store, now: float) -> AttemptStatus | None:
+    """Ask the running start of the run in `store` to commit and end, and record that as an event. Return the newest
+    start; None if there was none.
 
     If no start is running, nothing is written, so the next start is not affected. `now`: seconds since 1970.
     """
     found = read_attempt_status(store, now)
-    if found is None or found.state != "running":
-        return StopAnswer(found, asked=False)
-    by = user_at_host()
-    request_stop(store, StopRequest(attempt=found.attempt, by=by, time=now))
-    record_operator_event(store, "stop_requested", now, by=by, of=found.attempt)
-    return StopAnswer(found, asked=True)
+    if found is not None and found.state == "running":
+        by = user_at_host()
+        request_stop(store, StopRequest(attempt=found.attempt, by=by, time=now))
+        record_operator_event(store, "stop_requested", now, by=by, of=found.attempt)
+    return found
 
 
-def wait_for_end(
-    store: Store, presence: AttemptStatus, clock: Callable[[], float], poll_s: float = _POLL_S
-) -> AttemptStatus:
+def wait_for_end(store: Store, presence: AttemptStatus, clock: Callable[[], float]) -> AttemptStatus:
     """Wait until the command that made the start `presence` has ended. Return its last start, or a newer start by
     another command. `clock` returns seconds since 1970."""
     tick = threading.Event()
@@ -52,7 +36,7 @@ def wait_for_end(
         assert found is not None, "a start's record is never deleted"
         if found.state != "running" or not found.owner.same_process(presence.owner):
             return found
-        tick.wait(poll_s)
+        tick.wait(_POLL_S)
 
 
 def user_at_host() -> str:

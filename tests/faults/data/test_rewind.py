@@ -70,7 +70,11 @@ def test_the_run_is_the_one_that_was_told_from_the_start_to_leave_that_data_out(
     _tell(told, run)
     finish(told, 2, wrong=WRONG, deadly=DEADLY)
     assert small_runs.events(told, "rewind") == []
-    same_outcome(run, told)
+    small_runs.ensure_same(run, told, STEPS)
+    states = [find_newest_good(open_run(uri).store, SingleRank()) for uri in (run, told)]
+    assert states[0] is not None
+    assert states[1] is not None
+    assert states[0].manifest.state == states[1].manifest.state, "what is remembered of the losses included"
     nothing_lost_unsaid(run)
 
 
@@ -81,37 +85,17 @@ def _tell(told: str, run: str) -> None:
     record_rewind(store, Rewind(attempt=0, to=None, began=0, reached=0, cause="told", skips=skips), Attempt(store, 0))
 
 
-def same_outcome(run: str, told: str) -> None:
-    assert small_runs.losses(run) == small_runs.losses(told)
-    assert small_runs.digests(run) == small_runs.digests(told)
-    assert small_runs.ledger(run) == small_runs.ledger(told)
-    assert small_runs.final_state(run, STEPS) == small_runs.final_state(told, STEPS)
-    states = [find_newest_good(open_run(uri).store, SingleRank()) for uri in (run, told)]
-    assert states[0] is not None
-    assert states[1] is not None
-    assert states[0].manifest.state == states[1].manifest.state, "what is remembered of the losses included"
-
-
 def nothing_lost_unsaid(run: str) -> None:
     """Every sample up to the last was trained on, or the record says that it was left out; none is both."""
-    taken = [sample for epoch, start, stop in small_runs.ledger(run) for sample in _number(epoch, start, stop)]
-    skipped = [
-        sample
-        for event in small_runs.events(run, "rewind")
-        for _, epoch, start, stop in event["skipped"]
-        for sample in _number(epoch, start, stop)
-    ]
-    everything = sorted(taken + skipped)
+    skipped = [span[1:] for event in small_runs.events(run, "rewind") for span in event["skipped"]]
+    spans = [*small_runs.ledger(run), *skipped]
+    everything = sorted((epoch, sample) for epoch, start, stop in spans for sample in range(start, stop))
     assert len(everything) == len(set(everything))
     assert [epoch for epoch, _ in everything] == [0] * len(everything)
     assert [sample for _, sample in everything] == list(range(len(everything)))
     opened = open_run(run)
     shown = find_sample(opened, STEPS - 1, 0)
     assert (shown.epoch, shown.sample) == small_runs.ledger(run)[-1][:2], "the tool knows of it, too"
-
-
-def _number(epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
-    return [(epoch, sample) for sample in range(start, stop)]
 
 
 SHORT = (

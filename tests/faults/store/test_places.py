@@ -75,20 +75,20 @@ class Closed:
 
     def __init__(self, proxy: FaultProxy, prefix: str, methods: tuple[str, ...], first: int, count: int) -> None:
         self.came = self.refused = 0
-        self._prefix, self._methods, self._first, self._add_counted_blocks = prefix, methods, first, count
+        self._prefix, self._methods, self._first, self._count = prefix, methods, first, count
         proxy.only = self.touches
 
     def touches(self, method: str, path: str) -> bool:
         if method not in self._methods or not unquote(path).startswith(self._prefix):
             return False
         self.came += 1
-        closed = self._first <= self.came and self.refused < self._add_counted_blocks
+        closed = self._first <= self.came and self.refused < self._count
         self.refused += closed
         return closed
 
     @property
     def over(self) -> bool:
-        return self.refused >= self._add_counted_blocks
+        return self.refused >= self._count
 
 
 @pytest.mark.parametrize(

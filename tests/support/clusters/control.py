@@ -28,7 +28,7 @@ from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.policies.failures import Failure, FailureKind
 from launcher.runtime.policies.recovery import Recovery
-from launcher.runtime.policies.watchdog import RankLocation, Watchdog
+from launcher.runtime.policies.watchdog import RankHeartbeat, RankLocation, Watchdog
 from launcher.runtime.run.history import read_history
 
 ELASTIC = Sizing(least=1, most=3, expected=3, wait=0, grow=0, each={"CPU": 1})
@@ -98,6 +98,7 @@ class Driver:
         if failures:
             self.loop.apply_failure_policy(nodes_except(()))
         self.ranks: Any = Ranks()
+        self.told = 0
 
     def next_group(self) -> GroupStart | None:
         """How a group may start now; None if none may now, or ever."""
@@ -119,8 +120,8 @@ class Driver:
         return attempt
 
     def take_rank_news(self, rank: int, node: str, step: int = 7, doing: str = "training", **more: Any) -> None:
-        place = RankLocation(node, 100 + rank, f"host-{node}")
-        self.loop.take_rank_news(rank, RankNews(step, doing, 0, place, **more))
+        place, self.told = RankLocation(node, 100 + rank, f"host-{node}"), self.told + 1
+        self.loop.take_rank_news(rank, RankNews(RankHeartbeat(self.told, step, doing, 0, place), **more))
 
     def worked(self) -> None:
         """A step is done."""

@@ -85,10 +85,10 @@ def step_record(step: int, attempt: int) -> dict[str, object]:
 
 
 _RECIPE = """
-name: {name}
-corpus: {{sources: {{text: {{uri: "s3://bucket/corpus"}}}}}}
-tokenizer: {{uri: "s3://bucket/tokenizer"}}
-phases: [{{steps: {steps}}}]
+name: base
+corpus: {sources: {text: {uri: "s3://bucket/corpus"}}}
+tokenizer: {uri: "s3://bucket/tokenizer"}
+phases: [{steps: 1000}]
 """
 _RECORD = {
     "format": 2,
@@ -104,10 +104,10 @@ _RECORD = {
 class ToldRun:
     """A run at `folder` whose records are written by hand. `origins`: what it was forked from."""
 
-    def __init__(self, folder: Path, name: str = "base", steps: int = 1000, **record: Any) -> None:
+    def __init__(self, folder: Path, **record: Any) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.yaml").write_text(_RECIPE.format(name=name, steps=steps))
+        (folder / "recipe.yaml").write_text(_RECIPE)
         (folder / "run.json").write_text(json.dumps({**_RECORD, **record}))
         self._written: dict[tuple[str, int], int] = {}
 

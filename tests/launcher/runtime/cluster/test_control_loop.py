@@ -5,7 +5,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from data_service.store.local import LocalStore
+from launcher.exit_codes import REPEAT, STOPPED
 from launcher.runtime.cluster.orders import EndedUnsaved, FatalError, RankOrders, RestartFromEarlierState
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.failures import NODE_FAILURE_LIMIT, SILENT_DEATH_LIMIT, UNSAVED_FAILURE_LIMIT
@@ -72,7 +75,8 @@ def test_a_state_that_only_the_memory_has_is_saved_before_the_command_ends(clust
         if room:
             assert loop.next_group() == GroupStart(3, frozenset()), "these save it"
             loop.begin("a", "a", "b")
-            assert loop.orders().stop
+            assert not loop.loop.supervise_group(loop.ranks)
+            assert loop.ranks.orders.stop
             loop.finish(9)
         else:
             cluster.cores.clear()
@@ -183,6 +187,39 @@ def test_a_stop_while_machines_are_waited_for(cluster: Cluster, tmp_path: Path) 
     loop.stopping.asked.set()
     cluster.cores = {"a": 2}
     assert loop.next_group() is None, "though they have come"
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_signal_before_the_first_step_ends_the_ranks_at_once(
+    cluster: Cluster, tmp_path: Path, *, claimed: bool
+) -> None:
+    """While they join, and while they load and compile: Slurm would kill the job, and not start it again. Nobody has
+    died."""
+    loop = driver(tmp_path, ELASTIC)
+    loop.next_group()
+    if claimed:
+        loop.begin("a", "a", "b")
+    assert not loop.loop.supervise_group(loop.ranks)
+    loop.stopping.asked.set()
+    assert loop.loop.supervise_group(loop.ranks)
+    loop.end()
+    assert loop.next_group() is None
+    end = loop.loop.end
+    assert (end.finished, end.unsaved, end.fatal) == (None, None, None)
+    assert loop.close()
+    assert "death" not in [event["kind"] for event in read_history(LocalStore(tmp_path)).events]
+
+
+def test_ranks_that_have_something_to_save_do_so(cluster: Cluster, tmp_path: Path) -> None:
+    """After a step, or where nobody needs the machine: a state may be in memory that is newer than any checkpoint."""
+    for worked, code in ((True, REPEAT), (False, STOPPED)):
+        loop = started(tmp_path / str(code), "a", "a", "b")
+        if worked:
+            loop.worked()
+        loop.stopping.code = code
+        loop.stopping.asked.set()
+        assert not loop.loop.supervise_group(loop.ranks)
+        assert loop.ranks.orders.stop
 
 
 def test_figures_go_to_every_sink_each_once(cluster: Cluster, tmp_path: Path) -> None:

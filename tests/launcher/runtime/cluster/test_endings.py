@@ -155,7 +155,7 @@ def test_starts_that_fail_before_the_first_step_end_the_run(fresh_run: str, monk
 
 def supervised(run: Run, notes: list[str]) -> None:
     """Start `run` as the command does. `notes`: what the operator is shown."""
-    display = Display()
+    display: Any = Display()
     display.notes = notes
     stopping, log = StopRequests(display.note), OperatorLog(run.store, display.note)
     supervise(run, display, log, stopping, companions=TRAINING_COMPANIONS)

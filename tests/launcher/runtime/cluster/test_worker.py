@@ -57,11 +57,12 @@ def test_what_a_rank_tells_is_told_once_and_where_it_resumed_always() -> None:
     link.record({"kind": "step", "step": 12})
     link.event("memory_failed", {"step": 12, "reason": "no memory"})
     first, second = link.talk(RankOrders()), link.talk(RankOrders(stacks=True))
-    assert (first.step, first.doing, first.resumed, first.place.node) == (13, "training", 12, "node")
+    assert (first.beat.position, first.resumed, first.beat.place.node) == ((13, "training", 0), 12, "node")
     assert (first.notes, first.records) == (["a line"], [{"kind": "step", "step": 12}])
     ((kind, fields),) = first.events
-    assert (kind, fields["rank"], fields["host"]) == ("memory_failed", 2, first.place.host)
+    assert (kind, fields["rank"], fields["host"]) == ("memory_failed", 2, first.beat.place.host)
     assert (second.notes, second.records, second.events, second.resumed) == ([], [], [], 12)
+    assert second.beat.count > first.beat.count
     assert first.stack is None
     assert "MainThread" in (second.stack or "")
 

@@ -87,10 +87,6 @@ def test_starts_that_raise_before_a_step_end_the_run() -> None:
     assert decide_after_failure([failure()] + [RAISED] * (SAME_ERROR_LIMIT - 1), node_count=1) == RestartDecision()
 
 
-def test_machines_that_die_before_the_first_step_do_not_end_a_run_early() -> None:
-    assert isinstance(decide_after_failure([KILLED] * (UNSAVED_FAILURE_LIMIT - 1), node_count=1), RestartDecision)
-
-
 @given(
     st.lists(st.sampled_from(["silent", "silent", "silent", "silent", "raised", "transient"]), max_size=12),
     st.integers(0, 12),

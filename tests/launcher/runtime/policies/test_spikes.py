@@ -29,11 +29,9 @@ SETTINGS = Spikes(window=8, threshold=5.0, patience=3, most_rewinds=2)
 NAN = math.nan
 
 
-def watch(
-    settings: Spikes, losses: list[float], recent: SpikeHistory | None = None, phases: int = 10**9
-) -> list[SpikeHistory]:
+def watch(settings: Spikes, losses: list[float], phases: int = 10**9) -> list[SpikeHistory]:
     """What is remembered after each step, the first being step 0; a phase has so many steps."""
-    recent, found = recent or SpikeHistory(), []
+    recent, found = SpikeHistory(), []
     for step, loss in enumerate(losses):
         recent = next_history(settings, recent, step // phases, step, {LOSS: loss}, updated=math.isfinite(loss))
         found.append(recent)

@@ -15,7 +15,6 @@ from launcher.runtime.policies.watchdog import (
     Watchdog,
     find_culprits,
     stack_of_every_thread,
-    with_count,
 )
 
 LIMITS = Watchdog(step=100, other=500, silence=30)
@@ -49,7 +48,7 @@ class Watched:
     def sound(self) -> None:
         for rank, beat in self.beats.items():
             if rank not in self.mute:
-                self.beats[rank] = with_count(beat, beat)
+                self.beats[rank] = replace(beat, count=beat.count + 1)
 
     def gap(self, seconds: float, *, ranks_live: bool) -> None:
         """The observer sees nothing for a while."""
@@ -107,8 +106,7 @@ def test_another_process_begins_anew() -> None:
     watched = Watched(1)
     watched.mute = {0}
     watched.wait(29)
-    watched.beats[0] = with_count(watched.beats[0], RankHeartbeat(1, 7, "training", 0, ELSEWHERE))
-    assert watched.beats[0].count == 1
+    watched.beats[0] = RankHeartbeat(watched.beats[0].count, 7, "training", 0, ELSEWHERE)
     assert watched.wait(29) == []
 
 

@@ -123,7 +123,6 @@ INSTANCES = {f"MIG-{gpu[4:]}{number}": gpu for gpu in MACHINE[:3] for number in 
 
 def examined(
     variable: str | None,
-    machine: Sequence[str] = MACHINE,
     hidden: Sequence[str] = (),
     order: str | None = None,
 ) -> list[tuple[int | None, str]]:
@@ -131,9 +130,9 @@ def examined(
     jobs. A handle of the stand-in is the id."""
 
     def handle(index: int) -> str:
-        if machine[index] in hidden:
+        if MACHINE[index] in hidden:
             raise NOT_OURS
-        return machine[index]
+        return MACHINE[index]
 
     def by_id(uuid: str) -> str:
         if uuid not in INSTANCES:
@@ -141,7 +140,7 @@ def examined(
         return uuid
 
     answers = {
-        "nvmlDeviceGetCount": lambda: len(machine),
+        "nvmlDeviceGetCount": lambda: len(MACHINE),
         "nvmlDeviceGetHandleByIndex": handle,
         "nvmlDeviceGetUUID": lambda handle: handle,
         "nvmlDeviceGetHandleByUUID": by_id,

@@ -17,6 +17,7 @@ from encoder_core.train.metrics import StepReport
 from encoder_core.train.state import TrainState
 from launcher.runtime.rank.journal import RankJournal
 from launcher.runtime.rank.startup import StartupClock
+from launcher.runtime.run import log
 from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import RunLog
 from tests.support.ranks.checkpointers import Silent
@@ -46,7 +47,8 @@ class Troubled(LocalStore):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Troubled:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Troubled:
+    monkeypatch.setattr(log, "_RETRY_S", 0.001)
     return Troubled(tmp_path)
 
 
@@ -103,7 +105,7 @@ def test_whatever_fails_in_whatever_order_every_record_is_there_once_in_the_end(
         when = draw.choice(["before", "after", "after", "never"])
         store.plan.append((when, draw.choice(ERRORS).for_uri("s3://bucket/key", "a fault")))
     notes: list[str] = []
-    journal = RunLog(store, 1, flush_seconds=0.0, note=notes.append, again_s=0.001)
+    journal = RunLog(store, 1, flush_seconds=0.0, note=notes.append)
     store.open.set()
     done = 0
     for _ in range(100):
@@ -129,9 +131,12 @@ def test_whatever_fails_in_whatever_order_every_record_is_there_once_in_the_end(
     assert [event["kind"] for event in history.events if event["kind"] == "records_lost"] == []
 
 
-def test_what_does_not_fit_in_memory_is_told_and_put_on_record(store: Troubled) -> None:
+def test_what_does_not_fit_in_memory_is_told_and_put_on_record(
+    store: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "_MAX_WAITING_BYTES", 1000)
     notes: list[str] = []
-    journal = RunLog(store, 7, flush_seconds=1000.0, note=notes.append, most_waiting=1000)
+    journal = RunLog(store, 7, flush_seconds=1000.0, note=notes.append)
     journal.event("start", 0.0)
     assert store.waiting.wait(WAIT_S)
     for number in range(100):
@@ -151,7 +156,7 @@ def test_what_does_not_fit_in_memory_is_told_and_put_on_record(store: Troubled) 
 def test_an_outage_is_told_once(store: Troubled) -> None:
     store.plan.extend([("before", StoreUnavailable.for_uri("s3://bucket/key", "no answer"))] * 5)
     notes: list[str] = []
-    journal = RunLog(store, 1, flush_seconds=1000.0, note=notes.append, again_s=0.001)
+    journal = RunLog(store, 1, flush_seconds=1000.0, note=notes.append)
     store.open.set()
     journal.event("start", 0.0)
     assert journal.close(WAIT_S)

@@ -205,7 +205,7 @@ def test_newer_records_are_not_packed_and_none_is_deleted(tmp_path: Path) -> Non
         pack_once(store, 1, ended=True)
     packer = Packer(store, 2)
     packer.close()
-    packer.join(60)
+    packer._thread.join(60)
     assert contents(tmp_path) == before
 
 

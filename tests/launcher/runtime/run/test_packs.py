@@ -219,7 +219,7 @@ def test_a_new_attempt_packs_the_older_ones_and_in_the_long_run_itself(
         assert time.monotonic() < deadline
         tick.wait(0.01)
     journal.close(WAIT_S)
-    journal._packer.join(WAIT_S)
+    journal._packer._thread.join(WAIT_S)
     assert names(store, 1)[0].endswith(".parquet")
     assert names(store, 2) == ["00000000.jsonl"], "one object is one object"
     assert read_history(store).steps.numbers.tolist() == list(range(21))
@@ -235,7 +235,7 @@ def test_packing_that_fails_disturbs_nobody(tmp_path: Path) -> None:
     journal = RunLog(Refusing(tmp_path), 2, flush_seconds=1000.0, note=notes.append)
     journal.add_metrics({"kind": "step", "step": 9})
     assert journal.close(WAIT_S)
-    journal._packer.join(WAIT_S)
+    journal._packer._thread.join(WAIT_S)
     assert read_history(LocalStore(tmp_path)).steps.numbers.tolist() == [*range(9), 9]
     assert notes == []
 

@@ -14,6 +14,7 @@ from checkpoints.ownership import find_stop_request
 from data_service.store.base import Store
 from data_service.store.open import open_store
 from launcher.exit_codes import REPEAT, STOPPED
+from launcher.runtime.cluster import stop_requests
 from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.run import request_stop as run_stop
 from launcher.runtime.run.history import read_history
@@ -28,7 +29,8 @@ ELSEWHERE = Owner(host="node7", processes="another machine", pid=12, started=6_0
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(stop_requests, "STOP_POLL_S", 0.01)
     return open_store(tmp_path / "run")
 
 
@@ -38,7 +40,7 @@ def started(store: Store, owner: Owner = ELSEWHERE) -> Attempt:
 
 @contextmanager
 def listening(attempt: Attempt, notes: list[str]) -> Iterator[StopRequests]:
-    stopping = StopRequests(notes.append, poll_s=0.01)
+    stopping = StopRequests(notes.append)
     with stopping, stopping.while_ranks_train(), stopping.watching_store(attempt):
         yield stopping
 
@@ -47,9 +49,8 @@ def test_a_request_reaches_the_start_that_runs(store: Store) -> None:
     notes: list[str] = []
     with listening(started(store), notes) as stopping:
         asked = run_stop.ask_to_stop(store, NOW + 5)
-        assert asked.asked
-        assert asked.found is not None
-        assert (asked.found.attempt, asked.found.owner.host) == (1, "node7")
+        assert asked is not None
+        assert (asked.attempt, asked.owner.host) == (1, "node7")
         assert stopping.asked.wait(10)
     assert stopping.reason == f"stop requested by {run_stop.user_at_host()}"
     assert stopping.code == STOPPED
@@ -62,7 +63,7 @@ def test_it_reaches_the_ranks_started_again_meanwhile(store: Store) -> None:
     """The command claims an attempt for every group of ranks; a request for any of them is for the command."""
     first = started(store)
     started(store)
-    assert run_stop.ask_to_stop(store, NOW + 5).asked
+    run_stop.ask_to_stop(store, NOW + 5)
     started(store)
     with listening(first, []) as stopping:
         assert stopping.asked.wait(10)
@@ -70,12 +71,12 @@ def test_it_reaches_the_ranks_started_again_meanwhile(store: Store) -> None:
 
 def test_a_later_start_is_not_stopped_by_it(store: Store) -> None:
     first = started(store)
-    assert run_stop.ask_to_stop(store, NOW + 5).asked
+    run_stop.ask_to_stop(store, NOW + 5)
     assert find_stop_request(store, first.number) is not None
     end_newest_attempt(store, ELSEWHERE, NOW + 6)
     second = started(store)
     assert find_stop_request(store, second.number) is None
-    assert run_stop.ask_to_stop(store, NOW + 7).asked
+    run_stop.ask_to_stop(store, NOW + 7)
     assert find_stop_request(store, second.number) is not None
 
 
@@ -89,15 +90,14 @@ def test_where_nothing_runs_nothing_is_asked(store: Store, how: str) -> None:
         silent_for(store.uri, 61)
     before = [entry.key for entry in store.list()]
     asked = run_stop.ask_to_stop(store, NOW + 1000)
-    assert not asked.asked
-    assert (asked.found and asked.found.state) == {"ended": "ended", "silent": "dead"}.get(how)
+    assert (asked and asked.state) == {"ended": "ended", "silent": "dead"}.get(how)
     assert [entry.key for entry in store.list()] == before
 
 
-def test_waiting_ends_with_the_command(store: Store) -> None:
+def test_waiting_ends_with_the_command(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not with its attempt: its ranks may be started once more before they stop."""
     started(store)
-    asked = run_stop.ask_to_stop(store, NOW + 1).found
+    asked = run_stop.ask_to_stop(store, NOW + 1)
     assert asked is not None
     times = iter([NOW + 2, NOW + 3, NOW + 4])
 
@@ -109,7 +109,8 @@ def test_waiting_ends_with_the_command(store: Store) -> None:
             end_newest_attempt(store, ELSEWHERE, now)
         return now
 
-    found = run_stop.wait_for_end(store, asked, clock, poll_s=0.0)
+    monkeypatch.setattr(run_stop, "_POLL_S", 0.0)
+    found = run_stop.wait_for_end(store, asked, clock)
     assert (found.attempt, found.state, found.ended) == (2, "ended", NOW + 4)
 
 
