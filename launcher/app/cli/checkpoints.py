@@ -19,10 +19,6 @@ OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI for t
 group = typer.Typer(no_args_is_help=True, help="List, verify, export and average a run's checkpoints.")
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="checkpoints", rich_help_panel="Look after it")
-
-
 @group.command("list")
 def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
     """List the run's checkpoints, newest first."""

@@ -30,10 +30,6 @@ _MaxLengthOption = Annotated[int | None, typer.Option("--max-length", help="Toke
 _BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Texts at a time.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="embed", rich_help_panel="Use it")
-
-
 @group.command()
 def train(
     model: _ModelArgument,

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from launcher.after.finetune.pretrained import LocalModel
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Look after it")(fill)
-
-
 def fill(
     checkpoint: CheckpointArgument,
     text: Annotated[

@@ -30,10 +30,6 @@ SettingsOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("finetune", rich_help_panel="After pretraining")(fine_tune)
-
-
 def fine_tune(
     checkpoint: CheckpointArgument,
     task: TaskArgument,

@@ -25,10 +25,6 @@ TinyOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="recipe", rich_help_panel="Prepare")
-
-
 def load_recipe(
     name: str, assignments: list[str] | None, tiny: bool, sections: Mapping[str, object] | None = None
 ) -> "Recipe":

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one, find what they read.")
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="runs", rich_help_panel="Look after it")
-
-
 @group.command()
 def status(
     places: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or folders of runs, local or s3://.")],

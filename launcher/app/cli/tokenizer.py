@@ -43,10 +43,6 @@ SampleOption = Annotated[
 ReplaceOption = Annotated[bool, typer.Option("--replace", help="Write over a tokenizer that is in the folder already.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="tokenizer", rich_help_panel="Prepare")
-
-
 @group.command()
 def train(
     inputs: InputsArgument,
