@@ -216,7 +216,7 @@ class TextWriter:
             raise ModelError(f"{folder} has no decoder, which writes text", remedy="give a BART model")
         self._longest = config.max_length
         self._transformers = import_optional("transformers", "writing a text", EVALUATE_EXTRA)
-        with silence_transformers(self._transformers):
+        with silence_transformers():
             self._model, lacking = load_weights("AutoModelForSeq2SeqLM", folder)
         if lacking:
             raise ModelError(

@@ -202,9 +202,9 @@ def layerwise_parameter_groups(model: Any, settings: FinetuneSettings) -> list[d
 
 
 @contextmanager
-def silence_transformers(transformers: Any) -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Suppress transformers' progress bars, and its warnings about new heads, which are intended."""
-    logging = transformers.utils.logging
+    logging = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA).utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
