@@ -60,7 +60,7 @@ def fine_tune(
         require_assignments(assignments or ())
         asked = load_task(task, data)
         given = apply_assignments(RecipeDocument(dict(asked.finetune), asked.name, {}), assignments or ()).data
-        settings = settings_grid(given, {})[0]
+        settings = settings_grid(given)[0]
         require_model(checkpoint)
         with work("loading libraries"):
             from checkpoints.hf.export import publish_on_exit

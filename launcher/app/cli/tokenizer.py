@@ -222,10 +222,7 @@ def extend(
     if terms is None and not specials:
         raise OptionError("nothing to add", remedy="give --terms FILE, or --specials, or both")
     _check_no_tokenizer(new, replace)
-    extended, told = (
-        (load_with_all_special_tokens if specials else load_tokenizer)(tokenizer, tokenizer_rules),
-        "",
-    )
+    extended, told = (load_with_all_special_tokens if specials else load_tokenizer)(tokenizer, tokenizer_rules), ""
     if terms is not None:
         extension = extend_tokenizer(extended, read_nonblank_lines(terms))
         extended = extension.tokenizer
