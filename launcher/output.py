@@ -5,12 +5,13 @@ If the disk is full or standard output is closed, a command ends with a message,
 
 import errno
 import os
+import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+from uuid import uuid4
 
 from launcher.errors import OutputError
 
@@ -73,24 +74,16 @@ def write_file(path: Path, text: str) -> None:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:64]}-", dir=path.parent)
+    fresh = path.with_name(f".{path.name[:64]}-{uuid4().hex}")
     try:
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-        os.chmod(name, mode)
-        os.replace(name, path)
+        fresh.write_text(text, "utf-8")
+        if path.exists():
+            shutil.copymode(path, fresh)
+        os.replace(fresh, path)
     except BaseException:
         with suppress(OSError):
-            os.unlink(name)
+            fresh.unlink()
         raise
-
-
-def _umask() -> int:
-    """Return this process's umask. The system has no call that only reads it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _write_error_remedy(error_number: int | None) -> str:

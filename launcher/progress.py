@@ -13,9 +13,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
 
 from data_service.printable import escape_controls
 from launcher.output import StreamProxy, human_bytes, human_count, human_duration
@@ -28,8 +27,6 @@ _REDRAW_INTERVAL_S, _FIRST_DRAW_S = 0.25, 1.0  # seconds, for a terminal's line
 _DEFAULT_COLUMNS = 80  # width of a terminal that does not say its own
 _MAX_EXACT_COUNT = 100_000  # counts above this are abbreviated
 
-T = TypeVar("T")
-
 
 class Work:
     """A piece of work of a command, whose progress is shown.
@@ -38,11 +35,10 @@ class Work:
         name: name for the user, such as `reading train`.
         total: total number of units; None if unknown.
         unit: name of the counted units, or BYTES; empty if nothing is counted.
-        note: text beside the figures, such as a loss.
     """
 
     def __init__(self, name: str, total: float | None, unit: str, began: float) -> None:
-        self.name, self.total, self.unit, self.note = name, total, unit, ""
+        self.name, self.total, self.unit = name, total, unit
         self._began = began
         self._done = self._already = 0.0
         self._lock = threading.Lock()
@@ -77,7 +73,7 @@ class Work:
 
     def describe(self, now: float) -> str:
         """Return what is done, how much of how much, and how long it still takes at its pace."""
-        parts = [part for part in (self._amount_text(), self.note, self._time_text(now)) if part]
+        parts = [part for part in (self._amount_text(), self._time_text(now)) if part]
         return escape_controls(f"{self.name}: {', '.join(parts)}")
 
     def _amount_text(self) -> str:
@@ -161,16 +157,6 @@ def work(name: str, total: float | None = None, unit: str = "") -> Iterator[Work
         yield begun
     finally:
         _works.remove(begun)
-
-
-def track_progress(
-    items: Iterable[T], name: str, total: float | None, unit: str, size: Callable[[T], float] | None = None
-) -> Iterator[T]:
-    """Yield `items`, and show under `name` how many of them, or how much of their `size`, are done."""
-    with work(name, total, unit) as begun:
-        for item in items:
-            yield item
-            begun.advance(1 if size is None else size(item))
 
 
 @contextmanager

@@ -61,18 +61,6 @@ if TYPE_CHECKING:
     from launcher.runtime.cluster.train_subprocess import Ending as Ending
     from launcher.runtime.cluster.train_subprocess import train as train
 
-__all__ = [
-    "Ending",
-    "InTheWay",
-    "ModelError",
-    "Run",
-    "Shown",
-    "StepDataset",
-    "UserError",
-    "open_run",
-    "train",
-]
-
 _MODULE_BY_EXPORT = {
     "Ending": "launcher.runtime.cluster.train_subprocess",
     "ModelError": "encoder_core.errors",
@@ -83,6 +71,7 @@ _MODULE_BY_EXPORT = {
     "open_run": "launcher.app.api.run",
     "train": "launcher.runtime.cluster.train_subprocess",
 }
+__all__ = sorted(["InTheWay", *_MODULE_BY_EXPORT])
 _PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
 # They lie beside this folder, or in a checkout one above.
 _PACKAGE_FOLDERS = Path(__file__).resolve().parents[1:3]

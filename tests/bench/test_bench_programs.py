@@ -10,7 +10,6 @@ from typing import get_args
 import data
 import failures
 import fake_cuda
-import forgetting
 import gpu_cuts
 import gpu_pairs
 import gpu_step
@@ -37,7 +36,6 @@ RUNS = [
     (failures.main, "bert-base 4 --set microbatch=8", r"^\| (best )?goodput( \| 9\d\.\d+%){4} \|$", 2),
 ]
 MUP = "{text} --out {out} --width 32 --width 64 --lowest -9 --highest -7 --steps 20 --rows 4 --vocabulary 400"
-FORGETTING = "--old {text} --new {text} --out {out} --learning 10 --steps 10 --seeds 1"
 EQUAL_CUTS = r"^relative-keys, \w+: in use [^;]*;( \([\d, ]+\) [\d.]+ \((0e\+00|\de-0[6-9])\),?)+$"
 LONG_RUNS = [
     (step.main, "xlnet --layers 1 --rounds 1", r"^(maskfleet|transformers).* CPU s +[\d,]+ tokens/s", 2),
@@ -51,7 +49,6 @@ LONG_RUNS = [
     (gpu_step.main, "roberta-base --python", r"^ +\d+\.\d{3} ms +\d+ x ", 40),
     (prepare_stages.main, "{text} --most 100000 --pairs 1 --old {root}", r"\| yes \|$", 7),
     (mup.main, MUP, r"^\| (muP|without) \|", 4),
-    (forgetting.main, FORGETTING, r"^\| \S+ \| \d+% \|", 9),
     (torch_versions.main, "{python} {python} --family RoBERTa,_MLM", r"\| equal \| equal \|$", 2),
 ]
 MISTAKES = [

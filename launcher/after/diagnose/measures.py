@@ -205,10 +205,7 @@ def _measured_lengths(spec: StreamSpec) -> list[int]:
 def _heldout_metrics(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Mapping[str, float]:
     run = checkpoint.run
     stream = Stream(spec, cache=run.store.with_prefix("cache"))
-    last, size = (
-        min(rows, stream.samples_per_epoch),
-        min(run.recipe.microbatch_rows_by_phase[-1], _BATCH_ROWS),
-    )
+    last, size = min(rows, stream.samples_per_epoch), min(run.recipe.microbatch_rows_by_phase[-1], _BATCH_ROWS)
     microbatches = (
         Microbatch(index, to_batch(stream.read(0, first, min(first + size, last)), torch.device("cpu"), first))
         for index, first in enumerate(range(0, last, size))

@@ -20,7 +20,6 @@ from torch import Tensor
 from checkpoints.hf.load import read_folder_config, weights_for
 from checkpoints.layout import CheckpointManifest
 from checkpoints.load import CheckpointReader
-from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch, batch_without_targets
@@ -33,7 +32,7 @@ from launcher.after.finetune.pretrained import LocalModel, open_pretrained
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.recipe.parts import Pooling
 from launcher.runtime.recipe.timeline import recipe_after
-from launcher.runtime.run.record import RECORD_FILE, Run, open_run, select_checkpoint
+from launcher.runtime.run.record import Run, select_checkpoint
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,7 @@ class Checkpoint:
 
 
 def open_frozen_encoder(source: str, step: int | None = None) -> FrozenEncoder:
-    """Return the encoder of a run's checkpoint (`step`; None: the newest good one), or of a folder in the
-    transformers format.
+    """Return the encoder in a folder in the transformers format; of a run, that of the export of a checkpoint.
 
     Raises:
         RunError: if there is neither a run nor a model, or no such checkpoint.
@@ -82,8 +80,6 @@ def open_frozen_encoder(source: str, step: int | None = None) -> FrozenEncoder:
         CheckpointError, ModelError: if the model is damaged, or of no family of ours.
         StoreError: if it cannot be read.
     """
-    if open_store(source).size(RECORD_FILE) is not None:
-        return open_checkpoint(open_run(source), step).frozen
     with open_pretrained(source, step) as pretrained:
         return load_frozen_encoder(pretrained)
 
@@ -154,13 +150,8 @@ _CLASS_SEGMENT_ID = 2  # XLNet's segment id, which only the class token has
 
 def encode_text_rows(frozen: FrozenEncoder, texts: Sequence[str]) -> list[TokenRow]:
     """Return each text as a row with special tokens, cut to the model's length."""
-    return rows_from_token_ids(frozen, frozen.tokenizer.encode_batch(texts))
-
-
-def rows_from_token_ids(frozen: FrozenEncoder, token_ids: Sequence[NDArray[np.generic]]) -> list[TokenRow]:
-    """Return texts, given as token ids, as rows with special tokens, cut to the model's length."""
     cls, sep = frozen.tokenizer.special.cls, frozen.tokenizer.special.sep
-    cut = [text[: frozen.length - 2].astype(np.int64) for text in token_ids]
+    cut = [text[: frozen.length - 2].astype(np.int64) for text in frozen.tokenizer.encode_batch(texts)]
     return [np.r_[text, sep, cls] if frozen.class_token_last else np.r_[cls, text, sep] for text in cut]
 
 

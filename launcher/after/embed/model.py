@@ -61,10 +61,8 @@ def load_model(pretrained: LocalModel, encoding: EncodingSettings) -> "SentenceT
     require_transformers_class(folder, pretrained.name)
     modules = _loadable_modules(folder)
     _check_model_files(folder, [path for path, kind in modules if kind in _MODULES_WITH_WEIGHTS] or [""])
-    st, settings = (
-        import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA),
-        folder / SETTINGS_FILE,
-    )
+    st = import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA)
+    settings = folder / SETTINGS_FILE
     stored = parse_json_object(settings.read_bytes(), str(settings)) if settings.is_file() else {}
     try:
         with library_errors(str(folder), "no model that can be read"):

@@ -3,6 +3,7 @@ together from the settings, and exports the folder that `SentenceTransformer(...
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
@@ -29,15 +30,15 @@ from launcher.after.embed.settings import (
 )
 from launcher.after.export.model_card import licence_identifier
 from launcher.after.finetune.pretrained import LocalModel
+from launcher.after.finetune.trainer import training_arguments, training_callback
 from launcher.errors import EVALUATE_EXTRA, TaskError, import_optional
-from launcher.progress import Work, work
+from launcher.progress import work
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _LOG = logging.getLogger(__name__)
 _LOGGED_LOSSES = 20  # number of log lines with losses in a training
-_IMPORT_PURPOSE = "maskfleet embed"
 _SHOWN_METRIC_NAMES = {
     "loss": "loss",
     "learning_rate": "lr",
@@ -71,25 +72,27 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTrainingSettings) ->
         ModelError: if the model cannot be used, or its weights are no longer finite.
         MissingPackage: if sentence-transformers is not installed.
     """
+    library = import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA)
+    from transformers import PrinterCallback, set_seed
+
     train = read_text_columns(training.train, training.data_folder)
     dev = read_text_columns(training.dev, training.data_folder) if training.dev is not None else None
     check_rows_fit_loss(training.loss, train, dev)
     model = load_model(pretrained, training)
     warn_of_truncation(model, (text for column in train.texts.values() for text in column), "train")
-    transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
     model.model_card_data.generate_widget_examples = False  # we write the model card ourselves
-    transformers.set_seed(training.seed)  # the classifier of the softmax loss is initialized now
+    set_seed(training.seed)  # the classifier of the softmax loss is initialized now
     evaluator = None if dev is None or training.dev is None else _build_evaluator(dev, training, training.dev)
     with temporary_folder("embed") as place, work("training", unit="steps") as now:
-        trainer = import_optional("sentence_transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA).SentenceTransformerTrainer(
+        trainer = library.SentenceTransformerTrainer(
             model=model,
             args=_training_arguments(training, train, evaluator, place),
             train_dataset=_build_dataset(train),
             loss=_build_loss(model, training, len(train.classes)),
             evaluator=evaluator,
-            callbacks=[_progress_callback(now)],
+            callbacks=[training_callback(now, _show_figures)],
         )
-        trainer.remove_callback(transformers.PrinterCallback)  # it would print every record
+        trainer.remove_callback(PrinterCallback)  # it would print every record
         trainer.train()
         _check_weights_finite(model, trainer.state.global_step)
     model.eval()
@@ -167,29 +170,23 @@ def _build_dataset(rows: TextColumns) -> Any:
     columns: dict[str, Any] = {f"text{number}": texts for number, texts in enumerate(rows.texts.values(), 1)}
     if rows.labels is not None:
         columns["label"] = rows.labels
-    return import_optional("datasets", _IMPORT_PURPOSE, EVALUATE_EXTRA).Dataset.from_dict(columns)
+    return import_optional("datasets", "maskfleet embed", EVALUATE_EXTRA).Dataset.from_dict(columns)
 
 
 def _training_arguments(
     training: EmbedTrainingSettings, train: TextColumns, evaluator: object, output_folder: Path
 ) -> Any:
-    import_optional("accelerate", _IMPORT_PURPOSE, EVALUATE_EXTRA)
     when = "epoch" if training.every is None else "steps"
     steps = -(-len(train) // training.batch) * training.epochs
     best = evaluator is not None and training.keep == "best"
     ranked = isinstance(training.loss, MultipleNegativesLoss)
-    arguments = import_sbert_module("training_args").SentenceTransformerTrainingArguments(
-        output_dir=str(output_folder),
+    return training_arguments(
+        import_sbert_module("training_args").SentenceTransformerTrainingArguments,
+        training,
+        training.seed,
+        output_folder,
         per_device_train_batch_size=training.batch,
         per_device_eval_batch_size=training.batch,
-        num_train_epochs=training.epochs,
-        learning_rate=training.lr,
-        lr_scheduler_type="linear",
-        warmup_steps=training.warmup,
-        weight_decay=training.weight_decay,
-        seed=training.seed,
-        data_seed=training.seed,
-        bf16=training.precision == "bf16",
         prompts=_prompts_by_column(training),
         # Equal texts in a batch would be negatives of each other.
         batch_sampler="no_duplicates" if ranked else "batch_sampler",
@@ -197,19 +194,11 @@ def _training_arguments(
         eval_strategy=when if evaluator is not None else "no",
         save_steps=training.every or steps,
         eval_steps=training.every,
-        save_total_limit=1,
-        save_only_model=True,
         load_best_model_at_end=best,
         metric_for_best_model=f"eval_{getattr(evaluator, 'primary_metric', '')}" if best else None,
-        greater_is_better=True if best else None,
         logging_steps=max(1, steps // _LOGGED_LOSSES),
-        logging_nan_inf_filter=False,
         dataloader_pin_memory=torch.cuda.is_available(),
-        report_to="none",
-        disable_tqdm=True,
     )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the Trainer multiplies the batch by the number of GPUs
-    return arguments
 
 
 def _prompts_by_column(training: EmbedTrainingSettings) -> dict[str, str] | None:
@@ -239,23 +228,11 @@ def _build_evaluator(dev: TextColumns, training: EmbedTrainingSettings, source: 
     return evaluator
 
 
-def _progress_callback(progress: Work) -> Any:
-    """Return the trainer's callback that shows the progress and the figures."""
-    transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
-
-    class Records(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
-        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            progress.set_done(state.global_step, state.max_steps)
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            figures = {
-                _SHOWN_METRIC_NAMES[name]: value for name, value in (logs or {}).items() if name in _SHOWN_METRIC_NAMES
-            }
-            if figures:
-                said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-                _LOG.info("step %s of %s: %s", f"{state.global_step:,}", f"{state.max_steps:,}", said)
-
-    return Records()
+def _show_figures(state: Any, logs: Mapping[str, float]) -> None:
+    figures = {_SHOWN_METRIC_NAMES[name]: value for name, value in logs.items() if name in _SHOWN_METRIC_NAMES}
+    if figures:
+        said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        _LOG.info("step %s of %s: %s", f"{state.global_step:,}", f"{state.max_steps:,}", said)
 
 
 def _check_weights_finite(model: "SentenceTransformer", step: int) -> None:

@@ -50,7 +50,7 @@ def _task_measures(task: Task, assignments: Sequence[str]) -> Iterable[MeasureSp
         return
     own = _assignments_for(assignments, FinetuneSettings.model_fields, VectorMeasureSettings.model_fields)
     given = apply_assignments(RecipeDocument(dict(task.finetune), task.name, {}), own).data
-    for settings in settings_grid(given, {}):
+    for settings in settings_grid(given):
         plain = settings.model_dump(mode="json")
         compute = partial(_compute_finetune_cell, task=task, data=data, chosen=settings)
         yield MeasureSpec("finetune", task.name, task, data, plain, compute, seeded=True)

@@ -103,22 +103,6 @@ class MaskCandidate:
     probability: float
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the masks of a text are filled.
-
-    Attributes:
-        steps: number of forward passes, each of which fills about the same number of masks; at most one for each
-            mask. None: one for each mask.
-        temperature: temperature at which ids are drawn; 0: the likeliest.
-        seed: seed of the draws.
-    """
-
-    steps: int | None = None
-    temperature: float = 0.0
-    seed: int = 0
-
-
 class MaskFiller:
     """The masked language model in a folder in the transformers format, on the CPU.
 
@@ -149,17 +133,26 @@ class MaskFiller:
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [MaskCandidate(self._tokenizer.decode([token]), probability) for token, probability in pairs]
 
-    def fill(self, sentence: str, sampling: Sampling) -> str:
-        """Return `sentence` with all masks filled. Equal arguments give equal text. Raises TokenizerError as
-        `encode_masked_text`."""
+    def fill(self, sentence: str, steps: int | None = None, temperature: float = 0.0, seed: int = 0) -> str:
+        """Return `sentence` with all masks filled. Equal arguments give equal text.
+
+        Args:
+            sentence: text with masks.
+            steps: number of forward passes, each of which fills about the same number of masks; at most one for each
+                mask. None: one for each mask.
+            temperature: temperature at which ids are drawn; 0: the likeliest.
+            seed: seed of the draws.
+
+        Raises TokenizerError as `encode_masked_text`.
+        """
         text = encode_masked_text(sentence, self._tokenizer, self.max_tokens)
-        steps = min(sampling.steps or len(text.masked), len(text.masked))
+        steps = min(steps or len(text.masked), len(text.masked))
         total, never = len(text.masked), torch.from_numpy(self._tokenizer.special_mask.nonzero()[0])
         for step in range(steps):
             keep = total // steps + (step < total % steps)
-            draws = draw_uint64(stream_key("unmask", sampling.seed, step), 0, len(text.ids))
+            draws = draw_uint64(stream_key("unmask", seed, step), 0, len(text.ids))
             draws_M = torch.from_numpy((draws[list(text.masked)] >> np.uint64(11)) / 2.0**53)
-            ids_M, confidence_M = predict_masks(self._logits(text), never, sampling.temperature, draws_M)
+            ids_M, confidence_M = predict_masks(self._logits(text), never, temperature, draws_M)
             surest = torch.sort(confidence_M, descending=True, stable=True).indices[:keep].tolist()
             text = text.fill_positions({text.masked[mask]: int(ids_M[mask]) for mask in surest})
         return text.text(self._tokenizer)
@@ -216,7 +209,7 @@ class TextWriter:
             raise ModelError(f"{folder} has no decoder, which writes text", remedy="give a BART model")
         self._longest = config.max_length
         self._transformers = import_optional("transformers", "writing a text", EVALUATE_EXTRA)
-        with silence_transformers(self._transformers):
+        with silence_transformers():
             self._model, lacking = load_weights("AutoModelForSeq2SeqLM", folder)
         if lacking:
             raise ModelError(

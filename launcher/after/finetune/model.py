@@ -28,14 +28,9 @@ def open_tokenizer(folder: Path) -> Any:
     the padding, class or separator token."""
     transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
     check_definition_file(folder)
-    try:
-        with library_errors(str(folder)):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **_LOADING_OPTIONS)
-    except Exception as error:  # any error of the library; see `describe_error`
-        raise TaskMismatch(
-            f"{folder} has no tokenizer that transformers reads: {describe_error(error)}",
-            remedy="put tokenizer.json and tokenizer_config.json of the model beside its weights",
-        ) from error
+    remedy = "put tokenizer.json and tokenizer_config.json of the model beside its weights"
+    with _translate_errors(f"{folder} has no tokenizer that transformers reads", remedy), library_errors(str(folder)):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **_LOADING_OPTIONS)
     missing = [role for role in ("pad_token", "cls_token", "sep_token") if getattr(tokenizer, role) is None]
     if missing or not getattr(tokenizer, "is_fast", False):
         what = f"has no {' and no '.join(missing)}" if missing else "cannot say where in a text its tokens are"
@@ -63,7 +58,8 @@ def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, li
     """Return the model in `folder` as a class of transformers loads it, in fp32, on the CPU, and the names of
     parameters that the folder lacks or has in another shape. Raises TaskMismatch if transformers cannot load it."""
     transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
-    try:
+    remedy = f"give a folder with model.safetensors of a model that {auto_class} can load"
+    with _translate_errors(f"transformers cannot load {folder} as {auto_class}", remedy):
         model, report = getattr(transformers, auto_class).from_pretrained(
             str(folder),
             dtype=torch.float32,
@@ -73,22 +69,22 @@ def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, li
             **_LOADING_OPTIONS,
             **options,
         )
-    except Exception as error:  # any error of the library; see `describe_error`
-        raise TaskMismatch(
-            f"transformers cannot load {folder} as {auto_class}: {describe_error(error)}",
-            remedy=f"give a folder with model.safetensors of a model that {auto_class} can load",
-        ) from error
     return model, [*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])]
 
 
-def _load_config(transformers: Any, folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
+@contextmanager
+def _translate_errors(problem: str, remedy: str) -> Iterator[None]:
+    """Raise TaskMismatch for any error of the library inside the `with` block; see `describe_error`."""
     try:
+        yield
+    except Exception as error:
+        raise TaskMismatch(f"{problem}: {describe_error(error)}", remedy=remedy) from error
+
+
+def _load_config(transformers: Any, folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
+    remedy = "give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote"
+    with _translate_errors(f"{folder} has no configuration that transformers reads", remedy):
         config = transformers.AutoConfig.from_pretrained(str(folder), **_LOADING_OPTIONS)
-    except Exception as error:  # any error of the library; see `describe_error`
-        raise TaskMismatch(
-            f"{folder} has no configuration that transformers reads: {describe_error(error)}",
-            remedy="give a folder that `save_pretrained` or `maskfleet checkpoints export` wrote",
-        ) from error
     if getattr(config, "is_encoder_decoder", False):
         raise TaskMismatch(
             f"{folder} holds an encoder with a decoder ({config.model_type}), and tasks are for encoders alone",
@@ -202,9 +198,9 @@ def layerwise_parameter_groups(model: Any, settings: FinetuneSettings) -> list[d
 
 
 @contextmanager
-def silence_transformers(transformers: Any) -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Suppress transformers' progress bars, and its warnings about new heads, which are intended."""
-    logging = transformers.utils.logging
+    logging = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA).utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -8,10 +8,13 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import yaml
 
 from data_service.printable import one_line
@@ -27,15 +30,15 @@ from launcher.after.finetune.model import (
 )
 from launcher.after.finetune.pretrained import LocalModel, require_transformers_class
 from launcher.after.finetune.settings import Epoch, FinetuneOutcome, FinetuneSettings, TrainingDiverged
+from launcher.after.finetune.trainer import training_arguments, training_callback
 from launcher.after.tasks.examples import Examples
 from launcher.after.tasks.metrics import check_metrics_defined
 from launcher.after.tasks.task import Task, hash_examples
 from launcher.errors import EVALUATE_EXTRA, import_optional
-from launcher.progress import Work, work
+from launcher.progress import work
 from launcher.runtime.run.log import encode_line
 
 _LOG = logging.getLogger("launcher.after.finetune")
-_IMPORT_PURPOSE = "fine-tuning"
 _EVALUATION_BATCH_ROWS = 64  # rows of a batch in evaluation
 RESULTS_FILE = "results.json"
 _PIPELINE_BY_HEAD = {
@@ -66,13 +69,11 @@ def finetune(
     require_transformers_class(pretrained.folder, pretrained.name)
     head, examples = head_for_task(task), read_splits(task)
     with ExitStack() as stack:
-        transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
-        stack.enter_context(silence_transformers(transformers))
+        transformers = import_optional("transformers", "fine-tuning", EVALUATE_EXTRA)
+        stack.enter_context(silence_transformers())
         transformers.set_seed(seed)
-        model, tokenizer = (
-            open_model(pretrained.folder, head, tuple(task.labels)),
-            open_tokenizer(pretrained.folder),
-        )
+        model = open_model(pretrained.folder, head, tuple(task.labels))
+        tokenizer = open_tokenizer(pretrained.folder)
         longest = check_tokenizer_fits_model(tokenizer, model, pretrained.folder, settings.max_length)
         last = model.config.model_type == "xlnet" and head == "SequenceClassification"
         tokenizer.padding_side = "left" if last else "right"  # XLNet's classifier reads the last token
@@ -109,7 +110,7 @@ def _train_and_measure(
     """Train, measure and return the outcome. At the end, `model` has the weights of the chosen epoch."""
     trainer = _build_trainer(model, encoder, splits, seed, scratch)
     with work("training", unit="updates") as now:
-        trainer.add_callback(_progress_callback(encoder.task.name, now))
+        trainer.add_callback(training_callback(now, partial(_show_figures, encoder)))
         trainer.train()
     each = math.ceil(len(splits["train"].dataset) / encoder.settings.batch)
     last = trainer.state.global_step
@@ -127,15 +128,13 @@ def _train_and_measure(
 def _build_trainer(
     model: Any, encoder: ExampleEncoder, splits: Mapping[str, EncodedSplit], seed: int, scratch: Path
 ) -> Any:
-    transformers, settings = (
-        import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA),
-        encoder.settings,
-    )
+    import transformers
+
+    settings = encoder.settings
     tagged = encoder.head == "TokenClassification"  # a label for each token is padded, too
     collator = transformers.DataCollatorForTokenClassification if tagged else transformers.DataCollatorWithPadding
     optimizer = None
     if settings.layer_decay < 1:
-        torch = import_optional("torch", _IMPORT_PURPOSE)
         groups, betas = layerwise_parameter_groups(model, settings), settings.adam_betas
         optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=betas, eps=settings.adam_epsilon)
     patience = [] if settings.patience is None else [transformers.EarlyStoppingCallback(settings.patience)]
@@ -157,44 +156,29 @@ def _build_trainer(
 
 
 def _training_arguments(encoder: ExampleEncoder, seed: int, scratch: Path) -> Any:
-    import_optional("accelerate", _IMPORT_PURPOSE, EVALUATE_EXTRA)
-    transformers, settings = (
-        import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA),
-        encoder.settings,
-    )
+    from transformers import TrainingArguments
+
+    settings = encoder.settings
     rows, best = settings.microbatch or settings.batch, settings.keep == "best"
-    arguments = transformers.TrainingArguments(
-        output_dir=str(scratch),
+    return training_arguments(
+        TrainingArguments,
+        settings,
+        seed,
+        scratch,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=settings.batch // rows,
         per_device_eval_batch_size=_EVALUATION_BATCH_ROWS,
-        num_train_epochs=settings.epochs,
-        learning_rate=settings.lr,
-        lr_scheduler_type="linear",
-        warmup_steps=settings.warmup,  # transformers reads a number below 1 as a share of all steps
-        weight_decay=settings.weight_decay,
         adam_beta1=settings.adam_betas[0],
         adam_beta2=settings.adam_betas[1],
         adam_epsilon=settings.adam_epsilon,
         max_grad_norm=settings.clip,
-        bf16=settings.precision == "bf16",
-        seed=seed,
-        data_seed=seed,
         eval_strategy="epoch",
         logging_strategy="epoch",
-        logging_nan_inf_filter=False,
         save_strategy="epoch" if best else "no",
-        save_only_model=True,
-        save_total_limit=1,
         load_best_model_at_end=best,
         metric_for_best_model=f"eval_{encoder.task.metrics[0]}",
-        greater_is_better=True,
-        report_to="none",
-        disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the Trainer multiplies the batch by the number of GPUs
-    return arguments
 
 
 def _measure_split(trainer: Any, split: EncodedSplit, threshold: float | None = None) -> Scores:
@@ -204,10 +188,9 @@ def _measure_split(trainer: Any, split: EncodedSplit, threshold: float | None = 
 
 def _score_outputs(split: EncodedSplit, outputs: Any, threshold: float | None = None) -> Scores:
     """Return the metrics of the Trainer's outputs; outputs after the logits are ignored. Raises TrainingDiverged."""
-    numpy = import_optional("numpy", _IMPORT_PURPOSE)
     wanted = 2 if "start_positions" in split.dataset.column_names else 1
     found = outputs if isinstance(outputs, tuple) else (outputs,)
-    if not all(numpy.isfinite(part).all() for part in found[:wanted]):
+    if not all(np.isfinite(part).all() for part in found[:wanted]):
         raise TrainingDiverged("outputs of the model are not finite", remedy="lower lr, or lengthen warmup")
     logits: Any = found[0] if wanted == 1 else found[:2]
     return split.compute_scores(logits, threshold)
@@ -222,26 +205,16 @@ def _epoch_curves(history: Sequence[Mapping[str, float]], metrics: Sequence[str]
     )
 
 
-def _progress_callback(task: str, progress: Work) -> Any:
-    """Return the Trainer's callback that shows progress, and refuses a loss that is not finite."""
-    transformers = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA)
-
-    class Progress(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
-        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
-            progress.set_done(state.global_step, state.max_steps)
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
-            figures = {name: value for name, value in (logs or {}).items() if name == "loss" or "eval_" in name}
-            if not math.isfinite(figures.get("loss", 0.0)):
-                raise TrainingDiverged(
-                    f"the loss is no longer finite in epoch {state.epoch:g}",
-                    remedy="lower lr, or lengthen warmup",
-                )
-            told = ", ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in figures.items())
-            if told and "runtime" not in told:
-                _LOG.info("%s, epoch %g of %g: %s", task, state.epoch, args.num_train_epochs, told)
-
-    return Progress()
+def _show_figures(encoder: ExampleEncoder, state: Any, logs: Mapping[str, float]) -> None:
+    """Log the figures of an epoch. Raises TrainingDiverged for a loss that is not finite."""
+    figures = {name: value for name, value in logs.items() if name == "loss" or "eval_" in name}
+    if not math.isfinite(figures.get("loss", 0.0)):
+        raise TrainingDiverged(
+            f"the loss is no longer finite in epoch {state.epoch:g}", remedy="lower lr, or lengthen warmup"
+        )
+    told = ", ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in figures.items())
+    if told and "runtime" not in told:
+        _LOG.info("%s, epoch %g of %g: %s", encoder.task.name, state.epoch, encoder.settings.epochs, told)
 
 
 @dataclass(frozen=True)

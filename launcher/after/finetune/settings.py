@@ -69,15 +69,13 @@ class FinetuneSettings(BaseModel):
         return self
 
 
-def settings_grid(defaults: Mapping[str, object], overrides: Mapping[str, object]) -> tuple[FinetuneSettings, ...]:
-    """Return every combination of the values in a task's `defaults`, each of which is a value or a list of values.
-    `overrides` values replace defaults.
+def settings_grid(given: Mapping[str, object]) -> tuple[FinetuneSettings, ...]:
+    """Return every combination of the `given` settings, each of which is a value or a list of values.
 
     Combinations follow the order of the lists, and the last key varies fastest. A single fine-tuning uses the first.
 
     Raises OptionError if a key is no setting, or a value is not allowed.
     """
-    given = {**defaults, **overrides}
     if retired := [name for name in given if name in _RETIRED_SETTINGS]:
         raise OptionError(
             f"the fine-tuning setting {retired[0]!r} was retired with version 0.3.0",

@@ -256,8 +256,7 @@ def _locate_answers(task: TaskDescription, question: _Question) -> _Question | N
     nearest = task.misplaced_answers == "nearest"
     answers = [_locate_answer(answer, question.context, nearest=nearest) for answer in question.answers]
     if None not in answers:
-        kept = tuple(answer for answer in answers if answer is not None)
-        return _Question(question.place, question.id, question.question, question.context, kept)
+        return replace(question, answers=tuple(answer for answer in answers if answer is not None))
     if task.broken_rows == "skip":
         return None
     text = question.answers[answers.index(None)].text

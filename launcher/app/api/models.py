@@ -1,36 +1,17 @@
-"""A checkpoint of a run as a model in memory: our own module, or the class of transformers."""
+"""A checkpoint of a run as a model of transformers in memory."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
 from checkpoints.hf.folder import PAIR_FOLDERS
-from checkpoints.load import CheckpointReader
 from data_service.processes import temporary_folder
 from launcher.after.export.export import export_run
 from launcher.after.finetune.pretrained import require_transformers_class
 from launcher.errors import RunError, import_optional
-from launcher.runtime.recipe.network import objective_module
-from launcher.runtime.recipe.timeline import recipe_after
-from launcher.runtime.run.record import Run, select_checkpoint
+from launcher.runtime.run.record import Run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-def load_module(run: Run, step: int | None) -> nn.Module:
-    """Return the network with a checkpoint's weights; see `launcher.app.api.run.Run.module`."""
-    manifest = select_checkpoint(run, step)
-    tokenizer = run.tokenizer()
-    trained = recipe_after(run.recipe, manifest.step).model
-    config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
-    made = objective_module(config, run.recipe.objective)
-    with CheckpointReader(run.store, manifest) as reader, torch.no_grad():
-        for name, parameter in made.named_parameters():
-            parameter.copy_(reader.read_full(name))
-    return made.eval()
 
 
 def load_transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrainedModel":

@@ -144,9 +144,9 @@ class Run:
             CheckpointError: the checkpoint is damaged.
             TokenizerError: the run's tokenizer cannot be read.
         """
-        from launcher.app.api.models import load_module
+        from launcher.after.diagnose.states import open_checkpoint
 
-        return load_module(self._opened, step)
+        return open_checkpoint(self._opened, step).objective
 
     def transformers_model(self, step: int | None = None, part: str | None = None) -> "PreTrainedModel":
         """Return the weights of a checkpoint as a model of the class in `transformers` that exports are made for.

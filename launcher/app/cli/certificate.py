@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from launcher.app.cli.options import JsonOption, RunArgument, print_json, require_run
-from launcher.app.cli.runs import group
 
 if TYPE_CHECKING:
     from launcher.after.certificate.examine import CertificateCheck
@@ -15,11 +14,6 @@ KeyOption = Annotated[Path | None, typer.Option("--key", metavar="PEM", help="Pr
 PublicKeyOption = Annotated[
     Path | None, typer.Option("--public-key", metavar="PEM", help="Ed25519 key that must have signed it.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    group.command()(certify)
-    group.command()(verify)
 
 
 def certify(run: RunArgument, key: KeyOption = None) -> None:

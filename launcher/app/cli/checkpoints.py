@@ -1,6 +1,5 @@
 """`maskfleet checkpoints`: list, verify, export, average."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,10 +18,6 @@ OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI for t
 group = typer.Typer(no_args_is_help=True, help="List, verify, export and average a run's checkpoints.")
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="checkpoints", rich_help_panel="Look after it")
-
-
 @group.command("list")
 def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
     """List the run's checkpoints, newest first."""
@@ -31,6 +26,7 @@ def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     from checkpoints.listing import checkpoint_rows
+    from launcher.observe.inspect.report.events import utc_text
     from launcher.output import human_bytes, print_table
     from launcher.runtime.run.outline import open_outline
 
@@ -40,7 +36,7 @@ def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
         return
     table = Table("step", "committed (UTC)", "attempt", "ranks", "size", "", box=None, pad_edge=False)
     for row in found:
-        when = "" if row.created is None else f"{datetime.fromtimestamp(row.created, UTC):%Y-%m-%d %H:%M:%S}"
+        when = "" if row.created is None else utc_text(row.created)
         abandoned = "abandoned: the run went on from an earlier one" if row.abandoned else ""
         ranks = "" if row.world_size is None else str(row.world_size)
         size = human_bytes(row.bytes)

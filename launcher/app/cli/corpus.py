@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from launcher.app.cli import corpus_append, corpus_changes, corpus_documents
+from launcher.app.cli.corpus_append import append
+from launcher.app.cli.corpus_changes import merge, remove
+from launcher.app.cli.corpus_documents import card, find, show
 from launcher.app.cli.corpus_options import (
     BlockTokensOption,
     BuildWorkersOption,
@@ -50,13 +52,6 @@ if TYPE_CHECKING:
     from data_service.ingest.options import BuildOptions
 
 group = typer.Typer(no_args_is_help=True, help="Build corpora from raw text, verify, count and read them.")
-
-
-def register(app: typer.Typer) -> None:
-    corpus_documents.register(group)
-    corpus_changes.register(group)
-    corpus_append.register(group)
-    app.add_typer(group, name="corpus", rich_help_panel="Prepare")
 
 
 @group.command()
@@ -312,3 +307,11 @@ def similar_words(
     with work("learning similar words", unit="blocks") as now:
         written = write_similar_words(corpora, out, options, now.set_done)
     typer.echo(f"{written.words:,} words, {written.with_similar:,} with a similar one: {out}")
+
+
+group.command()(show)
+group.command()(find)
+group.command()(card)
+group.command()(remove)
+group.command()(merge)
+group.command()(append)

@@ -38,11 +38,6 @@ _BadBytesOverride = Annotated[
 ]
 
 
-def register(group: typer.Typer) -> None:
-    """Add the command to the group `maskfleet corpus`."""
-    group.command()(append)
-
-
 def append(
     corpus: CorpusArgument,
     inputs: InputsArgument,

@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     from data_service.corpus.remove import DocumentsBySplit
 
 
-def register(group: typer.Typer) -> None:
-    """Add the commands to the group `maskfleet corpus`."""
-    group.command()(remove)
-    group.command()(merge)
-
-
 def remove(
     corpus: CorpusArgument,
     reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the removal.")],

@@ -7,13 +7,6 @@ import typer
 from launcher.app.cli.options import CorpusArgument, JsonOption, print_json
 
 
-def register(group: typer.Typer) -> None:
-    """Add the commands to the group `maskfleet corpus`."""
-    group.command()(show)
-    group.command()(find)
-    group.command()(card)
-
-
 def show(
     corpus: CorpusArgument,
     index: Annotated[int, typer.Option("--index", min=0, help="Number of the first document.")] = 0,

@@ -9,10 +9,6 @@ from launcher.app.cli.options import EncodingOption, require_local_path, validat
 from launcher.progress import work
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Prepare")(demo)
-
-
 def demo(
     text: Annotated[
         str | None,

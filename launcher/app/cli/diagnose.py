@@ -21,10 +21,6 @@ class PoolingOption(StrEnum):  # typer takes no list of Literal
     MAX = "max"
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Look after it")(diagnose)
-
-
 def diagnose(
     checkpoint: CheckpointArgument,
     step: StepOption = None,

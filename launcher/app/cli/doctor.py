@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from launcher.runtime.preflight.kernels import KernelVerdict
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Look after it")(doctor)
-    app.command(rich_help_panel="Look after it")(preflight)
-
-
 def doctor(
     stores: Annotated[
         list[str] | None,

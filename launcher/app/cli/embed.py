@@ -30,10 +30,6 @@ _MaxLengthOption = Annotated[int | None, typer.Option("--max-length", help="Toke
 _BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Texts at a time.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="embed", rich_help_panel="Use it")
-
-
 @group.command()
 def train(
     model: _ModelArgument,
@@ -61,10 +57,9 @@ def train(
         from checkpoints.hf.folder import replaceable_files
         from data_service.store.open import open_store
         from launcher.after.embed.train import export_embeddings, train_embeddings
+        from launcher.after.finetune.model import silence_transformers
         from launcher.after.finetune.pretrained import open_pretrained
-
-        _silence_library_warnings()
-    with show_logs("launcher.after.embed"):
+    with show_logs("launcher.after.embed"), silence_transformers():
         replaceable_files(open_store(out))  # raises here, before hours of training
         with open_pretrained(model, step) as pretrained:
             trained = train_embeddings(pretrained, training)
@@ -108,12 +103,11 @@ def evaluate(
     require_model(model)
     with work("loading libraries"):
         from launcher.after.embed.evaluate import VectorMeasureSettings, measure_checkpoint_vectors
+        from launcher.after.finetune.model import silence_transformers
         from launcher.after.finetune.pretrained import open_pretrained
-
-        _silence_library_warnings()
     cell = checked(VectorMeasureSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
     table = Table("task", "split", "metric", "x 100", box=None, pad_edge=False)
-    with show_logs("launcher.after.embed"), open_pretrained(model, step) as pretrained:
+    with show_logs("launcher.after.embed"), silence_transformers(), open_pretrained(model, step) as pretrained:
         for task in chosen:
             where = cell.split or ("dev" if "dev" in task.splits else "test")
             metrics = measure_checkpoint_vectors(pretrained, task, cell)
@@ -166,10 +160,9 @@ def negatives(
             require_new_file,
             write_pair_examples,
         )
+        from launcher.after.finetune.model import silence_transformers
         from launcher.after.finetune.pretrained import open_pretrained
-
-        _silence_library_warnings()
-    with show_logs("launcher.after.embed"):
+    with show_logs("launcher.after.embed"), silence_transformers():
         require_new_file(out)
         examples = read_pair_examples(listing, options)
         with open_pretrained(model, step) as pretrained:
@@ -186,12 +179,3 @@ def show_settings(
     from launcher.after.embed.settings import read_bundled_settings
 
     typer.echo(read_bundled_settings(name), nl=False)
-
-
-def _silence_library_warnings() -> None:
-    from launcher.errors import EVALUATE_EXTRA, import_optional
-
-    import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA)
-    libraries = import_optional("transformers", "maskfleet embed", EVALUATE_EXTRA).utils.logging
-    libraries.set_verbosity_error()
-    libraries.disable_progress_bar()

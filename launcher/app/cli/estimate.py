@@ -27,10 +27,6 @@ TextOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("estimate", rich_help_panel="Prepare")(estimate)
-
-
 def estimate(
     recipe: RecipeArgument,
     nodes: Annotated[int | None, typer.Option(help="Machines.")] = None,

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from launcher.observe.inspect.report.task_table import TableRow
 
 
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="After pretraining")(evaluate)
-
-
 CheckpointsArgument = Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help=f"Runs, {CHECKPOINT_HELP}")]
 SuiteArgument = Annotated[
     str, typer.Argument(metavar="SUITE", help="A bundled suite's or task's name, or a YAML file of either.")

@@ -9,12 +9,7 @@ from launcher.errors import OptionError
 from launcher.progress import work
 
 if TYPE_CHECKING:
-    from launcher.after.fill.fill import Sampling
     from launcher.after.finetune.pretrained import LocalModel
-
-
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel="Look after it")(fill)
 
 
 def fill(
@@ -54,10 +49,9 @@ def fill(
     if "<mask" not in text:
         raise OptionError(f"{text!r} has no <mask>", remedy="write <mask> where a token is wanted, or <mask:20>")
     with work("loading libraries"):
-        from launcher.after.fill.fill import Sampling
         from launcher.after.finetune.pretrained import open_pretrained
     with open_pretrained(checkpoint, step) as model:
-        records = _fill_records(model, text, Sampling(steps, temperature, seed), count)
+        records = _fill_records(model, text, steps, temperature, seed, count)
     if as_json:
         print_json(records)
         return
@@ -66,19 +60,21 @@ def fill(
         typer.echo(record["text"] if probability is None else f"{probability:7.2%}  {record['text']}")
 
 
-def _fill_records(model: "LocalModel", text: str, sampling: "Sampling", count: int | None) -> list[dict[str, Any]]:
+def _fill_records(
+    model: "LocalModel", text: str, steps: int | None, temperature: float, seed: int, count: int | None
+) -> list[dict[str, Any]]:
     """Return the text, or `count` candidates for its mask. Raises OptionError: the model has no such options."""
     from checkpoints.hf.load import read_folder_config
     from launcher.after.fill.fill import MaskFiller, TextWriter
 
     if read_folder_config(model.folder).has_decoder:
-        if count is not None or sampling.steps is not None:
+        if count is not None or steps is not None:
             raise OptionError(
                 f"{model.name} writes a text token by token: it has no steps, and no guesses for one mask",
                 remedy="leave --steps and --count out",
             )
-        return [{"text": TextWriter(model.folder).write(text, sampling.temperature, sampling.seed)}]
+        return [{"text": TextWriter(model.folder).write(text, temperature, seed)}]
     if count is None:
-        return [{"text": MaskFiller(model.folder).fill(text, sampling)}]
+        return [{"text": MaskFiller(model.folder).fill(text, steps, temperature, seed)}]
     guesses = MaskFiller(model.folder).top_candidates(text, count)
     return [{"text": guess.text, "probability": guess.probability} for guess in guesses]

@@ -30,10 +30,6 @@ SettingsOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("finetune", rich_help_panel="After pretraining")(fine_tune)
-
-
 def fine_tune(
     checkpoint: CheckpointArgument,
     task: TaskArgument,
@@ -64,7 +60,7 @@ def fine_tune(
         require_assignments(assignments or ())
         asked = load_task(task, data)
         given = apply_assignments(RecipeDocument(dict(asked.finetune), asked.name, {}), assignments or ()).data
-        settings = settings_grid(given, {})[0]
+        settings = settings_grid(given)[0]
         require_model(checkpoint)
         with work("loading libraries"):
             from checkpoints.hf.export import publish_on_exit

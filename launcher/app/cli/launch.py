@@ -112,10 +112,6 @@ def with_job_options(command: Callable[[AnyOptions], None]) -> Callable[..., Non
     return call_with_options
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="launch", rich_help_panel="Train")
-
-
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions(JobOptions):
     """Options of `launch slurm` alone."""

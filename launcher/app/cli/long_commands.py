@@ -10,21 +10,19 @@ from data_service.printable import escape_controls, mask_secrets
 
 
 @contextmanager
-def show_logs(*names: str) -> Iterator[None]:
-    """Send messages of these loggers to standard error inside the block."""
+def show_logs(name: str) -> Iterator[None]:
+    """Send messages of the logger `name` to standard error inside the block."""
     from launcher.command import open_terminal_stream
 
-    handler = logging.StreamHandler(open_terminal_stream(2))
-    before = {name: logging.getLogger(name).level for name in names}
-    for name in names:
-        logging.getLogger(name).setLevel(logging.INFO)
-        logging.getLogger(name).addHandler(handler)
+    logger, handler = logging.getLogger(name), logging.StreamHandler(open_terminal_stream(2))
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
-            logging.getLogger(name).removeHandler(handler)
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def print_stderr(text: str) -> None:

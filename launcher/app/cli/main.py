@@ -112,23 +112,30 @@ def _common(
     """Options that come before the command."""
 
 
-demo.register(app)
-tokenizer.register(app)
-corpus.register(app)
-recipe.register(app)
-tasks.register(app)
-estimate.register(app)
-train.register(app)
-launch.register(app)
-runs.register(app)
-certificate.register(app)
-checkpoints.register(app)
-embed.register(app)
-diagnose.register(app)
-doctor.register(app)
-fill.register(app)
-finetune.register(app)
-evaluate.register(app)
+_PREPARE, _TRAIN, _MAINTENANCE, _USE = "Prepare", "Train", "Look after it", "Use it"  # panels of the help
+_AFTER = "After pretraining"
+app.command(rich_help_panel=_PREPARE)(demo.demo)
+app.add_typer(tokenizer.group, name="tokenizer", rich_help_panel=_PREPARE)
+app.add_typer(corpus.group, name="corpus", rich_help_panel=_PREPARE)
+app.add_typer(recipe.group, name="recipe", rich_help_panel=_PREPARE)
+app.add_typer(tasks.group, name="tasks", rich_help_panel=_PREPARE)
+app.command(rich_help_panel=_PREPARE)(estimate.estimate)
+app.command(rich_help_panel=_TRAIN)(train.init)
+app.command(rich_help_panel=_TRAIN)(train.train)
+app.command(rich_help_panel=_MAINTENANCE)(train.show)
+app.command(rich_help_panel=_MAINTENANCE)(train.report)
+app.add_typer(launch.group, name="launch", rich_help_panel=_TRAIN)
+app.add_typer(runs.group, name="runs", rich_help_panel=_MAINTENANCE)
+runs.group.command()(certificate.certify)
+runs.group.command()(certificate.verify)
+app.add_typer(checkpoints.group, name="checkpoints", rich_help_panel=_MAINTENANCE)
+app.add_typer(embed.group, name="embed", rich_help_panel=_USE)
+app.command(rich_help_panel=_MAINTENANCE)(diagnose.diagnose)
+app.command(rich_help_panel=_MAINTENANCE)(doctor.doctor)
+app.command(rich_help_panel=_MAINTENANCE)(doctor.preflight)
+app.command(rich_help_panel=_MAINTENANCE)(fill.fill)
+app.command("finetune", rich_help_panel=_AFTER)(finetune.fine_tune)
+app.command(rich_help_panel=_AFTER)(evaluate.evaluate)
 
 
 def main() -> None:

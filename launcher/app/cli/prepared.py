@@ -21,22 +21,17 @@ from launcher.app.cli.texts import default_worker_count, read_settings
 from launcher.output import human_bytes
 from launcher.runtime.recipe.document import DocumentWording
 
-_DOCUMENT_WORDING = DocumentWording("preparation", "infra/docs/prepare.md", PrepareError)
+PREPARATION_WORDING = DocumentWording("preparation", "infra/docs/prepare.md", PrepareError)
 _MAX_TABLE_ROWS = 20
-
-
-def read_preparation(path: str) -> Preparation:
-    """Return the preparation in a file, local or on S3. Raises PrepareError, StoreError as `read_settings`."""
-    return read_settings(path, Preparation, _DOCUMENT_WORDING)
 
 
 def prepare_with_progress(path: str, output: str, workers: int | None, console: Console) -> Statistics:
     """Run the preparation of a file and show its progress on `console`; return the statistics.
 
     Raises:
-        PrepareError, InputError, StoreError: as `data_service.prepare.prepare.prepare`.
+        PrepareError, InputError, StoreError: as `read_settings` and `data_service.prepare.prepare.prepare`.
     """
-    preparation = read_preparation(path)
+    preparation = read_settings(path, Preparation, PREPARATION_WORDING)
     listings = list_input_files(preparation, open_store(output))
     if unread := [item for listing in listings for item in listing.left_out]:
         typer.echo(f"Files not read: {len(unread):,}", err=True)

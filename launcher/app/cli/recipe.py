@@ -1,7 +1,7 @@
 """`maskfleet recipe`: the bundled recipes, and the size, batch and tokens of a recipe."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,10 +23,6 @@ SetOption = Annotated[
 TinyOption = Annotated[
     bool, typer.Option("--tiny", help="Shrink it for a CPU: two narrow layers, minutes of training.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="recipe", rich_help_panel="Prepare")
 
 
 def load_recipe(
@@ -63,36 +59,29 @@ def list_recipes(as_json: JsonOption = False) -> None:
     from launcher.output import human_count, print_table
     from launcher.runtime.recipe.load import parse_recipe
     from launcher.runtime.recipe.source import bundled
-    from launcher.runtime.recipe.summary import (
-        discriminator_parameter_count,
-        model_title,
-        parameter_count,
-        total_tokens,
-    )
 
-    recipes = [parse_recipe(text, name, is_bundled=True) for name, text in bundled().items()]
-    recipes.sort(key=lambda recipe: (model_title(recipe), parameter_count(recipe), recipe.total_steps))
+    recipes = (parse_recipe(text, name, is_bundled=True) for name, text in bundled().items())
+    records = sorted(map(_recipe_record, recipes), key=lambda one: (one["family"], one["parameters"], one["steps"]))
     if as_json:
-        print_json(_recipe_record(recipe) for recipe in recipes)
+        print_json(records)
         return
     table = Table("family", "recipe", "layers", "parameters", "steps", "tokens", box=None, pad_edge=False)
     previous = ""
-    for recipe in recipes:
-        family, alone = model_title(recipe), discriminator_parameter_count(recipe)
-        size = human_count(parameter_count(recipe))
+    for one in records:
+        alone, size = one["discriminator_parameters"], human_count(one["parameters"])
         table.add_row(
-            family if family != previous else "",
-            recipe.name,
-            f"{recipe.model.layers} x {recipe.model.hidden}",
+            one["family"] if one["family"] != previous else "",
+            one["name"],
+            f"{one['layers']} x {one['hidden']}",
             f"{human_count(alone)} ({size})" if alone is not None else size,
-            f"{recipe.total_steps:,}",
-            human_count(total_tokens(recipe)),
+            f"{one['steps']:,}",
+            human_count(one["tokens"]),
         )
-        previous = family
+        previous = one["family"]
     print_table(table)
 
 
-def _recipe_record(recipe: "Recipe") -> dict[str, object]:
+def _recipe_record(recipe: "Recipe") -> dict[str, Any]:
     from launcher.runtime.recipe.summary import (
         discriminator_parameter_count,
         model_title,

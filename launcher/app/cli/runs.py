@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from data_service.printable import shell_word
-from launcher.app.cli.options import RunArgument, StepOption, require_assignments, require_new_run, require_run
+from launcher.app.cli.options import (
+    RunArgument,
+    StepOption,
+    print_json,
+    require_assignments,
+    require_new_run,
+    require_run,
+)
 from launcher.app.cli.recipe import SetOption
 from launcher.errors import OptionError
 
@@ -15,10 +22,6 @@ if TYPE_CHECKING:
     from launcher.runtime.run.record import Run
 
 group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one, find what they read.")
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="runs", rich_help_panel="Look after it")
 
 
 @group.command()
@@ -36,13 +39,11 @@ def status(
 
     Example: `maskfleet runs status s3://bucket/runs`
     """
-    import json
     from dataclasses import asdict
 
     from data_service.printable import escape_controls
     from launcher.observe.inspect.status import RunStatus, UnreadableRun, read_statuses, status_lines, status_table
     from launcher.output import print_table
-    from launcher.runtime.run.log import encode_line
 
     now = time.time()
     found = list(read_statuses(places, now, brief=brief))
@@ -50,7 +51,7 @@ def status(
     if as_json:
         for one in found:
             origins = [origin.model_dump() for origin in one.origins] if isinstance(one, RunStatus) else []
-            typer.echo(json.dumps(json.loads(encode_line(asdict(one) | {"origins": origins}))))
+            print_json([asdict(one) | {"origins": origins}])
     elif len(found) == 1 and isinstance(found[0], RunStatus):
         for line in status_lines(found[0], now):
             typer.echo(escape_controls(line))
@@ -213,7 +214,6 @@ def exposure(
             "no documents are named, or in more than one way",
             remedy="give one of --document, --ids and --removed",
         )
-    import json
     from dataclasses import asdict
 
     from launcher.observe.inspect.exposure import exposure_table, find_exposures, summary_lines
@@ -226,8 +226,7 @@ def exposure(
     with work("finding rows", len(selection.places) * len(opened.recipe.phases), "documents") as now:
         report = find_exposures(opened, selection, now.advance)
     if as_json:
-        for each in report.found:
-            typer.echo(json.dumps(asdict(each) | {"document": str(each.document)}))
+        print_json(asdict(each) | {"document": str(each.document)} for each in report.found)
         return
     if report.found:
         print_table(exposure_table(report))

@@ -17,10 +17,6 @@ group = typer.Typer(no_args_is_help=True, help="List, show and check tasks and s
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="A task's or suite's name, or a YAML file.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="tasks", rich_help_panel="Prepare")
-
-
 @group.command("list")
 def list_tasks(as_json: JsonOption = False) -> None:
     """List the tasks and suites that come with Maskfleet."""

@@ -43,10 +43,6 @@ SampleOption = Annotated[
 ReplaceOption = Annotated[bool, typer.Option("--replace", help="Write over a tokenizer that is in the folder already.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(group, name="tokenizer", rich_help_panel="Prepare")
-
-
 @group.command()
 def train(
     inputs: InputsArgument,
@@ -225,10 +221,7 @@ def extend(
     if terms is None and not specials:
         raise OptionError("nothing to add", remedy="give --terms FILE, or --specials, or both")
     _check_no_tokenizer(new, replace)
-    extended, told = (
-        (load_with_all_special_tokens if specials else load_tokenizer)(tokenizer, tokenizer_rules),
-        "",
-    )
+    extended, told = (load_with_all_special_tokens if specials else load_tokenizer)(tokenizer, tokenizer_rules), ""
     if terms is not None:
         extension = extend_tokenizer(extended, read_nonblank_lines(terms))
         extended = extension.tokenizer

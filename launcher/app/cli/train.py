@@ -22,15 +22,6 @@ from launcher.progress import work
 if TYPE_CHECKING:
     from launcher.runtime.run.record import Run
 
-_TRAIN_PANEL, _MAINTENANCE_PANEL = "Train", "Look after it"
-
-
-def register(app: typer.Typer) -> None:
-    app.command(rich_help_panel=_TRAIN_PANEL)(init)
-    app.command(rich_help_panel=_TRAIN_PANEL)(train)
-    app.command(rich_help_panel=_MAINTENANCE_PANEL)(show)
-    app.command(rich_help_panel=_MAINTENANCE_PANEL)(report)
-
 
 CorpusOption = Annotated[
     list[str] | None,

@@ -19,7 +19,6 @@ from data_service.stream.sources import Corpora
 from data_service.stream.stream import Stream
 from data_service.types import Block
 from launcher.observe.inspect.kept_baselines import BASELINES_KEY, Baselines, load_baselines
-from launcher.progress import track_progress as counting
 from launcher.progress import work
 from launcher.runtime.run.inputs import unigram_probabilities
 from launcher.runtime.run.record import Run
@@ -70,10 +69,11 @@ def compute_baselines(run: Run) -> Baselines:
     counted = 0
     corpora = Corpora(stream_spec(run, tokenizer, len(run.recipe.phases) - 1))
     total = min(_MAX_BIGRAM_TOKENS, sum(int(table.tokens.sum()) for table in corpora.tables))
-    blocks = counting(_training_blocks(corpora), "counting pairs of tokens", total, "tokens", _block_token_count)
-    for block in blocks:
-        pairs.add(block)
-        counted += len(block.tokens)
+    with work("counting pairs of tokens", total, "tokens") as now:
+        for block in _training_blocks(corpora):
+            pairs.add(block)
+            counted += len(block.tokens)
+            now.advance(len(block.tokens))
     return Baselines(
         targets=len(targets.ids),
         unigram=float(-np.log(unigram[targets.ids]).mean()),
@@ -81,10 +81,6 @@ def compute_baselines(run: Run) -> Baselines:
         counted=counted,
         fingerprint=run.record.fingerprint,
     )
-
-
-def _block_token_count(block: Block) -> int:
-    return len(block.tokens)
 
 
 def find_heldout_targets(samples: Samples, special_mask: NDArray[np.bool_]) -> HeldoutTargets:

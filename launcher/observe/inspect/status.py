@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from checkpoints.ownership import AttemptStatus, read_attempt_status
 from data_service.errors import UserError
 from data_service.printable import one_line
 from data_service.store.base import Store
+from launcher.observe.inspect.report.events import utc_text
 from launcher.observe.inspect.report.figures import Interruption, compute_figures, find_interruptions, metric_medians
 from launcher.output import human_count, human_duration
 from launcher.runtime.run.history import History, StepHistory, read_history
@@ -330,8 +330,10 @@ def not_running_reason(presence: AttemptStatus | None) -> str:
     if presence is None:
         return "was never started"
     if presence.ended is not None:
-        return f"is not running: its last start ended at {_utc_text(presence.ended)}"
-    return f"is not running: its last start, on {presence.owner.host}, was last heard of at {_utc_text(presence.heard)}"
+        return f"is not running: its last start ended at {utc_text(presence.ended)} UTC"
+    return (
+        f"is not running: its last start, on {presence.owner.host}, was last heard of at {utc_text(presence.heard)} UTC"
+    )
 
 
 def _state_line(run: RunStatus, now: float) -> str:
@@ -374,13 +376,9 @@ def _interruption_lines(run: RunStatus) -> Iterator[str]:
         then = "not resumed yet"
         if gap.resumed_from is not None and gap.downtime is not None:
             then = f"resumed at step {gap.resumed_from:,} after {human_duration(gap.downtime)}"
-        yield f"{'':<12}{_utc_text(gap.time)}  {gap.cause}; {then}"
+        yield f"{'':<12}{utc_text(gap.time)} UTC  {gap.cause}; {then}"
 
 
 def _seconds_since(then: float, now: float) -> float:
     """Return the seconds since `then`; at least 0, because the clocks of two machines may differ."""
     return max(0.0, now - then)
-
-
-def _utc_text(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"

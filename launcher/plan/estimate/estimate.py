@@ -197,10 +197,8 @@ def estimate_recipe(
     """
     share = None if mfu is None else parse_utilisation(str(mfu))
     count = parameter_count(recipe)
-    recipe, automatic = (
-        recipe.model_copy(update={"model": with_vocab(recipe.model)}),
-        has_automatic_microbatch(recipe),
-    )
+    automatic = has_automatic_microbatch(recipe)
+    recipe = recipe.model_copy(update={"model": with_vocab(recipe.model)})
     if automatic:
         most = rows_that_fit(RankMemory(recipe, count, cluster.ranks, "cuda"), usable_gpu_bytes(cluster.gpu.memory))
         recipe = with_microbatch_rows(recipe, cluster.ranks, most)

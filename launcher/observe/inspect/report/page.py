@@ -47,26 +47,17 @@ class ReportSubject:
     """The run that a page is about, without its history.
 
     Attributes:
-        name, uri, created: name, URI and date of creation.
-        total_steps: number of steps in the recipe.
-        recipe: YAML text of the recipe.
-        facts: further lines for the last section, by name: fingerprints, versions.
+        status: what the run is doing.
         baselines: reference losses on the held-out targets in nats, by name ("unigram", "left bigram").
         commit_evaluations: evaluations of its commits while it trained.
         task_rows: results of `maskfleet evaluate` for its checkpoints.
-        status: what the run is doing; None: the page says only how far its records reach.
     """
 
-    name: str
-    uri: str
-    created: str
-    total_steps: int
-    recipe: str
-    facts: dict[str, str]
+    run: Outline
+    status: RunStatus
     baselines: dict[str, float]
     commit_evaluations: tuple[EvaluatedCommit, ...] = ()
     task_rows: Sequence[TableRow] = ()
-    status: RunStatus | None = None
 
 
 def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) -> None:
@@ -83,16 +74,11 @@ def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head_htm
     """Return the page's HTML from the run's store. `head_html`: as for `style.html_page`. Raises StoreError."""
     history = read_history(run.store)
     subject = ReportSubject(
-        name=run.name,
-        uri=run.uri,
-        created=run.record.created,
-        total_steps=run.total_steps,
-        recipe=run.recipe,
-        facts=run.page_facts(),
-        task_rows=stored_rows(run.store),
-        baselines=baselines,
+        run,
+        status_from_history(run, history, now.timestamp(), brief=True),
+        baselines,
         commit_evaluations=tuple(evaluated_commits(run.store)),
-        status=status_from_history(run, history, now.timestamp(), brief=True),
+        task_rows=stored_rows(run.store),
     )
     return render_page(subject, history, now, head_html)
 
@@ -111,38 +97,35 @@ def render_page(subject: ReportSubject, history: History, now: datetime, head: s
     """Return the page's HTML. `head`: as for `style.html_page`. Raises StoreError."""
     found = _sections(subject, history, now).items()
     parts = (f'<section id="s-{name}">{content}</section>' for name, content in found if content)
-    return html_page(f"{subject.name} - Maskfleet", parts, head)
+    return html_page(f"{subject.run.name} - Maskfleet", parts, head)
 
 
 def _sections(subject: ReportSubject, history: History, now: datetime) -> dict[str, str]:
     """Return the sections of the page by name, in order; a section without content is empty text."""
     status = subject.status
-    until = last_seen(status.state, status.heard, now.timestamp()) if status is not None else None
+    until = last_seen(status.state, status.heard, now.timestamp())
     figures, gaps = compute_figures(history, until), find_interruptions(history)
     curves = "".join(draw_chart(chart) for chart in report_charts(history, gaps, subject.baselines))
     return {
-        "head": _header_html(subject, figures, now),
+        "head": _header_html(subject.run, status, now),
         "figures": figure_tiles(_figure_tiles(subject, history, figures, gaps)),
         "charts": f'<div class="charts">{curves}</div>',
-        "status": _status_html(subject.status, now),
+        "status": "<h2>Status</h2>" + html_table(("what", "now"), status_facts(status, now.timestamp()), 2),
         "evaluations": evaluations_html(subject.commit_evaluations, history.events),
         "evaluated": _task_table_html(subject.task_rows),
         "events": tables.events_table(history.events),
         "interruptions": tables.interruptions_table(gaps),
         "damage": tables.damage_table(history.damage),
-        "configuration": _configuration_html(subject),
+        "configuration": _configuration_html(subject.run),
     }
 
 
-def _header_html(subject: ReportSubject, figures: RunFigures, now: datetime) -> str:
-    when = f"created {escape_text(subject.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
-    status, shown = subject.status, ""
-    if status is not None:
-        why = f'<span class="why">{escape_text(status.reason)}</span>' if status.reason else ""
-        shown = state_badge(status.state, _BADGE_BY_STATE.get(status.state, " open")) + why
-    top = page_header(subject.name, shown, f"<code>{escape_text(subject.uri)}</code>", when)
-    step, ahead = (status.step, status.eta_seconds) if status is not None else (figures.steps, None)
-    return top + _progress_html(step, subject.total_steps, ahead)
+def _header_html(run: Outline, status: RunStatus, now: datetime) -> str:
+    when = f"created {escape_text(run.record.created)}, report of {now.astimezone(UTC).isoformat(timespec='seconds')}"
+    why = f'<span class="why">{escape_text(status.reason)}</span>' if status.reason else ""
+    shown = state_badge(status.state, _BADGE_BY_STATE.get(status.state, " open")) + why
+    top = page_header(run.name, shown, f"<code>{escape_text(run.uri)}</code>", when)
+    return top + _progress_html(status.step, run.total_steps, status.eta_seconds)
 
 
 def _progress_html(step: int, total: int, eta_seconds: float | None) -> str:
@@ -188,12 +171,6 @@ def _heldout_tiles(subject: ReportSubject, evaluation: Record) -> Iterator[tuple
         yield f"{abs(baseline - loss):.2f} nat", f"{side} the {name} baseline"
 
 
-def _status_html(status: RunStatus | None, now: datetime) -> str:
-    if status is None:
-        return ""
-    return "<h2>Status</h2>" + html_table(("what", "now"), status_facts(status, now.timestamp()), 2)
-
-
 def _task_table_html(rows: Sequence[TableRow]) -> str:
     if not rows:
         return ""
@@ -203,7 +180,7 @@ def _task_table_html(rows: Sequence[TableRow]) -> str:
     return f'<h2>Evaluation</h2><p class="soft">{note}</p>' + html_table(column_names(rows)[1:], shown, 3)
 
 
-def _configuration_html(subject: ReportSubject) -> str:
-    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape_text(subject.recipe)}</pre>"
-    listed = html_table(("what", "value"), subject.facts.items(), 2)
+def _configuration_html(run: Outline) -> str:
+    recipe = f"<summary>recipe.yaml, as resolved</summary><pre>{escape_text(run.recipe)}</pre>"
+    listed = html_table(("what", "value"), run.page_facts().items(), 2)
     return f"<h2>Configuration</h2>{listed}<details>{recipe}</details>"

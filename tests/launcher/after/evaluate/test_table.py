@@ -1,6 +1,5 @@
 """Tables: the best settings by the median over seeds, whatever order results come in, and what is missing is said."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -9,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data_service.store.local import LocalStore
 from data_service.store.open import open_store
 from launcher.after.evaluate.cells import Cell, CellFigures, CellResult, find_results, tabulate_results
-from launcher.observe.inspect.report.page import ReportSubject, render_page
+from launcher.observe.inspect.report.page import draw_page
 from launcher.observe.inspect.report.task_table import average_over_tasks, store_rows, stored_rows, table_cells
-from launcher.runtime.run.history import read_history
+from launcher.runtime.run.outline import open_outline
+from tests.support.runs.untrained import ToldRun
 
 LRS, SEEDS = (1e-5, 2e-5, 5e-5), range(4)
 
@@ -155,8 +156,8 @@ def test_rows_are_kept_with_the_run_and_its_page_shows_them(tmp_path: Path) -> N
         store_rows(store, found)
     store.put("tables/broken.json", b"{")
     assert stored_rows(store) == rows(0.6) + rows(0.8, step=200)
-    subject = ReportSubject("base", "runs/base", "today", 100, "", {}, {})
-    history = read_history(open_store(tmp_path))
-    page = render_page(replace(subject, task_rows=rows(0.625)), history, datetime.now(UTC))
+    run = ToldRun(tmp_path / "run")
+    store_rows(LocalStore(run.folder), rows(0.625))
+    page = draw_page(open_outline(str(run.folder)), {}, datetime.now(UTC))
     assert "62.50" in page
     assert "sst2" in page

@@ -22,7 +22,7 @@ from encoder_core.layers.initialise import initialise
 from encoder_core.objectives.denoise import DenoiseConfig
 from encoder_core.objectives.modules.network import masked_language_model
 from encoder_core.objectives.plm import PlmConfig
-from launcher.after.fill.fill import MaskFiller, Sampling, TextWriter, predict_masks
+from launcher.after.fill.fill import MaskFiller, TextWriter, predict_masks
 from launcher.errors import OptionError
 from tests.support.checks.command import maskfleet
 from tests.support.models.written import export_model
@@ -116,13 +116,13 @@ def test_the_surest_are_kept_step_by_step(exported: Path, steps: int) -> None:
             ids[0, place] = best.indices[place]
             masked.remove(place)
     assert not masked
-    filled = MaskFiller(exported).fill("every <mask:3> reads the <mask> <mask>.", Sampling(steps=steps))
+    filled = MaskFiller(exported).fill("every <mask:3> reads the <mask> <mask>.", steps=steps)
     assert filled == tokenizer.decode(ids[0, 1:-1])
 
 
 def test_draws_belong_to_the_seed(exported: Path) -> None:
     filler = MaskFiller(exported)
-    texts = [filler.fill("<mask:12>", Sampling(steps=6, temperature=1.5, seed=seed)) for seed in (1, 2, 1, 2)]
+    texts = [filler.fill("<mask:12>", steps=6, temperature=1.5, seed=seed) for seed in (1, 2, 1, 2)]
     assert texts[0] == texts[2]
     assert texts[1] == texts[3]
     assert texts[0] != texts[1]
@@ -145,15 +145,15 @@ def test_ids_are_drawn_from_the_softmax_at_the_temperature() -> None:
 def test_no_mask_and_too_long_a_text_are_refused(exported: Path) -> None:
     filler = MaskFiller(exported)
     with pytest.raises(TokenizerError, match="<mask>"):
-        filler.fill("nothing to do", Sampling())
+        filler.fill("nothing to do")
     with pytest.raises(TokenizerError, match=r"\b66 tokens\b.*\b64\b"):
-        filler.fill("<mask:64>", Sampling())
+        filler.fill("<mask:64>")
 
 
 def test_the_command_fills_and_shows_candidates(exported: Path) -> None:
     filler, many, one = MaskFiller(exported), "the <mask:4> is lost", "<mask> is lost"
     filled = maskfleet("fill", str(exported), many, "--steps", "2", "--json")
-    assert json.loads(filled) == {"text": filler.fill(many, Sampling(steps=2))}
+    assert json.loads(filled) == {"text": filler.fill(many, steps=2)}
     shown = maskfleet("fill", str(exported), one, "--count", "2", "--json").splitlines()
     assert [json.loads(line)["text"] for line in shown] == [guess.text for guess in filler.top_candidates(one, 2)]
 

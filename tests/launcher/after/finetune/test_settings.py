@@ -7,16 +7,14 @@ from launcher.errors import OptionError
 
 
 def test_every_combination_of_the_lists_the_first_values_first() -> None:
-    found = settings_grid({"lr": [1e-5, 3e-5], "batch": [16, 32], "epochs": 4}, {"batch": 8})
-    assert [(one.lr, one.batch, one.epochs) for one in found] == [(1e-5, 8, 4), (3e-5, 8, 4)]
-    found = settings_grid({"lr": [1e-5, 3e-5], "batch": [16, 32]}, {})
+    found = settings_grid({"lr": [1e-5, 3e-5], "batch": [16, 32]})
     assert [(one.lr, one.batch) for one in found] == [(1e-5, 16), (1e-5, 32), (3e-5, 16), (3e-5, 32)]
-    assert settings_grid({}, {}) == (FinetuneSettings(),)
+    assert settings_grid({}) == (FinetuneSettings(),)
 
 
 def test_a_pair_of_betas_is_one_value() -> None:
-    assert [one.adam_betas for one in settings_grid({"adam_betas": [0.9, 0.98]}, {})] == [(0.9, 0.98)]
-    two = settings_grid({"adam_betas": [[0.9, 0.98], [0.9, 0.999]]}, {})
+    assert [one.adam_betas for one in settings_grid({"adam_betas": [0.9, 0.98]})] == [(0.9, 0.98)]
+    two = settings_grid({"adam_betas": [[0.9, 0.98], [0.9, 0.999]]})
     assert [one.adam_betas for one in two] == [(0.9, 0.98), (0.9, 0.999)]
 
 
@@ -36,6 +34,6 @@ def test_a_pair_of_betas_is_one_value() -> None:
 )
 def test_values_that_cannot_be_are_refused(given: dict[str, object], problem: str) -> None:
     with pytest.raises(OptionError) as raised:
-        settings_grid(given, {})
+        settings_grid(given)
     assert problem in raised.value.problem
     assert raised.value.remedy

@@ -7,8 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from data_service.errors import PrepareError
+from data_service.prepare.configuration import Preparation
 from launcher.app.cli.main import app
-from launcher.app.cli.prepared import read_preparation
+from launcher.app.cli.prepared import PREPARATION_WORDING
+from launcher.app.cli.texts import read_settings
 from tests.support.data.raw_text import DOCUMENTS
 
 PREPARATION = """
@@ -60,9 +62,9 @@ def test_the_tables_and_the_object_say_the_same(file: Path, tmp_path: Path) -> N
 def test_mistakes_in_the_file_are_named_by_line(file: Path, old: str, new: str, place: str) -> None:
     file.write_text(file.read_text("utf-8").replace(old, new), "utf-8")
     with pytest.raises(PrepareError, match=place):
-        read_preparation(str(file))
+        read_settings(str(file), Preparation, PREPARATION_WORDING)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(PrepareError, match=r"none\.yaml"):
-        read_preparation(str(tmp_path / "none.yaml"))
+        read_settings(str(tmp_path / "none.yaml"), Preparation, PREPARATION_WORDING)

@@ -10,21 +10,32 @@ from typing import Any
 import numpy as np
 import pytest
 
+from data_service.store.local import LocalStore
 from launcher.observe.inspect.report.chart import Chart, ReferenceLine, Series, bucket_points, draw_chart
 from launcher.observe.inspect.report.curves import report_charts
 from launcher.observe.inspect.report.evaluations import evaluations_html
 from launcher.observe.inspect.report.figures import compute_figures, find_interruptions
 from launcher.observe.inspect.report.page import ReportSubject, draw_page, render_page
+from launcher.observe.inspect.status import status_from_history
 from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import CommitWeights, DiagnosticCell, DiagnosticResult, EvaluatedCommit, Figure
 from launcher.runtime.run.history import History, StepHistory
-from launcher.runtime.run.outline import open_outline
+from launcher.runtime.run.outline import Outline, OutlineRecord, open_outline
 from tests.support.checks.html import Page
 from tests.support.runs.untrained import ToldRun
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
-SUBJECT = ReportSubject(
-    "a <b>run</b>", "s3://bucket/run&x", "yesterday", 100, "name: <script>", {"corpus": "c"}, {"unigram": 6.5}
+RECORD = {"format": 2, "name": "run", "created": "yesterday", "fingerprint": "f", "versions": {}}
+RUN = Outline(
+    uri="s3://bucket/run&x",
+    store=LocalStore(Path("/nowhere")),
+    name="a <b>run</b>",
+    total_steps=100,
+    flush_seconds=30.0,
+    record=OutlineRecord.model_validate(RECORD | {"inputs": {"corpora": {"text": "c"}, "tokenizer": "t"}}),
+    recipe="name: <script>",
+    corpora={},
+    tokenizer="bpe",
 )
 
 
@@ -70,6 +81,11 @@ KILLED = history(
 )
 
 
+def page_of(found: History) -> str:
+    status = status_from_history(RUN, found, NOW.timestamp(), brief=True)
+    return render_page(ReportSubject(RUN, status, {"unigram": 6.5}), found, NOW)
+
+
 def test_figures_count_repeated_steps_once() -> None:
     figures = compute_figures(KILLED)
     assert (figures.steps, figures.tokens, figures.tokens_per_second) == (10, 10_000, 500.0)
@@ -88,7 +104,7 @@ def test_time_goes_on_after_the_last_event_of_a_run_that_trains() -> None:
 
 def test_an_evaluation_that_is_not_finite_is_shown_as_that() -> None:
     bad = replace(KILLED, evaluations=({"kind": "evaluation", "step": 5, "loss": None, "mlm_loss": None},))
-    page = render_page(SUBJECT, bad, NOW)
+    page = page_of(bad)
     assert "not finite" in page
     assert " nat<" not in page
 
@@ -122,7 +138,7 @@ def test_what_a_death_cost() -> None:
         None,
         {},
     )
-    text = " ".join(Page(render_page(SUBJECT, DIED, NOW)).text.split())
+    text = " ".join(Page(page_of(DIED)).text.split())
     assert re.search(r"group 0\.5 s, .* 1\.2 s", text)
 
 
@@ -161,7 +177,7 @@ def test_what_interrupts_a_run_and_what_does_not(
     ids=["killed", "new", "one", "bare"],
 )
 def test_the_page_stands_alone(case: History) -> None:
-    html = render_page(SUBJECT, case, NOW)
+    html = page_of(case)
     page = Page(html)
     assert page.attributes("src", "href", "xlink:href") == []
     assert "script" not in html.replace("&lt;script&gt;", "")
@@ -170,7 +186,7 @@ def test_the_page_stands_alone(case: History) -> None:
 
 
 def test_the_page_shows_what_matters() -> None:
-    text = Page(render_page(SUBJECT, KILLED, NOW)).text
+    text = Page(page_of(KILLED)).text
     for words in (
         "held-out loss on hidden tokens, perplexity 90.0",
         "2.00 nat",
@@ -186,8 +202,8 @@ def test_the_page_shows_what_matters() -> None:
 
 def test_damage_is_shown() -> None:
     damaged = replace(KILLED, damage=["metrics/a000001/00000003.jsonl, line 2: not <JSON>"])
-    assert "metrics/a000001/00000003.jsonl, line 2: not <JSON>" in Page(render_page(SUBJECT, damaged, NOW)).text
-    assert "Damaged" not in Page(render_page(SUBJECT, KILLED, NOW)).text
+    assert "metrics/a000001/00000003.jsonl, line 2: not <JSON>" in Page(page_of(damaged)).text
+    assert "Damaged" not in Page(page_of(KILLED)).text
 
 
 def test_every_term_has_its_curves() -> None:
@@ -201,7 +217,7 @@ def test_every_term_has_its_curves() -> None:
         0,
         0.0,
     )
-    text = Page(render_page(SUBJECT, both, NOW)).text
+    text = Page(page_of(both)).text
     for words in (
         "weighted sum of all terms",
         "MLM loss",
@@ -228,7 +244,7 @@ def test_figures_of_an_average_of_the_weights_are_drawn_beside_theirs() -> None:
 
 def test_skipped_steps_leave_gaps_not_errors() -> None:
     steps = StepHistory.from_records([step(0), step(1, loss=None, grad_norm=None, skipped=True), step(2)])
-    html = render_page(SUBJECT, History(steps, (), (), 0, 0.0), NOW)
+    html = page_of(History(steps, (), (), 0, 0.0))
     assert "steps skipped" in html
     assert "nan" not in html.lower().replace("finance", "")
 
@@ -273,7 +289,7 @@ def test_what_happened_is_listed_and_a_machine_s_lasting_problem_once() -> None:
     )
     (gap,) = find_interruptions(happened)
     assert (gap.cause, gap.resumed_from, gap.downtime) == ("went back: losses that are not finite", 990, 5.0)
-    page = render_page(SUBJECT, happened, NOW)
+    page = page_of(happened)
     assert page.count("open files: 256") == 1, "every start finds it; once will do"
     for words in ("rank 3, host node-2, ratio 2.25", "from 2, to 3", "at step 1,030", "skipped 0, 3, 8, 10"):
         assert words in page

@@ -10,7 +10,7 @@ import torch
 from launcher.after.diagnose.measures import measure_heldout_loss
 from launcher.after.diagnose.states import open_checkpoint
 from launcher.after.export.export import export_run
-from launcher.after.fill.fill import MaskFiller, Sampling
+from launcher.after.fill.fill import MaskFiller
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 from tests.support.ranks.run_group import finish
@@ -66,4 +66,4 @@ def test_its_export_is_a_masked_language_model(run: str, tmp_path: Path) -> None
     best = logits[-2].softmax(-1).max()
     (guess,) = MaskFiller(tmp_path).top_candidates("the loss <mask>", 1)
     assert guess.probability == pytest.approx(float(best), rel=1e-4)
-    assert MaskFiller(tmp_path).fill("<mask:6>", Sampling(steps=3))
+    assert MaskFiller(tmp_path).fill("<mask:6>", steps=3)

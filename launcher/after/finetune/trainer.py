@@ -1,0 +1,54 @@
+"""What fine-tuning and the training of embeddings have in common: arguments of transformers' Trainer, and its
+callback."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import EVALUATE_EXTRA, import_optional
+from launcher.progress import Work
+
+
+def training_arguments(kind: Any, settings: Any, seed: int, scratch: Path, **own: Any) -> Any:
+    """Return arguments of class `kind`, transformers' or sentence-transformers'.
+
+    Args:
+        settings: `FinetuneSettings` or `EmbedTrainingSettings`.
+        scratch: folder for weights.
+        own: arguments that only this training has.
+    """
+    import_optional("accelerate", "training", EVALUATE_EXTRA)
+    arguments = kind(
+        output_dir=str(scratch),
+        num_train_epochs=settings.epochs,
+        learning_rate=settings.lr,
+        lr_scheduler_type="linear",
+        warmup_steps=settings.warmup,  # transformers reads a number below 1 as a share of all steps
+        weight_decay=settings.weight_decay,
+        bf16=settings.precision == "bf16",
+        seed=seed,
+        data_seed=seed,
+        logging_nan_inf_filter=False,
+        save_only_model=True,
+        save_total_limit=1,
+        greater_is_better=True,
+        report_to="none",
+        disable_tqdm=True,
+        **own,
+    )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # else the Trainer multiplies the batch by the number of GPUs
+    return arguments
+
+
+def training_callback(progress: Work, show_figures: Callable[[Any, Mapping[str, float]], None]) -> Any:
+    """Return the callback that shows progress, and calls `show_figures` with the Trainer's state and what it logs."""
+    from transformers import TrainerCallback
+
+    class Progress(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            progress.set_done(state.global_step, state.max_steps)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **rest: Any) -> None:
+            show_figures(state, logs or {})
+
+    return Progress()
