@@ -5,9 +5,11 @@ Only a kernel knows about rows. All kernels have the signature `AttentionKernel`
 | function       | where                                | how                                              |
 |----------------|--------------------------------------|--------------------------------------------------|
 | `varlen_flash` | CUDA, bf16 or fp16, without dropout  | flash attention over `cu_seqlens`, no padding    |
+| the same       | Hopper, where a trial prefers it     | FlashAttention-3, if its package is installed    |
 | `attend_fused`        | CUDA, with dropout; fp32 in a window | our Triton kernels, no padding                   |
 | `attend_blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
+| the same       | full rows, where a trial prefers it  | by cuDNN's attention alone                       |
 | `written_formula` | if a trial found all others wrong    | the formula on the same rectangle                |
 
 `attend_with_best_kernel` chooses among them (`kernel_choice.py`). Flash attention draws its dropout from the device's
@@ -28,22 +30,30 @@ many consecutive query heads share one. Flash attention supports this; the other
 `RelativeKeyAttention` (`relative_key.py`) is an `AttentionKernel` too.
 
 Keys and values may also be other tokens, S of them in rows of their own, `others`: a query sees the whole of the same
-row of them ("Attention Is All You Need", section 3.2.3). There are no windows then.
+row of them ("Attention Is All You Need", section 3.2.3). There are no windows then, and FlashAttention-3 and cuDNN are
+not asked.
 
 Shapes: T tokens, R rows, L longest row, H hidden, N heads, D head width (H = N * D).
 """
 
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from encoder_core.layers.cpu_attention import blocked_attention
 from encoder_core.layers.dropout import dropout as drop
-from encoder_core.layers.gpu_attention import flash_supports, fused_attention, fused_supports
+from encoder_core.layers.gpu_attention import (
+    cudnn_supports,
+    flash3_supports,
+    flash_supports,
+    fused_attention,
+    fused_supports,
+    switch_flash3,
+)
 from encoder_core.layers.kernel_choice import Kernel, pick
 from encoder_core.layers.parameters import JoinedLinear, ScaledLinear, project
 from encoder_core.layers.planned import planned_sdpa
@@ -86,12 +96,17 @@ def attend_with_best_kernel(
     """Compute attention with the best kernel. A batch without tokens, as an idle rank has, computes nothing."""
     if not len(q_TND):
         return q_TND + k_TND.sum() + v_TND.sum()
+    kernel = pick(_possible_kernels(q_TND, rows, dropout, window, key_rows), dropped=dropout > 0.0)
+    switch_flash3(kernel == "flash3")
     given = (q_TND, k_TND, v_TND, rows, dropout, window, key_rows)
-    match pick(_possible_kernels(q_TND, rows, dropout, window), dropped=dropout > 0.0):
+    match kernel:
         case "fused":
             return attend_fused(*given)
-        case "flash":
+        case "flash" | "flash3":
             return varlen_flash(*given)
+        case "cudnn":
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return padded_sdpa(*given)
         case "blocked":
             return attend_blocked(*given)
         case "padded":
@@ -100,17 +115,25 @@ def attend_with_best_kernel(
             return written_formula(*given)
 
 
-def _possible_kernels(q_TND: Heads, rows: Rows, dropout: float, window: int | None) -> list[Kernel]:
+def _possible_kernels(
+    q_TND: Heads, rows: Rows, dropout: float, window: int | None, key_rows: Rows | None
+) -> list[Kernel]:
     """Return the possible kernels, the usual one first. With dropout, kernels that draw by token come first."""
-    kind = (q_TND.device.type, q_TND.dtype, q_TND.shape[-1])
-    special = dropout > 0.0 or rows.exceeds_window(window)
+    kind, special = (
+        (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]),
+        dropout > 0.0 or rows.exceeds_window(window),
+    )
     if q_TND.device.type == "cpu":
         return ["blocked", "padded", "written"] if special else ["padded", "blocked", "written"]
     ours: list[Kernel] = ["fused"] if fused_supports(*kind) else []
     flash: list[Kernel] = ["flash"] if flash_supports(*kind) else []
     if dropout > 0.0 or (special and not flash):
         return [*ours, *flash, "padded", "written"]
-    return [*flash, "padded", *ours, "written"]
+    if key_rows is not None:
+        return [*flash, "padded", *ours, "written"]
+    third: list[Kernel] = ["flash3"] if flash3_supports(q_TND.device, *kind[1:], dropout) else []
+    whole: list[Kernel] = ["cudnn"] if cudnn_supports(q_TND, rows, dropout) else []
+    return [*flash, *third, *whole, "padded", *ours, "written"]
 
 
 def varlen_flash(
@@ -173,12 +196,37 @@ def padded_sdpa(
     dropout: float,
     window: int | None = None,
     key_rows: Rows | None = None,
+) -> Heads:
+    """Compute torch's fused attention on a padded rectangle, without a mask if rows are full and no window cuts."""
+    return _attend_in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, key_rows)
+
+
+def written_formula(
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None = None,
+    key_rows: Rows | None = None,
+) -> Heads:
+    """Compute the formula on a padded rectangle with every score in memory. Dropout belongs to tokens on every
+    device.
+    """
+    return _attend_in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, key_rows, use_torch=False)
+
+
+def _attend_in_rectangle(
+    q_TND: Heads,
+    k_TND: SharedHeads,
+    v_TND: SharedHeads,
+    rows: Rows,
+    dropout: float,
+    window: int | None,
+    key_rows: Rows | None,
     *,
     use_torch: bool = True,
 ) -> Heads:
-    """Compute torch's fused attention on a padded rectangle, without a mask if rows are full and no window cuts.
-    `use_torch` false: the formula with every score in memory.
-    """
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
     q_RNLD = rows.pad(q_TND).transpose(1, 2)
     k_RNLD, v_RNLD = ((key_rows or rows).pad(x).transpose(1, 2) for x in (k_TND, v_TND))
@@ -194,10 +242,6 @@ def padded_sdpa(
         scale = q_TND.shape[-1] ** -0.5
         context_RNLD = attend_padded(q_RNLD, k_RNLD, v_RNLD, mask, rows, dropout, scale=scale, use_torch=use_torch)
     return rows.unpad(context_RNLD.transpose(1, 2))
-
-
-written_formula = partial(padded_sdpa, use_torch=False)
-"""The formula on a padded rectangle. Its dropout belongs to tokens on every device."""
 
 
 def _torch_supports(q_RNQD: Tensor, dropout: float, *, use_torch: bool) -> bool:

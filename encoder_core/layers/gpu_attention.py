@@ -1,7 +1,13 @@
-"""The fused attention of `encoder_core/kernels`, where it runs, and where flash attention does.
+"""Attention kernels on GPUs that torch does not include: the fused attention of `encoder_core/kernels`, and
+FlashAttention-3.
 
 The fused attention needs Triton, which comes with torch's CUDA builds. Its kernels are imported at their first use,
 so that an installation without a GPU does not need Triton.
+
+FlashAttention-3 (Shah et al., 2024) runs on Hopper GPUs, without dropout, if its package is installed. torch
+registers it in place of its own flash attention, for the whole process. One operator then calls either, and
+`switch_flash3` switches between them before a forward pass. The backward pass must follow before the next switch.
+FlashAttention-3 is used only if a trial prefers it. It has not been run on a GPU yet.
 
 Shapes: T tokens, M queries, N heads, D head width, E distances.
 """
@@ -91,6 +97,52 @@ def query_slots(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:
     return slots.index_copy(0, query_rows.at, queries)
 
 
+FLASH3 = "flash_attn_interface"
+_HOPPER = 9  # major version of its compute capability
+_HAS_FLASH3 = find_spec(FLASH3) is not None
+
+
 def flash_supports(device: str, dtype: torch.dtype, width: int) -> bool:
     """Return whether flash attention supports such heads: on CUDA, half precision, head width 8, 16, ..., 256."""
     return device in GPU_DEVICE_TYPES and dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
+
+
+def flash3_supports(device: torch.device, dtype: torch.dtype, width: int, dropout: float) -> bool:
+    """Return whether FlashAttention-3 supports such heads, and is installed for this GPU."""
+    if not _HAS_FLASH3 or device.type != "cuda" or dropout > 0.0:
+        return False
+    half = dtype in (torch.bfloat16, torch.float16)
+    return half and width % 8 == 0 and width <= 256 and torch.cuda.get_device_capability(device)[0] == _HOPPER
+
+
+def cudnn_supports(q_TND: Float[Tensor, "tokens heads width"], rows: Rows, dropout: float) -> bool:
+    """Return whether torch's cuDNN attention supports such rows. They must be full: for others torch's wrapper
+    (`nn/attention/varlen.py`) has cuDNN switched off up to 2.13. In its deterministic mode torch refuses, because the
+    backward pass sums in no fixed order.
+    """
+    if q_TND.device.type != "cuda" or dropout > 0.0 or not rows.is_full:
+        return False
+    q_RNLD = rows.pad(q_TND).transpose(1, 2)
+    given = torch.backends.cuda.SDPAParams(q_RNLD, q_RNLD, q_RNLD, None, dropout, rows.causal, False)
+    return torch.backends.cuda.can_use_cudnn_attention(given)
+
+
+def switch_flash3(wanted: bool) -> None:
+    """Switch torch's flash attention to version 3 if `wanted`, else back to its own. Does nothing if the package is
+    missing.
+
+    Raises:
+        ImportError, RuntimeError: the package of version 3 does not work on this machine.
+    """
+    if not _HAS_FLASH3:
+        return
+    from torch.nn.attention import (
+        activate_flash_attention_impl,
+        current_flash_attention_impl,
+        restore_flash_attention_impl,
+    )
+
+    if wanted and current_flash_attention_impl() != "FA3":
+        activate_flash_attention_impl("FA3")
+    elif not wanted and current_flash_attention_impl() == "FA3":
+        restore_flash_attention_impl()

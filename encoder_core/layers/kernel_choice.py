@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-Kernel = Literal["flash", "fused", "blocked", "padded", "written"]
+Kernel = Literal["flash", "flash3", "cudnn", "fused", "blocked", "padded", "written"]
 """Names of kernels. `written`: the formula in torch's elementary operations, which supports all tensors everywhere."""
 
 Place = Literal["attention", "norm", "loss", "update"]
