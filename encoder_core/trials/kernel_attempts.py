@@ -2,16 +2,20 @@
 
 A network of the family, two layers deep, computes loss and gradients of the same rows with each kernel, at one place
 at a time, and with the written formula everywhere else. The gradients are compared with those of the written formula
-in fp64. The error of the written formula in the run's precision decides how large a kernel's error may be.
-StableAdamW's kernels are compared on drawn gradients, by weights and moments.
+in fp64. The error of the written formula in the run's precision decides how large a kernel's error may be. Right
+kernels may be timed, on rows of the run's shape. StableAdamW's kernels are compared on drawn gradients, by weights and
+moments.
 
-After a kernel that is not right, the written formula must still give the same result. Otherwise nothing more is tried
-in this process.
+After each kernel, torch's settings must be as before. After a kernel that is not right, the written formula must
+still give the same result. Otherwise nothing more is tried in this process.
 """
 
+import statistics
+import threading
+import time
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Protocol
@@ -43,6 +47,7 @@ from encoder_core.trials.trial_process import Report, error_text
 _ROW_TOKENS = (1, 33, 130, 7, 64)
 _ERROR_RATIO = 4.0  # how many times the written formula's own error a kernel may have
 _ACCEPTED_ERROR = 1e-6  # an error that is always accepted
+_TIMED_RUNS, _WARM_UP_RUNS = 5, 2
 _PARAMETER_SIZES = (1, 700, 5000, 2048, 33)  # elements: less than a block of the kernel, one, and more
 _DRAW_BY_DEVICE: tuple[Candidate, ...] = (("attention", "flash"), ("attention", "padded"))
 
@@ -57,34 +62,29 @@ def serve(request: Report, line: Reporter) -> None:
     subject = TrialSubject.from_json(request["subject"])
     done = {TrialUnit(*unit) for unit in request["done"]}
     skipped: dict[Candidate, str] = {(place, kernel): why for place, kernel, why in request["skipped"]}
-    for trial, unit in _list_units(subject):
-        if unit in done:
+    for attempt in _list_attempts(subject, timed=request["timed"]):
+        if attempt.unit in done:
             continue
-        reason, harm = skipped.get((unit.place, unit.kernel)), ""
-        if reason is not None:
-            found = trial.result_with_failure(unit, reason)
+        if attempt.candidate in skipped:
+            found, harm = attempt.result_with_failure(skipped[attempt.candidate]), ""
         else:
-            line.report(unit=unit, bound=trial.bound)
-            found = trial.try_kernel(unit)
-            harm = "" if found.is_right else trial.damage_text()
-            if harm:
-                text = f"{found.failure or 'its results are wrong'}; {harm}"
-                found = replace(found, failure=text[:MAX_ERROR_CHARACTERS])
-        line.report(unit=unit, found=asdict(found), harmed=bool(harm))
+            line.report(unit=attempt.unit, bound=attempt.trial.bound)
+            found, harm = attempt.try_and_check()
+        line.report(unit=attempt.unit, found=asdict(found), harmed=bool(harm))
         if harm:
             return
 
 
-def _list_units(subject: TrialSubject) -> Iterator[tuple["_Trial", TrialUnit]]:
+def _list_attempts(subject: TrialSubject, *, timed: bool) -> Iterator["_Attempt"]:
     for number, network in enumerate(subject.networks):
         for dropped in (False, True) if _has_dropout(network) else (False,):
             trial = _Trial(subject, network, dropped)
-            for candidate in trial.possible_kernels():
-                yield trial, TrialUnit(number, dropped, *candidate)
+            for place, kernel in trial.possible_kernels():
+                yield _Attempt(trial, TrialUnit(number, dropped, place, kernel), timed)
     if subject.stable:
         update = _UpdateTrial(subject)
-        for candidate in update.possible_kernels():
-            yield update, TrialUnit(0, False, *candidate)
+        for place, kernel in update.possible_kernels():
+            yield _Attempt(update, TrialUnit(0, False, place, kernel), timed=False)
 
 
 def _has_dropout(network: ModelConfig) -> bool:
@@ -139,6 +139,12 @@ class _Trial:
     def bound(self) -> float:
         return max(_ACCEPTED_ERROR, _ERROR_RATIO * relative_error(self._formula_tensors, self._exact_tensors))
 
+    def kernel_error(self, candidate: Candidate) -> float:
+        """Return the relative error of the gradients with this kernel."""
+        place, kernel = candidate
+        with force_kernel(kernel, place):
+            return relative_error(self._compared_tensors(), self._exact_tensors)
+
     def damage_text(self) -> str:
         """Return what has changed, in words; empty if the written formula still gives the same result."""
         try:
@@ -152,18 +158,19 @@ class _Trial:
             return f"afterwards the written formula failed: {error_text(failed)}"
         return "" if same else "afterwards the written formula computed something else"
 
-    def try_kernel(self, unit: TrialUnit) -> TriedKernel:
-        try:
-            with force_kernel(unit.kernel, unit.place):
-                error = relative_error(self._compared_tensors(), self._exact_tensors)
-        except BaseException as failed:  # SystemExit, too, which a library may raise
-            return self.result_with_failure(unit, error_text(failed))
-        return replace(self.result_with_failure(unit, ""), error=error)
-
-    def result_with_failure(self, unit: TrialUnit, why: str) -> TriedKernel:
-        by_device = (unit.place, unit.kernel) in _DRAW_BY_DEVICE and self.subject.device.type != "cpu"
-        comparable, failure = not (unit.dropped and by_device), why[:MAX_ERROR_CHARACTERS]
-        return TriedKernel(unit.kernel, unit.dropped, None, self.bound, comparable, failure, unit.place)
+    def median_seconds(self, candidate: Candidate) -> float:
+        """Return the median seconds of a forward and a backward pass on rows of the run's shape."""
+        (place, kernel), subject, seconds = candidate, self.subject, list[float]()
+        batch = random_batch(self._network, [subject.length] * subject.rows, subject.device)
+        with force_kernel(kernel, place):
+            for _ in range(_WARM_UP_RUNS + _TIMED_RUNS):
+                began = time.perf_counter()
+                run_passes(self._module, batch)
+                if subject.device.type == "cuda":
+                    torch.cuda.synchronize(subject.device)
+                seconds.append(time.perf_counter() - began)
+        self._module.zero_grad(set_to_none=True)
+        return statistics.median(seconds[_WARM_UP_RUNS:])
 
 
 class _UpdateTrial(_Trial):
@@ -196,3 +203,74 @@ def _as_causal(batch: Batch) -> Batch:
     """Return the rows as causal ones; their first tokens are no targets."""
     at_M = batch.target_positions[batch.positions[batch.target_positions] > 0]
     return replace(batch, causal=True, target_positions=at_M, target_ids=batch.tokens[at_M])
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A unit, and the trial to which it belongs."""
+
+    trial: _Trial
+    unit: TrialUnit
+    timed: bool
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.unit.place, self.unit.kernel
+
+    @property
+    def _is_comparable(self) -> bool:
+        by_device = self.candidate in _DRAW_BY_DEVICE and self.trial.subject.device.type != "cpu"
+        return not (self.unit.dropped and by_device)
+
+    def result_with_failure(self, why: str) -> TriedKernel:
+        unit, bound = self.unit, self.trial.bound
+        return TriedKernel(
+            unit.kernel,
+            unit.dropped,
+            None,
+            bound,
+            self._is_comparable,
+            None,
+            why[:MAX_ERROR_CHARACTERS],
+            unit.place,
+        )
+
+    def try_and_check(self) -> tuple[TriedKernel, str]:
+        """Return the result, and what has changed in this process, in words."""
+        before = _process_settings()
+        found = self._try_kernel()
+        changes = [
+            f"it changed {name} from {before[name]} to {now}"
+            for name, now in _process_settings().items()
+            if now != before[name]
+        ]
+        harm = ", ".join(changes) or ("" if found.is_right else self.trial.damage_text())
+        if harm:
+            wrong = [found.failure] if found.failure else [] if found.is_right else ["its results are wrong"]
+            found = replace(found, failure="; ".join([*wrong, harm])[:MAX_ERROR_CHARACTERS])
+        return found, harm
+
+    def _try_kernel(self) -> TriedKernel:
+        try:
+            error = self.trial.kernel_error(self.candidate)
+            timed = self.timed and (error <= self.trial.bound or not self._is_comparable)
+            seconds = self.trial.median_seconds(self.candidate) if timed else None
+        except BaseException as failed:  # SystemExit, too, which a library may raise
+            return self.result_with_failure(error_text(failed))
+        return replace(self.result_with_failure(""), error=error, seconds=seconds)
+
+
+def _process_settings() -> dict[str, object]:
+    """Return settings of this process that a kernel must not change."""
+    # Threads of libraries that asked for their Thread object stay in Python's list for ever, as dummies.
+    threads = [one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)]
+    return {
+        "how many threads of Python run": len(threads),
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's default device": torch.get_default_device(),
+        "torch's number of threads": torch.get_num_threads(),
+        "torch's deterministic mode": torch.get_deterministic_debug_mode(),
+        "torch's precision of fp32 products": torch.get_float32_matmul_precision(),
+        "whether torch computes gradients": torch.is_grad_enabled(),
+        "whether torch casts by itself": torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+    }

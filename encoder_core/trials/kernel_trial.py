@@ -1,14 +1,14 @@
-"""Tries the kernels of a network on this machine, each once: which are right.
+"""Tries the kernels of a network on this machine: which are right, and which of those are fast.
 
 They are tried one after the other in a separate process (`kernel_attempts.py`, `trial_process.py`). A kernel that
-raises an error or is wrong is left out. So is a kernel that hangs, ends its process or breaks later computation; the
-others are then tried in a new process.
+raises an error or is wrong is left out. So is a kernel that hangs, ends its process, changes torch's settings or
+breaks later computation; the others are then tried in a new process.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from encoder_core.layers.kernel_choice import Kernel, Place, Preference
@@ -17,6 +17,8 @@ from encoder_core.trials.trial_process import Deadline, Report, TrialEnded, run_
 
 TRIAL_FUNCTION = "encoder_core.trials.kernel_attempts:serve"
 MAX_ERROR_CHARACTERS = 500  # largest number of characters of an error's text
+_QUICKER_SHARE = 0.9  # a kernel is preferred if it takes less than this share of the usual kernel's time
+_MAX_FAILED_STARTS = 2  # processes in a row that end before they try a kernel, after which the trial ends
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class TriedKernel:
         error: largest relative error of a parameter's gradient; None if the kernel failed.
         bound: largest error allowed.
         comparable: whether its random draws equal those of the written formula; those of a GPU's own generator do not.
+        seconds: time of a forward and a backward pass on rows of the run's shape; None if it was not timed.
         failure: why it failed; empty if it did not.
     """
 
@@ -37,6 +40,7 @@ class TriedKernel:
     error: float | None
     bound: float
     comparable: bool = True
+    seconds: float | None = None
     failure: str = ""
     place: Place = "attention"
 
@@ -80,6 +84,7 @@ Candidate = tuple[Place, Kernel]
 def try_kernels(
     subject: TrialSubject,
     *,
+    timed: bool,
     limits: Limits | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> KernelTrial:
@@ -88,11 +93,12 @@ def try_kernels(
     Whatever happens to a kernel is a result, never an error here.
 
     Args:
+        timed: whether right kernels are timed.
         limits: time limits; None: the defaults.
         tick: called about twice a second.
     """
-    progress = _Progress(subject, limits or Limits())
-    while not (progress.is_complete or progress.ended):
+    progress = _Progress(subject, timed, limits or Limits())
+    while progress.goes_on:
         request = progress.next_request()
         with closing(run_trial_process(TRIAL_FUNCTION, request, progress.deadline, tick)) as reports:
             try:
@@ -109,29 +115,33 @@ class _Progress:
     Attributes:
         found: results by unit.
         out: kernels that are no longer tried, with the reason.
+        again: units at which a process ended that had tried others before; they are tried once more, as the first of
+            a process, if there is time.
         current: the unit that is being tried, and the largest error allowed.
-        is_complete: whether every unit was tried.
-        ended: why the trial ended before; empty if it did not.
     """
 
     subject: TrialSubject
+    timed: bool
     limits: Limits
     found: dict[TrialUnit, TriedKernel] = field(default_factory=dict)
     out: dict[Candidate, str] = field(default_factory=dict)
+    again: set[TrialUnit] = field(default_factory=set)
     current: tuple[TrialUnit, float] | None = None
-    is_complete: bool = False
+    goes_on: bool = True
     ended: str = ""
 
     def __post_init__(self) -> None:
         self._end = time.monotonic() + self.limits.whole
         self.deadline = Deadline(0.0)
+        self._tried_here = self._idle_starts = 0
 
     def next_request(self) -> Report:
-        self.current = None
+        self.current, self._tried_here = None, 0
         self._set_deadline(self.limits.start)
         return {
             "subject": self.subject.to_json(),
             "settings": torch_settings(),
+            "timed": self.timed,
             "done": list(self.found),
             "skipped": [[*candidate, why] for candidate, why in self.out.items()],
         }
@@ -140,43 +150,62 @@ class _Progress:
         """Take reports until the process has tried all, or a kernel did harm."""
         for report in reports:
             unit = TrialUnit(*report["unit"])
+            candidate = (unit.place, unit.kernel)
             if "bound" in report:
-                self.current = (unit, report["bound"])
+                self.current, self._idle_starts = (unit, report["bound"]), 0
                 self._set_deadline(self.limits.kernel)
                 continue
+            self._tried_here += self.current is not None
             self.found[unit], self.current = TriedKernel(**report["found"]), None
             self._set_deadline(self.limits.start)
             if report["harmed"]:
-                self.out[unit.place, unit.kernel] = self.found[unit].failure
+                self.out[candidate] = self.found[unit].failure
                 return
-        self.is_complete = True
+        self.goes_on = False
 
     def process_ended(self, how: str) -> None:
-        """Blame the kernel that was being tried. Where none was, the next process would end in the same way."""
-        if self.current is not None:
-            unit, bound = self.current
-            self.out[unit.place, unit.kernel] = how
-            failure = how[:MAX_ERROR_CHARACTERS]
-            self.found[unit] = TriedKernel(unit.kernel, unit.dropped, None, bound, failure=failure, place=unit.place)
-        if time.monotonic() >= self._end:
-            self.ended = f"it had taken {self.limits.whole:.0f} s: {how}"
-        elif self.current is None:
-            self.ended = how
+        over = time.monotonic() >= self._end
+        if self.current is None:
+            self._idle_starts += 1
+        elif self._tried_here and self.current[0] not in self.again and not over:
+            self.again.add(self.current[0])
+        else:
+            self._note_crash(*self.current, how)
+        if over:
+            self.goes_on, self.ended = False, f"it had taken {self.limits.whole:.0f} s: {how}"
+        elif self._idle_starts >= _MAX_FAILED_STARTS:
+            self.goes_on, self.ended = False, how
+
+    def _note_crash(self, unit: TrialUnit, bound: float, how: str) -> None:
+        self.out[unit.place, unit.kernel] = how
+        self.found[unit] = TriedKernel(
+            unit.kernel, unit.dropped, None, bound, failure=how[:MAX_ERROR_CHARACTERS], place=unit.place
+        )
 
     def _set_deadline(self, seconds: float) -> None:
         self.deadline.seconds = max(0.0, min(seconds, self._end - time.monotonic()))
 
 
 def merge_networks(found: Mapping[TrialUnit, TriedKernel]) -> list[TriedKernel]:
-    """Merge the results of an objective's networks: a failed one, or the one with the largest error."""
+    """Merge the results of an objective's networks: a failed one, or the one with the largest error; seconds are
+    added up.
+    """
     several: dict[tuple[bool, Place, Kernel], list[TriedKernel]] = {}
     for unit, tried in found.items():
         several.setdefault((unit.dropped, unit.place, unit.kernel), []).append(tried)
-    return [max(ones, key=lambda one: (bool(one.failure), (one.error or 0.0) / one.bound)) for ones in several.values()]
+    return [_worst_result(ones) for ones in several.values()]
+
+
+def _worst_result(several: Sequence[TriedKernel]) -> TriedKernel:
+    worst = max(several, key=lambda one: (bool(one.failure), (one.error or 0.0) / one.bound))
+    seconds = [one.seconds for one in several]
+    whole = None if any(each is None for each in seconds) else sum(each or 0.0 for each in seconds)
+    return replace(worst, seconds=whole)
 
 
 def build_preference(tried: Sequence[TriedKernel]) -> Preference:
-    """Return the right kernels, those that draw by token first, in the order in which layers name them.
+    """Return the right kernels by preference: first those that draw by token, and a clearly faster one before the
+    usual one.
 
     The written formula comes last, unless nothing was tried.
     """
@@ -195,6 +224,15 @@ def _rank_kernels(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, 
     mine = [one for one in tried if one.dropped == dropped and one.is_right]
     mine = [one for one in mine if one.comparable or one.kernel in plain]
     mine.sort(key=lambda one: (one.kernel == "written", not one.comparable))
+    quick = min(
+        (one for one in mine if one.comparable and one.seconds is not None),
+        key=lambda one: one.seconds or 0.0,
+        default=None,
+    )
+    usual = mine[0].seconds if mine else None
+    if quick is not None and usual is not None and (quick.seconds or 0.0) < _QUICKER_SHARE * usual:
+        mine.remove(quick)
+        mine.insert(0, quick)
     last: list[Kernel] = ["written"] if any(one.dropped == dropped for one in tried) else []
     return tuple(dict.fromkeys([*(one.kernel for one in mine), *last]))
 

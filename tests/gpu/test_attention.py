@@ -1,5 +1,6 @@
 """The fused attention kernels: compared with the formula in fp64, repeated, timed, and at high offsets."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -7,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from encoder_core.layers.attention import AttentionKernel, attend_with_best_kernel
 from encoder_core.layers.dropout import drop_threshold, dropout, kept_scale
+from encoder_core.layers.kernel_choice import force_kernel, record_requests
+from encoder_core.layers.rows import Rows
 from encoder_core.random_draws import head_keys, uniform_int16, uniforms
 from launcher.runtime.preflight.kernels import examine_kernels, local_gpu_name, trial_subject
 from launcher.runtime.recipe.load import load
@@ -15,6 +19,7 @@ from launcher.runtime.recipe.summary import with_vocab
 from launcher.runtime.recipe.tiny import tiny
 from tests.gpu.machine import DEVICE, DTYPES, GPU, MAX_BIAS, MAX_ERROR, RECIPES, Figure, seconds_of
 from tests.gpu.problems import FORMS, Size, error, problem
+from tests.support.models.plain_attention import reference
 from tests.support.models.relative_attention import Form, Problem, converted, formula, keep_mask, kernels, outcome
 
 _LENGTHS = (0, 1, 33, 130) if GPU else (0, 1, 33)
@@ -159,14 +164,17 @@ def _compare_far_gradients(far: Problem, context: Tensor, near: Problem, expecte
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_trial_of_kernels_finds_them_right(name: str) -> None:
+def test_the_trial_of_kernels_finds_them_right(name: str, figure: Figure) -> None:
     """The trial that a run makes at its first start: every attention kernel that the recipe's networks may use."""
     recipe = load(name) if GPU else tiny(load(name))
     subject = trial_subject(recipe, with_vocab(recipe.model))
-    verdict = examine_kernels(subject, local_gpu_name() or "CPU")
+    verdict = examine_kernels(subject, local_gpu_name() or "CPU", timed=GPU)
     assert not verdict.ended
-    assert verdict.tried
-    assert verdict.rejected_trials == []
+    for one in verdict.tried:
+        what = f"{one.kernel}{' with dropout' if one.dropped else ''}"
+        if one.seconds is not None:
+            figure(f"{what}, forward and backward", 1e3 * one.seconds, "ms")
+        assert one.right, (what, one.failure, one.error, one.bound)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"] if GPU else ["fp32"])
@@ -185,3 +193,36 @@ def test_times_of_a_form(form: str, dtype: str, figure: Figure) -> None:
     figure("forward, of two products", flops / ahead / 1e12, "TFLOP/s")
     figure("backward", 1e3 * (both - ahead), "ms")
     figure("backward, of five products", 2.5 * flops / (both - ahead) / 1e12, "TFLOP/s")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_without_dropout_in_turns(causal: bool, figure: Figure) -> None:
+    """Full rows by every kernel that is there, against the formula in fp64; forward and backward, timed twice."""
+    lengths, heads, width = ((512,) * 32, 12, 64) if GPU else ((16,) * 2, 1, 16)
+    dtype = torch.bfloat16 if GPU else torch.float32
+    at = torch.cat([torch.arange(length) for length in lengths]).to(DEVICE)
+    edges = torch.tensor([0, *lengths]).cumsum(0).int().to(DEVICE)
+    rows = Rows(edges, at, max(lengths), causal=causal)
+    draws = torch.Generator().manual_seed(5)
+    drawn = torch.randn(3, len(at), heads, width, generator=draws)
+    qkv = tuple(x.to(DEVICE, dtype).requires_grad_() for x in drawn.unbind())
+    gradient = torch.randn(len(at), heads, width, generator=draws).to(DEVICE, dtype)
+
+    def both(by: AttentionKernel, given: Sequence[Tensor] = qkv) -> dict[str, Tensor]:
+        q, k, v = given
+        context = by(q, k, v, rows, 0.0)
+        found = (context, *torch.autograd.grad(context, given, gradient.to(context)))
+        return dict(zip("oqkv", found, strict=True))
+
+    exact = both(reference, [x.detach().double().requires_grad_() for x in qkv])
+    with record_requests() as seen:
+        both(attend_with_best_kernel)
+    usable = [kernel for kernel in seen["attention", False] if kernel != "written"]
+    for turn in range(2):
+        for kernel in usable:
+            with force_kernel(kernel):
+                found, again = both(attend_with_best_kernel), both(attend_with_best_kernel)
+                assert error(found, exact)[0] <= MAX_ERROR[dtype], kernel
+                figure(f"{kernel}, turn {turn}", 1e3 * seconds_of(lambda: both(attend_with_best_kernel)), "ms")
+            same = all(torch.equal(found[name], again[name]) for name in found)
+            figure(f"{kernel}, bits repeat", float(same), "")

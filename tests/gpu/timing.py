@@ -23,11 +23,11 @@ _TIMED_S = 6.0 if GPU else 1.0
 
 
 def choose_kernels(recipe: Recipe) -> None:
-    """On a GPU, compute with the kernels that a run's own trial finds right."""
+    """On a GPU, compute attention with the kernels that a run's own trial prefers."""
     gpu = local_gpu_name() if GPU else None
     if gpu is not None:
         subject = trial_subject(recipe, recipe.model)
-        set_preference(examine_kernels(subject, gpu).preference)
+        set_preference(examine_kernels(subject, gpu, timed=True).preference)
 
 
 def compiled_pieces(recipe: Recipe, rows: int, length: int) -> Pieces:

@@ -51,7 +51,7 @@ def doctor(
 
 
 def _check_kernels(as_json: bool) -> None:
-    """Compare every attention kernel with the formula.
+    """Compare every attention kernel with the formula, and time it on a GPU.
 
     Without a GPU, the CPU's kernels are compared, and a finding states that.
     """
@@ -75,7 +75,7 @@ def _check_kernels(as_json: bool) -> None:
 def _kernel_table(verdicts: "Iterable[tuple[str, KernelVerdict]]") -> "Table":
     from rich.table import Table
 
-    table = Table("", "network", "kernel", "dropout", "gradients off", "may be", box=None, pad_edge=False)
+    table = Table("", "network", "kernel", "dropout", "gradients off", "may be", "ms", box=None, pad_edge=False)
     for name, verdict in verdicts:
         for one in verdict.tried:
             table.add_row(
@@ -85,6 +85,7 @@ def _kernel_table(verdicts: "Iterable[tuple[str, KernelVerdict]]") -> "Table":
                 "yes" if one.dropped else "",
                 one.failure or ("-" if one.error is None else f"{one.error:.1e}"),
                 f"{one.bound:.1e}",
+                "" if one.seconds is None else f"{1e3 * one.seconds:.2f}",
             )
     return table
 

@@ -1,5 +1,5 @@
-"""The kernels on this machine's GPU: which are correct for a recipe's networks. Also whether a run's layers are
-compiled on this machine, and the conditions on which compiled code depends."""
+"""The kernels on this machine's GPU: which are correct for a recipe's networks, and how fast they are. Also whether a
+run's layers are compiled on this machine, and the conditions on which compiled code depends."""
 
 import hashlib
 import json
@@ -42,6 +42,7 @@ class KernelTrialRecord(StrictRecord):
     right: bool
     error: float | None
     bound: float
+    seconds: float | None
     failure: str
     place: Place = "attention"
 
@@ -107,11 +108,12 @@ def examine_kernels(
     subject: TrialSubject,
     gpu: str,
     *,
+    timed: bool,
     limits: Limits | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> KernelVerdict:
     """Try the kernels on `gpu` and return the verdict. The other arguments are those of `try_kernels`."""
-    trial = try_kernels(subject, limits=limits, tick=tick)
+    trial = try_kernels(subject, timed=timed, limits=limits, tick=tick)
     order = build_preference(trial.tried)
     return KernelVerdict(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -126,12 +128,12 @@ def examine_kernels(
 
 def examine_attention_forms() -> Iterator[tuple[str, KernelVerdict]]:
     """Try the kernels for every form of attention. Yield bundled recipes and the verdicts for them. Without a GPU, the
-    CPU's kernels are tried with small networks."""
+    CPU's kernels are tried with small networks and not timed."""
     gpu = local_gpu_name()
     for name in _ATTENTION_RECIPES:
         recipe = load(name) if gpu else tiny(load(name))
         subject = trial_subject(recipe, with_vocab(recipe.model))
-        yield name, examine_kernels(subject, gpu or "CPU")
+        yield name, examine_kernels(subject, gpu or "CPU", timed=gpu is not None)
 
 
 _CPUINFO = Path("/proc/cpuinfo")

@@ -104,7 +104,10 @@ def _stored_or_new_verdict(
     ticks = count(1)
     # The ranks that wait for this one show no progress meanwhile.
     limits = Limits(whole=min(Limits.whole, run.recipe.watchdog.other / 2))
-    verdict = examine_kernels(subject, gpu, limits=limits, tick=lambda: link.beat(0, "trying kernels", next(ticks)))
+    timed = not run.recipe.deterministic
+    verdict = examine_kernels(
+        subject, gpu, timed=timed, limits=limits, tick=lambda: link.beat(0, "trying kernels", next(ticks))
+    )
     if not verdict.tried:  # no trial was made, as on a full GPU; the next start tries again
         return verdict, True
     data = verdict.model_dump_json(indent=1).encode()
@@ -127,12 +130,14 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
     """Record an event for each kind of GPU, and show a line about each kernel that was left out."""
     for verdict in verdicts:
         out = [one.model_dump(mode="json", exclude={"right"}) for one in verdict.rejected_trials]
+        seconds = {_kernel_title(one): one.seconds for one in verdict.tried if one.seconds is not None}
         journal.event(
             "kernels",
             gpu=verdict.gpu,
             plain=list(verdict.plain),
             dropped=list(verdict.dropped),
             left_out=out,
+            seconds=seconds,
             elsewhere={place: list(order) for place, order in verdict.elsewhere.items()},
             ended=verdict.ended,
         )
@@ -144,6 +149,10 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
             )
         if verdict.ended:
             journal.note(f"the trial of kernels on {verdict.gpu} was ended early: {verdict.ended}")
+
+
+def _kernel_title(one: KernelTrialRecord) -> str:
+    return one.kernel if one.place == "attention" else f"{one.place} {one.kernel}"
 
 
 def _replacement_kernel(verdict: KernelVerdict, one: KernelTrialRecord) -> str:

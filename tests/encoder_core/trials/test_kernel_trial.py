@@ -48,7 +48,14 @@ def reported(network: ModelConfig, dtype: torch.dtype = torch.float32, *, stable
     """In this process, whose kernels a test may replace."""
     subject = TrialSubject((network,), dtype, torch.device("cpu"), rows=2, length=24, stable=stable)
     reports = Reports()
-    serve({"subject": subject.to_json(), "settings": torch_settings(), "done": [], "skipped": []}, reports)
+    request = {
+        "subject": subject.to_json(),
+        "settings": torch_settings(),
+        "timed": False,
+        "done": [],
+        "skipped": [],
+    }
+    serve(request, reports)
     return reports
 
 
@@ -82,26 +89,29 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, name: str, wro
     assert "blocked" not in order.plain + order.dropped
 
 
-def one(kernel: Kernel, **others: Any) -> TriedKernel:
-    return TriedKernel(kernel=kernel, **{"dropped": False, "error": 1e-7, "bound": 1e-6} | others)
+def one(kernel: Kernel, seconds: float | None = None, **others: Any) -> TriedKernel:
+    given = {"dropped": False, "error": 1e-7, "bound": 1e-6} | others
+    return TriedKernel(kernel=kernel, seconds=seconds, **given)
+
+
+def test_a_clearly_quicker_kernel_is_preferred_to_the_usual_one() -> None:
+    assert build_preference([one("flash", 1.0), one("fused", 0.95), one("written")]).plain[0] == "flash"
+    assert build_preference([one("flash", 1.0), one("padded", 0.8), one("fused", 0.5)]).plain[0] == "fused"
+    assert build_preference([one("flash", 1.0), one("fused", 0.5, error=1e-3)]).plain == ("flash", "written")
 
 
 def test_draws_of_tokens_come_before_a_devices_own_and_those_before_the_written_formula() -> None:
-    plain = [one("flash"), one("padded"), one("fused"), one("written")]
+    plain = [one("flash", 1.0), one("padded", 2.0), one("fused", 3.0), one("written")]
     dropped = [
-        one("flash", dropped=True, comparable=False, error=0.7),
-        one("fused", dropped=True),
-        one("padded", dropped=True, comparable=False, error=0.7),
+        one("fused", 3.0, dropped=True),
+        one("flash", 1.0, dropped=True, comparable=False, error=0.7),
+        one("padded", 2.0, dropped=True, comparable=False, error=0.7),
         one("written", dropped=True),
     ]
-    order = build_preference([*plain, *dropped])
-    assert (order.plain, order.dropped) == (
-        ("flash", "padded", "fused", "written"),
-        ("fused", "flash", "padded", "written"),
-    )
+    assert build_preference([*plain, *dropped]).dropped == ("fused", "flash", "padded", "written")
     bad = one("fused", dropped=True, error=0.5)
-    assert build_preference([*plain, bad, dropped[0], *dropped[2:]]).dropped == ("flash", "padded", "written")
-    wrong_flash = one("flash", error=0.5)
+    assert build_preference([*plain, bad, *dropped[1:]]).dropped == ("flash", "padded", "written")
+    wrong_flash = one("flash", 1.0, error=0.5)
     assert "flash" not in build_preference([wrong_flash, *plain[1:], *dropped]).dropped
 
 

@@ -86,6 +86,24 @@ def _hang(how: Any) -> None:
             ctypes.PyDLL(None).sleep(10_000)
 
 
+def _change(what: Any) -> None:
+    match what:
+        case "dtype":
+            torch.set_default_dtype(torch.float64)
+        case "threads":
+            torch.set_num_threads(torch.get_num_threads() + 2)
+        case "deterministic":
+            torch.set_deterministic_debug_mode("warn")
+        case "gradients":
+            torch.set_grad_enabled(False)
+        case "precision":
+            torch.set_float32_matmul_precision("medium")
+        case "a thread":
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        case "numbers":
+            torch.manual_seed(1234)
+
+
 def _die(number: Any) -> None:
     os.kill(os.getpid(), number)
     threading.Event().wait()
@@ -100,6 +118,7 @@ WAYS: dict[str, Callable[[Any], object]] = {
     "segfault": lambda _: ctypes.string_at(0),
     "allocate": _allocate,
     "scribble": _scribble,
+    "change": _change,
     "close everything": lambda _: os.closerange(0, 4096),
     "close output": lambda _: [os.close(1), os.close(2)],
     "print": lambda megabytes: [os.write(1, b"so be it\n" * 100_000) for _ in range(megabytes)],
@@ -173,6 +192,7 @@ def drawn(draw: random.Random) -> Misbehaviour:
         "raise": ["ValueError", "SystemExit", "KeyboardInterrupt", f"{MODULE}:Unheard"],
         "exit": [0, 1, 255],
         "die": [signal.SIGSEGV, signal.SIGABRT, signal.SIGKILL, signal.SIGBUS, signal.SIGTERM],
+        "change": ["dtype", "threads", "deterministic", "gradients", "precision", "a thread"],
     }
     others = ["abort", "segfault", "allocate", "scribble", "close everything", *RESULTS]
     way = draw.choice([*arguments, *others])
