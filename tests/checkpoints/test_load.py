@@ -20,7 +20,7 @@ from checkpoints.verify import GoodCheckpoint, find_newest_good
 from data_service.store.errors import StoreError
 from data_service.store.local import LocalStore
 from encoder_core.train.zero_state import Fragment
-from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, on_threads, random_state
+from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, flip_bit, on_threads, random_state
 from tests.support.stores.faulty import FaultyStore, set_fault
 
 
@@ -32,20 +32,13 @@ def store(tmp_path: Path) -> LocalStore:
     return store
 
 
-def flip(store: LocalStore, key: str, position: int) -> None:
-    path = store.root / key
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("name", ["manifest", "data"])
 @pytest.mark.parametrize("where", [0, 0.3, 0.7, -1])
 def test_a_flipped_bit_anywhere_falls_back(store: LocalStore, name: str, where: float) -> None:
     mark = CheckpointName(attempt=1, step=30)
     key = mark.manifest_key if name == "manifest" else mark.file_key(0)
     size = store.size(key) or 0
-    flip(store, key, int(where * size) if where >= 0 else size - 1)
+    flip_bit(store, key, int(where * size) if where >= 0 else size - 1)
     good = find_newest_good(store, SingleRank())
     assert good is not None
     assert good.manifest.step == 20
@@ -78,7 +71,7 @@ def test_a_manifest_in_a_wrong_folder_falls_back(store: LocalStore) -> None:
 
 def test_checkpoints_but_no_good_one_is_an_error_with_all_reasons(store: LocalStore) -> None:
     for step in (10, 20, 30):
-        flip(store, CheckpointName(1, step).file_key(0), 100)
+        flip_bit(store, CheckpointName(1, step).file_key(0), 100)
     with pytest.raises(NoGoodCheckpoint) as caught:
         find_newest_good(store, SingleRank())
     assert all(f"step {step} (attempt 1)" in caught.value.problem for step in (10, 20, 30))
@@ -101,7 +94,7 @@ def test_a_later_attempt_is_newer_than_a_higher_step(store: LocalStore) -> None:
 
 
 def test_ranks_agree_and_share_the_work(store: LocalStore) -> None:
-    flip(store, CheckpointName(1, 30).file_key(0), 100)
+    flip_bit(store, CheckpointName(1, 30).file_key(0), 100)
     answers = on_threads(3, lambda peers: find_newest_good(store, peers))
     assert answers[0] == answers[1] == answers[2]
     assert isinstance(answers[0], GoodCheckpoint)
@@ -159,7 +152,7 @@ def test_what_is_not_there_is_named(store: LocalStore, name: str, kind: str, sta
 
 def test_a_read_never_returns_damage(store: LocalStore) -> None:
     manifest = read_manifest(store, CheckpointName(1, 30))
-    flip(store, CheckpointName(1, 30).file_key(0), manifest.bytes // 2)
+    flip_bit(store, CheckpointName(1, 30).file_key(0), manifest.bytes // 2)
     with (
         CheckpointReader(store, manifest) as reader,
         pytest.raises(DamagedCheckpoint, match=r"hash.* \d+ to \d+"),

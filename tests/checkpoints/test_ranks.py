@@ -8,7 +8,7 @@ from checkpoints.attempt import claim
 from checkpoints.layout import CheckpointName
 from checkpoints.listing import list_committed
 from data_service.store.local import LocalStore
-from tests.support.ranks.checkpointing import gather, load_at, one_rank_leaves, save_and_fail_and_save
+from tests.support.ranks.checkpointing import flip_bit, gather, load_at, one_rank_leaves, save_and_fail_and_save
 from tests.support.ranks.forked import run_ranks
 
 pytestmark = pytest.mark.cluster
@@ -33,9 +33,7 @@ def test_three_ranks_save_and_one_or_two_load(tmp_path: Path) -> None:
     assert outcomes[0][2] == "committed 30"
     assert run_ranks(load_at, 1, store.uri) == [(30, [], True)]
     key = CheckpointName(1, 30).file_key(2)
-    data = bytearray(store.get(key))
-    data[-1] ^= 1
-    store.put(key, bytes(data))
+    flip_bit(store, key)
     found = run_ranks(load_at, 2, store.uri)
     assert found[0] == found[1]
     step, passed_over, right = found[0]

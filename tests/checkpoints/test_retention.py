@@ -15,7 +15,7 @@ from checkpoints.retention import delete_expired, delete_orphans, expired_checkp
 from checkpoints.save import Saver
 from checkpoints.verify import find_newest_good
 from data_service.store.local import LocalStore
-from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, cut, random_state, save
+from tests.support.ranks.checkpointing import SHAPES, assert_holds, commit_steps, cut, flip_bit, random_state, save
 
 
 @pytest.fixture
@@ -85,19 +85,12 @@ def test_the_last_good_one_stays_while_the_newest_is_damaged(store: LocalStore, 
     assert good.manifest.step == 10
 
 
-def damage(store: LocalStore, mark: CheckpointName) -> None:
-    """Other content, of the same size."""
-    data = bytearray(store.get(mark.file_key(0)))
-    data[-1] ^= 1
-    store.put(mark.file_key(0), bytes(data))
-
-
 @pytest.mark.parametrize("keep_last", [1, 2])
 def test_rot_that_no_size_shows_takes_no_good_one_with_it(store: LocalStore, keep_last: int) -> None:
     attempt = claim(store)
     commit_steps(store, attempt, 10, 20, 30)
     for step in (20, 30)[-keep_last:]:
-        damage(store, CheckpointName(1, step))
+        flip_bit(store, CheckpointName(1, step).file_key(0))
     assert delete_expired(store, attempt, keep_last=keep_last, keep_every=None).deleted == ()
     good = find_newest_good(store, SingleRank())
     assert good is not None
@@ -124,7 +117,7 @@ def test_the_one_resumed_from_is_known_to_be_good(store: LocalStore) -> None:
     first.record_end(0.0)
     attempt = claim(store)
     commit_steps(store, attempt, 20, 30, resumed=read_manifest(store, CheckpointName(1, 10)))
-    damage(store, CheckpointName(2, 30))
+    flip_bit(store, CheckpointName(2, 30).file_key(0))
     proven = frozenset({CheckpointName(1, 10)})
     tidied = delete_expired(store, attempt, keep_last=1, keep_every=None, proven=proven)
     assert (tidied.deleted, tidied.proven) == ((), proven)

@@ -94,6 +94,13 @@ def assert_holds(store: Store, manifest: CheckpointManifest, state: State) -> No
                 assert torch.equal(found.flatten(), tensor), (name, kind)
 
 
+def flip_bit(store: Store, key: str, position: int = -1) -> None:
+    """Damages one byte of an object, whose size stays."""
+    data = bytearray(store.get(key))
+    data[position] ^= 1
+    store.put(key, bytes(data))
+
+
 class ThreadPeers:
     """One of several ranks that are threads of this process.
 

@@ -23,6 +23,7 @@ from uuid import uuid4
 import pytest
 
 from tests.support.stores.fault_proxy import Errors
+from tests.support.stores.service import Service
 from tests.support.stores.shared import answers, free_port, shared, stop, wait
 
 PROGRAM = "azurite-blob"
@@ -31,13 +32,14 @@ _ACCOUNT = "tests"
 
 
 @dataclass(frozen=True)
-class AzuriteServer:
+class AzuriteServer(Service):
     """A server and an account on it, which has two keys, as Azure's have. `endpoint` ends with the account's name."""
 
     endpoint: str
     key: str
     second_key: str
     scheme: ClassVar[str] = "az"
+    variables: ClassVar[str] = "AZURE_"
     errors: ClassVar[Errors] = {
         "error 500": (500, "InternalError"),
         "slow down": (503, "ServerBusy"),
@@ -54,13 +56,6 @@ class AzuriteServer:
             "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,
             "AZURE_STORAGE_ACCOUNT_KEY": self.key,
         }
-
-    def use(self, monkeypatch: pytest.MonkeyPatch) -> "AzuriteServer":
-        for name in [name for name in os.environ if name.startswith("AZURE_")]:
-            monkeypatch.delenv(name)
-        for name, value in self.environment.items():
-            monkeypatch.setenv(name, value)
-        return self
 
     def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{endpoint}/{_ACCOUNT}")

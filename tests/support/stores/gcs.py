@@ -27,6 +27,7 @@ import pytest
 
 from tests.support.stores.fault_proxy import Errors
 from tests.support.stores.http_server import LocalHandler, LocalServer
+from tests.support.stores.service import Service
 
 _PAGE = 1000
 _LEAST_PART = 5 << 20
@@ -59,10 +60,11 @@ class Refused(Exception):
         self.status, self.code = status, code
 
 
-class FakeGcs(LocalServer):
+class FakeGcs(LocalServer, Service):
     """The server. `tokens`: the bearer tokens that it takes. `buckets`: what it holds. A context manager."""
 
     scheme: ClassVar[str] = "gs"
+    variables: ClassVar[str] = "GOOGLE_"
     errors: ClassVar[Errors] = {
         "error 500": (500, "InternalError"),
         "slow down": (503, "ServiceUnavailable"),
@@ -82,13 +84,6 @@ class FakeGcs(LocalServer):
     @property
     def environment(self) -> dict[str, str]:
         return {"GOOGLE_BASE_URL": self.endpoint, "GOOGLE_BEARER_TOKEN": TOKEN}
-
-    def use(self, monkeypatch: pytest.MonkeyPatch) -> "FakeGcs":
-        for name in [name for name in os.environ if name.startswith("GOOGLE_")]:
-            monkeypatch.delenv(name)
-        for name, value in self.environment.items():
-            monkeypatch.setenv(name, value)
-        return self
 
     def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GOOGLE_BASE_URL", endpoint)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.stores.fault_proxy import S3_ERRORS, Errors
 from tests.support.stores.http_server import LocalHandler, LocalServer
+from tests.support.stores.service import Service
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -21,13 +22,14 @@ DATA = os.urandom(100_000)
 
 
 @dataclass(frozen=True)
-class S3Server:
+class S3Server(Service):
     """A server and the credentials of a user who may create buckets."""
 
     endpoint: str
     access_key: str
     secret_key: str
     scheme: ClassVar[str] = "s3"
+    variables: ClassVar[str] = "AWS_"
     errors: ClassVar[Errors] = S3_ERRORS
 
     @property
@@ -41,13 +43,6 @@ class S3Server:
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         }
-
-    def use(self, monkeypatch: pytest.MonkeyPatch) -> "S3Server":
-        for name in [name for name in os.environ if name.startswith("AWS_")]:
-            monkeypatch.delenv(name)
-        for name, value in self.environment.items():
-            monkeypatch.setenv(name, value)
-        return self
 
     def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)

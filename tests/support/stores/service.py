@@ -1,5 +1,6 @@
 """A server of object storage as tests of every service see it."""
 
+import os
 from typing import ClassVar, Protocol, Self
 
 import pytest
@@ -8,13 +9,12 @@ from tests.support.stores.fault_proxy import Errors
 
 
 class Service(Protocol):
-    """A server that is reached by what the environment says."""
+    """A server that is reached by what the environment says, in variables whose names begin with `variables`."""
 
     scheme: ClassVar[str]
+    variables: ClassVar[str]
     errors: ClassVar[Errors]
-
-    @property
-    def endpoint(self) -> str: ...
+    endpoint: str
 
     @property
     def environment(self) -> dict[str, str]:
@@ -27,7 +27,11 @@ class Service(Protocol):
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> Self:
         """Points this process at the server."""
-        ...
+        for name in [name for name in os.environ if name.startswith(self.variables)]:
+            monkeypatch.delenv(name)
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+        return self
 
     def reach(self, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Points this process at a proxy before the server."""

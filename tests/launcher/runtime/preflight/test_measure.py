@@ -105,7 +105,7 @@ def test_a_store_with_a_clock_tells_how_far_ours_is_off(any_store: Store) -> Non
 class Elsewhen(LocalStore):
     """A store whose clock is five minutes ahead of ours."""
 
-    def clock(self) -> float:  # type: ignore[override]
+    def clock(self) -> float:
         return float(int(time.time()) + 300)
 
 
