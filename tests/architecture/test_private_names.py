@@ -12,8 +12,7 @@ HOMES = {
 }
 OURS_OR_PYTHONS = {"_exit", "_current_frames", "_replace", "_root", "_DummyThread"}
 ALONE = {  # one name of its library, in one place
-    ("launcher/after/embed/train.py", "_n_gpu"),  # transformers
-    ("launcher/after/finetune/run.py", "_n_gpu"),
+    ("launcher/after/finetune/trainer.py", "_n_gpu"),  # transformers
     (
         "encoder_core/objectives/modules/teacher.py",
         "_apply",

@@ -73,7 +73,7 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTrainingSettings) ->
         MissingPackage: if sentence-transformers is not installed.
     """
     library = import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA)
-    from transformers import PrinterCallback, set_seed
+    transformers = import_optional("transformers", "maskfleet embed", EVALUATE_EXTRA)
 
     train = read_text_columns(training.train, training.data_folder)
     dev = read_text_columns(training.dev, training.data_folder) if training.dev is not None else None
@@ -81,7 +81,7 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTrainingSettings) ->
     model = load_model(pretrained, training)
     warn_of_truncation(model, (text for column in train.texts.values() for text in column), "train")
     model.model_card_data.generate_widget_examples = False  # we write the model card ourselves
-    set_seed(training.seed)  # the classifier of the softmax loss is initialized now
+    transformers.set_seed(training.seed)  # the classifier of the softmax loss is initialized now
     evaluator = None if dev is None or training.dev is None else _build_evaluator(dev, training, training.dev)
     with temporary_folder("embed") as place, work("training", unit="steps") as now:
         trainer = library.SentenceTransformerTrainer(
@@ -92,7 +92,7 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTrainingSettings) ->
             evaluator=evaluator,
             callbacks=[training_callback(now, _show_figures)],
         )
-        trainer.remove_callback(PrinterCallback)  # it would print every record
+        trainer.remove_callback(transformers.PrinterCallback)  # it would print every record
         trainer.train()
         _check_weights_finite(model, trainer.state.global_step)
     model.eval()

@@ -265,9 +265,10 @@ def _training_section(facts: CheckpointFacts) -> Iterator[str]:
     yield "## Training\n"
     objective = ", ".join(recipe.objective.model_dump(exclude_none=True))
     tokens = human_count(tokens_before(recipe, facts.step))
+    versions = ", ".join(f"{name} {version}" for name, version in facts.run.record.versions.items())
     yield (
         f"Recipe `{recipe.name}`, objective {objective}, {tokens} tokens in full rows. The run is "
-        f"{facts.run.record.fingerprint[:12]}, made with {_versions_text(facts.run.record.versions)}.\n"
+        f"{facts.run.record.fingerprint[:12]}, made with {versions}.\n"
     )
     if recipe.model.mup is not None:
         yield (
@@ -276,10 +277,6 @@ def _training_section(facts: CheckpointFacts) -> Iterator[str]:
         )
     yield f"Held-out loss in nats for each target: {_heldout_loss_text(facts.heldout)}.\n"
     yield f"{facts.certificate}\n"
-
-
-def _versions_text(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _heldout_loss_text(record: Record | None) -> str:

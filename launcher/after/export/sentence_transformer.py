@@ -72,7 +72,10 @@ def write_sentence_transformer(
     _write_json(folder / "1_Pooling" / CONFIG, {"word_embedding_dimension": width, **switches})
     if normalize:
         _write_json(folder / "2_Normalize" / CONFIG, {})
-    _write_json(folder / SETTINGS_FILE, _sbert_settings(prompts or {}))
+    _write_json(
+        folder / SETTINGS_FILE,
+        {"prompts": dict(prompts or {}), "default_prompt_name": None, "similarity_fn_name": "cosine"},
+    )
     _write_json(
         folder / MODULES_FILE,
         [
@@ -80,10 +83,6 @@ def write_sentence_transformer(
             for index, (path, name) in enumerate(modules)
         ],
     )
-
-
-def _sbert_settings(prompts: Mapping[str, str]) -> dict[str, object]:
-    return {"prompts": dict(prompts), "default_prompt_name": None, "similarity_fn_name": "cosine"}
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -128,8 +128,7 @@ def _train_and_measure(
 def _build_trainer(
     model: Any, encoder: ExampleEncoder, splits: Mapping[str, EncodedSplit], seed: int, scratch: Path
 ) -> Any:
-    import transformers
-
+    transformers = import_optional("transformers", "fine-tuning", EVALUATE_EXTRA)
     settings = encoder.settings
     tagged = encoder.head == "TokenClassification"  # a label for each token is padded, too
     collator = transformers.DataCollatorForTokenClassification if tagged else transformers.DataCollatorWithPadding
@@ -156,12 +155,11 @@ def _build_trainer(
 
 
 def _training_arguments(encoder: ExampleEncoder, seed: int, scratch: Path) -> Any:
-    from transformers import TrainingArguments
-
+    transformers = import_optional("transformers", "fine-tuning", EVALUATE_EXTRA)
     settings = encoder.settings
     rows, best = settings.microbatch or settings.batch, settings.keep == "best"
     return training_arguments(
-        TrainingArguments,
+        transformers.TrainingArguments,
         settings,
         seed,
         scratch,

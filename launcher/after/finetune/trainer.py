@@ -42,9 +42,9 @@ def training_arguments(kind: Any, settings: Any, seed: int, scratch: Path, **own
 
 def training_callback(progress: Work, show_figures: Callable[[Any, Mapping[str, float]], None]) -> Any:
     """Return the callback that shows progress, and calls `show_figures` with the Trainer's state and what it logs."""
-    from transformers import TrainerCallback
+    transformers = import_optional("transformers", "training", EVALUATE_EXTRA)
 
-    class Progress(TrainerCallback):  # type: ignore[misc]
+    class Progress(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             progress.set_done(state.global_step, state.max_steps)
 

@@ -93,7 +93,7 @@ def evaluate(
 
     wanted = _parse_step_options(steps)
     require_assignments(assignments or ())
-    _require_tasks(suite, data, tasks)
+    selected = _select_tasks(suite, data, tasks)
     for checkpoint in () if only_table else checkpoints:
         require_model(checkpoint)
     with work("loading libraries"):
@@ -101,12 +101,14 @@ def evaluate(
     store = open_store(results)
     if only_table:
         found = find_results(store)
-        shown = [task.name for task in _load_suite_tasks(suite, data) if not tasks or task.name in tasks]
+        shown = [task.name for task in selected]
         cells = _select_cells([result.cell for result in found.values()], checkpoints, wanted, shown)
         _say(f"{len(cells)} of {len(found)} results in {results} are of these checkpoints and tasks")
         _print_table(tabulate_results(cells, found), as_json)
         return
-    measures = _plan_suite_measures(suite, data, tasks, assignments)
+    from launcher.after.evaluate.measures import plan_measures
+
+    measures = plan_measures(selected, assignments or ())
     rows, failures = _evaluate_missing(store, checkpoints, wanted, measures, seeds, (cpus, gpus))
     _print_table(rows, as_json)
     _store_rows_for_reports(checkpoints, rows)
@@ -126,27 +128,18 @@ def _parse_step_options(given: list[str] | None) -> list[int] | None:
     return [int(step) for step in given or ()]
 
 
-def _require_tasks(suite: str, data: str | None, task_names: list[str] | None) -> None:
-    """Check that the suite exists and has the tasks `task_names`.
+def _select_tasks(suite: str, data: str | None, task_names: list[str] | None) -> "list[Task]":
+    """Return the suite's tasks, or those of these `task_names`.
 
     Raises:
         TaskError: there is no such suite.
         OptionError: the suite has no task of one of the `task_names`.
     """
-    known = [task.name for task in _load_suite_tasks(suite, data)]
+    known = {task.name: task for task in _load_suite_tasks(suite, data)}
     unknown = [name for name in task_names or () if name not in known]
     if unknown:
         raise OptionError(f"--task {unknown[0]}: {suite} has no such task", remedy=f"its tasks: {', '.join(known)}")
-
-
-def _plan_suite_measures(
-    suite: str, data: str | None, task_names: list[str] | None, assignments: list[str] | None
-) -> "list[MeasureSpec]":
-    """Return the measures of the suite's tasks, or of those of these `task_names`."""
-    from launcher.after.evaluate.measures import plan_measures
-
-    tasks = [task for task in _load_suite_tasks(suite, data) if not task_names or task.name in task_names]
-    return plan_measures(tasks, assignments or ())
+    return [task for task in known.values() if not task_names or task.name in task_names]
 
 
 def _load_suite_tasks(suite: str, data: str | None) -> "tuple[Task, ...]":

@@ -146,12 +146,12 @@ def draw_chart(chart: Chart) -> str:
     return f'<figure class="chart" data-name="{name}">{heading}{svg}</figure>'
 
 
-def bucket_points(x: Floats, y: Floats, count: int = _BUCKET_COUNT) -> tuple[Floats, Floats, Floats, Floats]:
-    """Reduce [n] points to at most `count` buckets of equal share. Return the mean of x, and the mean, minimum and
-    maximum of y."""
-    if len(x) <= count:
+def bucket_points(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Reduce [n] points to at most `_BUCKET_COUNT` buckets of equal share. Return the mean of x, and the mean,
+    minimum and maximum of y."""
+    if len(x) <= _BUCKET_COUNT:
         return x, y, y, y
-    starts = np.linspace(0, len(x), count, endpoint=False).astype(np.int64)
+    starts = np.linspace(0, len(x), _BUCKET_COUNT, endpoint=False).astype(np.int64)
     sizes = np.diff(np.append(starts, len(x)))
     mean_x, mean_y = np.add.reduceat(x, starts) / sizes, np.add.reduceat(y, starts) / sizes
     return mean_x, mean_y, np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
