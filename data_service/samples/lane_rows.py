@@ -96,7 +96,7 @@ class DirectedBlockText:
         """
         end = special.sep if special.eod is None else special.eod
         ends = block.sentences[block.documents[1:]]
-        text = np.insert(block.tokens, ends, end)
+        text: Tokens = np.insert(block.tokens, ends, end)  # type: ignore[assignment]
         document = np.repeat(np.arange(len(block.documents) - 1), np.diff(block.documents))
         bounds = np.append(block.sentences[:-1] + document, len(text))
         fixed = excluded_token_offsets(text, (*excluded_ids, end))

@@ -231,7 +231,32 @@ class MlmMasking(RowMasking, GrowingRecord):
 
     def mask(self, rows: MaskableRows) -> Samples:
         assert self.replace.random_from == "vocabulary" or rows.tables.unigram is not None
-        return mask_rows(rows, self)
+        laid_out, units, slots, key = rows.rows, rows.units, rows.slots, rows.key
+        vocabulary, similar = rows.vocabulary, rows.tables.similar
+        sizes = units.sizes
+        maskable = np.diff(units.edges) if sizes is None else np.diff(np.append(0, np.cumsum(sizes))[units.edges])
+        counted = np.diff(laid_out.offsets) if self.count_special else maskable
+        wanted = (self.rate if rows.rates is None else rows.rates) * counted
+        counts = round_target_counts(self, wanted, maskable, slots.first_row, purpose_key(key, "counts"))
+        # Each target needs a draw; slots are fewer only in rows of almost nothing but separators.
+        counts = np.minimum(counts, slots.draws_per_row)
+        chosen = np.flatnonzero(_select_units(laid_out, units, counts=counts, slots=slots, masking=self, key=key))
+        text = units.token_offsets(chosen)
+        exact = sizes is None and self.count != "drawn"
+        per_row = counts if exact else np.diff(np.searchsorted(text, laid_out.edges))
+        positions = laid_out.token_indices(text, per_row)
+        target_ids = laid_out.tokens[positions]
+        draws = _row_draws(per_row, slots, purpose_key(key, "replacements"))
+        if self.replace.similar:
+            assert similar is not None  # `Corpora` reads the table that the masking needs
+            assert sizes is not None
+            laid_out.tokens[positions] = replace_words(
+                target_ids, sizes[chosen], draws, self.replace, vocabulary, similar
+            )
+        else:
+            leaders = _first_targets_of_runs(positions) if self.unit == "span" else None
+            laid_out.tokens[positions] = replace_targets(target_ids, draws, leaders, self.replace, vocabulary)
+        return Samples(laid_out.tokens, laid_out.offsets, positions, target_ids)
 
 
 def round_target_counts(
@@ -260,34 +285,6 @@ def round_target_counts(
         counts = np.minimum(counts, masking.max_predictions)
     possible: NDArray[np.int64] = np.minimum(counts, maskable)
     return possible
-
-
-def mask_rows(found: MaskableRows, masking: MlmMasking) -> Samples:
-    """Choose targets among the units and replace them; return the rows with their targets."""
-    rows, units, slots, key = found.rows, found.units, found.slots, found.key
-    vocabulary, similar = found.vocabulary, found.tables.similar
-    sizes = units.sizes
-    maskable = np.diff(units.edges) if sizes is None else np.diff(np.append(0, np.cumsum(sizes))[units.edges])
-    counted = np.diff(rows.offsets) if masking.count_special else maskable
-    wanted = (masking.rate if found.rates is None else found.rates) * counted
-    counts = round_target_counts(masking, wanted, maskable, slots.first_row, purpose_key(key, "counts"))
-    # Each target needs a draw; slots are fewer only in rows of almost nothing but separators.
-    counts = np.minimum(counts, slots.draws_per_row)
-    chosen = np.flatnonzero(_select_units(rows, units, counts=counts, slots=slots, masking=masking, key=key))
-    text = units.token_offsets(chosen)
-    exact = sizes is None and masking.count != "drawn"
-    per_row = counts if exact else np.diff(np.searchsorted(text, rows.edges))
-    positions = rows.token_indices(text, per_row)
-    target_ids = rows.tokens[positions]
-    draws = _row_draws(per_row, slots, purpose_key(key, "replacements"))
-    if masking.replace.similar:
-        assert similar is not None  # `Corpora` reads the table that the masking needs
-        assert sizes is not None
-        rows.tokens[positions] = replace_words(target_ids, sizes[chosen], draws, masking.replace, vocabulary, similar)
-    else:
-        leaders = _first_targets_of_runs(positions) if masking.unit == "span" else None
-        rows.tokens[positions] = replace_targets(target_ids, draws, leaders, masking.replace, vocabulary)
-    return Samples(rows.tokens, rows.offsets, positions, target_ids)
 
 
 def _select_units(

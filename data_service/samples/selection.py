@@ -37,10 +37,6 @@ class Units:
         starts = chosen if self.starts is None else self.starts[chosen]
         return starts if self.sizes is None else expand_ranges(starts, self.sizes[chosen])
 
-    def units_in_rows(self, rows: NDArray[np.int64]) -> Indices:
-        """Return the numbers of the units in `rows`, row after row."""
-        return expand_ranges(self.edges[rows], self.edges[rows + 1] - self.edges[rows])
-
 
 def excluded_token_offsets(text: Tokens, excluded_ids: tuple[int, ...]) -> NDArray[np.int64]:
     """Return the sorted offsets of the tokens whose id is in `excluded_ids`. Usually there are none."""
@@ -217,33 +213,22 @@ def select_remaining(
     """
     rows = np.flatnonzero(remaining_tokens)
     if units.sizes is not None and len(rows):
-        rest = units.units_in_rows(rows)
-        number = np.repeat(np.arange(len(rows)), np.diff(units.edges)[rows])
+        counts = np.diff(units.edges)[rows]
+        rest = expand_ranges(units.edges[rows], counts)
+        number = np.repeat(np.arange(len(rows)), counts)
         fits = ~chosen[rest] & (units.sizes[rest] <= remaining_tokens[rows][number])
         rows = rows[np.bincount(number[fits], minlength=len(rows)) > 0]
-    for row in rows:
-        _select_remaining_in_row(
-            chosen,
-            units,
-            row=int(row),
-            left=int(remaining_tokens[row]),
-            row_in_block=first_row + int(row),
-            key=key,
-        )
-
-
-def _select_remaining_in_row(
-    chosen: NDArray[np.bool_], units: Units, row: int, left: int, row_in_block: int, key: Key
-) -> None:
-    start, stop = int(units.edges[row]), int(units.edges[row + 1])
-    rest = start + np.flatnonzero(~chosen[start:stop])
-    if units.sizes is not None:
-        rest = rest[units.sizes[rest] <= left]
-    order = np.argsort(draw_uint64(stream_key(key.hex(), row_in_block), 0, len(rest)), kind="stable")
-    for unit in rest[order]:
-        size = 1 if units.sizes is None else int(units.sizes[unit])
-        if size <= left:
-            chosen[unit] = True
-            left -= size
-        if not left:
-            return
+    for row in rows.tolist():
+        start, stop = units.edges[row : row + 2].tolist()
+        left = int(remaining_tokens[row])
+        rest = start + np.flatnonzero(~chosen[start:stop])
+        if units.sizes is not None:
+            rest = rest[units.sizes[rest] <= left]
+        order = np.argsort(draw_uint64(stream_key(key.hex(), first_row + row), 0, len(rest)), kind="stable")
+        for unit in rest[order]:
+            size = 1 if units.sizes is None else int(units.sizes[unit])
+            if size <= left:
+                chosen[unit] = True
+                left -= size
+            if not left:
+                break

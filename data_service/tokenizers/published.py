@@ -98,15 +98,17 @@ class _TokenizerFolder:
         names = (settings.get("tokenizer_class") for settings in (self.config, self.model_config))
         return str(next(filter(None, names), self.model_type) or "")
 
+    @property
+    def plain_class(self) -> str:
+        """The declared class's name without `Fast`."""
+        return self.declared_class.removesuffix("Fast")
+
     @cached_property
     def declared_family(self) -> Family | None:
         """The family of what is named; None if nothing is, or something that we do not know."""
-        found = FAMILY_BY_CLASS.get(self.declared_class.removesuffix("Fast").removesuffix("Tokenizer"))
-        return (
-            found
-            if self.declared_class.endswith(("Tokenizer", "TokenizerFast"))
-            else FAMILY_BY_TYPE.get(self.declared_class)
-        )
+        if self.plain_class.endswith("Tokenizer"):
+            return FAMILY_BY_CLASS.get(self.plain_class.removesuffix("Tokenizer"))
+        return FAMILY_BY_TYPE.get(self.declared_class)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -116,11 +118,7 @@ class _TokenizerFolder:
 
     def refuse_unknown_class(self) -> None:
         """Raise TokenizerError if the folder names a class, or a type of model, whose rules we do not know."""
-        if (
-            not self.declared_class
-            or self.declared_family
-            or self.declared_class.removesuffix("Fast") in CLASSES_WITHOUT_RULES
-        ):
+        if not self.declared_class or self.declared_family or self.plain_class in CLASSES_WITHOUT_RULES:
             return
         raise TokenizerError(
             f"{self.where}: there is no {DEFINITION_FILE}, and the rules of {self.declared_class} are unknown here",
@@ -182,16 +180,13 @@ def definition_by_class(
     folder = _TokenizerFolder(files, where)
     family, text = folder.declared_family, folder.text(DEFINITION_FILE)
     definition = parse_definition(text, where)
-    if only_if_known and family is None and folder.declared_class.removesuffix("Fast") not in CLASSES_WITHOUT_RULES:
+    if only_if_known and family is None and folder.plain_class not in CLASSES_WITHOUT_RULES:
         unknown = f"the rules of {folder.declared_class} are unknown here"
         raise TokenizerError(
             f"{where}: {unknown if folder.declared_class else 'it names no class'}",
             remedy=f"follow {DEFINITION_FILE}: --tokenizer-rules file",
         )
-    follows = (
-        folder.declared_class.removesuffix("Fast") in CLASSES_FOLLOWING_FILE
-        or folder.model_type in MODEL_TYPES_FOLLOWING_FILE
-    )
+    follows = folder.plain_class in CLASSES_FOLLOWING_FILE or folder.model_type in MODEL_TYPES_FOLLOWING_FILE
     # The class of Llama 2 is named in folders of Llama 3, too, whose file is followed; ESM's class has no such file.
     if family is None or follows or family == "esm" or (family == "llama" and '"ByteLevel"' in text):
         return None

@@ -232,16 +232,16 @@ class _PieceSplitter:
     def _split(self, piece: str) -> list[int]:
         match self._tokenizer.kind:
             case "unigram" | "bpe" | "wordlevel":
-                return self._split_by_model(piece)
+                return _tokenize(self._model, piece)
             case "byte_bpe":
                 text = _BYTE_LEVEL.decode([piece])
                 # Part of a character is no text: its bytes are split as they stand.
-                return self._split_by_model(piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
+                return _tokenize(self._model, piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
             case "wordpiece":
-                if piece.startswith(CONTINUATION_PREFIX):
-                    return [token.id for token in self._continuing.tokenize(piece)]
-                return self._tokenizer.encode(piece).tolist()
+                continues = piece.startswith(CONTINUATION_PREFIX)
+                return _tokenize(self._continuing, piece) if continues else self._tokenizer.encode(piece).tolist()
 
-    def _split_by_model(self, piece: str) -> list[int]:
-        """Split a piece by the model alone, because it is in the form in which text reaches the model."""
-        return [token.id for token in self._model.tokenize(piece)]
+
+def _tokenize(model: models.Model, piece: str) -> list[int]:
+    """Split a piece by a model alone, because it is in the form in which text reaches the model."""
+    return [token.id for token in model.tokenize(piece)]

@@ -66,15 +66,16 @@ def test_words_are_masked_whole(block: Block, rate: float, unit: str) -> None:
         assert hit[word == number].all()
 
 
+def equal_rows(tokens: int, rows: int) -> Block:
+    """So many documents of one sentence of so many tokens."""
+    edges = np.arange(0, tokens * rows + 1, tokens)
+    return Block(np.full(tokens * rows, 9, dtype=np.uint16), edges, np.arange(rows + 1))
+
+
 def test_targets_are_uniform_without_replacement() -> None:
     """Over many draws of one row every position, and every pair of positions, is equally often a target."""
     text, draws = 20, 30_000
-    block = Block(
-        np.full(text * draws, 9, dtype=np.uint16),
-        np.arange(0, text * draws + 1, text),
-        np.arange(draws + 1),
-    )
-    _, samples = packed_rows(block, MlmMasking(rate=0.25, count="bert"), "doc_sentences", text + 2)
+    _, samples = packed_rows(equal_rows(text, draws), MlmMasking(rate=0.25, count="bert"), "doc_sentences", text + 2)
     assert (targets_per_row(samples) == 5).all()
     hit = np.zeros((draws, text + 2), dtype=bool)
     hit[np.divmod(samples.target_positions, text + 2)] = True
@@ -93,12 +94,7 @@ def test_targets_are_uniform_without_replacement() -> None:
 def test_positions_are_uniform_in_long_rows_with_hardly_enough_draws() -> None:
     """At a high rate rows often finish outside their slots; they must not favour any position for it."""
     text, draws = 30, 20_000
-    block = Block(
-        np.full(text * draws, 9, dtype=np.uint16),
-        np.arange(0, text * draws + 1, text),
-        np.arange(draws + 1),
-    )
-    _, samples = packed_rows(block, MlmMasking(rate=0.8, count="bert"), "doc_sentences", text + 2)
+    _, samples = packed_rows(equal_rows(text, draws), MlmMasking(rate=0.8, count="bert"), "doc_sentences", text + 2)
     assert (targets_per_row(samples) == 24).all()
     singles = np.bincount(samples.target_positions % (text + 2), minlength=text + 2)[1:-1]
     expected, variance = draws * 0.8, draws * 0.8 * 0.2

@@ -171,12 +171,6 @@ def test_longer_runs_are_cut(splitter: Callable[[], WordSplitter], _: object) ->
     assert sorted(len(word.strip()) for word in counts.words) == [1, 5, RUN_CHARACTERS]
 
 
-def test_counts_of_any_size_add_up(tmp_path: Path) -> None:
-    """A word that stands in every window of many, counted in two files."""
-    texts = ["a " * 300_000] * 8
-    assert by_word(counted(texts, ByteBpeSplitter))[" a"] == 8 * 300_000 - 8
-
-
 MEASURED = """
 import resource, sys, time
 from random import Random

@@ -31,7 +31,7 @@ from launcher.errors import RunError
 from launcher.runtime.rank.build import build_model
 from launcher.runtime.rank.initial_weights import START_KEY, InitialWeights, check_start, initial_weights
 from launcher.runtime.recipe.objective import RecipeObjective
-from tests.data_service.tokenizers.test_completed import decoder
+from tests.data_service.tokenizers.test_load import decoder
 from tests.support.models.parity import parameters_of
 from tests.support.runs.starts import (
     BERT,
