@@ -21,7 +21,6 @@ from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 from tests.support.data.preparations import rows_of, run, write_lines
 
 NEAR = {"stage": "near_duplicates"}
-EXACT = {"stage": "exact_duplicates"}
 ALPHABETS = ("abcdefgh", "абвгдежз", "百日紅花見鳥語空", "กขคงจฉชซ", "あいうえおアイウ", "𝒜𐤀ꓐꯀ", "é̂ạöüñ")
 
 
@@ -41,26 +40,16 @@ def changed(text: str, drawn: random.Random) -> str:
     return " ".join(words)
 
 
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Two sources; the second holds near copies of the first, of itself, and equal texts."""
-    folder, drawn = tmp_path_factory.mktemp("near"), random.Random(5)
+@pytest.mark.long
+def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(tmp_path: Path) -> None:
+    """The second source holds near copies of the first, of itself, and equal texts."""
+    drawn, whole = random.Random(5), tmp_path / "whole"
     texts = made_up(150, 90, drawn)
     first = [*texts[:100], *(changed(text, drawn) for text in texts[:30]), texts[3], texts[3]]
     second = [*(changed(text, drawn) for text in texts[10:50]), *texts[100:], *texts[90:110]]
     second += [changed(text, drawn) for text in texts[130:]]
-    return [write(folder / "first.jsonl", first), write(folder / "second.jsonl", second)]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, inputs: list[dict[str, Any]]) -> Path:
-    out = tmp_path_factory.mktemp("whole")
-    run(inputs, [EXACT, NEAR], out)
-    return out
-
-
-@pytest.mark.long
-def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(whole: Path) -> None:
+    sources = [write(tmp_path / "first.jsonl", first), write(tmp_path / "second.jsonl", second)]
+    run(sources, [{"stage": "exact_duplicates"}, NEAR], whole)
     kept, dropped = rows_of(whole / "documents"), rows_of(whole / "dropped")
     assert len(kept) == 150
     assert sum(row["cluster_size"] for row in kept) == len(kept) + len(dropped)
