@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from data_service.corpus.corpus import Corpus, open_part
-from data_service.corpus.manifest import CorpusManifest
+from data_service.corpus.manifest import BlockTable
 from data_service.corpus.origin import IndexedSplit, Origin, PreparedInput, StageCounts, by_count
 from data_service.corpus.removals import load_removals
 from data_service.formats import StrictRecord
@@ -99,10 +99,7 @@ def make_card(corpus: Corpus) -> DataCard:
         CardRemoval(
             at=int(removal.at),
             reason=removal.reason,
-            removed=Amount(
-                documents=len(removal.train) + len(removal.heldout),
-                tokens=removal.train.token_count + removal.heldout.token_count,
-            ),
+            removed=Amount(documents=len(removal), tokens=removal.token_count),
         )
         for removal in chain.removals
     ]
@@ -111,15 +108,14 @@ def make_card(corpus: Corpus) -> DataCard:
         fingerprint=manifest.fingerprint,
         digest=manifest.digest,
         tokenizer=manifest.tokenizer_hash,
-        train=_split_amount(manifest, "train"),
-        heldout=_split_amount(manifest, "heldout"),
+        train=_split_amount(manifest.train),
+        heldout=_split_amount(manifest.heldout),
         built=list(_built_parts(corpus)),
         removals=removals,
     )
 
 
-def _split_amount(manifest: CorpusManifest, split: str) -> Amount:
-    table = getattr(manifest, split)
+def _split_amount(table: BlockTable) -> Amount:
     return Amount(documents=int(table.documents.sum()), tokens=int(table.tokens.sum()))
 
 

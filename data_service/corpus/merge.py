@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise, zip_longest
 from pathlib import Path
@@ -41,13 +42,14 @@ from data_service.corpus.parts import key_of_part_object
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
     REMOVALS_FOLDER,
+    DocumentsBySplit,
     Removal,
     RemovalChain,
     RemovedDocuments,
     append_removal,
     load_removals,
 )
-from data_service.corpus.remove import carried_removals, chain_begins_with
+from data_service.corpus.remove import carried_removals, chain_begins_with, split_by_removed
 from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import Store, parallel_map
@@ -158,16 +160,10 @@ def join_corpora(
     chain, carried = RemovalChain(), [*carried_removals(sources)]
     for removal in carried:
         chain = _record_removal(store, manifest, chain, removal)
-    train, heldout = chain.removed_documents("train"), chain.removed_documents("heldout")
-    new = Removal(
-        removed_by,
-        removed_at,
-        DUPLICATE_REMOVAL_REASON,
-        train=_documents_not_removed(copies["train"], train),
-        heldout=_documents_not_removed(copies["heldout"], heldout),
-    )
-    if len(new.train) or len(new.heldout):
-        chain = _record_removal(store, manifest, chain, new)
+    new, _ = split_by_removed(copies, chain)
+    if len(new):
+        removal = Removal(new.train, new.heldout, removed_by, removed_at, DUPLICATE_REMOVAL_REASON)
+        chain = _record_removal(store, manifest, chain, removal)
     for key in manifest.tokenizer_files:
         store.put(key, sources[0].store.get(key))
     save_manifest(store, manifest)
@@ -178,7 +174,7 @@ def join_corpora(
 
 def _merge_report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -> MergeReport:
     """Return the report of a merge whose first `carried` removals are those of its parts."""
-    sizes = [(len(one.train) + len(one.heldout), one.reason == DUPLICATE_REMOVAL_REASON) for one in chain.removals]
+    sizes = [(len(one), one.reason == DUPLICATE_REMOVAL_REASON) for one in chain.removals]
     return MergeReport(
         documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
         copies=sum(size for size, are_copies in sizes[carried : carried + 1] if are_copies),
@@ -322,23 +318,18 @@ def _record_removal(store: Store, manifest: CorpusManifest, chain: RemovalChain,
     return longer
 
 
-def _documents_not_removed(documents: RemovedDocuments, known: RemovedDocuments) -> RemovedDocuments:
-    """Return those of the documents that are not known."""
-    return documents.filter_documents(~np.isin(documents.documents, known.documents))
-
-
-def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> dict[str, RemovedDocuments]:
+def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> DocumentsBySplit:
     """Return the documents that are copies of one of an earlier part, by split. Reads every block."""
     with temporary_folder("merge") as folder:
         _write_hashes(sources, folder, report)
         found = [_find_later_duplicates(path) for path in sorted(folder.iterdir())]
     copies = np.concatenate([np.zeros(0, dtype=_HASH_RECORD_DTYPE), *found])
-    by_split: dict[str, RemovedDocuments] = {}
-    for number, split in enumerate(SPLITS):
-        mine = np.sort(copies[copies["heldout"] == number], order="document")
-        columns = (mine[name].astype(np.int64) for name in ("document", "block", "start", "stop"))
-        by_split[split] = RemovedDocuments(*columns)
-    return by_split
+    train, heldout = (np.sort(copies[copies["heldout"] == number], order="document") for number in range(2))
+    return DocumentsBySplit(_removed_documents(train), _removed_documents(heldout))
+
+
+def _removed_documents(records: NDArray[np.void]) -> RemovedDocuments:
+    return RemovedDocuments(*(records[name].astype(np.int64) for name in ("document", "block", "start", "stop")))
 
 
 def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks) -> None:
@@ -351,11 +342,7 @@ def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks)
         for part, source in enumerate(sources):
             for number, split in enumerate(SPLITS):
                 table = source.table(split)
-
-                def read(index: int, source: Corpus = source, table: BlockTable = table) -> Block:
-                    return read_block(source.store, table, index)
-
-                for block in parallel_map(read, range(len(table))):
+                for block in parallel_map(partial(read_block, source.store, table), range(len(table))):
                     records = _document_records(block, pairs=source.manifest.pairs is not None)
                     records["part"], records["heldout"], records["block"] = part, number, first[split]
                     records["document"] += before[split]

@@ -4,9 +4,9 @@ A copy that the merge leaves out may have the id of its original. Hashes of ids 
 of hashes at a time, so memory does not grow with the corpora.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import chain, islice
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_service.corpus.corpus import SPLITS, Corpus, SplitName, locate_document_in_block
-from data_service.corpus.removals import RemovedDocuments
+from data_service.corpus.removals import DocumentsBySplit
 from data_service.corpus.sidecar import RowConditions, read_document_ids, read_origins
 from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
@@ -24,24 +24,14 @@ from data_service.store.base import parallel_map
 _HASH_RANGES = 256  # one range for each first byte of a hash
 _LISTED_IDS = 10  # ids that an error names
 _ID_RECORD_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")])
-_ShardIdColumns = tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]
+_Place = tuple[int, SplitName, int]  # a document: part, split, number in the split of the part
 
 
 class DuplicateIdError(CorpusError):
     """Documents of two corpora that have one id."""
 
 
-@dataclass(frozen=True)
-class _EqualIdPair:
-    """Two documents with one id: (part, split, number in the split of the part) of each."""
-
-    first: tuple[int, SplitName, int]
-    second: tuple[int, SplitName, int]
-
-
-def check_unique_ids(
-    sources: Sequence[Corpus], copies: Mapping[str, RemovedDocuments], report: Callable[[int], None]
-) -> None:
+def check_unique_ids(sources: Sequence[Corpus], copies: DocumentsBySplit, report: Callable[[int], None]) -> None:
     """Read the ids of all documents. Corpora that were built without provenance have none.
 
     Args:
@@ -65,7 +55,7 @@ def check_unique_ids(
 
 def _write_id_hashes(
     sources: Sequence[Corpus],
-    copies: Mapping[str, RemovedDocuments],
+    copies: DocumentsBySplit,
     folder: Path,
     report: Callable[[int], None],
 ) -> None:
@@ -78,7 +68,7 @@ def _write_id_hashes(
                 for numbers, ids in _read_ids(source, split) if source.manifest.provenance else ():
                     report(1)
                     known = np.array([each is not None for each in ids], dtype=np.bool_)
-                    known &= ~np.isin(numbers + before[split], copies[split].documents)
+                    known &= ~np.isin(numbers + before[split], getattr(copies, split).documents)
                     records = _id_records(
                         [each for each, use in zip(ids, known, strict=True) if use and each is not None]
                     )
@@ -94,11 +84,8 @@ def _read_ids(source: Corpus, split: SplitName) -> Iterator[tuple[NDArray[np.int
     """Yield the numbers in the split, and the ids, of each shard's documents."""
     table = source.table(split)
     starts = np.cumsum(table.documents) - table.documents
-
-    def read_shard_ids(shard: str) -> _ShardIdColumns:
-        return read_document_ids(source, shard)
-
-    for shard, (block, document, ids) in zip(table.shards, parallel_map(read_shard_ids, table.shards), strict=True):
+    read = parallel_map(partial(read_document_ids, source), table.shards)
+    for shard, (block, document, ids) in zip(table.shards, read, strict=True):
         yield starts[table.first_block_by_shard[shard] + block] + document, ids
 
 
@@ -111,7 +98,7 @@ def _id_records(ids: Sequence[str]) -> NDArray[np.void]:
     return records
 
 
-def _find_equal_id_pairs(path: Path) -> Iterator[_EqualIdPair]:
+def _find_equal_id_pairs(path: Path) -> Iterator[tuple[_Place, _Place]]:
     """Yield the first document with each id that two corpora have, and the first with it in another corpus."""
     records = np.fromfile(path, dtype=_ID_RECORD_DTYPE)
     if not len(records):
@@ -123,17 +110,17 @@ def _find_equal_id_pairs(path: Path) -> Iterator[_EqualIdPair]:
     other = np.flatnonzero(records["part"] != records["part"][firsts])
     _, at = np.unique(firsts[other], return_index=True)
     for second in other[at].tolist():
-        yield _EqualIdPair(_decode_location(records[firsts[second]]), _decode_location(records[second]))
+        yield _decode_location(records[firsts[second]]), _decode_location(records[second])
 
 
-def _decode_location(record: np.void) -> tuple[int, SplitName, int]:
+def _decode_location(record: np.void) -> _Place:
     return int(record["part"]), SPLITS[int(record["heldout"])], int(record["document"])
 
 
-def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_EqualIdPair], count: int) -> DuplicateIdError:
+def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[tuple[_Place, _Place]], count: int) -> DuplicateIdError:
     lines = [_pair_text(sources, pair) for pair in pairs]
     more = [f"and {count - len(pairs):,} more"] if count > len(pairs) else []
-    later = sorted({pair.second[0] for pair in pairs})
+    later = sorted({later[0] for _, later in pairs})
     return DuplicateIdError(
         "\n".join([f"{count:,} ids name different documents in two corpora:", *lines, *more]),
         remedy=f"give the documents of {', '.join(sources[part].store.uri for part in later)} ids of their own, or "
@@ -141,9 +128,9 @@ def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[_EqualIdPair], c
     )
 
 
-def _pair_text(sources: Sequence[Corpus], pair: _EqualIdPair) -> str:
-    places = [f"{split}:{number} of {sources[part].store.uri}" for part, split, number in (pair.first, pair.second)]
-    part, split, number = pair.first
+def _pair_text(sources: Sequence[Corpus], pair: tuple[_Place, _Place]) -> str:
+    places = [f"{split}:{number} of {sources[part].store.uri}" for part, split, number in pair]
+    part, split, number = pair[0]
     return f"  {_read_document_id(sources[part], split, number)!r}: {' and '.join(places)}"
 
 

@@ -56,7 +56,10 @@ class DuplicateCluster(NamedTuple):
 
 
 class InputConstants(StrictRecord):
-    """Values for all documents of the files whose URIs match the pattern `inputs`, which lack them otherwise."""
+    """Values for all documents of the files whose URIs match the pattern `inputs`, which lack them otherwise.
+
+    There is none for an id, which is never the same for several documents.
+    """
 
     inputs: str = "*"
     source: str | None = _OPTIONAL_TEXT_FIELD
@@ -64,11 +67,6 @@ class InputConstants(StrictRecord):
     licence: str | None = _OPTIONAL_TEXT_FIELD
     language: str | None = _OPTIONAL_TEXT_FIELD
     date: str | None = _OPTIONAL_TEXT_FIELD
-
-    def get(self, field: ProvenanceField) -> str | None:
-        """Return the value of a field; None if there is none. An id is never the same for several documents."""
-        value: str | None = getattr(self, field, None)
-        return value
 
 
 class ProvenanceOptions(StrictRecord):
@@ -111,7 +109,7 @@ class ProvenanceOptions(StrictRecord):
         return tuple(
             field
             for field in PROVENANCE_FIELDS
-            if getattr(self, field) is not None or any(one.get(field) is not None for one in self.constants)
+            if getattr(self, field) is not None or any(getattr(one, field, None) for one in self.constants)
         )
 
     @property
@@ -140,7 +138,7 @@ class ProvenanceOptions(StrictRecord):
             name: str | None = getattr(self, field)
             value = None if name is None else _field_text(record.get(name), name)
             if value is None:
-                value = next((there for one in constants if (there := one.get(field)) is not None), None)
+                value = next((there for one in constants if (there := getattr(one, field, None))), None)
             if value is None and field not in self.may_lack:
                 raise ValueError(_missing_field_text(field, name, record))
             found[field] = value

@@ -8,7 +8,7 @@ state of the corpus after it for ever, and a run that was made in that state kee
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NoReturn, Self
 
@@ -49,7 +49,7 @@ class RemovedDocuments:
     stop: NDArray[np.int64]
 
     @classmethod
-    def from_rows(cls, rows: Sequence[tuple[int, int, int, int]]) -> Self:
+    def from_rows(cls, rows: Iterable[tuple[int, int, int, int]]) -> Self:
         """Return a table of rows of (document, block, start, stop), in any order."""
         columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4).T
         return cls(*(np.ascontiguousarray(column) for column in columns))
@@ -65,6 +65,10 @@ class RemovedDocuments:
     def filter_documents(self, mask: NDArray[np.bool_]) -> Self:
         """Return some of the documents. `mask`: [D]."""
         return type(self)(*(column[mask] for column in vars(self).values()))
+
+    def moved_by(self, documents: int, blocks: int) -> Self:
+        """Return the documents with higher numbers of theirs, and of their blocks."""
+        return replace(self, documents=self.documents + documents, block=self.block + blocks)
 
     def token_ranges(self, block: int) -> NDArray[np.int64]:
         """Return [K, 2] int64, first token and the one behind the last of each of the documents in a block."""
@@ -88,14 +92,29 @@ def replace_removed_text(block: Block, stretches: NDArray[np.int64], replacement
 
 
 @dataclass(frozen=True)
-class Removal:
-    """One removal.
+class DocumentsBySplit:
+    """Documents of a corpus, by split."""
+
+    train: RemovedDocuments
+    heldout: RemovedDocuments
+
+    def __len__(self) -> int:
+        return len(self.train) + len(self.heldout)
+
+    @property
+    def token_count(self) -> int:
+        """Number of their tokens."""
+        return self.train.token_count + self.heldout.token_count
+
+
+@dataclass(frozen=True)
+class Removal(DocumentsBySplit):
+    """The documents of one removal, and its reason.
 
     Attributes:
         by: user and host, or whatever name was given.
         at: time in seconds since 1970.
         reason: why, in the remover's words.
-        train, heldout: documents of each split.
         previous: digest of the removal before it; empty for the first.
         digest: sha256 (hex) of its content, which includes `previous`; empty until it is written.
     """
@@ -103,8 +122,6 @@ class Removal:
     by: str
     at: int
     reason: str
-    train: RemovedDocuments
-    heldout: RemovedDocuments
     previous: str = ""
     digest: str = ""
 
@@ -269,7 +286,8 @@ def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest)
         splits[split] = RemovedDocuments(*(np.array(column, dtype=np.int64) for column in vars(listed).values()))
         if not _has_documents(splits[split], table):
             _raise_damaged(store, key, f"it names documents of {split} that the corpus does not have")
-    return Removal(content.by, content.at, content.reason, **splits, previous=content.previous, digest=stored.digest)
+    about = (content.by, content.at, content.reason, content.previous)
+    return Removal(splits["train"], splits["heldout"], *about, stored.digest)
 
 
 def append_removal(

@@ -5,7 +5,7 @@ In a merged corpus, also those that were removed from its parts, before the merg
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ from data_service.corpus.parts import key_of_part_object
 from data_service.corpus.reader import read_block
 from data_service.corpus.removals import (
     REMOVALS_FOLDER,
+    DocumentsBySplit,
     Removal,
     RemovalChain,
     RemovedDocuments,
@@ -34,22 +35,6 @@ ReportDone = Callable[[int, int], None]
 _MAX_LISTED_DOCUMENTS = 20  # unknown documents that an error names
 _DOCUMENT_NUMBER = re.compile(r"(?:(train|heldout):)?([0-9]{1,18})")
 _DocumentRow = tuple[int, int, int, int]
-
-
-@dataclass(frozen=True)
-class DocumentsBySplit:
-    """Documents of a corpus, by split."""
-
-    train: RemovedDocuments
-    heldout: RemovedDocuments
-
-    def __len__(self) -> int:
-        return len(self.train) + len(self.heldout)
-
-    @property
-    def token_count(self) -> int:
-        """Number of their tokens."""
-        return self.train.token_count + self.heldout.token_count
 
 
 @dataclass(frozen=True)
@@ -121,16 +106,9 @@ def carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
     documents, blocks = Counter[str](), Counter[str]()
     for source in sources:
         for removal in load_removals(source.store, source.manifest).removals:
-            moved = {
-                split: RemovedDocuments(
-                    listed.documents + documents[split],
-                    listed.block + blocks[split],
-                    listed.start,
-                    listed.stop,
-                )
-                for split, listed in (("train", removal.train), ("heldout", removal.heldout))
-            }
-            yield Removal(removal.by, removal.at, removal.reason, moved["train"], moved["heldout"])
+            train = removal.train.moved_by(documents["train"], blocks["train"])
+            heldout = removal.heldout.moved_by(documents["heldout"], blocks["heldout"])
+            yield Removal(train, heldout, removal.by, removal.at, removal.reason)
         for split in SPLITS:
             documents[split] += int(source.table(split).documents.sum())
             blocks[split] += len(source.table(split))
@@ -161,10 +139,9 @@ def find_removed_in_parts(corpus: Corpus) -> DocumentsBySplit:
         chain = load_removals(source.store, source.manifest)
         for split in SPLITS:
             block, document = _first_block_and_document(corpus.table(split), its_parts)
-            gone = chain.removed_documents(split)
-            columns = (gone.documents + document, gone.block + block, gone.start, gone.stop)
-            rows[split].update(zip(*(column.tolist() for column in columns), strict=True))
-    return _documents_from_rows({split: list(found) for split, found in rows.items()})
+            gone = chain.removed_documents(split).moved_by(document, block)
+            rows[split].update(zip(*(column.tolist() for column in vars(gone).values()), strict=True))
+    return _documents_from_rows(rows)
 
 
 def _merged_sources(corpus: Corpus, numbers: range) -> Iterator[tuple[Corpus, range]]:
@@ -192,7 +169,7 @@ def find_unapplied_removals(corpus: Corpus) -> DocumentsBySplit:
     """Return the documents that were removed from parts of a merged corpus, but not from itself. Raises as
     `find_removed_in_parts`."""
     chain = load_removals(corpus.store, corpus.manifest)
-    return _split_by_removed(find_removed_in_parts(corpus), chain)[0]
+    return split_by_removed(find_removed_in_parts(corpus), chain)[0]
 
 
 def _first_block_and_document(table: BlockTable, parts: Iterable[int]) -> tuple[int, int]:
@@ -226,10 +203,10 @@ def remove_documents(
         raise CorpusError("a removal has no reason", remedy="say why the documents are taken out: --reason TEXT")
     while True:
         chain = load_removals(corpus.store, corpus.manifest)
-        new, already = _split_by_removed(documents, chain)
+        new, already = split_by_removed(documents, chain)
         if not len(new):
             return RemovalReport(None, new, already)
-        removal = Removal(removed_by, removed_at, reason.strip(), new.train, new.heldout)
+        removal = Removal(new.train, new.heldout, removed_by, removed_at, reason.strip())
         longer = append_removal(corpus.store, corpus.manifest, chain, removal)
         if longer is not None:
             number = len(longer.removals)
@@ -238,7 +215,7 @@ def remove_documents(
             return RemovalReport(number, new, already)
 
 
-def _split_by_removed(documents: DocumentsBySplit, chain: RemovalChain) -> tuple[DocumentsBySplit, DocumentsBySplit]:
+def split_by_removed(documents: DocumentsBySplit, chain: RemovalChain) -> tuple[DocumentsBySplit, DocumentsBySplit]:
     """Return the documents that are not removed, and those that are."""
     kept, removed = {}, {}
     for split in SPLITS:
@@ -248,7 +225,7 @@ def _split_by_removed(documents: DocumentsBySplit, chain: RemovalChain) -> tuple
     return DocumentsBySplit(**kept), DocumentsBySplit(**removed)
 
 
-def _documents_from_rows(rows: dict[SplitName, list[_DocumentRow]]) -> DocumentsBySplit:
+def _documents_from_rows(rows: Mapping[SplitName, Collection[_DocumentRow]]) -> DocumentsBySplit:
     return DocumentsBySplit(RemovedDocuments.from_rows(rows["train"]), RemovedDocuments.from_rows(rows["heldout"]))
 
 

@@ -95,9 +95,9 @@ class SidecarWriter:
             + [pa.field(name, pa.string()) for name in PROVENANCE_FIELDS]
         )
         rows, self._rows = self._rows, []
-        batch = pa.RecordBatch.from_pylist(
-            [{name: getattr(row, name) for name in numbers} | row.provenance._asdict() for row in rows], schema=schema
-        )
+        columns: dict[str, Sequence[object]] = {name: [getattr(row, name) for row in rows] for name in numbers}
+        columns |= {name: [getattr(row.provenance, name) for row in rows] for name in PROVENANCE_FIELDS}
+        batch = pa.RecordBatch.from_pydict(columns, schema=schema)
         if self._writer is None:
             self._file = self.path.open("wb")
             self._writer = pq.ParquetWriter(self._file, schema, compression="zstd")

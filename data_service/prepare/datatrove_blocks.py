@@ -122,7 +122,9 @@ def make_datatrove_filter(stage: DatatroveFilter) -> Callable[[Document], Docume
     """
     _check_version(stage.stage)
     try:
-        _silence_datatrove()
+        from loguru import logger
+
+        logger.disable("datatrove")  # loguru would print on standard error what datatrove unpacks
         if not isinstance(stage, UrlFilter):
             _check_script(stage.stage, stage.language)
         decide = _make_filter(stage)
@@ -135,12 +137,6 @@ def make_datatrove_filter(stage: DatatroveFilter) -> Callable[[Document], Docume
             "language is meant, name one that datatrove has rules for, such as eng",
         ) from error
     return decide
-
-
-def _silence_datatrove() -> None:
-    from loguru import logger
-
-    logger.disable("datatrove")  # loguru would print on standard error what datatrove unpacks
 
 
 def _check_version(stage: str) -> None:

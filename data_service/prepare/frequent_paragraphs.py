@@ -9,13 +9,11 @@ no more hashes than the chunk has. Sums depend neither on the order of tasks nor
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from data_service.ingest.deduplicate import partition_ranges
 from data_service.ingest.tasks import hash_strings, put_unless_empty
@@ -28,7 +26,7 @@ from data_service.prepare.layout import (
     locate_chunk_parts,
 )
 from data_service.prepare.paragraphs import PARAGRAPH_RECORD_DTYPE, DuplicateParagraphs, ListedParagraph, ParagraphCuts
-from data_service.store.base import Store, digest, parallel_map
+from data_service.store.base import Store, digest
 
 _PARTITION_RECORDS = 4_000_000  # records; about 200 MB while they are added up
 _TABLE_SCHEMA = pa.schema(
@@ -71,7 +69,7 @@ def plan_count_tasks(
 
 def count_paragraph_range(task: CountParagraphsTask, store: Store) -> CountParagraphsReceipt:
     """Write which paragraphs of each chunk are frequent; return the receipt."""
-    parts = list(parallel_map(partial(_read_hash_range, store, task.buckets), task.chunks))
+    parts = task.read_chunks(store)
     records = np.concatenate(parts)
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
     # A key's first record is that of the first chunk that has it.
@@ -92,10 +90,6 @@ def count_paragraph_range(task: CountParagraphsTask, store: Store) -> CountParag
         digest=digest(data),
         first=list(zip(*(column.tolist() for column in columns), strict=True)),
     )
-
-
-def _read_hash_range(store: Store, buckets: tuple[int, int], chunk: StoredRecords) -> NDArray[np.void]:
-    return chunk.read_records(store, PARAGRAPH_RECORD_DTYPE, buckets)
 
 
 def plan_paragraph_cuts(task: CountParagraphsTask, counted: Sequence[CountParagraphsReceipt]) -> list[ParagraphCuts]:

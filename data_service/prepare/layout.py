@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from data_service.corpus.manifest import BUILD_FOLDER, BuildLayout
 from data_service.ingest.file_kinds import PREPARED_DOCUMENTS_PREFIX
 from data_service.ingest.tasks import BuildTask, TaskReceipt
-from data_service.store.base import Store
+from data_service.store.base import Store, parallel_map
 
 _BUCKET_BITS = 12
 BUCKET_COUNT = 1 << _BUCKET_BITS
@@ -123,6 +123,14 @@ class BucketsTask(ComparingTask):
     def input_bytes(self) -> int:
         first, stop = self.buckets
         return sum(chunk.records for chunk in self.chunks) * self.dtype.itemsize * (stop - first) // BUCKET_COUNT
+
+    def read_chunks(self, store: Store, table: int = 0, tables: int = 1) -> list[NDArray[np.void]]:
+        """Return the records of each chunk, as `StoredRecords.read_records`."""
+
+        def read(chunk: StoredRecords) -> NDArray[np.void]:
+            return chunk.read_records(store, self.dtype, self.buckets, table, tables)
+
+        return list(parallel_map(read, self.chunks))
 
 
 class ByChunkReceipt(TaskReceipt):

@@ -9,7 +9,6 @@ links depend on nothing else.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -18,10 +17,10 @@ from numpy.typing import NDArray
 
 from data_service.ingest.deduplicate import partition_ranges
 from data_service.ingest.tasks import TaskReceipt, hash_strings, put_unless_empty
-from data_service.prepare.layout import BUCKET_COUNT, BucketsTask, PrepareLayout, StoredRecords
+from data_service.prepare.layout import BUCKET_COUNT, BucketsTask, PrepareLayout
 from data_service.prepare.minhash import HASH_COUNT, BandSettings
 from data_service.prepare.signatures import BAND_RECORD_DTYPE, ChunkSignatures
-from data_service.store.base import Store, digest, parallel_map
+from data_service.store.base import Store, digest
 
 _PARTITION_DOCUMENTS = 2_000_000  # documents; about 300 MB while they are compared
 _MAX_GROUPING_ROUNDS = 16
@@ -85,7 +84,7 @@ def plan_band_tasks(
 def match_band_range(task: MatchBandsTask, store: Store) -> MatchBandsReceipt:
     """Write [P, 2] numbers of documents, the first of a group and one similar to it; return the receipt."""
     signed = task.signed
-    read = list(parallel_map(partial(_read_band_range, store, task), task.chunks))
+    read = task.read_chunks(store, task.band, signed.bands.count)
     records = np.concatenate(read)
     starts = np.array(signed.chunk_starts[:-1], dtype=np.int64)
     numbers = np.repeat(starts, [len(part) for part in read]) + records["ordinal"]
@@ -124,7 +123,3 @@ def find_pairs(
         found.append(np.stack((numbers[firsts[linked]], numbers[rows[linked]]), axis=1))
         rows = rows[~similar]
     return np.concatenate(found)
-
-
-def _read_band_range(store: Store, task: MatchBandsTask, chunk: StoredRecords) -> NDArray[np.void]:
-    return chunk.read_records(store, BAND_RECORD_DTYPE, task.buckets, task.band, task.signed.bands.count)

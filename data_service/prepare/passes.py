@@ -192,20 +192,16 @@ def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | Dro
 
 
 def _to_document(record: TextRecord, place: RecordPlace, entry: InputSource, numbers: dict[str, int]) -> Document:
-    values = {name: record.metadata[number] for name, number in numbers.items()}
-    constants: dict[str, str] = {str(name): value for name, value in entry.constants.items()}
-
-    def value_or_constant(name: str) -> str | None:
-        return values.get(name) or constants.get(name)
-
+    stated = {name: value for name, number in numbers.items() if (value := record.metadata[number])}
+    known = {str(name): value for name, value in entry.constants.items()} | stated
     return Document(
-        value_or_constant("id") or _fallback_id(place, entry),
+        known.get("id") or _fallback_id(place, entry),
         record.text,
         entry.source,
-        url=value_or_constant("url"),
-        licence=value_or_constant("licence"),
-        language=value_or_constant("language"),
-        date=value_or_constant("date"),
+        url=known.get("url"),
+        licence=known.get("licence"),
+        language=known.get("language"),
+        date=known.get("date"),
     )
 
 

@@ -57,7 +57,7 @@ from data_service.prepare.passes import (
     read_documents,
     run_later_pass,
 )
-from data_service.prepare.stages import ComparingStage, DocumentStage, NearDuplicates, check_requirements, stage_labels
+from data_service.prepare.stages import ComparingStage, DocumentStage, NearDuplicates, open_filter, stage_labels
 from data_service.prepare.statistics import Statistics, gather_statistics, save_statistics
 from data_service.store.base import Store, digest
 from data_service.store.open import open_store
@@ -81,7 +81,8 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
         StoreError: a store cannot be used.
     """
     for stage in preparation.stages:
-        check_requirements(stage)
+        if not isinstance(stage, ComparingStage):
+            open_filter(stage)  # before any work, all files and packages must be there
     store = open_store(output)
     listings = list_input_files(preparation, store)
     wanted = describe_identity(preparation, listings)

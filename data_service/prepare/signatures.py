@@ -52,7 +52,7 @@ class ChunkSignatures(StoredRecords):
             return []
         start = self._weights_start + self.documents * _NUMBER_DTYPE.itemsize
         ends = np.cumsum(self._read_numbers(store, start, self.documents), dtype=np.int64)
-        data = store.get_range(self.key, self.size - self.id_bytes, self.id_bytes) if self.id_bytes else b""
+        data = store.get_range(self.key, self.size - self.id_bytes, self.id_bytes)
         return [data[ends[one - 1] if one else 0 : ends[one]].decode() for one in ordinals]
 
     @property

@@ -156,13 +156,3 @@ def cuts_text(stage: Stage) -> bool:
     return isinstance(stage, C4Quality | DuplicateParagraphs) or (
         isinstance(stage, Decontaminate) and stage.found == "cut"
     )
-
-
-def check_requirements(stage: Stage) -> None:
-    """Check, before any work, that what a stage needs is there.
-
-    Raises:
-        PrepareError: a package or a file is missing, or the file has another hash.
-    """
-    if not isinstance(stage, ComparingStage):
-        open_filter(stage)

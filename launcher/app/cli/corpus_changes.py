@@ -8,7 +8,7 @@ from launcher.app.cli.options import CorpusArgument, JsonOption, print_json
 
 if TYPE_CHECKING:
     from data_service.corpus.corpus import Corpus
-    from data_service.corpus.remove import DocumentsBySplit
+    from data_service.corpus.removals import DocumentsBySplit
 
 
 def remove(

@@ -209,40 +209,8 @@ def test_built_corpora_with_provenance(tmp_path: Path) -> None:
     assert "parts/1/train/000000.tar" in {damage.key for damage in verify_corpus(str(tmp_path / "merged")).damage}
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("form")
-def test_what_is_removed_from_a_part_later(tmp_path: Path) -> None:
-    """Also from parts of a merged part; held to the text of the removed documents."""
-    uris = [
-        write_corpus(tmp_path / str(n), [random_block(n, 300), random_block(10 + n, 200)], [random_block(20 + n, 200)])
-        for n in range(3)
-    ]
-    merge(uris[:2], tmp_path / "two")
-    merge([str(tmp_path / "two"), uris[2]], tmp_path / "merged")
-    merged, texts = open_corpus(str(tmp_path / "merged")), list[tuple[int, ...]]()
-    assert len(find_unapplied_removals(merged)) == 0
-    for uri, names in zip(uris, (["1"], ["heldout:0", "4"], ["2", "heldout:1"]), strict=True):
-        part = open_corpus(uri)
-        remove_documents(part, documents_by_number(part, names), removed_by="y", removed_at=2, reason="later")
-        for split in SPLITS:
-            listed = [document for block in read(part, split) for document in block]
-            texts += [listed[number] for number in sorted(removed(part, split))]
-    assert len(find_unapplied_removals(merged)) == 5
-    remove_documents(merged, find_removed_in_parts(merged), removed_by="y", removed_at=3, reason="as in the parts")
-    assert len(find_unapplied_removals(merged)) == 0
-    found = [
-        [document for block in read(merged, split) for document in block][number]
-        for split in SPLITS
-        for number in removed(merged, split)
-    ]
-    assert sorted(found) == sorted(texts)
-    shutil.copytree(uris[0], tmp_path / "copy")
-    shutil.rmtree(uris[0])
-    with pytest.raises(CorpusError):
-        find_unapplied_removals(merged)
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_what_is_removed_from_any_corpus_that_went_into_a_merged_one(tmp_path: Path, seed: int) -> None:
     """From parts, and from merged corpora of them at any depth, at any time; some of the latter are gone by the end."""
     draw = random.Random(seed)
@@ -253,8 +221,9 @@ def test_what_is_removed_from_any_corpus_that_went_into_a_merged_one(tmp_path: P
 
     def take_out(uri: str) -> None:
         corpus = open_corpus(uri)
-        one = str(draw.randrange(int(corpus.table("train").documents.sum())))
-        remove_documents(corpus, documents_by_number(corpus, [one]), removed_by="y", removed_at=2, reason="why")
+        names = [f"{split}:{n}" for split in SPLITS for n in range(int(corpus.table(split).documents.sum()))]
+        found = documents_by_number(corpus, draw.sample(names, 2))
+        remove_documents(corpus, found, removed_by="y", removed_at=2, reason="why")
 
     corpora = [leaf("0")]
     leaves, above = corpora[:], list[str]()
@@ -272,9 +241,12 @@ def test_what_is_removed_from_any_corpus_that_went_into_a_merged_one(tmp_path: P
     assert set(removed_texts(newest)) == expected
     assert len(find_unapplied_removals(newest)) == 0
     take_out(above[1])
-    assert len(find_unapplied_removals(newest)) <= 1
+    assert len(find_unapplied_removals(newest)) <= 2
     shutil.rmtree(above[1])
     assert len(find_unapplied_removals(newest)) == 0
+    shutil.rmtree(leaves[2])
+    with pytest.raises(CorpusError):
+        find_unapplied_removals(newest)
 
 
 def removed_texts(corpus: Corpus) -> list[tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """A block written and read back, by us and by stock webdataset."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,9 @@ from data_service.errors import CorruptBlock
 from data_service.store.base import digest
 from data_service.store.open import open_store
 from data_service.types import Block
+from tests.support.data.corpora import block_of
 
-
-def make_block(lengths: list[list[int]], dtype: type[np.unsignedinteger] = np.uint16) -> Block:
-    """Documents of sentences of these lengths; tokens are consecutive numbers."""
-    sentences = np.cumsum([0, *(length for document in lengths for length in document)])
-    tokens = (np.arange(sentences[-1]) % 60_000).astype(dtype)
-    return Block(tokens, sentences, np.cumsum([0, *map(len, lengths)]))
-
-
-BLOCKS = [make_block([[3, 1], [7]]), make_block([[500] * 40]), make_block([[1]])]
+BLOCKS = [block_of([[3, 1], [7]]), block_of([[500] * 40]), block_of([[1]])]
 shapes = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=5), min_size=1, max_size=20)
 
 
@@ -54,7 +48,7 @@ def test_what_is_written_is_read_back(
     dtype: type[np.unsignedinteger],
 ) -> None:
     folder = tmp_path_factory.mktemp("shard")
-    blocks = [make_block(lengths, dtype) for lengths in shapes]
+    blocks = [replace(block, tokens=block.tokens.astype(dtype)) for block in map(block_of, shapes)]
     table = table_of(write_shard(folder / "s.tar", blocks), "s.tar")
     for index, block in enumerate(blocks):
         assert_same(read_block(open_store(folder), table, index), block)

@@ -27,7 +27,7 @@ from data_service.prepare.configuration import Preparation
 from data_service.prepare.documents import Document, RowsWriter, kept_schema
 from data_service.prepare.statistics import Statistics
 from data_service.store.open import open_store
-from tests.support.data import preparations
+from tests.support.data.preparations import made_up_texts, run, with_word_changed, write_texts
 from tests.support.data.raw_text import build, ignore_progress, origins_of, tokenizer_folder
 
 MARKED = {"stage": "near_duplicates", "keep": "all"}
@@ -36,34 +36,20 @@ OPTIONS = BuildOptions(
 )
 
 
-def made_up(count: int, length: int, drawn: random.Random) -> list[str]:
-    words = ["".join(drawn.choices("abcdefghijkl", k=drawn.randint(2, 9))) for _ in range(3000)]
-    return [" ".join(drawn.choices(words, k=length)) for _ in range(count)]
-
-
-def changed(text: str, drawn: random.Random) -> str:
-    words = text.split(" ")
-    words[drawn.randrange(len(words))] = "changed"
-    return " ".join(words)
-
-
 def near_copies(seed: int, count: int = 240, length: int = 60) -> tuple[list[str], list[str]]:
     """The texts of two sources; the second holds near copies of the first's, and texts of its own."""
     drawn = random.Random(seed)
-    texts = made_up(count, length, drawn)
-    first = [*texts[: count // 2], *(changed(text, drawn) for text in texts[: count // 6])]
-    second = [changed(text, drawn) for text in texts[count // 12 : count // 3] for _ in range(2)]
+    texts = made_up_texts(count, length, drawn)
+    first = [*texts[: count // 2], *(with_word_changed(text, drawn) for text in texts[: count // 6])]
+    second = [with_word_changed(text, drawn) for text in texts[count // 12 : count // 3] for _ in range(2)]
     return first, [*second, *texts[count // 2 :], texts[0]]
 
 
 def prepared(
     folder: Path, sources: Sequence[list[str]], stages: Sequence[dict[str, Any]] = (MARKED,), workers: int = 1
 ) -> Statistics:
-    inputs = []
-    for number, texts in enumerate(sources):
-        records = ({"text": text, "id": f"{number}-{i}"} for i, text in enumerate(texts))
-        inputs.append(preparations.write_lines(folder / f"s{number}.jsonl", records) | {"fields": {"id": "id"}})
-    return preparations.run(inputs, stages, folder / "prepared", workers=workers)
+    inputs = [write_texts(folder / f"{number}.jsonl", texts) for number, texts in enumerate(sources)]
+    return run(inputs, stages, folder / "prepared", workers=workers)
 
 
 def built(folder: Path, name: str, inputs: Sequence[Path], options: BuildOptions = OPTIONS) -> CorpusManifest:
@@ -146,7 +132,7 @@ def test_any_clusters_and_copies_the_first_of_equal_texts_stays_and_clusters_sta
     tmp_path: Path, seed: int
 ) -> None:
     drawn = random.Random(seed)
-    texts = made_up(drawn.randint(60, 150), drawn.randint(10, 60), drawn)
+    texts = made_up_texts(drawn.randint(60, 150), drawn.randint(10, 60), drawn)
     names = [None, None, *(f"c{number}" for number in range(drawn.randint(1, 60)))]
     rows = [
         Document(str(number), drawn.choice(texts), "s", cluster=drawn.choice(names))
@@ -173,8 +159,8 @@ def test_any_clusters_and_copies_the_first_of_equal_texts_stays_and_clusters_sta
 @pytest.mark.long
 def test_stretches_are_held_out_only_of_documents_without_near_duplicates(tmp_path: Path) -> None:
     drawn = random.Random(3)
-    texts = ["\n\n".join(made_up(40, 30, drawn)) for _ in range(5)]
-    copies = [changed(texts[number], drawn) for number in (0, 1, 1)]
+    texts = ["\n\n".join(made_up_texts(40, 30, drawn)) for _ in range(5)]
+    copies = [with_word_changed(texts[number], drawn) for number in (0, 1, 1)]
     prepared(tmp_path, [texts, copies])
     options = OPTIONS.model_copy(update={"heldout_fraction": 0.001, "split_bytes": 1 << 20})
     manifest = built(tmp_path, "corpus", [tmp_path / "prepared"], options)
@@ -187,8 +173,8 @@ def test_stretches_are_held_out_only_of_documents_without_near_duplicates(tmp_pa
 
 def test_few_documents_that_are_all_near_duplicates_are_refused(tmp_path: Path) -> None:
     drawn = random.Random(4)
-    text = "\n\n".join(made_up(40, 30, drawn))
-    prepared(tmp_path, [[text, changed(text, drawn)]])
+    text = "\n\n".join(made_up_texts(40, 30, drawn))
+    prepared(tmp_path, [[text, with_word_changed(text, drawn)]])
     with pytest.raises(InputError):
         built(tmp_path, "corpus", [tmp_path / "prepared"])
 
@@ -271,7 +257,7 @@ def test_a_manifest_says_the_clusters_by_which_text_was_held_out(tmp_path: Path)
     assert load_manifest(open_store(str(tmp_path / "corpus"))).heldout_rule == manifest.heldout_rule
     again = built(tmp_path, "corpus", [tmp_path / "prepared"])
     assert again.digest == load_manifest(open_store(str(tmp_path / "corpus"))).digest
-    table = pa.table({"text": made_up(60, 40, random.Random(1)), "id": [str(i) for i in range(60)]})
+    table = pa.table({"text": made_up_texts(60, 40, random.Random(1)), "id": [str(i) for i in range(60)]})
     table = table.append_column("cluster", pa.array(["topic"] * 60))
     pq.write_table(table, tmp_path / "own.parquet")  # a column of the user's own means nothing
     plain = built(tmp_path, "plain", [tmp_path / "own.parquet"])

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from data_service.errors import LibraryChanged, PrepareError
 from data_service.prepare import datatrove_blocks
 from data_service.prepare.documents import CutDecision, Document, DropDecision
-from data_service.prepare.stages import Stage, check_requirements, open_filter
+from data_service.prepare.stages import Stage, open_filter
 from tests.support.data.hostile_texts import hostile_text
 
 pytest.importorskip("datatrove", reason="needs maskfleet[prepare]")
@@ -192,24 +192,24 @@ def test_c4_looks_at_the_whole_page(place: int, text: str, reason: str) -> None:
 
 def test_a_language_without_rules_is_refused_before_work() -> None:
     with pytest.raises(PrepareError, match="gopher_quality"):
-        check_requirements(ADAPTER.validate_python({"stage": "gopher_quality", "language": "xx-none"}))
+        open_filter(ADAPTER.validate_python({"stage": "gopher_quality", "language": "xx-none"}))
 
 
 @pytest.mark.parametrize(("language", "named"), [("zho", "zho_Hani"), ("arb", "arb_Arab"), ("msa", "msa_Latn")])
 def test_a_language_for_which_datatrove_has_another_scripts_rules_is_refused(language: str, named: str) -> None:
     """datatrove 0.10.1 takes the last script of its table, not the one that is marked there."""
     with pytest.raises(PrepareError) as refused:
-        check_requirements(ADAPTER.validate_python({"stage": "gopher_quality", "language": language}))
+        open_filter(ADAPTER.validate_python({"stage": "gopher_quality", "language": language}))
     assert named in refused.value.remedy
-    check_requirements(ADAPTER.validate_python({"stage": "gopher_quality", "language": named}))
+    open_filter(ADAPTER.validate_python({"stage": "gopher_quality", "language": named}))
 
 
 @pytest.mark.parametrize("language", ["ron", "zsm", "srp"])
 def test_a_language_of_several_scripts_with_its_own_rules_is_taken(language: str) -> None:
-    check_requirements(ADAPTER.validate_python({"stage": "c4_quality", "language": language}))
+    open_filter(ADAPTER.validate_python({"stage": "c4_quality", "language": language}))
 
 
 def test_a_version_that_was_not_tested_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datatrove_blocks, "version", lambda name: "0.11.0")
     with pytest.raises(LibraryChanged, match=r"0\.11\.0"):
-        check_requirements(ADAPTER.validate_python({"stage": "fineweb_quality", "short_line_length": 29}))
+        open_filter(ADAPTER.validate_python({"stage": "fineweb_quality", "short_line_length": 29}))

@@ -4,7 +4,7 @@ import random
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,49 +18,22 @@ from data_service.prepare.minhash import HASH_COUNT, SKETCH_BYTES, choose_bands,
 from data_service.prepare.near_duplicates import find_pairs
 from data_service.prepare.shingles import MAX_UNIT_LETTERS, hash_shingles
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
-from tests.support.data.preparations import rows_of, run, write_lines
+from tests.support.data.preparations import made_up_texts, rows_of, run, with_word_changed, write_texts
 
 NEAR = {"stage": "near_duplicates"}
-EXACT = {"stage": "exact_duplicates"}
 ALPHABETS = ("abcdefgh", "абвгдежз", "百日紅花見鳥語空", "กขคงจฉชซ", "あいうえおアイウ", "𝒜𐤀ꓐꯀ", "é̂ạöüñ")
 
 
-def write(path: Path, texts: Sequence[str]) -> dict[str, Any]:
-    records = ({"text": text, "id": f"{path.stem}{i}"} for i, text in enumerate(texts))
-    return write_lines(path, records) | {"fields": {"id": "id"}}
-
-
-def made_up(count: int, length: int, drawn: random.Random) -> list[str]:
-    words = ["".join(drawn.choices("abcdefghijkl", k=drawn.randint(2, 9))) for _ in range(3000)]
-    return [" ".join(drawn.choices(words, k=length)) for _ in range(count)]
-
-
-def changed(text: str, drawn: random.Random) -> str:
-    words = text.split()
-    words[drawn.randrange(len(words))] = "changed"
-    return " ".join(words)
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Two sources; the second holds near copies of the first, of itself, and equal texts."""
-    folder, drawn = tmp_path_factory.mktemp("near"), random.Random(5)
-    texts = made_up(150, 90, drawn)
-    first = [*texts[:100], *(changed(text, drawn) for text in texts[:30]), texts[3], texts[3]]
-    second = [*(changed(text, drawn) for text in texts[10:50]), *texts[100:], *texts[90:110]]
-    second += [changed(text, drawn) for text in texts[130:]]
-    return [write(folder / "first.jsonl", first), write(folder / "second.jsonl", second)]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, inputs: list[dict[str, Any]]) -> Path:
-    out = tmp_path_factory.mktemp("whole")
-    run(inputs, [EXACT, NEAR], out)
-    return out
-
-
 @pytest.mark.long
-def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(whole: Path) -> None:
+def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(tmp_path: Path) -> None:
+    """The second source holds near copies of the first, of itself, and equal texts."""
+    drawn, whole = random.Random(5), tmp_path / "whole"
+    texts = made_up_texts(150, 90, drawn)
+    first = [*texts[:100], *(with_word_changed(text, drawn) for text in texts[:30]), texts[3], texts[3]]
+    second = [*(with_word_changed(text, drawn) for text in texts[10:50]), *texts[100:], *texts[90:110]]
+    second += [with_word_changed(text, drawn) for text in texts[130:]]
+    sources = [write_texts(tmp_path / "first.jsonl", first), write_texts(tmp_path / "second.jsonl", second)]
+    run(sources, [{"stage": "exact_duplicates"}, NEAR], whole)
     kept, dropped = rows_of(whole / "documents"), rows_of(whole / "dropped")
     assert len(kept) == 150
     assert sum(row["cluster_size"] for row in kept) == len(kept) + len(dropped)
@@ -71,17 +44,17 @@ def test_of_similar_texts_of_all_sources_the_first_is_kept_and_stands_for_all(wh
     order = {name: place for place, name in enumerate(sizes)}
     assert [row["id"] for row in kept] == sorted(sizes, key=order.__getitem__)
     assert sum(name.startswith("first") for name in sizes) == 100
-    assert sizes["first3"] == 4
-    assert sizes["first20"] == 3
+    assert sizes["first-3"] == 4
+    assert sizes["first-20"] == 3
 
 
 @pytest.mark.long
 def test_planted_near_copies_are_found_and_little_else_is_dropped(tmp_path: Path) -> None:
     """By the similarity of the documents' shingles."""
     drawn = random.Random(1)
-    texts = made_up(400, 120, drawn)
+    texts = made_up_texts(400, 120, drawn)
     copies: dict[str, Callable[[str], str]] = {
-        "word": lambda text: changed(text, drawn),
+        "word": lambda text: with_word_changed(text, drawn),
         "line": lambda text: f"Posted on day {drawn.random()}\n{text}",
         "sentence": lambda text: f"{text} {drawn.choice(texts)[:80]}.",
         "twentieth": lambda text: " ".join(
@@ -90,9 +63,9 @@ def test_planted_near_copies_are_found_and_little_else_is_dropped(tmp_path: Path
         "half": lambda text: text[: len(text) // 2],
     }
     sources = {"origin": texts} | {kind: [copy(text) for text in texts[:100]] for kind, copy in copies.items()}
-    run([write(tmp_path / f"{name}.jsonl", its) for name, its in sources.items()], [NEAR], tmp_path / "out")
+    run([write_texts(tmp_path / f"{name}.jsonl", its) for name, its in sources.items()], [NEAR], tmp_path / "out")
     shingles = {
-        f"{name}{i}": set(hash_shingles(text, 5).tolist())
+        f"{name}-{i}": set(hash_shingles(text, 5).tolist())
         for name, its in sources.items()
         for i, text in enumerate(its)
     }
@@ -101,11 +74,11 @@ def test_planted_near_copies_are_found_and_little_else_is_dropped(tmp_path: Path
         return len(shingles[one] & shingles[other]) / len(shingles[one] | shingles[other])
 
     dropped = {row["id"]: row["detail"].removeprefix("near copy of ") for row in rows_of(tmp_path / "out/dropped")}
-    similar = [f"{kind}{i}" for kind in copies for i in range(100) if similarity(f"{kind}{i}", f"origin{i}") >= 0.8]
+    similar = [f"{kind}-{i}" for kind in copies for i in range(100) if similarity(f"{kind}-{i}", f"origin-{i}") >= 0.8]
     assert len(similar) > 300
     assert sum(name in dropped for name in similar) > 0.95 * len(similar)
     for kind in ("word", "line", "sentence"):
-        assert sum(f"{kind}{i}" in dropped for i in range(100)) > 97
+        assert sum(f"{kind}-{i}" in dropped for i in range(100)) > 97
     found = [similarity(*pair) for pair in dropped.items()]
     assert min(found) > 0.4
     assert np.mean([value >= 0.7 for value in found]) > 0.85
@@ -114,11 +87,11 @@ def test_planted_near_copies_are_found_and_little_else_is_dropped(tmp_path: Path
 @pytest.mark.long
 def test_ten_thousand_times_the_copies_take_as_many_times_as_long(tmp_path: Path) -> None:
     drawn = random.Random(2)
-    page = made_up(1, 60, drawn)[0]
+    page = made_up_texts(1, 60, drawn)[0]
     seconds = {}
     for count in (10_000, 1_000_000):
-        copies = (page if number % 2 else changed(page, drawn) for number in range(count))
-        source = write(tmp_path / f"pages{count}.jsonl", list(copies))
+        copies = (page if number % 2 else with_word_changed(page, drawn) for number in range(count))
+        source = write_texts(tmp_path / f"pages{count}.jsonl", list(copies))
         began = time.process_time()
         statistics = run([source], [NEAR], tmp_path / f"out{count}", chunk=16 << 20)
         seconds[count] = time.process_time() - began

@@ -18,7 +18,7 @@ from data_service.ingest.tasks import run_task
 from data_service.prepare import frequent_paragraphs
 from data_service.prepare.paragraphs import DuplicateParagraphs
 from data_service.prepare.statistics import Statistics
-from tests.support.data.preparations import rows_of, run, write_lines
+from tests.support.data.preparations import rows_of, run, write_texts
 from tests.support.data.raw_text import files_of
 from tests.support.faults.process import dies_at
 
@@ -30,11 +30,7 @@ CUT: dict[str, Any] = {"stage": "duplicate_paragraphs", "most_documents": 3, "le
 def cut(
     folder: Path, sources: Sequence[Sequence[str]], stages: Sequence[dict[str, Any]], workers: int = 1
 ) -> Statistics:
-    inputs = []
-    for number, texts in enumerate(sources):
-        records = ({"text": text, "id": f"{number}-{i}"} for i, text in enumerate(texts))
-        lines = write_lines(folder.parent / f"{folder.name}-{number}.jsonl", records)
-        inputs.append(lines | {"source": f"s{number}", "fields": {"id": "id"}})
+    inputs = [write_texts(folder.parent / f"{number}.jsonl", texts) for number, texts in enumerate(sources)]
     return run(inputs, stages, folder, workers=workers, chunk=1 << 13)
 
 

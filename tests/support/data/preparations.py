@@ -1,5 +1,6 @@
 """Documents prepared, and what was written of them."""
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,24 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> dict[str, A
     """Records as JSON lines; the input that reads them."""
     text_files.write_lines(path, records)
     return {"source": path.stem, "files": [str(path)]}
+
+
+def write_texts(path: Path, texts: Sequence[str]) -> dict[str, Any]:
+    """Texts as JSON lines, with ids of the file's name and their number; the input that reads them."""
+    records = ({"text": text, "id": f"{path.stem}-{i}"} for i, text in enumerate(texts))
+    return write_lines(path, records) | {"fields": {"id": "id"}}
+
+
+def made_up_texts(count: int, words: int, drawn: random.Random) -> list[str]:
+    """So many texts of so many words each."""
+    known = ["".join(drawn.choices("abcdefghijkl", k=drawn.randint(2, 9))) for _ in range(3000)]
+    return [" ".join(drawn.choices(known, k=words)) for _ in range(count)]
+
+
+def with_word_changed(text: str, drawn: random.Random) -> str:
+    words = text.split(" ")
+    words[drawn.randrange(len(words))] = "changed"
+    return " ".join(words)
 
 
 def run(
