@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from data_service.corpus.manifest import BUILD_FOLDER, BuildLayout
 from data_service.ingest.inputs import InputFile
@@ -11,22 +11,6 @@ from data_service.ingest.streamed import MeasuredFile, MeasureTask, PieceReader,
 from data_service.ingest.tasks import R, SplitTask, T, find_receipts, hash_strings, run_task
 from data_service.store.base import Entry, Store, parallel_map
 
-Stage = Literal[
-    "measuring",
-    "reading",
-    "comparing",
-    "comparing ids",
-    "counting",
-    "matching",
-    "linking",
-    "naming",
-    "dividing",
-    "filtering",
-    "writing",
-    "assembling",
-    "already built",
-    "clearing up",
-]
 _DELETE_BATCH = 1000  # objects that one request deletes
 L = TypeVar("L", bound=BuildLayout)
 
@@ -35,12 +19,12 @@ L = TypeVar("L", bound=BuildLayout)
 class Progress:
     """The progress of a stage: tasks done and bytes of input read. Tasks of an interrupted build count as done.
 
-    Stages follow the order of `Stage`. "measuring" occurs only with big compressed files. A complete corpus gives one
+    `stage`: its name for the user. "measuring" occurs only with big compressed files. A complete corpus gives one
     report "already built", and "clearing up" if an interrupted build left files. "clearing up" also comes before
     "reading" if a build of another configuration left files.
     """
 
-    stage: Stage
+    stage: str
     done: int
     total: int
     bytes_done: int
@@ -93,7 +77,7 @@ class StageRunner(Generic[L]):
     progress: ReportProgress
 
     def run_stage(
-        self, stage: Stage, tasks: Sequence[T], function: Callable[[T, Store], R], *, receipt: type[R]
+        self, stage: str, tasks: Sequence[T], function: Callable[[T, Store], R], *, receipt: type[R]
     ) -> list[R]:
         """Run a stage; return the receipts of all tasks, in order. A task that has a receipt already is not repeated.
 

@@ -286,7 +286,7 @@ def test_constants_of_the_corpus_need_no_match_among_new_files_but_given_ones_do
         SMALL.model_copy(update={"text_field": "body", "provenance": known}),
     )
     inputs = write(tmp_path / "in-1", [("x", TEXTS[90])])
-    with pytest.raises(InputError, match=r"x\.jsonl, line 1: no licence"):
+    with pytest.raises(InputError, match=r"x\.jsonl, line 1\b.*'terms'"):
         append(tmp_path / "0", inputs, tmp_path / "1")
     (inputs / "x.jsonl").write_text(json.dumps({"name": "x", "body": TEXTS[90], "terms": "CC0"}) + "\n")
     with pytest.raises(InputError, match="in-0"):
