@@ -189,7 +189,7 @@ class Optimizer(SparseRecord):
     @property
     def settings(self) -> OptimizerConfig:
         """The settings of the optimizer that is given."""
-        (settings,) = self.given.values()
+        settings: OptimizerConfig = next(iter(self.given.values()))
         return settings
 
 

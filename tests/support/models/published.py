@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from checkpoints.hf.folder import WEIGHTS
 from encoder_core.families.deberta import DebertaV2Config
 from tests.support.models.parity import random_weights
 
@@ -92,3 +93,16 @@ def _heads(config: DebertaV2Config, seed: int) -> dict[str, Tensor]:
     sizes |= {name: (config.max_length, hidden) for name in LEFT if "position_embeddings" in name}
     sizes |= {LEFT[-1]: (vocab, hidden), "lm_predictions.lm_head.bias": (vocab,)}
     return {name: torch.randn(size, generator=generator) * 0.1 for name, size in sizes.items()}
+
+
+def pickle_weights(folder: Path, *, zipped: bool = True, shards: int = 1) -> dict[str, Tensor]:
+    """Replace a folder's safetensors by the pickles of older transformers; the tensors."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    parts = {"pytorch_model.bin" if shards == 1 else f"pytorch_model-{n}.bin": n for n in range(shards)}
+    for name, n in parts.items():
+        torch.save(dict(list(tensors.items())[n::shards]), folder / name, _use_new_zipfile_serialization=zipped)
+    if shards > 1:
+        index = {name: f"pytorch_model-{n % shards}.bin" for n, name in enumerate(tensors)}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    return tensors

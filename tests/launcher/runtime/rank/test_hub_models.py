@@ -30,6 +30,7 @@ from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run
 from launcher.runtime.run.record import open_run
+from tests.support.models.published import pickle_weights
 from tests.support.runs.starts import MLM, ROBERTA, Setting, export
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -126,9 +127,7 @@ def test_a_run_keeps_the_files_of_one_commit(asked: Setting, hub: Path, tmp_path
 
 @pytest.mark.long
 def test_pickled_weights_are_fetched_where_there_are_no_others(asked: Setting, hub: Path, tmp_path: Path) -> None:
-    tensors = load_file(hub / "model.safetensors")
-    (hub / "model.safetensors").unlink()
-    torch.save(tensors, hub / "pytorch_model.bin")
+    tensors = pickle_weights(hub)
     recipe = keep_start(asked.run.recipe, str(tmp_path / "new"))
     found = load_file(Path(recipe.start, "model.safetensors"))
     assert found.keys() == tensors.keys()

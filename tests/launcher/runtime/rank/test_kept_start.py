@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from data_service.store.open import open_store
 from encoder_core.errors import ModelError
@@ -15,24 +14,16 @@ from launcher.runtime.rank.kept_start import keep_start
 from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.run.create import create_run
 from tests.support.models.parity import assert_close, parameters_of
-from tests.support.models.published import gather_pair
+from tests.support.models.published import gather_pair, pickle_weights
 from tests.support.runs.starts import BERT, DEBERTA_V2, ELECTRA, MLM, Setting, export
 from tests.support.stores.s3 import S3Server
-
-
-def pickle_in(folder: Path) -> dict[str, torch.Tensor]:
-    """Replace the folder's safetensors by a pytorch_model.bin of the same tensors."""
-    tensors = load_file(folder / "model.safetensors")
-    torch.save(tensors, folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    return tensors
 
 
 @pytest.mark.long
 def test_the_run_keeps_safetensors(setting: Setting, tmp_path: Path) -> None:
     asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "published")
     exported = parameters_of(export(asked, tmp_path / "published"))
-    pickle_in(tmp_path / "published")
+    pickle_weights(tmp_path / "published")
     recipe = keep_start(asked.run.recipe, str(tmp_path / "new"))
     copy = tmp_path / "new/start/published"
     assert recipe.start == str(copy)
@@ -49,7 +40,7 @@ def test_a_pair_in_a_bucket_one_of_them_pickled(setting: Setting, s3: S3Server, 
     uri = f"s3://{s3.new_bucket()}/pair"
     asked = setting.asks(ELECTRA, RecipeObjective(mlm=MLM, rtd=ReplacedTokenConfig()), uri)
     export(asked, tmp_path / "pair")
-    pickle_in(tmp_path / "pair/generator")
+    pickle_weights(tmp_path / "pair/generator")
     for path in (path for path in (tmp_path / "pair").rglob("*") if path.is_file()):
         open_store(uri).put_file(path.relative_to(tmp_path / "pair").as_posix(), path)
     recipe = keep_start(asked.run.recipe, str(tmp_path / "new"))
@@ -99,7 +90,7 @@ def test_what_lies_beside_is_named_where_it_is_refused(setting: Setting, tmp_pat
 def test_weights_of_another_shape_are_refused_by_the_places_name(setting: Setting, tmp_path: Path) -> None:
     asked = setting.asks(BERT, RecipeObjective(mlm=MLM), tmp_path / "published")
     export(asked, tmp_path / "published")
-    tensors = pickle_in(tmp_path / "published")
+    tensors = pickle_weights(tmp_path / "published")
     kept = {name: value for name, value in tensors.items() if ".layer.1." not in name}
     torch.save(kept, tmp_path / "published/pytorch_model.bin")
     with pytest.raises(ModelError, match=rf"^{tmp_path}/published\b.*missing .*layer\.1\."):

@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from transformers import AutoModel
 from typer.testing import CliRunner
 
@@ -25,7 +23,7 @@ from launcher.runtime.recipe.continued import TOKENIZER_PLACEHOLDER, commented_y
 from launcher.runtime.recipe.load import load, parse_recipe
 from launcher.runtime.recipe.objective import RecipeObjective, exported_heads
 from tests.support.models.exports import FAMILIES, LENGTH, Family, export, fitting_tokenizer
-from tests.support.models.published import described, publish
+from tests.support.models.published import described, pickle_weights, publish
 from tests.support.runs.starts import BERT, MLM, Setting
 from tests.support.runs.starts import export as export_for
 
@@ -70,18 +68,6 @@ def published(folder: Path, *, heads: bool = True, **own: object) -> DebertaV2Co
     return config
 
 
-def pickle_in(folder: Path, *, zipped: bool, shards: int) -> None:
-    """Replace the safetensors by the pickles of older transformers."""
-    tensors = list(load_file(folder / WEIGHTS).items())
-    (folder / WEIGHTS).unlink()
-    parts = {"pytorch_model.bin" if shards == 1 else f"pytorch_model-{n}.bin": n for n in range(shards)}
-    for name, n in parts.items():
-        torch.save(dict(tensors[n::shards]), folder / name, _use_new_zipfile_serialization=zipped)
-    if shards > 1:
-        index = {name: f"pytorch_model-{n % shards}.bin" for n, (name, _) in enumerate(tensors)}
-        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
-
-
 @pytest.mark.parametrize("layers", [2, 5])
 def test_deberta_v3_as_published_is_continued_as_a_discriminator(tmp_path: Path, layers: int) -> None:
     config = published(tmp_path / "v3", layers=layers)
@@ -111,7 +97,7 @@ def test_the_generator_beside_it_says_how_deep_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("heads", [True, False])
 def test_pickled_weights_are_told_by_their_names(tmp_path: Path, zipped: bool, shards: int, heads: bool) -> None:
     published(tmp_path / "model", heads=heads)
-    pickle_in(tmp_path / "model", zipped=zipped, shards=shards)
+    pickle_weights(tmp_path / "model", zipped=zipped, shards=shards)
     assert (continued_recipe(str(tmp_path / "model")).objective.rtd is not None) == heads
 
 
