@@ -77,7 +77,7 @@ def serve(request: Report, line: Reporter) -> None:
 
 def _list_units(subject: TrialSubject) -> Iterator[tuple["_Trial", TrialUnit]]:
     for number, network in enumerate(subject.networks):
-        for dropped in (False, True) if _has_dropout(network) else (False,):
+        for dropped in (False, True) if network.attention_dropout or network.dropout else (False,):
             trial = _Trial(subject, network, dropped)
             for candidate in trial.possible_kernels():
                 yield trial, TrialUnit(number, dropped, *candidate)
@@ -85,10 +85,6 @@ def _list_units(subject: TrialSubject) -> Iterator[tuple["_Trial", TrialUnit]]:
         update = _UpdateTrial(subject)
         for candidate in update.possible_kernels():
             yield update, TrialUnit(0, False, *candidate)
-
-
-def _has_dropout(network: ModelConfig) -> bool:
-    return bool(network.attention_dropout or network.dropout)
 
 
 class _Trial:
