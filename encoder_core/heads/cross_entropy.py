@@ -208,11 +208,8 @@ def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
     group_c1 = _invert_cumulative(torch.cat(sums, -1), draws_c2[:, :1])
     ids_cG = group_c1 * SAMPLING_GROUP_SIZE + torch.arange(SAMPLING_GROUP_SIZE, device=p_cV.device)
     members_cG = p_cV.gather(1, ids_cG.clamp(max=vocab - 1)).masked_fill(ids_cG >= vocab, 0.0)
-    return (
-        (group_c1 * SAMPLING_GROUP_SIZE + _invert_cumulative(members_cG, draws_c2[:, 1:]))
-        .squeeze(-1)
-        .clamp(max=vocab - 1)
-    )
+    sampled_c1 = group_c1 * SAMPLING_GROUP_SIZE + _invert_cumulative(members_cG, draws_c2[:, 1:])
+    return sampled_c1.squeeze(-1).clamp(max=vocab - 1)
 
 
 def _invert_cumulative(weights: Tensor, draw_c1: Tensor) -> Tensor:

@@ -110,14 +110,10 @@ class EnhancedMaskDecoder(nn.Module):
         super().__init__()
         self.position = nn.Embedding(positions, hidden)
 
-    def forward(self, encoder: DisentangledEncoder, batch: Batch) -> Float[Tensor, "targets hidden"]:
-        """Return states at `batch.target_positions`; M may be 0."""
-        return self.decode(encoder, encoder.last_layer_input(batch), batch)
-
     def decode(
         self, encoder: DisentangledEncoder, x_TH: Float[Tensor, "tokens hidden"], batch: Batch
     ) -> Float[Tensor, "targets hidden"]:
-        """Return the same from the states of `last_layer_input`, for callers that need those too."""
+        """Return states at `batch.target_positions`, from the encoder's `last_layer_input`; M may be 0."""
         at_M = batch.target_positions
         queries_MH = x_TH.index_select(0, at_M) + self.position(batch.absolute_positions[at_M])
         return encoder.rerun_last_layer(queries_MH, at_M, x_TH, batch, times=DECODER_PASSES)
@@ -146,18 +142,6 @@ class SpanBoundaryHead(nn.Module):
         """The norm whose output the decoder reads."""
         return self.second_norm
 
-    def features(
-        self,
-        left_BH: Float[Tensor, "targets hidden"],
-        right_BH: Float[Tensor, "targets hidden"],
-        place_B: Int[Tensor, " targets"],
-    ) -> Float[Tensor, "targets width"]:
-        """Return the input of the decoder. `place_B` counts from 0, the token after the left boundary."""
-        x_BH = self.first(torch.cat((left_BH, right_BH, self.place(place_B)), -1))
-        x_BH = self.first_norm(activate(x_BH, self.activation))
-        y_BE: Tensor = self.second_norm(activate(self.second(x_BH), self.activation))
-        return y_BE
-
     def forward(
         self,
         left_BH: Float[Tensor, "targets hidden"],
@@ -165,6 +149,8 @@ class SpanBoundaryHead(nn.Module):
         place_B: Int[Tensor, " targets"],
         ids_B: Int[Tensor, " targets"],
     ) -> CrossEntropySums:
-        """Return the sums over targets; B may be 0."""
-        features_BE = self.features(left_BH, right_BH, place_B)
+        """Return the sums over targets; B may be 0. `place_B` counts from 0, the token after the left boundary."""
+        x_BH = self.first(torch.cat((left_BH, right_BH, self.place(place_B)), -1))
+        x_BH = self.first_norm(activate(x_BH, self.activation))
+        features_BE = self.second_norm(activate(self.second(x_BH), self.activation))
         return linear_cross_entropy(features_BE, self.decoder.weight, self.decoder.bias, ids_B)

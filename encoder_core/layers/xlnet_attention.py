@@ -43,11 +43,6 @@ class TwoStreamAttention(nn.Module):
         """Return keys and values, [R, N, K, D] each, of the memory and the content states, in rows."""
         return self.key(content_RKH).transpose(1, 2), self.value(content_RKH).transpose(1, 2)
 
-    def project_distances(self, table_PH: Float[Tensor, "distances hidden"]) -> Float[Tensor, "heads distances width"]:
-        """Return the keys of the distances."""
-        distances_NPD: Tensor = self.distance(table_PH).transpose(0, 1)
-        return distances_NPD
-
     def forward(
         self,
         x_MH: Float[Tensor, "queries hidden"],
@@ -81,11 +76,8 @@ class TwoStreamAttention(nn.Module):
         them together.
         """
         key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
-        content_MND, distance_MND, segment_scores = (
-            self.content_bias(query_MND),
-            self.distance_bias(query_MND),
-            None,
-        )
+        content_MND, distance_MND = self.content_bias(query_MND), self.distance_bias(query_MND)
+        segment_scores = None
         if scope.batch.segments is not None:
             segment_scores = torch.einsum("mnd,snd->mns", self.segment_bias(query_MND), self.segment())
         return fused_attention(
@@ -113,10 +105,7 @@ class TwoStreamAttention(nn.Module):
         """
         key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
         scale = key_KND.shape[-1] ** -0.5
-        content_MND, distance_MND = (
-            self.content_bias(query_MND) * scale,
-            self.distance_bias(query_MND) * scale,
-        )
+        content_MND, distance_MND = self.content_bias(query_MND) * scale, self.distance_bias(query_MND) * scale
         if scope.batch.segments is not None:
             content_MND, key_KND = self._add_segment_columns(query_MND, content_MND, key_KND, scope, scale)
         table_NED = distances_NPD.flip(1)  # distances from query to key, which are the negative ones
@@ -134,11 +123,8 @@ class TwoStreamAttention(nn.Module):
             scope.relative_rows(query_MND.dtype),
             self.attention_dropout if self.training else 0.0,
         )
-        return (
-            context_MND
-            if scope.blind_queries is None
-            else context_MND.masked_fill(scope.blind_queries[:, None, None], 0.0)
-        )
+        blind_M = scope.blind_queries
+        return context_MND if blind_M is None else context_MND.masked_fill(blind_M[:, None, None], 0.0)
 
     def _add_segment_columns(
         self, query_MND: Tensor, content_MND: Tensor, key_KND: Tensor, scope: AttentionScope, scale: float
@@ -152,10 +138,7 @@ class TwoStreamAttention(nn.Module):
         own_MN1 = (scores_MNS[..., :1] - scores_MNS[..., 1:]) * scale
         segments_M1S, segments_K1S = (x[:, None].to(query_MND.dtype) for x in scope.one_hot_segments)
         wider_KNS = segments_K1S.expand(-1, key_KND.shape[1], -1)
-        return (
-            torch.cat([content_MND, own_MN1 * segments_M1S], dim=-1),
-            torch.cat([key_KND, wider_KNS], dim=-1),
-        )
+        return torch.cat([content_MND, own_MN1 * segments_M1S], dim=-1), torch.cat([key_KND, wider_KNS], dim=-1)
 
     def attend_padded_rows(
         self,

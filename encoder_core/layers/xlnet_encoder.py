@@ -77,10 +77,8 @@ class TwoStreamLayer(PieceWise):
         content_RKH = of_content.rows.pad(content_TH)
         if carried_RCH is not None:
             content_RKH = torch.cat([carried_RCH, content_RKH], dim=1)
-        keys, distances_NPD = (
-            self.attention.project_keys_and_values(content_RKH),
-            self.attention.project_distances(table_PH),
-        )
+        keys = self.attention.project_keys_and_values(content_RKH)
+        distances_NPD = self.attention.distance(table_PH).transpose(0, 1)
         content_TH = self._run_stream(content_TH, keys, distances_NPD, of_content)
         if query_MH is not None and of_query is not None:
             query_MH = self._run_stream(query_MH, keys, distances_NPD, of_query)
@@ -151,7 +149,10 @@ class TwoStreamEncoder(LayerStack):
         memory = memory or ()
         self._ensure_fits_memory(batch, memory, recurrence)
         content_TH: Tensor = self.embeddings(batch)
-        query_MH = None if batch.order is None else self.dropout(self._initial_queries(batch), _target_keys(batch))
+        query_MH = None
+        if batch.order is not None:
+            mask_1H: Tensor = self.mask().view(1, -1)
+            query_MH = self.dropout(mask_1H.expand(batch.target_positions.numel(), -1), _target_keys(batch))
         sights = self._scopes(batch, memory[0].shape[1] if memory else 0)
         table_PH = self._distance_table(batch, memory).to(content_TH.dtype)
         streams, carried = [Streams(content_TH, query_MH, ())], []
@@ -162,10 +163,6 @@ class TwoStreamEncoder(LayerStack):
             content_TH, query_MH = self.run_layer(depth, content_TH, query_MH, before, table_PH, sights)
             streams.append(Streams(content_TH, query_MH, tuple(carried)))
         return streams
-
-    def _initial_queries(self, batch: Batch) -> Tensor:
-        mask_1H: Tensor = self.mask().view(1, -1)
-        return mask_1H.expand(batch.target_positions.numel(), -1)
 
     def _distance_table(self, batch: Batch, memory: Memory) -> Tensor:
         first, last = distance_range(batch, memory[0].shape[1] if memory else 0)
@@ -192,16 +189,11 @@ class TwoStreamEncoder(LayerStack):
                 f"{len(self.layers)} layers and the batch has {batch.rows} rows",
                 remedy="pass the memory returned for the previous segment of the same rows, or pass None",
             )
-        if recurrence is not None and _shortest_row(batch) < recurrence.reuse:
+        if recurrence is not None and int(np.diff(batch.on_host.cu_seqlens.numpy()).min()) < recurrence.reuse:
             raise ModelError(
                 f"a row has fewer than the {recurrence.reuse} tokens (`reuse`) that join the memory",
                 remedy="give rows of one length, at least `reuse`, or use a model without memory",
             )
-
-
-def _shortest_row(batch: Batch) -> int:
-    """Return the number of tokens in the shortest row, from the host's copy."""
-    return int(np.diff(batch.on_host.cu_seqlens.numpy()).min())
 
 
 def _target_keys(batch: Batch) -> Tensor:

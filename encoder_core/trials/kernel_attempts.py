@@ -77,7 +77,7 @@ def serve(request: Report, line: Reporter) -> None:
 
 def _list_attempts(subject: TrialSubject, *, timed: bool) -> Iterator["_Attempt"]:
     for number, network in enumerate(subject.networks):
-        for dropped in (False, True) if _has_dropout(network) else (False,):
+        for dropped in (False, True) if network.attention_dropout or network.dropout else (False,):
             trial = _Trial(subject, network, dropped)
             for place, kernel in trial.possible_kernels():
                 yield _Attempt(trial, TrialUnit(number, dropped, place, kernel), timed)
@@ -85,10 +85,6 @@ def _list_attempts(subject: TrialSubject, *, timed: bool) -> Iterator["_Attempt"
         update = _UpdateTrial(subject)
         for place, kernel in update.possible_kernels():
             yield _Attempt(update, TrialUnit(0, False, place, kernel), timed=False)
-
-
-def _has_dropout(network: ModelConfig) -> bool:
-    return bool(network.attention_dropout or network.dropout)
 
 
 class _Trial:

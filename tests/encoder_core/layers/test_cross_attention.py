@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from encoder_core.layers.attention import attend_with_best_kernel
-from encoder_core.layers.dropout import dropout as drop
 from encoder_core.layers.kernel_choice import Kernel, force_kernel, record_requests
 from encoder_core.layers.rows import Rows
-from encoder_core.random_draws import draw_key, head_keys
 from tests.support.models.parity import rows_of
+from tests.support.models.plain_attention import reference
 
 KERNELS: tuple[Kernel, ...] = ("blocked", "padded", "written")
 lengths = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5)
@@ -27,16 +26,6 @@ def operands(rows: Rows, others: Rows) -> tuple[Tensor, Tensor, Tensor]:
     return drawn(rows), drawn(others), drawn(others)
 
 
-def plainly(q: Tensor, k: Tensor, v: Tensor, rows: Rows, others: Rows, dropout: float) -> Tensor:
-    contexts, draw = [], draw_key()
-    for (start, stop), (first, last) in zip(rows.bounds, others.bounds, strict=True):
-        scores = torch.einsum("qnd,knd->nqk", q[start:stop], k[first:last]) / q.shape[-1] ** 0.5
-        drawn = head_keys(rows.random_keys[start:stop], range(q.shape[1])).t()
-        weights = drop(scores.softmax(-1), dropout, drawn, draw)
-        contexts.append(torch.einsum("nqk,knd->qnd", weights, v[first:last]))
-    return torch.cat(contexts)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("kernel", KERNELS)
 @settings(max_examples=25, deadline=None)
@@ -49,7 +38,7 @@ def test_every_kernel_computes_the_formula(kernel: Kernel, lengths: list[tuple[i
     with force_kernel(kernel):
         found = attend_with_best_kernel(*given_ones, rows, dropout, None, others)
     torch.manual_seed(7)
-    expected = plainly(*expected_ones, rows, others, dropout)
+    expected = reference(*expected_ones, rows, dropout, None, others)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     gradient = torch.randn(found.shape, dtype=torch.float64)
     found.backward(gradient)
@@ -80,7 +69,7 @@ def test_on_a_gpu_flash_attention_gets_both_bounds(monkeypatch: pytest.MonkeyPat
         assert isinstance(q, Tensor)
         assert isinstance(k, Tensor)
         assert isinstance(v, Tensor)
-        return plainly(q, k, v, rows, others, 0.0)
+        return reference(q, k, v, rows, 0.0, None, others)
 
     module = "encoder_core.layers.attention"
     monkeypatch.setattr(f"{module}._possible_kernels", lambda *given: ["flash", "padded", "written"])
@@ -88,7 +77,7 @@ def test_on_a_gpu_flash_attention_gets_both_bounds(monkeypatch: pytest.MonkeyPat
     found = operands(rows, others)
     torch.testing.assert_close(
         attend_with_best_kernel(*found, rows, 0.0, None, others),
-        plainly(*found, rows, others, 0.0),
+        reference(*found, rows, 0.0, None, others),
         rtol=1e-10,
         atol=1e-12,
     )

@@ -18,12 +18,16 @@ def reference(
     rows: Rows,
     dropout: float,
     window: int | None = None,
+    key_rows: Rows | None = None,
 ) -> Heads:
-    """Compute softmax(q k' / sqrt(D)) v over the visible keys, row after row, in the precision of the inputs."""
+    """Compute softmax(q k' / sqrt(D)) v over the visible keys, row after row, in the precision of the inputs.
+    `key_rows`: keys and values are other tokens, of which a query sees the whole of the same row.
+    """
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
     contexts, draw = [], draw_key()
-    for start, stop in rows.bounds:
-        q_NLD, k_NLD, v_NLD = (x[start:stop].transpose(0, 1) for x in (q_TND, k_TND, v_TND))
+    for (start, stop), (first, last) in zip(rows.bounds, (key_rows or rows).bounds, strict=True):
+        q_NLD = q_TND[start:stop].transpose(0, 1)
+        k_NLD, v_NLD = (x[first:last].transpose(0, 1) for x in (k_TND, v_TND))
         scores_NLL = q_NLD @ k_NLD.transpose(1, 2) / q_NLD.shape[-1] ** 0.5
         at_L = torch.arange(stop - start, device=q_TND.device)
         if window is not None:
