@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.runs.observer import kill_quietly
+
 _FILES = Path("/etc/netns")  # where `ip` has files that stand in a namespace for those in /etc
 _BRIDGE, _NETWORK, _PORT = "mfbr", "10.77.13", 6399
 _SECRET = {
@@ -81,8 +83,7 @@ class Machine:
     def crash(self) -> None:
         """Everything on it dies at once."""
         for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+            kill_quietly(process)
 
     def processes(self) -> list[psutil.Process]:
         pids = _run("ip", "netns", "pids", self.name).split()
