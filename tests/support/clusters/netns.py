@@ -18,8 +18,6 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.runs.observer import kill_quietly
-
 _FILES = Path("/etc/netns")  # where `ip` has files that stand in a namespace for those in /etc
 _BRIDGE, _NETWORK, _PORT = "mfbr", "10.77.13", 6399
 _SECRET = {
@@ -83,7 +81,8 @@ class Machine:
     def crash(self) -> None:
         """Everything on it dies at once."""
         for process in self.processes():
-            kill_quietly(process)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def processes(self) -> list[psutil.Process]:
         pids = _run("ip", "netns", "pids", self.name).split()
