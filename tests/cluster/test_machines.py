@@ -4,11 +4,10 @@ import random
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from launcher.runtime.run.history import read_history
@@ -17,8 +16,8 @@ from tests.support.clusters import netns
 from tests.support.clusters.netns import Machine
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.observer import title
-from tests.support.runs.train_command import committed, output, training, wait_for
+from tests.support.runs.observer import kill_quietly, title
+from tests.support.runs.train_command import committed, done, output, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -87,7 +86,7 @@ def test_whatever_dies_at_whatever_moment_on_whichever_machine(
     uri = small_runs.new_run(folder, f"random-{seed}", *SETTINGS, *SELDOM)
     with training_on(cluster[0], uri) as process:
         while not ended(uri):
-            at = reached(uri) + draws.randint(4, 60)
+            at = done(uri) + draws.randint(4, 60)
             wait_for(process, lambda: len(copies(uri, at)) > 1 or ended(uri))  # noqa: B023
             begun, copied, struck = len(beginnings(uri)), copies(uri), [strike(cluster, draws)]
             if struck == [KEEPER] or draws.random() < 0.3:
@@ -155,10 +154,6 @@ def copies(uri: str, after: int = 0) -> list[int]:
     return [step - 1 for step, size in made if size > 0 and step > after]
 
 
-def reached(uri: str) -> int:
-    return len(read_history(open_run(uri).store).steps.numbers)
-
-
 def ended(uri: str) -> bool:
     return committed(uri) >= STEPS
 
@@ -173,8 +168,7 @@ def strike(cluster: list[Machine], draws: random.Random, but: str | None = None)
         machine.crash()
     for process in machine.processes():
         if what in title(process).split(" --")[0]:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+            kill_quietly(process)
     if what in (ALL, RAYLET):
         machine.crash()
         machine.boot()

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from checkpoints.listing import list_committed
-from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import open_run
 from tests.support.checks.command import exit_code
 from tests.support.faults.ranks import damage
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.train_command import committed, kill, output, spare_waits, titled, training, wait_for
+from tests.support.runs.train_command import committed, done, kill, output, spare_waits, titled, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -35,11 +34,6 @@ RANK = "ray::RankProcess as rank"
 @pytest.fixture(scope="module")
 def undisturbed(folder: Path) -> str:
     return finish(small_runs.new_run(folder, "undisturbed", *SETTINGS, "zero=2"), 2)
-
-
-def done(uri: str) -> int:
-    """Steps on record."""
-    return len(read_history(open_run(uri).store).steps.numbers)
 
 
 @pytest.mark.long

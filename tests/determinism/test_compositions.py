@@ -121,7 +121,7 @@ def test_a_cell_is_trained_killed_and_resumed_bit_for_bit_or_refused(
     assert KILLED in run_group(run, 2, kill={1: KILL}).codes
     finish(run, 2)
     small_runs.ensure_same(run, undisturbed, STEPS)
-    records = small_runs.history(run).steps.records
+    records = small_runs.history(run).steps
     terms = dict.fromkeys(name for record in records for name in record if name.endswith("_loss"))
     for term in terms:
         values = [record[term] for record in records if term in record]

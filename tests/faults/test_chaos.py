@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.observe.inspect.report.figures import compute_figures
+from launcher.runtime.run.history import read_history
+from launcher.runtime.run.record import open_run
 from tests.support.faults.ranks import Chaos
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
@@ -47,8 +49,7 @@ def survive(root: str, cycles: int, world: int, zero: int, proxy: FaultProxy | N
 
 
 def tell(chaos: Chaos, cycles: int) -> None:
-    history = small_runs.history(chaos.run)
-    figures = compute_figures(history)
+    figures = compute_figures(read_history(open_run(chaos.run).store))
     assert figures.goodput is not None
     print(f"{cycles} cycles on {chaos.world} ranks, {chaos.fired} faults that struck: {dict(chaos.faults)}")
     times = f"{figures.repeated} repeated, {figures.wall_seconds:.0f} s, goodput {figures.goodput:.1%}"

@@ -14,13 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.runtime.run.history import read_history
-from launcher.runtime.run.record import open_run
 from tests.faults.test_anything import FAMILIES, restarts
 from tests.support.ranks.run_group import finish
 from tests.support.runs import small_runs
-from tests.support.runs.observer import title
-from tests.support.runs.train_command import output, titled, training, wait_for
+from tests.support.runs.observer import kill_quietly, title
+from tests.support.runs.train_command import done, output, titled, training, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(7200)]
 
@@ -73,10 +71,7 @@ FAULTS: tuple[Callable[[Command, random.Random], None], ...] = (
 
 def _kill(found: list[psutil.Process]) -> None:
     for one in found:
-        try:
-            one.kill()
-        except psutil.NoSuchProcess:
-            continue
+        kill_quietly(one)
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -99,8 +94,3 @@ def test_dying_ranks_change_nothing(request: pytest.FixtureRequest, folder: Path
     print(f"{family}, zero {zero}: {dict(struck)}; {restarts(uri)}")
     small_runs.ensure_same(uri, calm, STEPS)
     small_runs.ensure_whole(uri)
-
-
-def done(uri: str) -> int:
-    """Steps on record."""
-    return len(read_history(open_run(uri).store).steps.numbers)

@@ -8,13 +8,12 @@ gap does not shift the others.
 
 import json
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 
-from data_service.store.base import Store
+from data_service.store.base import Store, parallel_map
 from launcher.runtime.run.following import read_events
 from launcher.runtime.run.log import OPERATOR_ATTEMPT
 from launcher.runtime.run.segments import (
@@ -31,7 +30,6 @@ from launcher.runtime.run.segments import (
 from launcher.runtime.run.step_table import Floats, Record, StepTable, TableBuilder
 
 _TABLE_ROWS = 1 << 16  # number of step records in one table
-_PACK_READERS = 4  # number of packs read at a time: on S3, latency limits a single reader
 
 
 @dataclass(frozen=True)
@@ -129,12 +127,8 @@ class StepHistory:
             if found is not None:
                 values[offset : offset + len(part.steps)] = found
 
-        if len(self._parts) == 1:
-            fill_part(self._parts[0], 0)
-            return values
-        with ThreadPoolExecutor(_PACK_READERS) as pool:
-            for _ in pool.map(fill_part, self._parts, self._places):
-                pass
+        for _ in parallel_map(lambda place: fill_part(*place), zip(self._parts, self._places, strict=False)):
+            pass
         return values
 
 

@@ -18,12 +18,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from data_service.store.base import Store
 from data_service.store.errors import StoreError
 from launcher.runtime.run.metrics import token_term
-from launcher.runtime.run.packing import Packer
+from launcher.runtime.run.packing import pack_attempt, pack_older
 from launcher.runtime.run.segments import EVENTS, METRICS, segment_key, segment_prefix
 
 OPERATOR_ATTEMPT = 0  # attempt number of events between attempts, which an operator causes
@@ -32,6 +33,7 @@ _FLUSH_TIMEOUT_S = 2.0  # longest wait of a commit for the records of its steps
 _CLOSE_TIMEOUT_S = 20.0  # longest wait for all records at the end of training
 _MAX_WAITING_BYTES = 32 << 20  # bytes of unwritten metrics, and as many of events: 70,000 steps
 _MAX_SEGMENT_BYTES = 4 << 20  # bytes of one segment
+_CHECK_SEGMENTS = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
 
 
 def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:
@@ -55,7 +57,7 @@ class RunLog:
     """Keeps records in memory until the training loop flushes them. An error of the store never raises here.
 
     Call `flush_if_due` once a step, and `flush` before every commit. Segments of older attempts, and eventually this
-    one's, are packed by a thread (`launcher.runtime.run.packing`).
+    one's, are packed in the background (`launcher.runtime.run.packing`).
 
     Args:
         flush_seconds: seconds between two segments of metrics.
@@ -76,7 +78,9 @@ class RunLog:
         self._flushed_at: float | None = None
         self._submitted = threading.Event()  # set while a submitted write has not begun yet
         self._recorder = BackgroundWriter(note)
-        self._packer = Packer(store, attempt)
+        self._store, self._looked = store, 0  # number of segments when the last full pack was looked for
+        self._packer = BackgroundWriter(note)
+        self._packer.submit(partial(pack_older, store, attempt, self._packer.closing))
 
     def add_metrics(self, record: Mapping[str, object]) -> None:
         """Add the record of a step or an evaluation; infra/docs/records.md has the schema."""
@@ -133,7 +137,9 @@ class RunLog:
                 about = {"time": time.time(), "kind": "records_lost", "attempt": self._attempt}
                 self._events.append({**about, "what": segments.folder, "records": lost})
         self._events.write()
-        self._packer.report_written(self._metrics.count)
+        if self._metrics.count - self._looked >= _CHECK_SEGMENTS:
+            self._looked, closing = self._metrics.count, self._packer.closing
+            self._packer.submit(partial(pack_attempt, self._store, self._attempt, closing, ended=False))
 
 
 class _SegmentWriter:
@@ -245,6 +251,9 @@ class BackgroundWriter:
 
     While the store does not answer, at most `_MAX_WAITING_WRITES` writes wait; then each new one drops the oldest. In
     each outage `note` tells the operator once that writes wait, and once that some are lost.
+
+    Attributes:
+        closing: event that is set by `close`.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -253,7 +262,7 @@ class BackgroundWriter:
         self._changed = threading.Condition()
         self._busy = False
         self._told: set[str] = set()
-        self._closing = threading.Event()
+        self.closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -275,7 +284,7 @@ class BackgroundWriter:
         """Drain, then stop. Writes that are not done by then are lost. Return whether all were done."""
         done = self.drain(patience_s)
         with self._changed:
-            self._closing.set()
+            self.closing.set()
             self._changed.notify_all()
         return done
 
@@ -288,14 +297,14 @@ class BackgroundWriter:
 
     def _next_write(self) -> WriteFunction | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing.is_set())
-            if self._closing.is_set():
+            self._changed.wait_for(lambda: self._waiting or self.closing.is_set())
+            if self.closing.is_set():
                 return None
             self._busy = True
             return self._waiting.popleft()
 
     def _retry_write(self, write: WriteFunction) -> None:
-        while not self._closing.is_set():
+        while not self.closing.is_set():
             try:
                 write()
                 self._told.clear()
@@ -307,7 +316,7 @@ class BackgroundWriter:
                 _log.exception("a record could not be made")
                 self._note(f"a record could not be made: {type(error).__name__}: {error}")
                 return
-            self._closing.wait(_RETRY_S)
+            self.closing.wait(_RETRY_S)
 
     def _note_once(self, subject: str, text: str) -> None:
         if subject not in self._told:

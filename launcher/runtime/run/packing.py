@@ -28,63 +28,28 @@ from launcher.runtime.run.segments import (
 _log = logging.getLogger(__name__)
 
 MAX_PACK_SEGMENTS = 512  # most segments of a pack: four hours, at one segment every 30 seconds
-_CHECK_SEGMENTS = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
 
 
-class Packer:
-    """Packs segments on its own thread: first those of earlier attempts, then those of `attempt`.
+def pack_older(store: Store, attempt: int, closing: threading.Event) -> None:
+    """Pack the segments of the attempts before `attempt`, as `pack_attempt` does."""
+    try:
+        found = list_segments(store, f"{METRICS}/")
+    except StoreError as error:
+        _log.warning("nothing was packed: %s", error.problem)
+        return
+    for number, stretches in found.items():
+        if number < attempt and sum(not stretch.packed for stretch in stretches) > 1:
+            pack_attempt(store, number, closing, ended=True)
 
-    A failed pack is tried again later; a run can be read without packs.
-    """
 
-    def __init__(self, store: Store, attempt: int) -> None:
-        self._store, self._attempt = store, attempt
-        self._written = self._looked = 0
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="packer", daemon=True)
-        self._thread.start()
-
-    def report_written(self, count: int) -> None:
-        """Report that `count` segments of the attempt are in the store. Returns at once."""
-        with self._changed:
-            self._written = count
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Make the thread stop after the present pack. Returns at once."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _run(self) -> None:
-        self._pack_older()
-        while self._wait_for_segments():
-            self._looked = self._written
-            self._pack_all(self._attempt, ended=False)
-
-    def _wait_for_segments(self) -> bool:
-        """Wait for enough new segments. Return False if the packer was closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._written - self._looked >= _CHECK_SEGMENTS)
-            return not self._closed
-
-    def _pack_older(self) -> None:
-        try:
-            found = list_segments(self._store, f"{METRICS}/")
-        except StoreError as error:
-            _log.warning("nothing was packed: %s", error.problem)
-            return
-        for attempt, stretches in found.items():
-            if attempt < self._attempt and sum(not stretch.packed for stretch in stretches) > 1:
-                self._pack_all(attempt, ended=True)
-
-    def _pack_all(self, attempt: int, *, ended: bool) -> None:
-        try:
-            while not self._closed and pack_once(self._store, attempt, ended=ended):
-                pass
-        except (StoreError, RunError) as error:
-            _log.warning("segments of attempt %d are not packed yet: %s", attempt, error.problem)
+def pack_attempt(store: Store, attempt: int, closing: threading.Event, *, ended: bool) -> None:
+    """Make packs of an attempt's metrics until there is nothing to pack, or `closing` is set. `ended`: as in
+    `pack_once`. What fails is left for later: a run can be read without packs."""
+    try:
+        while not closing.is_set() and pack_once(store, attempt, ended=ended):
+            pass
+    except (StoreError, RunError) as error:
+        _log.warning("segments of attempt %d are not packed yet: %s", attempt, error.problem)
 
 
 def pack_once(store: Store, attempt: int, *, ended: bool, most_segments: int = MAX_PACK_SEGMENTS) -> bool:

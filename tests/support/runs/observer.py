@@ -89,7 +89,7 @@ class Processes:
         tick = threading.Event()
         while left := self.alive():
             for one in left:
-                _quietly_kill(one)
+                kill_quietly(one)
             tick.wait(0.1)
 
     def _forget_reused(self, there: dict[int, tuple[int, float]]) -> None:
@@ -206,7 +206,7 @@ def _environment(pid: int) -> str:
     return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
 
 
-def _quietly_kill(process: psutil.Process) -> None:
+def kill_quietly(process: psutil.Process) -> None:
     try:
         process.kill()
     except psutil.NoSuchProcess:

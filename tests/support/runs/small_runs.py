@@ -1,12 +1,11 @@
 """Small real runs for tests: text of our own making, a tokenizer, a corpus, and a recipe of a few steps."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from checkpoints.gather import SingleRank
 from checkpoints.layout import CheckpointName, encode_manifest
@@ -21,9 +20,10 @@ from data_service.tokenizers.train import train_tokenizer
 from launcher.runtime.recipe.load import load
 from launcher.runtime.recipe.schema import Recipe
 from launcher.runtime.run.create import create_run, reconcile, store_changes
-from launcher.runtime.run.history import History, StepHistory, read_history
+from launcher.runtime.run.following import unread_segments
+from launcher.runtime.run.history import read_history
 from launcher.runtime.run.record import Run, open_run
-from launcher.runtime.run.segments import METRICS, Pack, list_segments, read_segments
+from launcher.runtime.run.segments import METRICS, list_segments
 from launcher.runtime.run.step_table import NotARecord, Record, parse_records
 from tests.support.data.made_up import write_text
 
@@ -97,36 +97,21 @@ def reconciled(
     return ready
 
 
-class ListedSteps(StepHistory):
-    """Step records that one can also look at one by one, with what in them is no number."""
-
-    def __init__(self, steps: StepHistory, records: list[Record]) -> None:
-        vars(self).update(vars(steps))
-        assert [record["step"] for record in records] == self.numbers.tolist()
-        self.records = records
-
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        return self.records[index]
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self.records)
-
-
 @dataclass(frozen=True)
-class ListedHistory(History):
-    """A history whose step records can be looked at one by one."""
+class ListedHistory:
+    """The committed lineage as `History` has it, its step records whole and one by one."""
 
-    steps: ListedSteps
+    steps: list[Record]
+    evaluations: tuple[Record, ...]
+    events: tuple[Record, ...]
+    repeated: int
 
 
 def history(uri: str) -> ListedHistory:
     store = open_run(uri).store
-    found = vars(read_history(store))
-    return ListedHistory(**found | {"steps": ListedSteps(found["steps"], step_records(store))})
+    found, steps = read_history(store), step_records(store)
+    assert [record["step"] for record in steps] == found.steps.numbers.tolist()
+    return ListedHistory(steps, found.evaluations, found.events, found.repeated)
 
 
 def events(uri: str, kind: str) -> list[Record]:
@@ -138,9 +123,8 @@ def step_records(store: Store) -> list[Record]:
     """The step records of the committed lineage, whole."""
     kept: list[Record] = []
     for attempt, stretches in list_segments(store, f"{METRICS}/").items():
-        for stretch, data in read_segments(store, METRICS, attempt, stretches):
-            whole = b"".join(part for _, part in Pack(store, stretch).segment_contents()) if data is None else data
-            for _, record in parse_records(stretch.key, whole):
+        for _, name, data in unread_segments(store, METRICS, attempt, -1, [], stretches):
+            for _, record in parse_records(name, data):
                 assert not isinstance(record, NotARecord)
                 if record["kind"] == "step":
                     kept = [earlier for earlier in kept if earlier["step"] < record["step"]]

@@ -13,7 +13,8 @@ import psutil
 
 from checkpoints.listing import list_committed as commits
 from data_service.store.open import open_store
-from tests.support.runs.observer import title
+from launcher.runtime.run.history import read_history
+from tests.support.runs.observer import kill_quietly, title
 
 
 @contextmanager
@@ -50,6 +51,11 @@ def output(process: "subprocess.Popen[str]") -> str:
 def committed(uri: str) -> int:
     """Step of the newest checkpoint, 0 if there is none."""
     return max((mark.step for mark in commits(open_store(uri))), default=0)
+
+
+def done(uri: str) -> int:
+    """Steps on record."""
+    return len(read_history(open_store(uri)).steps)
 
 
 def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool], timeout: float = 240) -> None:
@@ -93,11 +99,9 @@ def freeze(process: "subprocess.Popen[str]", name: str) -> None:
 
 
 def kill_everything(process: "subprocess.Popen[str]") -> None:
-    for child in (*descendants(process), process):
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
+    for child in descendants(process):
+        kill_quietly(child)
+    process.kill()
     process.wait()
 
 

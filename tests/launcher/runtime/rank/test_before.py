@@ -11,7 +11,9 @@ from data_service.errors import CorpusError, TokenizerError, UserError
 from data_service.tokenizers.load import save_tokenizer
 from data_service.tokenizers.train import train_tokenizer
 from launcher.observe.inspect.report.curves import report_charts
+from launcher.runtime.run.history import read_history
 from launcher.runtime.run.metrics import term_losses, tracker_figures
+from launcher.runtime.run.record import open_run
 from tests.support.data.made_up import write_text
 from tests.support.ranks.run_group import finish
 from tests.support.runs.small_runs import build_text, history, losses, new_run, operate, prepare_corpus
@@ -55,7 +57,7 @@ def test_both_texts_are_measured_and_drawn(place: Path) -> None:
         assert before_of(one)["mlm_loss"] != ours["mlm_loss"]
         assert tracker_figures(one)["heldout/before_mlm_loss"] == one["before_mlm_loss"]
         assert list(term_losses(one)) == ["mlm", "before_mlm"], "each loss is shown once"
-    drawn = {chart.title: chart for chart in report_charts(history(old), (), {})}
+    drawn = {chart.title: chart for chart in report_charts(read_history(open_run(old).store), (), {})}
     curves = {series.name: series for series in drawn["MLM loss"].series}
     assert list(curves) == ["training", "held out", "before"]
     expected = [record["before_mlm_loss"] for record in history(old).evaluations]

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from launcher.observe.sinks.publish import Publisher
 from launcher.runtime.cluster.operator_log import read_deaths
 from launcher.runtime.recipe.parts import EvaluationTask, HeldOutSettings
 from launcher.runtime.run.evaluations import DiagnosticCell, DiagnosticResult, write_commit_weights, write_result
-from launcher.runtime.run.packing import Packer, pack_once
+from launcher.runtime.run.packing import pack_older, pack_once
 from launcher.runtime.run.record import open_run
 from launcher.runtime.run.sealed import sealed_bytes
 from launcher.runtime.run.segments import METRICS, segment_key
@@ -203,9 +204,7 @@ def test_newer_records_are_not_packed_and_none_is_deleted(tmp_path: Path) -> Non
     before = contents(tmp_path)
     with pytest.raises(RunError, match="newer"):
         pack_once(store, 1, ended=True)
-    packer = Packer(store, 2)
-    packer.close()
-    packer._thread.join(60)
+    pack_older(store, 2, threading.Event())
     assert contents(tmp_path) == before
 
 

@@ -205,7 +205,7 @@ def test_what_a_zombie_writes_late_is_read_and_counts_as_repeated(store: LocalSt
 def test_a_new_attempt_packs_the_older_ones_and_in_the_long_run_itself(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.runtime.run.packing._CHECK_SEGMENTS", 2)
+    monkeypatch.setattr("launcher.runtime.run.log._CHECK_SEGMENTS", 2)
     monkeypatch.setattr("launcher.runtime.run.packing.MAX_PACK_BYTES", 500)
     write_all(store, 1, 4)
     write_all(store, 2, 1)
