@@ -122,11 +122,7 @@ def build_corpus(
     made = _Build(store, listing, wanted, options, progress)
     manifest = claim_output(store, wanted)
     if manifest is not None:
-        check_skipped_records(store, manifest, options)
-        if manifest.options.get(FILE_VERSIONS_ENTRY) != wanted[FILE_VERSIONS_ENTRY]:
-            made.check_rewritten_inputs(manifest)
-        shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
-        progress(Progress("already built", shards, shards, size, size))
+        made.check_finished(manifest)
     else:
         try:
             manifest = made.write_corpus(encoder, words, word_files)
@@ -184,9 +180,16 @@ class _Build:
         save_manifest(self.store, manifest)
         return manifest
 
-    def check_rewritten_inputs(self, manifest: CorpusManifest) -> None:
-        """Read inputs whose files were written again after the corpus was completed. Raises CorpusError: their text
-        differs."""
+    def check_finished(self, manifest: CorpusManifest) -> None:
+        """Check that the complete corpus is what this build would make. Raises CorpusError: records were skipped that
+        may not be, or inputs were written again with other text."""
+        check_skipped_records(self.store, manifest, self.options)
+        if manifest.options.get(FILE_VERSIONS_ENTRY) != self.configuration[FILE_VERSIONS_ENTRY]:
+            self._check_rewritten_inputs(manifest)
+        shards, size = len(manifest.shard_sizes), sum(manifest.shard_sizes.values())
+        self.progress(Progress("already built", shards, shards, size, size))
+
+    def _check_rewritten_inputs(self, manifest: CorpusManifest) -> None:
         with self._open_passes() as passes:
             scanned = passes.scan()
         try:

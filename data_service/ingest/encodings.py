@@ -84,7 +84,7 @@ class ReadableStream(io.RawIOBase):
 
     def read_some(self, size: int) -> bytes | memoryview:
         """Return up to `size` bytes; none at the end."""
-        raise NotImplementedError
+        raise io.UnsupportedOperation("read_some")
 
 
 class Utf8Stream(ReadableStream):
