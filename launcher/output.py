@@ -76,6 +76,8 @@ def write_file(path: Path, text: str) -> None:
 def _write_atomically(path: Path, text: str) -> None:
     fresh = path.with_name(f".{path.name[:64]}-{uuid4().hex}")
     try:
+        if path.exists():
+            fresh.touch(mode=0o600)  # the file may be private, so its new text is, too
         fresh.write_text(text, "utf-8")
         if path.exists():
             shutil.copymode(path, fresh)

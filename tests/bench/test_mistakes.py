@@ -53,7 +53,7 @@ MISTAKES = {
     "corpus stats {run}": "no corpus at",
     "corpus show {corpus} --index 99999": "99,?999|documents",
     "recipe show roberta-base --set optimizer.adam.lr=1": "adamw",
-    "estimate roberta-base --gpu H100": "--nodes",
+    "estimate roberta-base --gpu H100": "--gpus-per-node",
     "estimate roberta-base --nodes 1 --gpus-per-node 8 --gpu RTX4090": "H100",
     "estimate roberta-base --nodes 1 --gpus-per-node 8 --gpu H100 --text lots": "160GB",
     "show {run} --step 999999": "step",

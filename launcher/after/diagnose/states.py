@@ -23,13 +23,14 @@ from checkpoints.load import CheckpointReader
 from data_service.tokenizers.load import load_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from encoder_core.batch import Batch, batch_without_targets
+from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import ENCODER_PREFIX
 from encoder_core.layers.any_encoder import AnyEncoder
 from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 from encoder_core.objectives.modules.detection import task_encoder
 from encoder_core.objectives.modules.losses import ObjectiveModule
 from launcher.after.finetune.pretrained import LocalModel, open_pretrained
-from launcher.runtime.rank.build import build_model
+from launcher.runtime.recipe.network import objective_module
 from launcher.runtime.recipe.parts import Pooling
 from launcher.runtime.recipe.timeline import recipe_after
 from launcher.runtime.run.record import Run, select_checkpoint
@@ -105,9 +106,10 @@ def open_checkpoint(run: Run, step: int | None = None) -> Checkpoint:
 
 def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
     """Return the checkpoint of a manifest, after verifying every byte. Raises DamagedCheckpoint, StoreError."""
-    tokenizer = run.tokenizer()
-    module = build_model(recipe_after(run.recipe, manifest.step), tokenizer)
-    digest = hashlib.sha256(_model_identity(run, manifest.step, tokenizer))
+    tokenizer, trained = run.tokenizer(), recipe_after(run.recipe, manifest.step).model
+    config = trained.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
+    module = objective_module(config, run.recipe.objective)
+    digest = hashlib.sha256(_model_identity(run, config, tokenizer))
     with CheckpointReader(run.store, manifest) as reader, torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
             weights = reader.read_full(name)
@@ -126,10 +128,8 @@ def read_checkpoint(run: Run, manifest: CheckpointManifest) -> Checkpoint:
     return Checkpoint(run, manifest.step, module, frozen)
 
 
-def _model_identity(run: Run, step: int, tokenizer: Tokenizer) -> bytes:
+def _model_identity(run: Run, config: ModelConfig, tokenizer: Tokenizer) -> bytes:
     """Return, as JSON, everything but the weights on which hidden states depend."""
-    model = recipe_after(run.recipe, step).model
-    config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     objective, length = run.recipe.objective.model_dump(mode="json"), _max_row_tokens(run)
     return json.dumps([config.model_dump(mode="json"), objective, tokenizer.hash, length]).encode()
 

@@ -198,9 +198,10 @@ def layerwise_parameter_groups(model: Any, settings: FinetuneSettings) -> list[d
 
 
 @contextmanager
-def silence_transformers() -> Iterator[None]:
-    """Suppress transformers' progress bars, and its warnings about new heads, which are intended."""
-    logging = import_optional("transformers", _IMPORT_PURPOSE, EVALUATE_EXTRA).utils.logging
+def silence_transformers(purpose: str = _IMPORT_PURPOSE) -> Iterator[None]:
+    """Suppress transformers' progress bars, and its warnings about new heads, which are intended. `purpose`: what needs
+    transformers, for the error if it is not installed."""
+    logging = import_optional("transformers", purpose, EVALUATE_EXTRA).utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -1,5 +1,6 @@
 """`maskfleet embed`: trains sentence embeddings from a checkpoint, and measures them."""
 
+from contextlib import AbstractContextManager
 from typing import Annotated
 
 import typer
@@ -57,9 +58,9 @@ def train(
         from checkpoints.hf.folder import replaceable_files
         from data_service.store.open import open_store
         from launcher.after.embed.train import export_embeddings, train_embeddings
-        from launcher.after.finetune.model import silence_transformers
         from launcher.after.finetune.pretrained import open_pretrained
-    with show_logs("launcher.after.embed"), silence_transformers():
+
+    with show_logs("launcher.after.embed"), _quiet_libraries():
         replaceable_files(open_store(out))  # raises here, before hours of training
         with open_pretrained(model, step) as pretrained:
             trained = train_embeddings(pretrained, training)
@@ -103,11 +104,10 @@ def evaluate(
     require_model(model)
     with work("loading libraries"):
         from launcher.after.embed.evaluate import VectorMeasureSettings, measure_checkpoint_vectors
-        from launcher.after.finetune.model import silence_transformers
         from launcher.after.finetune.pretrained import open_pretrained
     cell = checked(VectorMeasureSettings, split=split, pooling=pooling, max_length=max_length, batch=batch)
     table = Table("task", "split", "metric", "x 100", box=None, pad_edge=False)
-    with show_logs("launcher.after.embed"), silence_transformers(), open_pretrained(model, step) as pretrained:
+    with show_logs("launcher.after.embed"), _quiet_libraries(), open_pretrained(model, step) as pretrained:
         for task in chosen:
             where = cell.split or ("dev" if "dev" in task.splits else "test")
             metrics = measure_checkpoint_vectors(pretrained, task, cell)
@@ -160,9 +160,9 @@ def negatives(
             require_new_file,
             write_pair_examples,
         )
-        from launcher.after.finetune.model import silence_transformers
         from launcher.after.finetune.pretrained import open_pretrained
-    with show_logs("launcher.after.embed"), silence_transformers():
+
+    with show_logs("launcher.after.embed"), _quiet_libraries():
         require_new_file(out)
         examples = read_pair_examples(listing, options)
         with open_pretrained(model, step) as pretrained:
@@ -179,3 +179,12 @@ def show_settings(
     from launcher.after.embed.settings import read_bundled_settings
 
     typer.echo(read_bundled_settings(name), nl=False)
+
+
+def _quiet_libraries() -> AbstractContextManager[None]:
+    """Return the context in which the libraries say nothing. Raises MissingPackage."""
+    from launcher.after.finetune.model import silence_transformers
+    from launcher.errors import EVALUATE_EXTRA, import_optional
+
+    import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA)
+    return silence_transformers("maskfleet embed")

@@ -29,9 +29,11 @@ TextOption = Annotated[
 
 def estimate(
     recipe: RecipeArgument,
-    nodes: Annotated[int, typer.Option(help="Machines.")],
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each.")],
-    gpu: Annotated[str, typer.Option(help="H100, H200, B200, MI300X, A100-80, A100-40, L40S, L4, A10G or V100.")],
+    nodes: Annotated[int | None, typer.Option(help="Machines.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="H100, H200, B200, MI300X, A100-80, A100-40, L40S, L4, A10G or V100.")
+    ] = None,
     assignments: SetOption = None,
     tiny: TinyOption = False,
     mtbf_hours: MtbfOption = None,
@@ -48,6 +50,15 @@ def estimate(
     peak that training reaches: `train` records it (MFU) on a GPU, and --mfu RUN takes it from there.
     """
     from launcher.app.cli.recipe import load_recipe
+    from launcher.errors import OptionError
+
+    if nodes is None or gpus_per_node is None or gpu is None:
+        needed = {"--nodes": nodes, "--gpus-per-node": gpus_per_node, "--gpu": gpu}
+        missing = [option for option, value in needed.items() if value is None]
+        raise OptionError(
+            f"the cluster is incomplete without {' and '.join(missing)}",
+            remedy="give --nodes, --gpus-per-node and --gpu",
+        )
     from launcher.runtime.capacity.devices import NODE_MTBF_HOURS, Cluster, find_gpu, parse_text_size
 
     hours = NODE_MTBF_HOURS if mtbf_hours is None else mtbf_hours

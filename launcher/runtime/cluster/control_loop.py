@@ -3,7 +3,7 @@ orders, takes in their news and how each one ended, and decides what follows.
 
     what happens                            the loop
     a request to stop                       orders the ranks to stop: they save, and their calls return
-    a signal before a group's first step    kills the ranks: the machine is needed, and they have nothing to save
+    a signal before a group's first step    kills the ranks: the machine is needed; what memory holds gets a minute
     a node of theirs is to go, more come    orders a pause: they save, or hand over in memory, and others go on
     a rank dies or fails                    frees the others, records the death, follows the failure policy
     ranks stand still, or are silent        asks for stacks, and kills them
@@ -53,6 +53,7 @@ _PLACEMENT_POLL_S = 0.5  # interval of looking for places while ranks wait for t
 _RESIZE_CHECK_INTERVAL_S = 5.0  # interval of checking whether ranks should move, or more ranks could train
 _STACKS_TIMEOUT_S = 5.0  # time limit for the tracebacks of the ranks that still answer
 _END_TIMEOUT_S = 30.0  # time that ranks have to end once they are done
+_MEMORY_GRACE_S = 60.0  # time after a signal in which ranks may come to save what memory holds; Slurm's is 180 s
 UNSAVED_STEPS_REMEDY = "the steps done since the last checkpoint are lost"
 
 
@@ -112,9 +113,9 @@ class ControlLoop:
         self._pauses = False  # whether the present group was told to end early
         self._hands_over = False  # whether the next group takes over at once, so that no checkpoint is needed
         self._in_memory = False  # whether the last state is in memory only: the last group did not save it
-        self._takes_over = False  # whether the present group begins with such a state, and must save it
+        self._has_worked = False  # whether an earlier group did a step: memory may be newer than any checkpoint
         self._frugal = False  # whether ranks must do with as little memory as they can
-        self._looked = time.monotonic()
+        self._looked, self._signalled_at = time.monotonic(), float("inf")
         self.end = LoopOutcome()
 
     def run(self, assignment: Assignment) -> LoopOutcome:
@@ -143,8 +144,8 @@ class ControlLoop:
                 self._display.note(text)
             if ranks is not None:
                 self._number += 1
-                self._takes_over, self._in_memory = self._in_memory, False
-                self.group, self.end.finished = GroupRecord(), None
+                self._has_worked = self._has_worked or self.group.worked or self._in_memory
+                self.group, self._in_memory, self.end.finished = GroupRecord(), False, None
                 self._pauses = self._hands_over = False
                 return GroupStart(ranks, self._world.without, self._frugal, self._number)
             if self._stopping.asked.is_set():  # no rank runs that could save the state in memory
@@ -197,9 +198,9 @@ class ControlLoop:
         if self._is_taken_over():
             kill_ranks([beat.place for beat in self.group.beats.values()])
             return True
-        if self._ends_before_first_step() and not group.done:
+        self.group.abandoned = self._ends_before_first_step(group)
+        if self.group.abandoned:
             self._display.note("the ranks have done no step yet: they end at once")
-            self.group.abandoned = True
             return True
         self._observer.observe(self.group.beats)
         found = self._observer.find_stuck_ranks(self._limits) if not (self.group.hung or group.done) else []
@@ -212,11 +213,15 @@ class ControlLoop:
             kill_ranks([beat.place for beat in self.group.beats.values()])
         return False
 
-    def _ends_before_first_step(self) -> bool:
-        """Whether a signal came before the group finished a step. Joining and compiling may take longer than whoever
-        sent it waits."""
-        signalled = self._stopping.asked.is_set() and self._stopping.code == REPEAT
-        return signalled and not (self.group.worked or self._takes_over)
+    def _ends_before_first_step(self, group: RankGroup) -> bool:
+        """Whether a signal came before the group had anything to save: joining and compiling may take longer than
+        whoever sent it waits. Where memory may be newer than any checkpoint, ranks get time to load and save it."""
+        if not self._stopping.asked.is_set() or self._stopping.code != REPEAT:
+            return False
+        self._signalled_at = min(self._signalled_at, time.monotonic())
+        ends_by_itself = self.group.may_save or group.done or bool(group.failed)
+        grace = _MEMORY_GRACE_S if self._has_worked else 0.0
+        return not ends_by_itself and time.monotonic() - self._signalled_at >= grace
 
     def _request_stacks(self, group: RankGroup) -> None:
         group.orders = replace(group.orders, stacks=True)

@@ -36,6 +36,11 @@ class GroupRecord:
     hung: bool = False
     abandoned: bool = False
 
+    @property
+    def may_save(self) -> bool:
+        """Whether the group has finished a step, or is saving without one."""
+        return self.worked or any(beat.doing == "saving" for beat in self.beats.values())
+
     def add_error(self, rank: int, error: RankError) -> None:
         """Record the error with which a rank ended."""
         self.errors[rank] = error

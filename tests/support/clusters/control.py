@@ -71,7 +71,7 @@ class Ranks:
         self.orders = RankOrders()
         self.ends = {rank: RankResult(JoinedGroup(), stays=True) for rank in range(count)}
         self.answers: list[tuple[int, RankNews]] = []
-        self.talks, self.done = 0, False
+        self.talks, self.done, self.failed = 0, False, list[int]()
 
     def talk(self) -> list[tuple[int, RankNews]]:
         self.talks += 1

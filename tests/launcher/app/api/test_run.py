@@ -210,6 +210,15 @@ def test_steps_and_ranks_that_are_not_there_are_refused(run: maskfleet.Run) -> N
         run.stream().load_state_dict({"step": -1})
 
 
+def test_a_module_leaves_the_seed_of_a_script_alone(run: maskfleet.Run) -> None:
+    drawn = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        run.module(step=4)
+        drawn.append(torch.rand(1))
+    assert drawn[0] != drawn[1]
+
+
 def test_a_checkpoint_is_a_torch_module(run: maskfleet.Run, made: Made) -> None:
     module, (_, weights) = run.module(step=4), made
     found = dict(module.named_parameters())

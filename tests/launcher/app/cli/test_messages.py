@@ -76,6 +76,21 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
 
 
+def test_a_private_file_stays_private_while_it_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, copy, seen = tmp_path / "job.sh", output.shutil.copymode, list[int]()
+    script.touch(mode=0o400)
+
+    def look(source: Path, fresh: Path) -> None:
+        seen.append(fresh.stat().st_mode & 0o777)
+        copy(source, fresh)
+
+    monkeypatch.setattr(output.shutil, "copymode", look)
+    output.write_file(script, "secret")
+    assert (seen, script.stat().st_mode & 0o777, script.read_text()) == ([0o600], 0o400, "secret")
+
+
 def test_a_device_is_written_to() -> None:
     with pytest.raises(OutputError, match="No space left"):
         output.write_file(Path("/dev/full"), "text")

@@ -2,6 +2,7 @@
 says."""
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from launcher.runtime.cluster.orders import EndedUnsaved, FatalError, RankOrders
 from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.failures import NODE_FAILURE_LIMIT, SILENT_DEATH_LIMIT, UNSAVED_FAILURE_LIMIT
 from launcher.runtime.run.history import read_history
-from tests.support.clusters.control import ELASTIC, FIXED, Cluster, driver, raised, started
+from tests.support.clusters.control import ELASTIC, FIXED, STEPS, Cluster, driver, raised, started
 
 HAND_OVER = RankOrders(pause=True, hand_over=True)
 SAVE = RankOrders(pause=True)
@@ -220,6 +221,44 @@ def test_ranks_that_have_something_to_save_do_so(cluster: Cluster, tmp_path: Pat
         loop.stopping.asked.set()
         assert not loop.loop.supervise_group(loop.ranks)
         assert loop.ranks.orders.stop
+
+
+def test_ranks_that_save_the_last_step_without_doing_one_are_left_to_it(cluster: Cluster, tmp_path: Path) -> None:
+    """A rank died in the last save: the group that takes over has no step to do."""
+    loop = started(tmp_path, "a", "a", "b")
+    loop.stopping.asked.set()
+    loop.take_rank_news(0, "a", step=STEPS, doing="saving", resumed=STEPS)
+    assert not loop.loop.supervise_group(loop.ranks)
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_what_memory_holds_gets_a_minute_to_be_saved(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    """After a death, also after that of a group which had not come to a step; then the machine is needed."""
+    loop = started(tmp_path, "a", "a", "b")
+    loop.worked()
+    for _ in range(deaths):
+        loop.end(2)
+        assert loop.next_group() is not None
+        loop.begin("a", "a", "b")
+    loop.stopping.asked.set()
+    assert not loop.loop.supervise_group(loop.ranks)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 59)
+    assert not loop.loop.supervise_group(loop.ranks)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+    assert loop.loop.supervise_group(loop.ranks)
+
+
+def test_a_death_that_a_signal_follows_is_on_record(cluster: Cluster, tmp_path: Path) -> None:
+    loop = started(tmp_path, "a", "a", "b")
+    loop.ranks.failed = [2]
+    loop.stopping.asked.set()
+    assert not loop.loop.supervise_group(loop.ranks)
+    loop.end(2, rank1=raised("RuntimeError: connection closed by peer", "silent"))
+    assert loop.close()
+    assert [event["kind"] for event in read_history(LocalStore(tmp_path)).events] == ["death"]
 
 
 def test_figures_go_to_every_sink_each_once(cluster: Cluster, tmp_path: Path) -> None:
