@@ -211,7 +211,7 @@ def _byte_spelt_ranges(byte: NDArray[np.bool_] | None, tokens: "PlacedTokens") -
     return zip(starts.tolist(), tokens.ends[chosen][first].tolist(), strict=True)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 22)  # every character, in both places
 def _effect(tokenizer: "Tokenizer", character: str, behind_space: bool) -> LossKind | None:
     """Return what becomes of a character; None if it is kept."""
     if character.isspace():

@@ -1,5 +1,6 @@
 """What recent encoders share: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -51,6 +52,12 @@ class PreNormConfig(WithGenerator):
     def key_value_head_count(self) -> int:
         """Number of heads of keys and values."""
         return self.heads
+
+    @abstractmethod
+    def rope_base(self, layer: int) -> float: ...
+
+    @abstractmethod
+    def with_rope_base(self, base: float) -> Self: ...
 
     def has_attention_norm(self, layer: int) -> bool:
         """Return whether a norm precedes the attention of a layer."""

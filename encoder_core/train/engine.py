@@ -139,7 +139,7 @@ class Engine:
         self._overlapped = self._overlap_reduction() if self.world > 1 and config.has_separate_fp32_sums else None
         self.forwards = Stopwatch(self.device)
         self.replicated = self._replicated_weights()
-        if isinstance(optimizer, ShardedOptimizer) and config.stage > 0:
+        if config.stage > 0:
             self._describe_partitions(optimizer)
         self.average = None if decay is None else WeightAverage(decay, self._master_tensors(), optimizer.state)
 
@@ -236,8 +236,12 @@ class Engine:
         deepspeed_internals.replace_method(self._engine, "buffered_allreduce_fallback", lambda **_: overlapped.finish())
         return overlapped
 
-    def _describe_partitions(self, optimizer: ShardedOptimizer) -> None:
-        """Tell an optimizer that needs whole parameters which of them lie where in this rank's flat partitions."""
+    def _describe_partitions(self, optimizer: torch.optim.Optimizer) -> None:
+        """Tell an optimizer that needs whole parameters which of them lie where in this rank's flat partitions. For any
+        other one their names are looked up, so that a rehearsal finds one that is gone."""
+        flats = deepspeed_internals.flat_tensors(self._optimizer, self.layout)
+        if not isinstance(optimizer, ShardedOptimizer):
+            return
         ranges = {r.name: r for r in self._trained_ranges(self.rank, self.world)}
         numbers = {name: number for number, name in enumerate(self.shapes)}
 
@@ -248,7 +252,6 @@ class Engine:
             part = owned.part
             return ShardSegment(number, part.start, part.offset, part.offset + part.length)
 
-        flats = deepspeed_internals.flat_tensors(self._optimizer, self.layout)
         segments = {flat: [segment(self.names[id(p)]) for p in params] for flat, params in flats}
         optimizer.shard(segments, list(self.shapes.values()))
 

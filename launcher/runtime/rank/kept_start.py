@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -68,7 +68,9 @@ def keep_start(recipe: Recipe, run: str) -> Recipe:
             return recipe
         place = open_unused_store(run)
     opened = _pair_folder(source) if both else _without_pickles(source)
-    with replace_path_in_errors(source.uri.rstrip("/"), recipe.start), opened as folder:
+    with ExitStack() as stack:
+        with replace_path_in_errors(source.uri.rstrip("/"), recipe.start):
+            folder = stack.enter_context(opened)
         _check_and_copy(folder, recipe, place.with_prefix(f"start/{name}"))
     return recipe.model_copy(update={"start": f"{run.rstrip('/')}/start/{name}"})
 

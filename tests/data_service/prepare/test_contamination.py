@@ -158,6 +158,24 @@ def sentence(draw: random.Random, length: int, alphabet: str) -> str:
     return " ".join("".join(draw.choices(alphabet, k=draw.randint(3, 8))) for _ in range(length))
 
 
+@pytest.mark.parametrize("alphabet", ["abcdefghij", "абвгдежзик", "αβγδεζηθικ", "éèêëàâîïôû"])
+def test_case_marks_and_spaces_make_no_difference(alphabet: str) -> None:
+    draw = random.Random(4)
+    text = sentence(draw, 20, alphabet)
+    index = build_index([EvaluationText("t/dev", 7, text)])
+    broken = text.upper().replace(" ", ",\n  ")
+    other = f"{sentence(draw, 9, alphabet)}: «{broken}!» {sentence(draw, 5, alphabet)}"
+    assert index.find_matching_texts(other) == [("t/dev", 7)]
+    assert index.find_matching_texts(sentence(draw, 200, alphabet)) == []
+
+
+def test_scripts_without_spaces_are_compared_by_characters() -> None:
+    text = "今日は天気がとても良いので公園へ散歩に行きました"
+    index = build_index([EvaluationText("t/test", 0, text)])
+    assert index.find_matching_texts(f"昨日の話です。{text[3:19]}。終わり") == [("t/test", 0)]
+    assert index.find_matching_texts(f"昨日の話です。{text[3:12]}。終わり") == []
+
+
 def test_what_cannot_be_looked_up_is_counted() -> None:
     draw = random.Random(3)
     template = sentence(draw, 14, "abcdef")

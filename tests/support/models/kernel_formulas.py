@@ -18,7 +18,7 @@ from encoder_core.layers.dropout import drop_threshold, kept_scale
 from encoder_core.random_draws import uniform_int16
 
 CPU = torch.device("cpu")
-_EPS = 1e-12
+_EPS = {True: 1e-12, False: 1e-6}  # of LayerNorm and of RMSNorm
 Outcome = dict[str, Tensor]
 
 
@@ -45,7 +45,7 @@ class NormProblem:
 
     def by_kernel(self) -> tuple[Tensor, Tensor]:
         threshold = drop_threshold(self.rate)
-        norm = NormParameters(self.weight, self.bias, _EPS, self.centered)
+        norm = NormParameters(self.weight, self.bias, _EPS[self.centered], self.centered)
         return residual_norm(self.x, self.residual, norm, self.draws if threshold else None, threshold)
 
     def by_formula(self) -> tuple[Tensor, Tensor]:
@@ -56,8 +56,8 @@ class NormProblem:
             x = x * kept * kept_scale(threshold)
         total, width = self.residual + x, x.shape[1:]
         if self.centered:
-            return total, F.layer_norm(total, width, self.weight, self.bias, _EPS)
-        return total, F.rms_norm(total, width, self.weight, _EPS)
+            return total, F.layer_norm(total, width, self.weight, self.bias, _EPS[True])
+        return total, F.rms_norm(total, width, self.weight, _EPS[False])
 
     def outcome(
         self, way: Callable[["NormProblem"], tuple[Tensor, Tensor]], uses: tuple[bool, bool] = (True, True)

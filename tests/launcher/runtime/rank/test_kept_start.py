@@ -93,6 +93,7 @@ def test_weights_of_another_shape_are_refused_by_the_places_name(setting: Settin
     tensors = pickle_weights(tmp_path / "published")
     kept = {name: value for name, value in tensors.items() if ".layer.1." not in name}
     torch.save(kept, tmp_path / "published/pytorch_model.bin")
-    with pytest.raises(ModelError, match=rf"^{tmp_path}/published\b.*missing .*layer\.1\."):
-        keep_start(asked.run.recipe, str(tmp_path / "new"))
+    for start in (f"{tmp_path}/published", f"file://{tmp_path}/published"):
+        with pytest.raises(ModelError, match=rf"^{start}\b.*missing .*layer\.1\."):
+            keep_start(asked.run.recipe.model_copy(update={"start": start}), str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
