@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,14 +80,14 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
 def test_a_private_file_stays_private_while_it_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, copy, seen = tmp_path / "job.sh", output.shutil.copymode, list[int]()
+    script, copy, seen = tmp_path / "job.sh", shutil.copymode, list[int]()
     script.touch(mode=0o400)
 
     def look(source: Path, fresh: Path) -> None:
         seen.append(fresh.stat().st_mode & 0o777)
         copy(source, fresh)
 
-    monkeypatch.setattr(output.shutil, "copymode", look)
+    monkeypatch.setattr(shutil, "copymode", look)
     output.write_file(script, "secret")
     assert (seen, script.stat().st_mode & 0o777, script.read_text()) == ([0o600], 0o400, "secret")
 
