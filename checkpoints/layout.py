@@ -1,6 +1,6 @@
 """The layout of a checkpoint in the store: its folder, and the manifest without which the folder is no checkpoint.
 
-    checkpoints/step-00001000-a000003/rank-00000.safetensors    one file from each rank
+    checkpoints/step-00001000-a000003/rank-00000.safetensors    one file from each rank (`save.py` lays it out)
     checkpoints/step-00001000-a000003/manifest.json             written last: the commit
 
 The manifest maps ranges of named flat tensors to byte ranges of files. So a reader need not know how many ranks wrote

@@ -76,7 +76,7 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store
 from data_service.tokenizers.load import load_tokenizer, save_tokenizer
-from data_service.tokenizers.loss import TextLoss, check_loss
+from data_service.tokenizers.loss import TextLoss, check_text_loss
 from data_service.tokenizers.tokenizer import Tokenizer
 
 _LOSS_CHECK_SPLITS = 4
@@ -320,7 +320,7 @@ class BuildPasses:
     def _check_tokenizer_loss(self, written: Sequence[WriteReceipt]) -> None:
         loss = TextLoss.sum_of(part.loss for part in written)
         what = f"the tokenizer does not fit the text of {self.layout.output}"
-        check_loss(loss, self._options.accept_loss, what, remedy="give one that was trained on such text")
+        check_text_loss(loss, self._options.accept_loss, what, remedy="give one that was trained on such text")
 
     def _choose_stretch_rule(self, kept: list[KeptDocuments], figures: DocumentFigures) -> HeldoutRule:
         tasks = [

@@ -55,16 +55,16 @@ _DIGEST_BYTES = 32  # bytes of a sha256
 
 def count_rows_in_blocks(corpora: Corpora, source: int, start: int, stop: int) -> RowCounts:
     """Return [(stop - start) * K] int64, the number of rows of each entry of blocks `start` to `stop`."""
-    return np.array([len(rows) for rows in _cut_blocks(corpora, source, start, stop)], dtype=np.int64)
+    return np.array([len(rows) for rows in _rows_of_blocks(corpora, source, start, stop)], dtype=np.int64)
 
 
 def measure_rows_in_blocks(corpora: Corpora, source: int, start: int, stop: int) -> RowLengths:
     """Return [N] uint32, the number of tokens of each row of blocks `start` to `stop`."""
-    lengths = [rows.row_lengths.astype(np.uint32) for rows in _cut_blocks(corpora, source, start, stop)]
+    lengths = [rows.row_lengths.astype(np.uint32) for rows in _rows_of_blocks(corpora, source, start, stop)]
     return np.concatenate([np.zeros(0, dtype=np.uint32), *lengths])
 
 
-def _cut_blocks(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[CutRows]:
+def _rows_of_blocks(corpora: Corpora, source: int, start: int, stop: int) -> Iterator[CutRows]:
     """Yield the rows of each of blocks `start` to `stop`, once for every way in which it is cut."""
     spec = corpora.spec
     for number in range(start, stop):

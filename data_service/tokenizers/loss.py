@@ -82,7 +82,7 @@ class TextLoss(BaseModel):
         return cls(characters=characters, lost={k: lost[k] for k in KINDS if lost[k]}, examples=kept)
 
 
-def check_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, remedy: str) -> None:
+def check_text_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, remedy: str) -> None:
     """Raise TokenizerError if more than `REFUSED_LOSS_SHARE` of a text is lost in a way that the user has not accepted.
 
     `what`: the tokenizer and the text, for the message. `remedy`: what the user can do besides accepting the loss.

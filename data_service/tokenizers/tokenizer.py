@@ -104,7 +104,7 @@ class Tokenizer:
         Raises:
             TokenizerError: the definition cannot be read, is of an unknown kind, or lacks one of the special tokens.
         """
-        # Truncation and padding would silently cut documents.
+        # A definition may ask for truncation, which would silently cut documents, and for padding, which adds tokens.
         self._definition = parse_definition(definition, where) | {"truncation": None, "padding": None}
         self._where = where
         self._text = json.dumps(self._definition, ensure_ascii=False)

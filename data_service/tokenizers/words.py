@@ -34,8 +34,9 @@ BYTES_BY_LETTER = {chr(byte): byte for byte in _PRINTED_BYTES} | {
 }
 _BYTE_WHITESPACE = tuple(chr(0x100 + ord(space)) for space in " \t\n\r\v\f")
 
-# First and last letters that begin a word: Thai, Lao, Tibetan, Burmese, Khmer, Tai Le, New Tai Lue, Tai Tham, the
-# signs that repeat or stand for a Han character, kana, Han, Tai Viet, Han again, half-width kana, Han beyond U+FFFF.
+# Ranges of letters, first and last, each of which begins a word: Thai, Lao, Tibetan, Burmese, Khmer, Tai Le, New Tai
+# Lue, Tai Tham, the signs that repeat or stand for a Han character, kana, Han, Tai Viet, Han again, half-width kana,
+# Han beyond U+FFFF.
 # fmt: off
 LETTERS_WITHOUT_SPACES = (
     (0x0E01, 0x0E2E), (0x0E40, 0x0E44), (0x0E81, 0x0EAE), (0x0EC0, 0x0EC4), (0x0EDC, 0x0EDF), (0x0F40, 0x0F6C),

@@ -130,12 +130,12 @@ def _check_loss(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence
         TokenizerError: it loses most of the text in a way that is not accepted.
     """
     from data_service.tokenizers.check import measure_loss
-    from data_service.tokenizers.loss import check_loss
+    from data_service.tokenizers.loss import check_text_loss
     from launcher.app.cli.texts import print_text_loss
 
     loss = measure_loss(tokenizer, texts)
     what = f"a {tokenizer.kind} vocabulary does not hold this text"
-    check_loss(loss, accepted or (), what, remedy="choose another --kind (byte_bpe holds every text)")
+    check_text_loss(loss, accepted or (), what, remedy="choose another --kind (byte_bpe holds every text)")
     print_text_loss(loss)
 
 

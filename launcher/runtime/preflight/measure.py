@@ -128,7 +128,7 @@ def _gpu_state(index: int, handle: Any) -> GpuState:
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     try:
         reasons = _query_gpu(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-        # Four numbers: correctable, uncorrectable, pending, failed.
+        # Rows of GPU memory that were replaced: after correctable errors, after others, pending, and failed.
         remapped = _query_gpu(pynvml.nvmlDeviceGetRemappedRows, handle)
         return GpuState(
             index=index,

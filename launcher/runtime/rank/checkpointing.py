@@ -82,7 +82,7 @@ class RunCheckpointer:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="retention")
         self._tidying: Future[DeletionReport] | None = None
         read = manifest is not None and not self._overdue
-        # Checkpoints that all ranks have read.
+        # Checkpoints whose every byte was verified: loaded at the start, or read before a deletion that relies on them.
         self._proven = frozenset({manifest.name} if read and manifest else ())
 
     def is_due(self, step: int) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from data_service.errors import TokenizerError
 from data_service.tokenizers.check import measure_loss
-from data_service.tokenizers.loss import KINDS, TextLoss, check_loss
+from data_service.tokenizers.loss import KINDS, TextLoss, check_text_loss
 from data_service.tokenizers.tokenizer import Kind, Tokenizer
 from data_service.tokenizers.train import TokenizerOptions, train_tokenizer
 
@@ -121,10 +121,10 @@ def test_most_of_a_text_is_lost_only_by_consent(trained: Callable[[Kind], Tokeni
     assert loss.share("unknown") == pytest.approx(150 / 177)
     assert loss.top_examples("unknown") == (dna[:24],)
     with pytest.raises(TokenizerError) as raised:
-        check_loss(loss, (), "a tokenizer", "give another")
+        check_text_loss(loss, (), "a tokenizer", "give another")
     assert "--accept-loss unknown" in str(raised.value)
-    check_loss(loss, ["unknown"], "a tokenizer", "give another")
-    check_loss(measure_loss(trained("byte_bpe"), [dna]), (), "a tokenizer", "give another")
+    check_text_loss(loss, ["unknown"], "a tokenizer", "give another")
+    check_text_loss(measure_loss(trained("byte_bpe"), [dna]), (), "a tokenizer", "give another")
 
 
 def test_case_and_bytes_are_said_and_never_refused() -> None:
