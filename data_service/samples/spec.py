@@ -271,7 +271,8 @@ class StreamSpec(_Config):
         return self.masking.model_copy(update={"rate": max(self.masking.rate, self.annealing.end)})
 
     def input_for_source(self, source: int) -> Input:
-        """Return the settings by which the blocks of one source are cut. Text in a stream of translations is packed."""
+        """Return the settings by which the blocks of one source are cut. Beside translations, the
+        sources that are plain text have their own: packed rows."""
         if isinstance(self.input, Translations) and not self.sources[source].is_translation:
             return PackedInput(packing=self.input.text)
         return self.input

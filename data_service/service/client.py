@@ -99,7 +99,7 @@ class FeedClient:
             try:
                 found: TokenAxis = _get_result(axis)
             except ray.exceptions.ObjectLostError:
-                # The axis was lost with its feed; the next feed computes it again.
+                # The axis was lost with the actor that held it; the next feed computes it again.
                 continue
             return found
 

@@ -86,7 +86,8 @@ def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> TextLoss:
 
 
 def _count_round_trips(tokenizer: Tokenizer, lines: Sequence[str]) -> tuple[int, int]:
-    """Return how many lines come back exactly, and of how many the decoded text has the same ids."""
+    """Return how many lines come back exactly when their ids are decoded, and how many as a text that is encoded in the
+    same ids."""
     encoded = tokenizer.encode_batch(lines)
     decoded = [tokenizer.decode(ids) for ids in encoded]
     again = tokenizer.encode_batch(decoded)

@@ -197,7 +197,9 @@ class EncoderConfig(BaseModel, ABC):
         Raises:
             ModelError: the family has no generator.
         """
-        raise ModelError(f"{self.name} has no generator", remedy="give a pair of another family")
+        raise ModelError(
+            f"{self.name} has no generator", remedy="give a generator and a discriminator of another family"
+        )
 
     @property
     def generator(self) -> Self:
