@@ -67,8 +67,8 @@ class RankBatch:
         return -(-self.total // world)
 
     def microbatch(self, round_index: int, device: torch.device) -> Microbatch:
-        """Return this rank's microbatch in round `round_index`. A rank that has none left gets an idle one, without rows,
-        whose index is behind those of the step (`total`)."""
+        """Return this rank's microbatch in round `round_index`. A rank that has none left gets an idle one without
+        rows, whose index is behind those of the step (`total`)."""
         if round_index < len(self.microbatches):
             return self.microbatches[round_index]
         return Microbatch(self.total, idle_batch(device))
