@@ -74,7 +74,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{path.name[:64]}-{uuid4().hex}")
+    fresh = path.with_name(f".{uuid4().hex}")  # a name may be as long as a name can be
     try:
         if path.exists():
             fresh.touch(mode=0o600)  # the file may be private, so its new text is, too

@@ -183,8 +183,8 @@ def _training_arguments(
     return training_arguments(
         import_sbert_module("training_args").SentenceTransformerTrainingArguments,
         training,
-        training.seed,
-        output_folder,
+        seed=training.seed,
+        scratch=output_folder,
         per_device_train_batch_size=training.batch,
         per_device_eval_batch_size=training.batch,
         prompts=_prompts_by_column(training),

@@ -133,7 +133,7 @@ class MaskFiller:
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [MaskCandidate(self._tokenizer.decode([token]), probability) for token, probability in pairs]
 
-    def fill(self, sentence: str, steps: int | None = None, temperature: float = 0.0, seed: int = 0) -> str:
+    def fill(self, sentence: str, *, steps: int | None = None, temperature: float = 0.0, seed: int = 0) -> str:
         """Return `sentence` with all masks filled. Equal arguments give equal text.
 
         Args:

@@ -161,8 +161,8 @@ def _training_arguments(encoder: ExampleEncoder, seed: int, scratch: Path) -> An
     return training_arguments(
         transformers.TrainingArguments,
         settings,
-        seed,
-        scratch,
+        seed=seed,
+        scratch=scratch,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=settings.batch // rows,
         per_device_eval_batch_size=_EVALUATION_BATCH_ROWS,

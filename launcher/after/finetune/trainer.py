@@ -9,7 +9,7 @@ from launcher.errors import EVALUATE_EXTRA, import_optional
 from launcher.progress import Work
 
 
-def training_arguments(kind: Any, settings: Any, seed: int, scratch: Path, **own: Any) -> Any:
+def training_arguments(kind: Any, settings: Any, *, seed: int, scratch: Path, **own: Any) -> Any:
     """Return arguments of class `kind`, transformers' or sentence-transformers'.
 
     Args:

@@ -91,7 +91,7 @@ def append(
         word_files={name: uri for name, uri in files.items() if uri is not None},
         **given,
     )
-    report = _append_with_progress(corpus, inputs, out, options, provenance is not None, as_json)
+    report = _append_with_progress(corpus, inputs, out, options=options, own=provenance is not None, as_json=as_json)
     if as_json:
         print_json([vars(report)])
     else:
@@ -101,8 +101,9 @@ def append(
 
 
 def _append_with_progress(
-    corpus: str, inputs: list[str], out: str, options: "BuildOptions", own_provenance: bool, as_json: bool
+    corpus: str, inputs: list[str], out: str, *, options: "BuildOptions", own: bool, as_json: bool
 ) -> "AppendReport":
+    """Append, and show progress. `own`: whether the provenance in `options` was given for these inputs."""
     import time
 
     from rich.console import Console
@@ -121,6 +122,6 @@ def _append_with_progress(
             removed_by=user_at_host(),
             removed_at=int(time.time()),
             progress=progress,
-            own_provenance=own_provenance,
+            own_provenance=own,
             report=now.advance,
         )

@@ -51,7 +51,7 @@ def fill(
     with work("loading libraries"):
         from launcher.after.finetune.pretrained import open_pretrained
     with open_pretrained(checkpoint, step) as model:
-        records = _fill_records(model, text, steps, temperature, seed, count)
+        records = _fill_records(model, text, count, steps=steps, temperature=temperature, seed=seed)
     if as_json:
         print_json(records)
         return
@@ -61,7 +61,7 @@ def fill(
 
 
 def _fill_records(
-    model: "LocalModel", text: str, steps: int | None, temperature: float, seed: int, count: int | None
+    model: "LocalModel", text: str, count: int | None, *, steps: int | None, temperature: float, seed: int
 ) -> list[dict[str, Any]]:
     """Return the text, or `count` candidates for its mask. Raises OptionError: the model has no such options."""
     from checkpoints.hf.load import read_folder_config
@@ -75,6 +75,6 @@ def _fill_records(
             )
         return [{"text": TextWriter(model.folder).write(text, temperature, seed)}]
     if count is None:
-        return [{"text": MaskFiller(model.folder).fill(text, steps, temperature, seed)}]
+        return [{"text": MaskFiller(model.folder).fill(text, steps=steps, temperature=temperature, seed=seed)}]
     guesses = MaskFiller(model.folder).top_candidates(text, count)
     return [{"text": guess.text, "probability": guess.probability} for guess in guesses]

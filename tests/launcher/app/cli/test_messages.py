@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.table import Table
 from typer.testing import CliRunner
 
@@ -90,6 +92,18 @@ def test_a_private_file_stays_private_while_it_is_written_again(
     monkeypatch.setattr(shutil, "copymode", look)
     output.write_file(script, "secret")
     assert (seen, script.stat().st_mode & 0o777, script.read_text()) == ([0o600], 0o400, "secret")
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1))
+def test_a_file_may_have_any_name_that_its_folder_takes(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    """Up to its 255 bytes, in any alphabet."""
+    longest = (name * 255).encode()[:255].decode(errors="ignore")
+    for known in {name, longest} - {".", ".."}:
+        place = tmp_path_factory.mktemp("any") / known
+        if len(known.encode()) <= 255:
+            output.write_file(place, "text")
+            output.write_file(place, "other")
+            assert [(path.name, path.read_text()) for path in place.parent.iterdir()] == [(known, "other")]
 
 
 def test_a_device_is_written_to() -> None:
