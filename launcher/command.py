@@ -150,10 +150,14 @@ def _wait_for_driver(driver_pid: int) -> tuple[int, bool]:
     A driver that is saving gets all the time it needs; another gets a short time and is then killed.
     """
     stop_requested, interrupts, idle_since, asking = False, 0, 0.0, handled_signals()
+    may_be_lost = False  # while Ray starts, its handler answers by SystemExit, which Python discards in a callback
     while True:
         found, status = os.waitpid(driver_pid, os.WNOHANG)
         if found:
             return status, stop_requested
+        if may_be_lost and _save_flags[0]:
+            may_be_lost = False
+            os.kill(driver_pid, signal.SIGTERM)
         patience = _SECOND_SIGNAL_TIMEOUT_S if interrupts > 1 else _DRIVER_END_TIMEOUT_S
         if not stop_requested or (_save_flags[0] and interrupts < 2):
             idle_since = time.monotonic()
@@ -163,7 +167,7 @@ def _wait_for_driver(driver_pid: int) -> tuple[int, bool]:
         if heard is None or heard.si_signo not in asking:  # after SIGCONT the signal number is missing
             _reap_orphans(driver_pid)
             continue
-        stop_requested = True
+        stop_requested, may_be_lost = True, not _save_flags[0]
         interrupts += heard.si_signo == signal.SIGINT
         os.kill(driver_pid, heard.si_signo)  # the driver is not reaped yet, so its pid is valid
 

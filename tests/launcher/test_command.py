@@ -53,6 +53,18 @@ SAVING_COMMANDS = """
 """
 
 
+LOSES_A_SIGNAL = (
+    """
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    print("starting Ray", flush=True)
+    while not heard:
+        time.sleep(0.01)
+"""
+    + SAVING_COMMANDS
+)
+
+
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[str]:
     """In the environment of whatever a test starts; what is left at its end is ended."""
@@ -114,6 +126,16 @@ def test_a_signal_to_the_group_lets_the_driver_save(mark: str) -> None:
     until(process, "ready")
     until(process, "listening")
     os.killpg(process.pid, random.choice([signal.SIGTERM, signal.SIGHUP]))
+    assert (ended(process)[0], alive(mark)) == (75, [])
+
+
+def test_a_signal_that_was_lost_before_ranks_train_comes_again(mark: str) -> None:
+    """While Ray starts, its own handler answers: Python discards the SystemExit if a callback of a fork runs."""
+    process = start(LOSES_A_SIGNAL, mark)
+    until(process, "ready")
+    until(process, "starting Ray")
+    process.terminate()
+    until(process, "listening")
     assert (ended(process)[0], alive(mark)) == (75, [])
 
 
