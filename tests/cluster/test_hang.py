@@ -43,6 +43,21 @@ def test_a_frozen_rank_is_started_again(tmp_path: Path) -> None:
     small_runs.ensure_same(uri, undisturbed, 120)
 
 
+def test_the_only_rank_hangs_before_it_has_begun(tmp_path: Path) -> None:
+    """In its imports, from a disk that no longer answers: no other rank waits for it."""
+    small_runs.prepare_corpus(tmp_path)
+    undisturbed = small_runs.new_run(tmp_path, "undisturbed", *SETTINGS, "trainers=1")
+    finish(undisturbed, 1)
+    uri = small_runs.new_run(tmp_path, "hangs", *SETTINGS, "trainers=1", "watchdog={silence: 60, step: 60, other: 30}")
+    with training(uri) as process:
+        wait_for(process, lambda: bool(titled(process, "ray::RankProcess.join")))
+        freeze(process, "ray::RankProcess.join")
+        assert process.wait(300) == 0, output(process)
+    kinds = [event["kind"] for event in small_runs.history(uri).events]
+    assert (kinds.count("hang"), kinds.count("death")) == (1, 1)
+    small_runs.ensure_same(uri, undisturbed, 120)
+
+
 ENDS_S = 15.0  # the driver's wait for the others to leave is 5 s; Ray's part is seconds on a busy machine
 
 

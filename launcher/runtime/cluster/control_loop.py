@@ -202,7 +202,7 @@ class ControlLoop:
         if self.group.abandoned:
             self._display.note("the ranks have done no step yet: they end at once")
             return True
-        self._observer.observe(self.group.beats)
+        self._observer.observe(self.group.beats, group.started_ranks)
         found = self._observer.find_stuck_ranks(self._limits) if not (self.group.hung or group.done) else []
         if found:
             what = stuck_text(found)
@@ -211,7 +211,7 @@ class ControlLoop:
             self._request_stacks(group)
             self._log.record_hang(what, self.group)
             kill_ranks([beat.place for beat in self.group.beats.values()])
-        return False
+        return any(stuck.rank not in self.group.beats for stuck in found)  # where they run is not known here
 
     def _ends_before_first_step(self, group: RankGroup) -> bool:
         """Whether a signal came before the group had anything to save: joining and compiling may take longer than
@@ -334,7 +334,7 @@ class ControlLoop:
                     pass
                 case outcome:
                     assert_never(outcome)
-        began = self.group.attempt is not None or self.group.errors or failed_ranks
+        began = self.group.attempt is not None or self.group.errors or failed_ranks or self.group.hung
         if began and not excused and not self._is_over():
             self._handle_group_death(failed_ranks)
 

@@ -69,6 +69,11 @@ class RankGroup:
         return 0 in self.ends and not isinstance(self.ends[0].outcome, JoinedGroup)
 
     @property
+    def started_ranks(self) -> int:
+        """Number of ranks whose processes have been called to join."""
+        return len(self._places)
+
+    @property
     def joined(self) -> bool:
         """Whether all ranks have joined the group."""
         ends = [end.outcome for end in self.ends.values()]

@@ -134,9 +134,10 @@ class HeartbeatObserver:
         self._clock = clock
         self._looked: float | None = None
         self._seen: dict[int, _LastSeen] = {}
+        self._unheard: dict[int, float] = {}  # seconds for which a started rank has not had its first heartbeat
 
-    def observe(self, beats: Mapping[int, RankHeartbeat]) -> None:
-        """Record the latest heartbeat of every rank."""
+    def observe(self, beats: Mapping[int, RankHeartbeat], started_ranks: int) -> None:
+        """Record the latest heartbeat of every rank. `started_ranks`: number of ranks whose processes are to join."""
         now = self._clock()
         watched = 0.0 if self._looked is None else min(now - self._looked, _MAX_GAP_S)
         self._looked = now
@@ -145,6 +146,9 @@ class HeartbeatObserver:
             rank: known[rank].advance(beat, watched) if rank in known else _LastSeen(beat)
             for rank, beat in beats.items()
         }
+        self._unheard = {
+            rank: self._unheard.get(rank, 0.0) + watched for rank in range(started_ranks) if rank not in beats
+        }
 
     def find_stuck_ranks(self, limits: Watchdog) -> list[StuckRank]:
         """Return the ranks that must be killed, those at the lowest step first; empty if none is stuck."""
@@ -152,6 +156,11 @@ class HeartbeatObserver:
             (seen.beat.step, stuck)
             for rank, seen in self._seen.items()
             if (stuck := _check_rank(rank, seen, limits)) is not None
+        ]
+        found += [
+            (0, StuckRank(rank, True, f"has not begun {seconds:.0f} s after its start"))
+            for rank, seconds in self._unheard.items()
+            if seconds > limits.other
         ]
         return [stuck for _, stuck in sorted(found, key=lambda one: (one[0], one[1].rank))]
 

@@ -71,7 +71,7 @@ class Ranks:
         self.orders = RankOrders()
         self.ends = {rank: RankResult(JoinedGroup(), stays=True) for rank in range(count)}
         self.answers: list[tuple[int, RankNews]] = []
-        self.talks, self.done, self.failed = 0, False, list[int]()
+        self.talks, self.done, self.failed, self.started_ranks = 0, False, list[int](), count
 
     def talk(self) -> list[tuple[int, RankNews]]:
         self.talks += 1

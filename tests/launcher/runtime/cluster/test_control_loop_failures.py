@@ -14,7 +14,7 @@ from launcher.runtime.policies.elastic import GroupStart
 from launcher.runtime.policies.failures import NODE_FAILURE_LIMIT, SAME_ERROR_LIMIT, UNSAVED_FAILURE_LIMIT, Failure
 from launcher.runtime.policies.watchdog import RankLocation
 from launcher.runtime.run.history import read_history
-from tests.support.clusters.control import ELASTIC, FIXED, Cluster, Driver, Ranks, driver, raised, started
+from tests.support.clusters.control import ELASTIC, FIXED, WATCHDOG, Cluster, Driver, Ranks, driver, raised, started
 from tests.support.stores.faulty import FaultyStore, set_fault
 
 
@@ -129,6 +129,29 @@ def test_who_hung_is_blamed(cluster: Cluster, tmp_path: Path, killed: list[list[
     assert [hang["without_stacks"] for hang in hangs] == [[1, 2]] * NODE_FAILURE_LIMIT
     assert all(hang["what"].startswith("rank 1 has been silent for") for hang in hangs)
     assert LocalStore(tmp_path).get("events/stacks/a000001/rank-00000.txt") == b"thread MainThread"
+
+
+@pytest.mark.parametrize("absent", [{0}, {1}, {0, 1}])
+def test_ranks_that_never_begin_end_their_group(
+    absent: set[int], cluster: Cluster, tmp_path: Path, killed: list[list[RankLocation]]
+) -> None:
+    """Nobody else notices where no other rank waits for them. The group ends as a whole, and is a failure."""
+    loop = driver(tmp_path, FIXED)
+    assert loop.next_group() is not None
+    loop.ranks = Ranks(2)
+    now, ended, turns = loop.loop._observer._clock(), False, 0
+    while not ended and turns < 2 * WATCHDOG.other:
+        now, turns = now + 1, turns + 1
+        loop.loop._observer._clock = lambda now=now: now  # type: ignore[misc]
+        for rank in {0, 1} - absent:
+            loop.take_rank_news(rank, "a", step=0, doing="loading" if turns % 2 else "starting")
+        ended = loop.loop.supervise_group(loop.ranks)
+    assert WATCHDOG.other < turns < WATCHDOG.other + 5
+    loop.end()
+    assert loop.next_group() is not None, "the next group may begin"
+    assert loop.close()
+    (death,) = read_deaths(LocalStore(tmp_path), print)
+    assert (death.kind, death.step, death.node) == ("silent", 0, None)
 
 
 def test_nobody_is_blamed_for_a_hang_of_all(cluster: Cluster, tmp_path: Path, killed: list[list[RankLocation]]) -> None:

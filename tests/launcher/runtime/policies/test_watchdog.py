@@ -30,7 +30,8 @@ class Watched:
         self.observer = HeartbeatObserver(lambda: self.now)
         self.beats = {rank: RankHeartbeat(1, 7, "training", 0, HERE) for rank in range(ranks)}
         self.mute: set[int] = set()
-        self.observer.observe(self.beats)
+        self.ranks = ranks
+        self.observer.observe(self.beats, self.ranks)
 
     def move(self, rank: int, step: int = 7, doing: str = "training", done: int = 0) -> None:
         self.beats[rank] = replace(self.beats[rank], step=step, doing=doing, done=done)
@@ -42,7 +43,7 @@ class Watched:
             self.now += 0.25
             if self.now % 1 == 0:
                 self.sound()
-            self.observer.observe(self.beats)
+            self.observer.observe(self.beats, self.ranks)
         return [str(stuck) for stuck in self.observer.find_stuck_ranks(LIMITS)]
 
     def sound(self) -> None:
@@ -144,6 +145,33 @@ def test_at_random_the_healthy_are_spared_and_the_dead_are_found(seed: int) -> N
         found, passed = watched.wait(1), passed + 1
     assert [line.split()[:2] for line in found] == [["rank", "2"]]
     assert passed <= 32
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_at_random_ranks_that_never_begin_are_found_and_those_that_begin_late_are_spared(seed: int) -> None:
+    """Such as those whose imports hang on a disk that is gone: they never answer, and nobody waits with them."""
+    draws = random.Random(seed)
+    watched = Watched(draws.randint(1, 5))
+    absent = draws.sample(range(watched.ranks), draws.randint(1, watched.ranks))
+    late = draws.sample(absent, draws.randint(0, len(absent) - 1))
+    begun = {rank: watched.beats.pop(rank) for rank in absent}
+    passed = 0
+    while passed < 500:
+        watched.gap(draws.choice([0, 0, 1000]), ranks_live=True)
+        seconds = min(draws.randint(1, 60), 500 - passed)
+        for rank in watched.beats:
+            watched.move(rank, step=0, doing="loading", done=passed)
+        assert watched.wait(seconds - 1) == []  # a gap counts as one more second
+        passed += seconds
+        if late and passed > 250:
+            watched.beats[late.pop()] = begun[0 if 0 in begun else absent[0]]
+    never = sorted(set(range(watched.ranks)) - watched.beats.keys())
+    for rank in watched.beats:
+        watched.move(rank, step=0, doing="loading", done=passed)
+    watched.wait(40)
+    found = watched.observer.find_stuck_ranks(LIMITS)
+    assert [stuck.rank for stuck in found] == never
+    assert find_culprits(found, watched.beats) == never
 
 
 @pytest.mark.parametrize(
