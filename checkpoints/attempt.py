@@ -1,9 +1,9 @@
 """Attempts: every start of a run is an attempt with the next number, and only the newest attempt may write.
 
-    attempts/000003.json            who claimed it and when; created by conditional put, so one winner
-    attempts/000003.heartbeat.json  its latest heartbeat and the time of it
-    attempts/000003.ended.json      the time at which it ended in good order
-    attempts/stop.json              a request that the current attempt end (checkpoints/ownership.py)
+    attempts/000003.json            the process that claimed it, and when; by conditional put, so one claim wins
+    attempts/000003.heartbeat.json  the attempt's latest heartbeat, with its time
+    attempts/000003.ended.json      the time at which the attempt ended normally
+    attempts/stop.json              a request to stop the current attempt (checkpoints/ownership.py)
 
 A new attempt is refused while the newest one is alive. On the same machine the process table shows whether it is. An
 attempt on another machine counts as dead when it has written nothing for longer than the lease, by the store's clock
@@ -12,7 +12,7 @@ decide, because both containers read the same count. So setting a wall clock, by
 look dead. This check protects users from a mistake; correctness does not depend on it, because an attempt checks before
 every commit and every deletion that no newer attempt has been claimed.
 
-If the record of an attempt is damaged, its owner is not known, and the lease decides.
+If an attempt's record is damaged, its owner is unknown, and the lease decides whether the attempt is alive.
 """
 
 import itertools
@@ -38,7 +38,7 @@ from data_service.store.errors import KeyMissing, StoreError
 _log = logging.getLogger(__name__)
 
 _FOLDER = "attempts/"
-LEASE_S = 60.0
+LEASE_S = 60.0  # seconds without a heartbeat after which an attempt on another machine counts as dead
 _FINAL_HEARTBEAT_WAIT_S = 1.0  # seconds that `__exit__` waits for a heartbeat that is being written
 _UNKNOWN_HOST = "an unknown host"
 
@@ -62,12 +62,12 @@ class Owner(StrictRecord):
 
     @classmethod
     def for_this_process(cls, now: float) -> "Owner":
-        """Return this process as owner. `now`: the time of the claim (seconds since 1970)."""
+        """Return this process as an attempt's owner. `now`: the time of the claim (seconds since 1970)."""
         return cls.for_process(os.getpid(), now)
 
     @classmethod
     def for_process(cls, pid: int, now: float) -> "Owner":
-        """Return process `pid` of this machine as owner. This process acts in its name."""
+        """Return process `pid` of this machine as an attempt's owner. The caller claims the attempt for it."""
         return cls(
             host=socket.gethostname(),
             processes=processes.process_namespace_name(),
@@ -77,7 +77,7 @@ class Owner(StrictRecord):
         )
 
     def same_process(self, other: "Owner") -> bool:
-        """Return whether both are the same process. The times of their claims may differ."""
+        """Return whether both owners are the same process, even if their claims were made at different times."""
         return (self.processes, self.pid, self.started) == (other.processes, other.pid, other.started)
 
     def is_on_this_machine(self) -> bool:
@@ -94,7 +94,7 @@ class _TimeRecord(BaseModel):
 
 
 class _HeartbeatRecord(_TimeRecord):
-    """A heartbeat. `since_boot`: seconds since its machine's boot."""
+    """A stored heartbeat. `beat`: its number; `since_boot`: seconds since its machine's boot."""
 
     beat: int
     since_boot: FiniteFloat
@@ -116,14 +116,14 @@ class Attempt:
         raise Superseded(
             f"attempt {self.number} of {self.store.uri} was superseded by attempt {self.number + 1} "
             f"(host {owner.host}, process {owner.pid}, since {_date_text(owner.claimed)})",
-            remedy="let this process end; the newer one continues the run",
+            remedy="let this process end; the newer attempt continues the run",
         )
 
     def superseding_owner(self, owner: Owner) -> Owner | None:
-        """Return the owner of the newest attempt if it has taken the run over from `owner`; None if no other owner has.
+        """Return the newest attempt's owner if another process than `owner` has taken over the run; else None.
 
-        `owner` itself claims a new attempt for every group of its ranks. Costs one request while there is no newer
-        attempt.
+        The same `owner` claims a new attempt for every group of ranks that it starts. While there is no newer attempt,
+        this costs one request.
         """
         if self.store.size(_attempt_key(self.number + 1)) is None:
             return None
@@ -138,7 +138,7 @@ class Attempt:
         return self.store.size(_attempt_key(self.number)) is not None
 
     def owner(self) -> Owner:
-        """Return the owner that claimed the attempt. If the record is damaged, return an owner that is on no machine.
+        """Return the owner that claimed the attempt; for a damaged record, a placeholder that matches no machine.
 
         Raises KeyMissing: nobody has claimed the attempt.
         """
@@ -149,12 +149,12 @@ class Attempt:
             return Owner(host=_UNKNOWN_HOST, processes="", pid=0, started=claimed, claimed=claimed)
 
     def silence_s(self) -> float:
-        """Return the seconds since its latest heartbeat, or since its claim if it has sent none.
+        """Return the seconds since the attempt's latest heartbeat, or since its claim if it has sent none.
 
-        The store's clock counts them. For an attempt in another container of this machine the kernel's count since boot
-        does, because both containers read it.
+        They are measured by the store's clock; for an attempt in another container of this machine, by the kernel's
+        seconds since boot, which both containers read.
         """
-        with suppress(ValidationError):  # no heartbeat yet, or one that was written in part
+        with suppress(ValidationError):  # no heartbeat yet, or a partly written one
             since_boot = _HeartbeatRecord.model_validate_json(self.heartbeat()).since_boot
             owner = self.owner()
             if processes.boot_id() in owner.processes.split() and not owner.is_on_this_machine():
@@ -170,19 +170,18 @@ class Attempt:
             return b""
 
     def end_time(self) -> float | None:
-        """Return when the attempt ended in good order (seconds since 1970, by its machine's clock); None if it has
-        not."""
+        """Return when the attempt ended normally (seconds since 1970, by its machine's clock); else None."""
         key = _attempt_key(self.number, ".ended")
         try:
             return _TimeRecord.model_validate_json(self.store.get(key)).time
         except KeyMissing:
             return None
-        except ValidationError:  # the record is damaged, but exists: its age gives the time
+        except ValidationError:  # a damaged record: take the time at which the store received it
             return time.time() - (self.store.age(key) or 0.0)
 
     @property
     def key(self) -> str:
-        """The object that was written when the attempt was claimed."""
+        """Key of the stored object that claims the attempt."""
         return _attempt_key(self.number)
 
     def write_heartbeat(self, now: float, count: int = 0) -> None:
@@ -192,7 +191,7 @@ class Attempt:
         self.store.put(_attempt_key(self.number, ".heartbeat"), beat.model_dump_json().encode())
 
     def record_end(self, now: float) -> None:
-        """Record that the attempt has ended, so that the next start need not wait for its lease."""
+        """Record that the attempt has ended, so that the next start does not wait for its lease to expire."""
         self.store.put(_attempt_key(self.number, ".ended"), json.dumps({"time": now}).encode())
 
 
@@ -228,8 +227,8 @@ def claim(
 ) -> Attempt:
     """Claim the next attempt of the run in `store` for `owner` (default: this process), without waiting.
 
-    An owner may succeed itself: a supervisor makes a new claim, in its own name, for every group of ranks that it
-    starts. So ranks of an earlier group that are still running somewhere cannot write.
+    The same owner may claim again: a supervisor claims a new attempt for every group of ranks that it starts. So ranks
+    of an earlier group that still run somewhere cannot write.
 
     Raises:
         RunIsActive: the newest attempt is alive or may be alive, or another process claimed one at the same moment.
@@ -238,7 +237,7 @@ def claim(
     if isinstance(found, Attempt):
         return found
     left = max(LEASE_S - found.silence_s, 0)
-    raise found.active_error(f"stop that process there; if it is dead already, try again in {left:.0f} s")
+    raise found.active_error(f"stop that process on its host; if it is dead already, try again in {left:.0f} s")
 
 
 def try_claim(
@@ -265,7 +264,7 @@ def try_claim(
 
 
 def end_newest_attempt(store: Store, owner: Owner, now: float) -> None:
-    """Record that the newest attempt has ended if it is `owner`'s, so that the next start need not wait for a lease."""
+    """Record that the newest attempt has ended if `owner` claimed it, so that the next start waits for no lease."""
     newest = newest_attempt_number(store)
     if newest and Attempt(store, newest).owner().same_process(owner):
         Attempt(store, newest).record_end(now)
@@ -290,7 +289,7 @@ class Heartbeat:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the thread. Wait at most a second for a heartbeat that the store does not answer."""
+        """End the thread. Wait at most a second for a heartbeat that is being written."""
         self._stop.set()
         self._thread.join(_FINAL_HEARTBEAT_WAIT_S)
 

@@ -23,7 +23,7 @@ from data_service.formats import StrictRecord
 from data_service.store.base import Store
 from data_service.store.errors import RETRYABLE_ERRORS, StoreError
 
-_RECORDED_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")
+_RECORDED_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy")  # packages whose versions manifests record
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FailedSave:
     Attributes:
         step: step that was to be saved.
         reason: ranks that failed and their causes, for people to read.
-        transient: whether every cause is a store that may take it later: one that does not answer, or is full.
+        transient: whether every cause is a store that may accept the save later: it did not answer, or is full.
     """
 
     step: int
@@ -64,7 +64,7 @@ SAVE_OUTCOME_TYPE: TypeAdapter[SaveOutcome] = TypeAdapter(SaveOutcome)
 
 
 class RankReceipt(StrictRecord):
-    """One rank's report of what it stored: its file and the ranges in it, and seconds as in `CommittedSave`."""
+    """One rank's report of the file that it stored: the ranges in it, and seconds as in `CommittedSave`."""
 
     step: int
     file: RankFile
@@ -145,7 +145,7 @@ class Commit:
         )
 
     def _publish(self, manifest: CheckpointManifest) -> str | None:
-        """Write the manifest, which commits the checkpoint. Return None, or the reason if another manifest is there."""
+        """Write the manifest, which commits the checkpoint. Return None, or an error text if another one is stored."""
         self.attempt.ensure_current()
         key = manifest.name.manifest_key
         if self.store.put_if_absent(key, encode_manifest(manifest)):

@@ -52,7 +52,7 @@ class SingleRank:
 
 
 def gather_as(peers: Peers, adapter: TypeAdapter[T], value: T) -> list[T]:
-    """Return every rank's value, all of one `adapter`, in rank order."""
+    """Return every rank's value, in rank order, on every rank. `adapter` converts values to and from JSON."""
     answers = peers.all_gather(adapter.dump_python(value, mode="json"))
     return [adapter.validate_python(answer) for answer in answers]
 
@@ -63,35 +63,35 @@ def gather_or_raise(peers: Peers, work: Callable[[], JsonValue]) -> list[JsonVal
     Raises:
         StoreError, CheckpointError: `work` raised it on some rank. All ranks raise the error of the first such rank.
     """
-    return [_unwrap(rank, answer) for rank, answer in enumerate(peers.all_gather(_try_call(work)))]
+    return [_value_or_raise(rank, answer) for rank, answer in enumerate(peers.all_gather(_value_or_error(work)))]
 
 
 def broadcast_or_raise(peers: Peers, work: Callable[[], T], adapter: TypeAdapter[T]) -> T:
-    """Call `work` on rank 0; return its result, which is of this `adapter`, on all ranks. Raises as
+    """Call `work` on rank 0; return its result on all ranks. `adapter` converts it to and from JSON. Raises as
     `gather_or_raise`."""
-    mine = _try_call(lambda: adapter.dump_python(work(), mode="json")) if peers.rank == 0 else None
-    return adapter.validate_python(_unwrap(0, peers.broadcast(mine)))
+    mine = _value_or_error(lambda: adapter.dump_python(work(), mode="json")) if peers.rank == 0 else None
+    return adapter.validate_python(_value_or_raise(0, peers.broadcast(mine)))
 
 
-def _try_call(work: Callable[[], JsonValue]) -> JsonValue:
+def _value_or_error(work: Callable[[], JsonValue]) -> JsonValue:
     try:
         return {"value": work()}
     except (StoreError, CheckpointError) as error:
         return {"kind": _error_kind(error), "problem": error.problem, "remedy": error.remedy}
 
 
-def _unwrap(rank: int, answer: JsonValue) -> JsonValue:
+def _value_or_raise(rank: int, answer: JsonValue) -> JsonValue:
     match answer:
         case {"value": value}:
             return value
         case {"kind": str(kind), "problem": str(problem), "remedy": str(remedy)}:
-            whose = "" if kind == Superseded.__name__ else f"rank {rank}: "  # the whole attempt is superseded
-            raise _ERRORS_BY_KIND[kind](f"{whose}{problem}", remedy=remedy)
+            prefix = "" if kind == Superseded.__name__ else f"rank {rank}: "  # no single rank is superseded
+            raise _ERRORS_BY_KIND[kind](f"{prefix}{problem}", remedy=remedy)
         case _:
             raise TypeError(f"rank {rank} sent an answer of an unknown form: {answer!r}")
 
 
-_SHARED_ERRORS = (
+_SHARED_ERRORS = (  # classes of errors that one rank reports and all ranks raise, subclasses first
     *(StoreUnavailable, CredentialsExpired, CredentialsMissing, OutOfSpace, StoreError),
     *(DamagedCheckpoint, NewerFormat, Superseded, CheckpointError),
 )  # fmt: skip
@@ -99,5 +99,5 @@ _ERRORS_BY_KIND = {kind.__name__: kind for kind in _SHARED_ERRORS}
 
 
 def _error_kind(error: StoreError | CheckpointError) -> str:
-    """Return the name of the error's class in `_SHARED_ERRORS`: it tells a caller whether to wait for the store."""
+    """Return the name of the error's class in `_SHARED_ERRORS`; callers decide by it whether to wait for the store."""
     return next(kind.__name__ for kind in _SHARED_ERRORS if isinstance(error, kind))

@@ -1,5 +1,5 @@
-"""Ranks as `Peers` over torch.distributed. They are apart from the protocol, so that a process of one rank, such as the
-driver, reads checkpoints without torch.
+"""`Peers` over torch.distributed. The protocol is in another module, so that a process of one rank, such as the driver,
+reads checkpoints without importing torch.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The memory that processes here can still get, of the machine or of the control groups that limit this process.
+"""The memory that is still available to processes here: the machine's, or less if control groups limit it.
 
 Containers, jobs of Slurm and services of systemd are control groups (cgroups), of version 1 or 2. Each of them may have
 a limit, and so may the groups above it. The kernel kills a process that would exceed a limit. File cache is not counted
@@ -19,8 +19,8 @@ class _CgroupFiles:
 
     Attributes:
         controller: name of the hierarchy in /proc/self/cgroup.
-        limit, used: files with bytes.
-        cached: names of the lines of memory.stat that count file cache.
+        limit, used: files that hold the limit and the memory in use, in bytes.
+        cached: names of the lines in memory.stat that count file cache.
     """
 
     controller: str
@@ -39,8 +39,8 @@ _CGROUP_V2 = _CgroupFiles("", "memory.max", "memory.current", ("active_file", "i
 
 
 def available_memory(proc_folder: Path = Path("/proc/self")) -> tuple[int, int]:
-    """Return the bytes of memory that processes here can still get, and the total: of the machine, or of the tightest
-    limit. `proc_folder`: the folder in /proc of a process of this machine."""
+    """Return the bytes of memory that are still available to a process, and the total: the machine's, or what its
+    control groups allow if that is less. `proc_folder`: the process's folder in /proc."""
     machine = psutil.virtual_memory()
     available, total = int(machine.available), int(machine.total)
     for limit, left in _cgroup_limits(proc_folder):
@@ -56,8 +56,8 @@ def _cgroup_limits(proc_folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def _cgroup_folders(proc_folder: Path) -> Iterator[tuple[Path, _CgroupFiles]]:
-    """Yield the folders of the process's control groups and of those above them. A container may see its own group as
-    the root, under a path that does not exist there. There are none if the kernel does not tell."""
+    """Yield the folders of the process's control groups and of their parents. A container may see its own group as
+    the root, under a path that does not exist there. Yields nothing if /proc does not list the groups."""
     try:
         cgroups, mounts = (proc_folder / "cgroup").read_text(), (proc_folder / "mounts").read_text()
     except OSError:

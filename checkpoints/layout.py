@@ -24,10 +24,10 @@ from data_service.store.base import digest
 from encoder_core.train.settings import MEMORY_KIND
 
 CHECKPOINTS_FOLDER = "checkpoints/"
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20  # bytes of a file that one hash covers
 _COUNT_BOUND = 1 << 62  # exclusive upper bound of every count in a manifest
-_LISTED_PROBLEMS = 5  # problems that a message lists
-_MAX_CHUNK_BYTES = 64 << 20  # bytes; a reader holds several chunks in memory
+_LISTED_PROBLEMS = 5  # largest number of problems that a message lists
+_MAX_CHUNK_BYTES = 64 << 20  # largest chunk in bytes: a reader holds several chunks in memory
 F32_BYTES = 4  # bytes of a float32, the only element type
 _MANIFEST_REMEDY = "an earlier checkpoint is used instead; to use this one, restore the file from a copy"
 R = TypeVar("R", bound=StrictRecord)
@@ -182,7 +182,7 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
 
     Raises:
         NewerFormat: a newer version of Maskfleet wrote the manifest.
-        DamagedCheckpoint: the bytes do not match their digest, or the manifest has `find_problems`.
+        DamagedCheckpoint: the bytes do not match their digest, or `find_problems` returns problems.
     """
     manifest = decode_record(CheckpointManifest, "manifest", data, where, remedy=_MANIFEST_REMEDY)
     if wrong := find_problems(manifest):
@@ -191,11 +191,11 @@ def decode_manifest(data: bytes, where: str) -> CheckpointManifest:
 
 
 def decode_record(record_class: type[R], record_name: str, data: bytes, where: str, *, remedy: str) -> R:
-    """Return the record of this `record_class` from which `add_digest` made `data`, the bytes of the object at `where`.
+    """Return the record in `data`, which `add_digest` made. `where`: URI of the stored object, for messages.
 
     Raises:
         NewerFormat: a newer version of Maskfleet wrote the record.
-        DamagedCheckpoint: the bytes do not match their digest, or are no such record. It has this `remedy`.
+        DamagedCheckpoint: the bytes do not match their digest, or hold no such record; with this `remedy`.
     """
     body, reason = strip_digest(record_name, data), "it does not match its own digest"
     if body is not None:
@@ -209,7 +209,7 @@ def decode_record(record_class: type[R], record_name: str, data: bytes, where: s
 
 
 def first_validation_error(error: ValidationError) -> str:
-    """Return the first problem that pydantic found, after the name of its field."""
+    """Return pydantic's first error as text: the name of the field, then the problem."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
@@ -241,18 +241,18 @@ def find_problems(manifest: CheckpointManifest) -> list[str]:
     The lineage and the files must make sense. The pieces must cover every element of every parameter and memory exactly
     once for each kind of state, and no two pieces may overlap in a file.
     """
-    found = [*_history_problems(manifest), *_name_problems(manifest)]
+    found = [*_lineage_problems(manifest), *_name_problems(manifest)]
     for rank, file in enumerate(manifest.files):
         found += _file_problems(file, manifest.name.file_key(rank))
     return [*found, *_piece_problems(manifest), *_coverage_problems(manifest)]
 
 
 def problems_besides_files(manifest: CheckpointManifest) -> list[str]:
-    """Return the problems of a manifest apart from its files, for one whose elements lie elsewhere."""
-    return [*_history_problems(manifest), *_name_problems(manifest), *_coverage_problems(manifest)]
+    """Return the problems of a manifest except those of its files, for a checkpoint in memory."""
+    return [*_lineage_problems(manifest), *_name_problems(manifest), *_coverage_problems(manifest)]
 
 
-def _history_problems(manifest: CheckpointManifest) -> Iterator[str]:
+def _lineage_problems(manifest: CheckpointManifest) -> Iterator[str]:
     reached, newest = 0, -1
     for part in manifest.lineage:
         if part.start != reached or part.stop < part.start or part.attempt <= newest:
@@ -308,6 +308,7 @@ def _piece_problems(manifest: CheckpointManifest) -> Iterator[str]:
 
 
 def _coverage_problems(manifest: CheckpointManifest) -> Iterator[str]:
+    """Yield the tensors whose elements are not all stored exactly once, with the right kinds of state."""
     by_name: dict[str, list[StoredRange]] = {name: [] for name in manifest.tensor_shapes}
     for piece in manifest.pieces:
         if piece.name not in by_name:
@@ -320,10 +321,10 @@ def _coverage_problems(manifest: CheckpointManifest) -> Iterator[str]:
             yield f"{piece.name} has {sorted(piece.offsets)}, {whose} {sorted(kinds)} as kinds of state"
     for name, pieces in by_name.items():
         size = element_count(manifest.tensor_shapes[name])
-        yield from _gaps(name, size, sorted(pieces, key=lambda piece: piece.start))
+        yield from _gaps_and_overlaps(name, size, sorted(pieces, key=lambda piece: piece.start))
 
 
-def _gaps(name: str, size: int, pieces: list[StoredRange]) -> Iterator[str]:
+def _gaps_and_overlaps(name: str, size: int, pieces: list[StoredRange]) -> Iterator[str]:
     reached = 0
     for piece in pieces:
         if piece.start > reached:

@@ -32,8 +32,8 @@ from data_service.store.errors import KeyMissing
 _REWIND_PREFIX = f"{CHECKPOINTS_FOLDER}rewind-"
 _RECORD_KIND = "rewind"
 _REWIND_REMEDY = (
-    "restore it from a copy. It records that the run went back; without it the checkpoints that were abandoned then "
-    "would be used again"
+    "restore this file from a copy. It records that the run went back to an earlier checkpoint; without it, the "
+    "abandoned checkpoints would be used again"
 )
 SKIPS_KEY = "skips"
 """Key under which a manifest's state holds the skipped ranges of data."""
@@ -68,7 +68,7 @@ def record_rewind(store: Store, rewind: Rewind, attempt: Attempt) -> None:
     """Store the record of a rewind. The rewind is in effect once this returns.
 
     Raises:
-        Superseded: a newer attempt has been claimed. It decides for itself.
+        Superseded: a newer attempt has been claimed, and decides itself whether to rewind.
         CheckpointError: this attempt has already recorded another rewind.
     """
     attempt.ensure_current()
@@ -82,7 +82,7 @@ def record_rewind(store: Store, rewind: Rewind, attempt: Attempt) -> None:
 
 
 def read_rewinds(store: Store) -> list[Rewind]:
-    """Return all records, the oldest first.
+    """Return the records of all rewinds, oldest first.
 
     Raises DamagedCheckpoint: a record cannot be read. Without it the run could continue from a checkpoint that no
     longer counts.
@@ -214,7 +214,6 @@ def checkpoint_rows(store: Store) -> list[CheckpointRow]:
 def is_on_lineage(lineage: tuple[LineageSegment, ...], name: CheckpointName) -> bool:
     """Return whether the checkpoint is part of the history `lineage`.
 
-    Both ends of a segment count. Only at the run's first step does an attempt commit at the step where it began; then
-    its segment has no steps.
+    The start of a segment counts, too, because a checkpoint of the run's first step has a segment without steps.
     """
     return any(part.attempt == name.attempt and part.start <= name.step <= part.stop for part in lineage)

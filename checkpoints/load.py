@@ -17,15 +17,15 @@ from data_service.store.base import Store
 from encoder_core.optim.average import AVERAGE
 from encoder_core.train.zero_state import MASTER
 
-_CACHED_CHUNKS = 16  # chunks (64 MiB): a chunk read for a small parameter also holds its neighbours
+_CACHED_CHUNKS = 16  # chunks (64 MiB) kept for later reads: the chunk of a small parameter also holds its neighbours
 _READ_THREADS = 8
 
 
 def ensure_same_optimizer(manifest: CheckpointManifest, own_kinds: Mapping[str, Sequence[str]], uri: str) -> None:
     """Raise CheckpointError if the checkpoint's optimizer state is that of another optimizer than the run uses.
 
-    For example, AdamW's moments cannot initialise Muon's momentum. An average of the weights is not the optimizer's: a
-    run may begin one, or leave it.
+    For example, AdamW's moments cannot initialise Muon's momentum. An average of the weights is not optimizer state: a
+    run may start it or drop it.
 
     Args:
         manifest: manifest of the checkpoint.
@@ -88,7 +88,7 @@ class CheckpointReader:
             held = f"elements 0 to {size} of {', '.join(kinds)}"
             raise CheckpointError(
                 f"{where} has no elements {start} to {stop} of {kind} of {name}; it has {held}",
-                remedy="load it into the model and optimizer that it was saved from",
+                remedy="load the checkpoint into the model and optimizer that it was saved from",
             )
         result = torch.empty(stop - start, dtype=torch.float32)
         target = result.numpy().data.cast("B")
@@ -101,12 +101,12 @@ class CheckpointReader:
         if shape is None:
             raise CheckpointError(
                 f"{self._store.uri} at step {self.manifest.step} has no parameter {name!r}",
-                remedy="load it into the model that it was saved from",
+                remedy="load the checkpoint into the model that it was saved from",
             )
         return shape
 
     def _chunk_slices(self, name: str, kind: str, start: int, stop: int) -> Iterator["_ChunkSlice"]:
-        """Yield the range in parts, cut where pieces and chunks end."""
+        """Yield the range as slices, none of which crosses the end of a stored piece or of a chunk."""
         pieces = self.manifest.pieces_by_name[name]
         first = bisect_right(pieces, start, key=lambda piece: piece.start) - 1
         for piece in pieces[max(first, 0) :]:
@@ -143,21 +143,21 @@ class _ChunkSlice:
     to: int
 
 
-_RANGE_ELEMENTS = 1 << 20  # elements of a range that is read at a time
+_RANGE_ELEMENTS = 1 << 20  # number of elements that are read and averaged at a time
 
 
 class MeanReader:
-    """A reader of the arithmetic mean of master weights, all checkpoints weighing the same.
+    """A reader of the arithmetic mean of the master weights of several checkpoints, all with the same weight.
 
-    Each element is summed in float64, in the order of `readers`, divided by their number and rounded to float32. Beside
-    the mean of the parameter that is read, memory holds one range, and what each reader keeps.
+    Each element is summed in float64, in the order of `readers`, divided by their number and rounded to float32. Memory
+    holds one parameter's mean, one range of elements in float64, and the readers' cached chunks.
     """
 
     def __init__(self, readers: Sequence[CheckpointReader]) -> None:
         self._readers = readers
 
     def read_full(self, name: str) -> Float32[Tensor, "..."]:
-        """Return the mean of a whole parameter in its own shape, on the CPU. Raises as `Reader.read`."""
+        """Return the mean of a whole parameter in its own shape, on the CPU. Raises as `CheckpointReader.read`."""
         shape = self._readers[0].manifest.shapes[name]
         mean = torch.empty(element_count(shape), dtype=torch.float32)
         for start in range(0, len(mean), _RANGE_ELEMENTS):

@@ -8,7 +8,7 @@ exported, and it ends with the command that trains.
 
 A keeper process on each node holds the slots open. So a set outlives its rank. If there are other nodes, the keeper of
 another node copies it, so it outlives its node. No rank begins a set before the newest sets of all ranks are copied. So
-whichever node is lost, at any moment, the sets of one step are left of all ranks: of the newest, or of the one before.
+whichever node is lost, at any moment, all ranks' sets of one step remain: of the newest step or of the one before.
 """
 
 import time
@@ -31,7 +31,7 @@ ReadBytes = Callable[[int, int], Any]
 
 
 class Keeper(Protocol):
-    """The rank's side of the keeper process of its node. No call waits, and none raises.
+    """A rank's connection to the keeper process of its node. No method waits or raises.
 
     Attributes:
         shares: whether the keeper of another node copies each set.
@@ -42,25 +42,25 @@ class Keeper(Protocol):
     ranks: int
 
     def note_completed_set(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
-        """Note that the rank has completed its set number `count`, from 1, in one of these slots of this process. All
-        slots are named each time, because a restarted keeper knows none."""
+        """Tell the keeper that the rank has completed set number `count` (from 1) in one of `slots`. Every call passes
+        all slots of the rank, because a restarted keeper knows none."""
         ...
 
     def drop_all_sets(self) -> None:
-        """Have all keepers drop all sets, since there is no memory for them: no rank writes another one."""
+        """Make all keepers drop all sets for lack of memory. After that no rank writes a set."""
         ...
 
 
 class MemoryWriter:
-    """The writer of one rank's sets.
+    """The writer of one rank's sets (copies of its part of the training state in memory).
 
     Args:
         recipe: fingerprint of the run's identity.
-        attempt, rank, world: the attempt, and this rank of how many.
+        attempt, rank, world: numbers of the attempt and of this rank, and the number of ranks.
 
     Attributes:
-        failure: why no sets are written any more: the machine has no memory for the slots, or another rank's has
-            none. None if they are.
+        failure: why no more sets are written: this machine, or another rank's, has no memory for the slots. None while
+            sets are written.
     """
 
     def __init__(self, keeper: Keeper, *, recipe: str, attempt: int, rank: int, world: int) -> None:
@@ -73,13 +73,13 @@ class MemoryWriter:
 
     @property
     def is_copy_refused(self) -> bool:
-        """Whether the node that is to have copies of the sets had no memory for the newest."""
+        """Whether the node that should copy the sets had no memory for the newest one."""
         return any(slot.is_copy_refused for slot in self._slots)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next set can be written: another node has a copy of the newest, if one is to have it. A keeper
-        that takes longer than `_KEEPER_TIMEOUT_S` seconds has died; if not, it notices that its copy is torn."""
+        """Whether the next set may be written: another node has copied the newest one, or need not. A keeper that takes
+        longer than `_KEEPER_TIMEOUT_S` seconds counts as dead; if it is not, it notices that its copy is torn."""
         now = time.monotonic()
         if any(slot.are_sets_dropped for slot in self._slots):
             self.failure = "another rank's machine has no memory for copies of the state"
@@ -89,8 +89,8 @@ class MemoryWriter:
         return self.failure is None and (self._copied_at == now or now - self._copied_at > _KEEPER_TIMEOUT_S)
 
     def write(self, step: int, fragments: Iterable[Fragment], common: CommonDescription | None) -> int | None:
-        """Copy this rank's fragments of the state after `step` steps; return their bytes. The caller may change them
-        afterwards.
+        """Copy this rank's fragments of the state after `step` steps; return the number of bytes. The caller may change
+        the fragments afterwards.
 
         `common`: given on rank 0. If the machine has no memory for the copies, `failure` is set, nothing is written,
         and None is returned.
@@ -124,15 +124,15 @@ class MemoryWriter:
         return body
 
     def close(self) -> None:
-        """Close the slots in this process. The keeper has them open."""
+        """Close the slots in this process. The keeper still holds them open."""
         for slot in self._slots:
             slot.close()
         self._slots = []
 
     def _next_slot(self, body_bytes: int, description_bytes: int) -> Slot:
         """Return the slot for the next set. Both slots are replaced if they are too small: longer rows of a later phase
-        enlarge XLNet's cache, and more step records may wait for the store. Memory that the ranks of this node need
-        for a save stays free."""
+        enlarge XLNet's cache, and more step records may wait for the store. The memory that this node's ranks need for
+        a save is left free."""
         if not self._slots or not self._slots[0].fits(body_bytes, description_bytes):
             self.close()
             self._count, left = 0, self._keeper.ranks * body_bytes
@@ -143,15 +143,15 @@ class MemoryWriter:
 
 @dataclass(frozen=True)
 class SetOffer:
-    """A set that some keeper holds. `place`: what its reader needs to find it."""
+    """A set that a keeper offers to a restart. `place`: tells the set's reader where it is."""
 
     description: SlotDescription
     place: Any
 
 
 def newest_sets(offers: Iterable[SetOffer], recipe: str) -> list[SetOffer] | None:
-    """Return the sets of the newest step of which the set of every rank is offered, in rank order; None if there is no
-    such step. Sets of another recipe are passed over."""
+    """Return the sets of the newest step for which every rank's set is offered, in rank order; None if there is no such
+    step. Sets of another recipe are ignored."""
     found: dict[tuple[int, int, int], dict[int, SetOffer]] = {}
     for offer in offers:
         state = offer.description
@@ -194,10 +194,10 @@ def manifest_from_sets(sets: Sequence[SlotDescription]) -> CheckpointManifest:
 
 
 class MemoryReader:
-    """A reader of ranges of a checkpoint in memory, as `checkpoints.load.CheckpointReader` is one of a commit.
+    """Reads ranges of a checkpoint in memory, as `checkpoints.load.CheckpointReader` reads those of a stored one.
 
     Args:
-        parts: functions that read the set of each rank.
+        parts: for each rank, the function that reads bytes of its set.
     """
 
     def __init__(self, manifest: CheckpointManifest, parts: Mapping[int, ReadBytes]) -> None:

@@ -7,8 +7,8 @@ rank's part of the training state after some step.
     0    <Q  step + 1 if the set is complete, 0 while it is being written
     8    <Q  number of the body's bytes
     16   <Q  number of the description's bytes
-    24   <Q  1 from when the set is complete until another node has its copy, if one is to have it; 2 if that node has
-             no memory for it; 3 if the keepers have dropped all sets; else 0
+    24   <Q  1 while another node should copy the complete set, and has not yet; 2 if that node has no memory for it;
+             3 if the keepers have dropped all sets; else 0
     32       SHA-256 of the description
     64       body: float32 tensors laid end to end; then the description (JSON, `SlotDescription`)
 
@@ -35,8 +35,8 @@ _SEAL_AT, _BODY_BYTES_AT, _TEXT_BYTES_AT, _COPY_STATE_AT, _DIGEST_AT = 0, 8, 16,
 _SPARE_BYTES = 1 << 16  # bytes that a description may grow from one set to the next
 _RESERVATION_STEP_BYTES = 64 << 20  # bytes that are reserved at a time
 FREE_MEMORY_SHARE = 0.1
-"""Share of the memory that copies leave to all else. The kernel does not refuse memory: it kills a process, most likely
-a rank. Ray does so when 5 % are left."""
+"""Share of the memory that copies of the state leave free. If memory runs out, the kernel kills a process, most likely
+a rank; Ray kills one as soon as 5 % are left."""
 _COPY_AWAITED, _COPY_REFUSED, _SETS_DROPPED = 1, 2, 3  # values of the number at `_COPY_STATE_AT`
 
 
@@ -59,7 +59,7 @@ class CommonDescription(StrictRecord):
 
 
 class SlotDescription(StrictRecord):
-    """What a set holds.
+    """The description of a set.
 
     Attributes:
         recipe: fingerprint of the run's identity.
@@ -83,7 +83,7 @@ class Slot:
     """An open slot.
 
     Attributes:
-        descriptor: of the file, in this process.
+        descriptor: file descriptor of the slot in this process.
         size: bytes of the file.
         inode: number of the file, which distinguishes it from another one under the same descriptor, earlier or later.
     """
@@ -97,8 +97,8 @@ class Slot:
 
     @classmethod
     def create(cls, body_bytes: int, description_bytes: int, *, free_bytes: int = 0) -> "Slot":
-        """Return a new slot for so many bytes. The memory is reserved at once, so that no later write fails. Raises
-        OSError if less than a tenth of the memory (`FREE_MEMORY_SHARE`), and `free_bytes` bytes, would remain."""
+        """Return a new slot for a body and a description of these sizes. Its memory is reserved now, so that no later
+        write fails. Raises OSError if less than `FREE_MEMORY_SHARE` of the memory plus `free_bytes` would remain."""
         descriptor = os.memfd_create("maskfleet-state", os.MFD_CLOEXEC)
         try:
             _reserve_memory(descriptor, HEADER_BYTES + body_bytes + description_bytes + _SPARE_BYTES, free_bytes)
@@ -134,12 +134,12 @@ class Slot:
 
     @property
     def identity(self) -> tuple[int, bytes]:
-        """The seal and the digest of the description, by which sets of one step but of different attempts differ."""
+        """The seal and the description's digest, which tell apart sets of the same step by different attempts."""
         return self.seal, bytes(self.data[_DIGEST_AT:HEADER_BYTES])
 
     @property
     def awaits_copy(self) -> bool:
-        """Whether another node is to have a copy of the set, and has none yet."""
+        """Whether another node should copy the set, and has not done so yet."""
         return self._read_number(_COPY_STATE_AT) == _COPY_AWAITED
 
     def mark_copy_awaited(self, needs_copy: bool) -> None:
@@ -147,7 +147,7 @@ class Slot:
 
     @property
     def is_copy_refused(self) -> bool:
-        """Whether the node that is to have a copy of the set has no memory for it."""
+        """Whether the node that should copy the set has no memory for it."""
         return self._read_number(_COPY_STATE_AT) == _COPY_REFUSED
 
     def mark_copy_refused(self) -> None:
@@ -162,12 +162,12 @@ class Slot:
         self._write_number(_COPY_STATE_AT, _SETS_DROPPED)
 
     def begin_set(self) -> None:
-        """Begin to write a set: from here on the slot holds none."""
+        """Begin to write a set. Until `complete_set`, the slot holds no set."""
         self._write_number(_SEAL_AT, 0)
 
     def complete_set(self, step: int, body_bytes: int, description: bytes, *, needs_copy: bool = False) -> None:
         """Complete the set of `step`, whose `body_bytes` bytes have been written. `needs_copy`: whether another node
-        is to have a copy of it."""
+        should copy it."""
         self.data[HEADER_BYTES + body_bytes : HEADER_BYTES + body_bytes + len(description)] = description
         self._write_number(_BODY_BYTES_AT, body_bytes)
         self._write_number(_TEXT_BYTES_AT, len(description))
@@ -176,11 +176,11 @@ class Slot:
         self._write_number(_SEAL_AT, step + 1)
 
     def complete_copied_set(self, seal: int) -> None:
-        """Complete a set whose bytes after the seal were copied from another slot with this `seal`."""
+        """Complete a set that was copied, all but the seal, from another slot with this `seal`."""
         self._write_number(_SEAL_AT, seal)
 
     def read_description(self) -> SlotDescription | None:
-        """Return the description of the complete set; None if the slot holds none, or was written to meanwhile."""
+        """Return the description of the complete set; None if the slot holds none, or was overwritten meanwhile."""
         before, body, size = (self.seal, self._read_number(_BODY_BYTES_AT), self._read_number(_TEXT_BYTES_AT))
         if not before or HEADER_BYTES + body + size > self.size:
             return None
@@ -195,7 +195,7 @@ class Slot:
 
     @property
     def used_bytes(self) -> int:
-        """The bytes of the file that the set takes."""
+        """Number of the file's bytes that the set occupies, header included."""
         return HEADER_BYTES + self._read_number(_BODY_BYTES_AT) + self._read_number(_TEXT_BYTES_AT)
 
     def _read_number(self, offset: int) -> int:
@@ -203,12 +203,12 @@ class Slot:
         return number
 
     def _write_number(self, offset: int, number: int) -> None:
-        # On a closed slot this raises ValueError, as reading does; `pack_into` would raise TypeError.
+        # If the slot is closed, this raises ValueError, as reading does; `pack_into` would raise TypeError.
         self.data[offset : offset + 8] = struct.pack("<Q", number)
 
 
 def _reserve_memory(descriptor: int, size: int, free_bytes: int) -> None:
-    """Reserve a file's memory part by part, so that ranks that do so at the same time see what the others take."""
+    """Reserve a file's memory in steps, so that ranks that do so at the same time see what the others have taken."""
     for start in range(0, size, _RESERVATION_STEP_BYTES):
         part = min(_RESERVATION_STEP_BYTES, size - start)
         available, total = available_memory()
@@ -216,7 +216,7 @@ def _reserve_memory(descriptor: int, size: int, free_bytes: int) -> None:
             raise OSError(
                 errno.ENOMEM,
                 f"a copy of the state takes {size:,} bytes, of which {start:,} are reserved; {available:,} of {total:,}"
-                f" bytes of memory are left, of which copies leave {FREE_MEMORY_SHARE:.0%} and {free_bytes:,} bytes "
-                "for saves",
+                f" bytes of memory are left, but copies must leave {FREE_MEMORY_SHARE:.0%} free, and {free_bytes:,} "
+                "bytes for saves",
             )
         os.posix_fallocate(descriptor, start, part)

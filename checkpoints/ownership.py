@@ -24,7 +24,7 @@ from data_service.store.errors import KeyMissing
 
 _log = logging.getLogger(__name__)
 _STOP_KEY = "attempts/stop.json"
-_POLL_S = 2.0
+_POLL_S = 2.0  # seconds between two attempts to claim the run
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class AttemptStatus:
         attempt: number of the attempt.
         owner: process that claimed it.
         heard: time of its latest heartbeat, by our clock.
-        ended: time at which it ended in good order, by its machine's clock; None if it has not.
-        state: `running`; `ended`, in good order; or `dead`: its process is gone, or its latest heartbeat is older than
+        ended: time at which it ended normally, by its machine's clock; None if it has not.
+        state: `running`; `ended` (normally); or `dead`: its process is gone, or its latest heartbeat is older than
             the lease, by the store's clock.
     """
 
@@ -50,7 +50,7 @@ class AttemptStatus:
 def read_attempt_status(store: Store, now: float) -> AttemptStatus | None:
     """Return the state of the newest attempt; None if the run was never started.
 
-    `now`: our time in seconds since 1970. It only converts ages into times.
+    `now`: our time in seconds since 1970, which only converts ages of heartbeats into times.
     """
     number = newest_attempt_number(store)
     if not number:
@@ -95,7 +95,7 @@ def find_stop_request(store: Store, first_attempt: int) -> StopRequest | None:
     except KeyMissing:
         return None
     except ValidationError:
-        _log.warning("the request to stop in %s/%s cannot be read: make it again", store.uri, _STOP_KEY)
+        _log.warning("the stop request in %s/%s cannot be read: run `maskfleet runs stop` again", store.uri, _STOP_KEY)
         return None
     return request if request.attempt >= first_attempt else None
 

@@ -1,11 +1,11 @@
-"""Retention: which checkpoints are deleted, and in which order, so that a loadable one exists at every moment.
+"""Decides which checkpoints are deleted, and in which order, so that a loadable one exists at every moment.
 
 A deletion removes the manifest first, then the data. If it is interrupted, the checkpoint no longer exists, and the
 next sweep deletes its files.
 
 Stored bytes may decay without a change of size. So every deletion leaves, among the newest checkpoints that are kept,
 at least one whose bytes this attempt has read and verified: the one that it resumed from, or else one that
-`delete_expired` reads back. One checkpoint in `keep_last` is read back, by one rank, while training continues.
+`delete_expired` reads back. So one of every `keep_last` checkpoints is read back, by one rank, during training.
 """
 
 import logging
@@ -156,8 +156,8 @@ def _fallback_checkpoints(
 
 
 def delete_orphans(store: Store, attempt: Attempt) -> int:
-    """Delete files of saves that were never committed and of interrupted deletions; return their number. Remains of
-    writes that are older than this attempt go, too, from the whole run.
+    """Delete files of saves that were never committed and of interrupted deletions; return their number. Also delete
+    leftovers of writes, anywhere in the run, that are older than this attempt.
 
     Files of steps after this attempt's newest commit are kept, because this attempt may still be writing them.
     """
@@ -168,7 +168,7 @@ def delete_orphans(store: Store, attempt: Attempt) -> int:
     attempt.ensure_current()
     for folder in over:
         list(parallel_map(store.delete, folder.sizes))
-    # Writes that began before our claim are other attempts'.
+    # Leftovers from before our claim belong to earlier attempts.
     store.remove_leftovers("", older_than_key=attempt.key)
     return sum(len(folder.sizes) for folder in over)
 

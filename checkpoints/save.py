@@ -77,11 +77,11 @@ def take_snapshot(fragments: Iterable[Fragment], reusable_body: UInt8[Tensor, " 
         on_gpu = any(tensor.is_cuda for fragment in held for tensor in fragment.tensors.values())
         body = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
     copy_to_body(held, body.view(torch.float32))
-    return Snapshot(header, body, tuple(_move(piece, len(header)) for piece in pieces))
+    return Snapshot(header, body, tuple(_shift_offsets(piece, len(header)) for piece in pieces))
 
 
 def plan_body(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRange, ...], int]:
-    """Return the ranges of tensors in a body, with offsets from its first byte, and the body's bytes."""
+    """Return the ranges of tensors in a file's body, with offsets from its first byte, and the body's size in bytes."""
     pieces, end = [], 0
     for fragment in fragments:
         offsets, length = {}, 0
@@ -95,7 +95,7 @@ def plan_body(fragments: Sequence[Fragment], rank: int) -> tuple[tuple[StoredRan
 
 
 def copy_to_body(fragments: Sequence[Fragment], body: Float32[Tensor, " elements"]) -> None:
-    """Copy the tensors to a body. On a GPU, training waits for its copies."""
+    """Copy the tensors into `body`, end to end. Waits until copies from a GPU have ended."""
     end, on_gpu = 0, False
     for fragment in fragments:
         for tensor in fragment.tensors.values():
@@ -105,7 +105,7 @@ def copy_to_body(fragments: Sequence[Fragment], body: Float32[Tensor, " elements
         torch.cuda.synchronize()
 
 
-def _move(piece: StoredRange, header_bytes: int) -> StoredRange:
+def _shift_offsets(piece: StoredRange, header_bytes: int) -> StoredRange:
     offsets = {kind: header_bytes + offset for kind, offset in piece.offsets.items()}
     return piece.model_copy(update={"offsets": offsets})
 
@@ -124,7 +124,7 @@ def _fragment_length(fragment: Fragment) -> int:
 
 
 def _file_header(pieces: Sequence[StoredRange]) -> bytes:
-    """Return the file's bytes before its body, in which the pieces lie."""
+    """Return the safetensors header of a file whose body holds the pieces."""
     entries = {
         f"{piece.name}:{kind}:{piece.start}": {
             "dtype": "F32",
@@ -141,7 +141,7 @@ def _file_header(pieces: Sequence[StoredRange]) -> bytes:
 
 _log = logging.getLogger(__name__)
 
-_PROGRESS_INTERVAL_S = 1.0
+_PROGRESS_INTERVAL_S = 1.0  # seconds between two reports of the uploaded bytes
 _UPLOAD_STATE_TYPE = TypeAdapter(tuple[bool, int])
 
 
@@ -218,7 +218,7 @@ class Saver:
             shapes: shape of every parameter of the model, by name.
             state: other state that a resume needs, as JSON without NaN. Rank 0's is stored.
             memory: shapes of the model's memory, by name, if the checkpoint is to hold it. Rank 0's are stored.
-            own_kinds: kinds of state of parameters that have others than the rest, by name. Rank 0's are stored.
+            own_kinds: kinds of state, by name, of parameters whose kinds differ from the rest. Rank 0's are stored.
 
         Raises:
             CheckpointError: a save is under way, `step` is not greater than `last_step`, or a fragment is malformed.
@@ -260,8 +260,8 @@ class Saver:
     def wait_for_all(self, progress: Callable[[int], None]) -> None:
         """Wait until the upload of the save under way has ended on every rank. All ranks call this.
 
-        It consists of many short collectives, so that none exceeds a process group's timeout. About once a second
-        `progress` is called with the number of bytes that all ranks together have uploaded.
+        The wait is a series of short collectives, none of which exceeds the process group's timeout. About once a
+        second `progress` is called with the number of bytes that all ranks together have uploaded.
         """
         while True:
             self._wait_for_upload()
@@ -300,11 +300,11 @@ class Saver:
     def _upload(self, step: int, snapshot: Snapshot, blocked_s: float) -> RankReceipt:
         started = time.perf_counter()
         file = snapshot.hash_to_rank_file(CheckpointName(self._attempt.number, step).file_key(self._peers.rank))
-        self._store.put_buffers(file.key, snapshot.buffers, self._note_sent)
+        self._store.put_buffers(file.key, snapshot.buffers, self._record_sent_bytes)
         seconds = time.perf_counter() - started
         return RankReceipt(step=step, file=file, pieces=snapshot.pieces, blocked_s=blocked_s, background_s=seconds)
 
-    def _note_sent(self, count: int) -> None:
+    def _record_sent_bytes(self, count: int) -> None:
         self._sent = count
 
     def _receipt_or_error(self, upload: "Future[RankReceipt]") -> JsonValue:

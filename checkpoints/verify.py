@@ -1,4 +1,4 @@
-"""Verification of stored checkpoints against their manifests, the copy of a checkpoint into another run, and the newest
+"""Verifies stored checkpoints against their manifests, copies a checkpoint into another run, and finds the newest
 checkpoint without damage, on which all ranks agree before any of them reads its tensors (`load.py`).
 
 Every read is checked: no caller gets bytes that do not match the manifest's hash. A copy is verified again after it was
@@ -28,7 +28,7 @@ from data_service.processes import temporary_root
 from data_service.store.base import Store, read_verified
 from data_service.store.errors import KeyMissing, OutOfSpace, Truncated
 
-_CONCURRENT_REQUESTS = 8  # an object store takes tens of milliseconds to answer each
+_CONCURRENT_REQUESTS = 8  # requests at a time, because an object store takes tens of milliseconds to answer one
 
 
 def read_chunk(store: Store, file: RankFile, index: int) -> bytes:
@@ -74,7 +74,7 @@ def verify_all(
     """Verify every checkpoint of the run in `store`, newest first; yield the result of each.
 
     `full`: as for `verify`. `begin`: function that is called before each checkpoint with its step and its size in
-    bytes; it returns the function to report progress to.
+    bytes, and returns the function to which progress is reported.
     """
     for name in list_committed(store):
         try:
@@ -131,7 +131,7 @@ def _damaged_chunks(store: Store, file: RankFile, report: ReportBytes) -> list[s
 
 
 COPIED_ATTEMPT = 0  # attempt number of a copied checkpoint: below every attempt of the run
-_FILES_AT_ONCE = 4  # files copied at the same time; each needs its size in the temporary folder
+_FILES_AT_ONCE = 4  # files copied at the same time, each through the temporary folder
 
 
 def copy_checkpoint(source: Store, manifest: CheckpointManifest, target: Store, now: float) -> CheckpointManifest:
@@ -169,7 +169,7 @@ def copy_checkpoint(source: Store, manifest: CheckpointManifest, target: Store, 
 
 
 def _copy_file(source: Store, file: RankFile, target: Store, target_file: RankFile) -> None:
-    """Copy one file by way of a local one, because it may be larger than this machine's memory."""
+    """Copy one file through a temporary local file, because it may be larger than this machine's memory."""
     with tempfile.NamedTemporaryFile(prefix="maskfleet-copy-", dir=temporary_root()) as local:
         for index in range(len(file.hashes)):
             chunk = read_chunk(source, file, index)
@@ -198,8 +198,8 @@ class GoodCheckpoint:
 def find_newest_good(
     store: Store, peers: Peers, *, full: bool = True, only: CheckpointName | None = None
 ) -> GoodCheckpoint | None:
-    """Return the newest checkpoint without damage; None if the run has no checkpoint. `only`: the one checkpoint that
-    may be returned.
+    """Return the newest checkpoint without damage; None if the run has no checkpoint. `only`: the only checkpoint to
+    consider.
 
     This is a collective: all ranks call it and get the same answer. Every rank verifies its share of the files: their
     sizes and, if `full`, all their bytes.

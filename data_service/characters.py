@@ -1,18 +1,18 @@
-"""The characters of a text as an array, for what is decided character by character."""
+"""Arrays with the characters of a text, for rules that apply to single characters."""
 
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-CODE_POINT_COUNT = 0x110000
+CODE_POINT_COUNT = 0x110000  # number of Unicode code points
 
 
 class CharacterClasses:
-    """A class, as a small number, of each code point.
+    """Maps each code point to a class, which is a small number.
 
     Attributes:
-        table: [CODE_POINT_COUNT] uint8. Classes of ASCII characters are fixed once a text was classified.
+        table: [CODE_POINT_COUNT] uint8. Classes of ASCII characters cannot be changed after the first `classify`.
     """
 
     def __init__(self, filling: int = 0) -> None:

@@ -36,22 +36,22 @@ class CorpusError(UserError):
 
 
 def damaged_corpus(place: str, reason: str) -> CorpusError:
-    """Return the error for the file of a corpus at `place`, whose content is not what was written."""
+    """Return the error for a corpus file at `place` whose content has changed since it was written."""
     return CorpusError(
         f"{place} is damaged: {reason}", remedy="restore the file from a copy, or build the corpus again"
     )
 
 
 class PrepareError(UserError):
-    """Documents that cannot be prepared as requested: a setting, a missing file or package, or no document is left."""
+    """Documents that cannot be prepared: a setting is wrong, a file or package is missing, or no document is left."""
 
 
 class RayLost(UserError):
-    """A Ray that did not start, or that ended while it was used. The same command, given again, may succeed."""
+    """A Ray cluster that did not start, or that ended while it was used. Running the command again may succeed."""
 
 
 class EnvironmentUnusable(UserError):
-    """A variable or a limit of the environment with which the command cannot work."""
+    """An environment variable or a process limit with which the command cannot work."""
 
 
 class CorruptBlock(CorpusError):
@@ -77,9 +77,9 @@ class LibraryChanged(UserError):
 def library_changed(library: str, what: str) -> LibraryChanged:
     """Return the error for `what`, a name of `library` that is gone or has changed.
 
-    It says which version is installed, and which versions our metadata requires.
+    The error states the installed version, and the versions that our metadata requires.
     """
-    from importlib.metadata import PackageNotFoundError, requires, version  # every command loads this module
+    from importlib.metadata import PackageNotFoundError, requires, version  # late, since all commands load this module
 
     try:
         seen = version(library)

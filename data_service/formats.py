@@ -20,7 +20,7 @@ NEWER_REMEDY = "use that version of maskfleet, or a newer one; nothing was chang
 
 
 class StrictRecord(BaseModel):
-    """Settings or a record. It cannot be changed, and an unknown field is an error."""
+    """Base class of settings and records. Instances cannot be changed, and an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,8 +74,8 @@ def is_from_newer_version(data: bytes, known: int, error: ValidationError | None
 
 
 class Envelope(NamedTuple):
-    """Content with its version. `digest`: sha256 (hex) of the exact bytes of `body`, so a flipped byte is found even if
-    the JSON can still be parsed."""
+    """Content of a file, with its version. `digest`: sha256 (hex) of the exact bytes of `body`, so a flipped byte is
+    found even if the JSON can still be parsed."""
 
     version: int
     digest: str
@@ -89,7 +89,7 @@ def wrap_in_envelope(kind: str, version: int, body: bytes) -> bytes:
 
 
 def open_envelope(kind: str, data: bytes) -> Envelope:
-    """Return what `wrap_in_envelope` packed. Raises ValueError: the bytes are damaged, or of another kind."""
+    """Return the content that `wrap_in_envelope` packed. Raises ValueError: `data` is damaged or of another kind."""
     found = _ENVELOPE_PATTERN.fullmatch(data)
     if found is None or found[1] != kind.encode():
         raise ValueError(f"its beginning or end is not that of a file of format {kind}")

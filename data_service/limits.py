@@ -1,4 +1,4 @@
-"""The limits of a process, as `ulimit` shows them, that any command needs, or one with a Ray of its own."""
+"""Checks of process limits (`ulimit`): those that every command needs, and those of a command that starts Ray."""
 
 import os
 import resource
@@ -8,13 +8,13 @@ from data_service.errors import EnvironmentUnusable
 _GIB = 1 << 30
 _RAY_OPEN_FILES = 1024  # open files that one of Ray's processes needs
 _RAY_THREADS = 512  # threads that Ray's processes and two ranks need
-_COMMAND_THREADS = 32  # threads that a command needs besides Rust libraries' one for each core
-_MAX_COUNTED_THREAD_LIMIT = 4096  # highest limit for which a user's threads are counted, which takes a while
+_COMMAND_THREADS = 32  # threads that a command needs, besides one for each core in Rust libraries
+_MAX_COUNTED_THREAD_LIMIT = 4096  # above this limit, the user's threads are not counted, because counting is slow
 _ULIMIT_UNIT_BYTES = {"-v": 1024, "-f": 1024}  # bytes in one unit of the `ulimit` option
 
 
 def check_thread_limit(needed: int | None = None) -> None:
-    """Raise EnvironmentUnusable if this user may not start so many threads; by default, those of any command."""
+    """Raise EnvironmentUnusable if this user may not start `needed` threads (default: those that any command needs)."""
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if os.geteuid() == 0 or soft == resource.RLIM_INFINITY:  # the kernel does not apply this limit to root
         return
@@ -26,16 +26,16 @@ def check_thread_limit(needed: int | None = None) -> None:
 
 
 def check_process_limits(object_store: int = 0) -> None:
-    """Raise EnvironmentUnusable if a limit is too low, with its name and the value that is needed.
+    """Raise EnvironmentUnusable, which names the limit and the needed value, if a limit is too low for Ray.
 
-    The soft limit of open files is raised to that value.
+    The soft limit of open files is raised to the needed value.
 
-    `object_store`: bytes of Ray's object store, which every process maps and which is a file.
+    `object_store`: bytes of Ray's object store, a file that every process maps.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < _RAY_OPEN_FILES and (hard >= _RAY_OPEN_FILES or hard < 0):  # RLIM_INFINITY is -1
         resource.setrlimit(resource.RLIMIT_NOFILE, (_RAY_OPEN_FILES, hard))
-    # Virtual memory: even a rank of a tiny run maps 2.6 GB.
+    # Even a rank of a tiny run maps 2.6 GB of virtual memory.
     needs = [
         ("-n", resource.RLIMIT_NOFILE, "open files", _RAY_OPEN_FILES),
         (

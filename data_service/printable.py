@@ -46,7 +46,7 @@ def shell_word(path: str) -> str:
 
 
 def control_characters(text: str) -> list[str]:
-    """Return the escapes of the characters in `text` that end a line, move the cursor or are not text."""
+    """Return the escaped control characters of `text`: those that end a line, move the cursor or are not text."""
     return sorted({_escape(c) for c in text if unicodedata.category(c) in _CONTROL_CATEGORIES})
 
 

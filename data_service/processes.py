@@ -34,7 +34,7 @@ def pid_namespace() -> str:
 
 
 def process_namespace_name() -> str:
-    """Return machine, boot and namespace as text. Within one such table a pid names one process at a time."""
+    """Return host, boot id and pid namespace as text. Within one of them, a pid names one process at a time."""
     return " ".join(part for part in (socket.gethostname(), boot_id(), pid_namespace()) if part)
 
 
@@ -61,15 +61,15 @@ def process_age_s(pid: int) -> float:
 
 
 def command_name() -> str:
-    """Return the name of the command that this process belongs to, else that of this process: pid, start, namespace and
-    boot."""
+    """Return the name of the command that started this process (`COMMAND_VARIABLE`), else a name of this process: its
+    pid, start time, namespace and boot."""
     own = f"{os.getpid()}-{process_start_ticks(os.getpid())}-{pid_namespace()}-{boot_id()}"
     return os.environ.get(COMMAND_VARIABLE) or own
 
 
 def may_process_exist(name: str) -> bool:
-    """Return whether the process of that name may exist: it does, or it would be in another namespace, whose
-    processes cannot be looked up here. What is no such name is left alone."""
+    """Return False if the process that a `command_name` names has certainly ended. Processes of other namespaces cannot
+    be looked up here, so for them, and for malformed names, return True."""
     pid, _, rest = name.partition("-")
     start, _, place = rest.partition("-")
     if not pid.isdecimal() or not start.isdecimal() or place != f"{pid_namespace()}-{boot_id()}":
@@ -82,15 +82,14 @@ def _ray_folder() -> Path:
 
 
 def mark_ray_session() -> None:
-    """Put on record, before this process starts a Ray, which command's it is: names of sessions end with this pid."""
+    """Record the command of the Ray session that this process is about to start, under the pid that ends its name."""
     (_ray_folder() / f"{_RAY_PREFIX}{os.getpid()}").write_text(command_name())
 
 
 def remove_ray_sessions(ended_command: str = "") -> None:
-    """Remove the session folders of Rays that commands started here, where the command has ended, or is
-    `ended_command`."""
+    """Remove the folders of Ray sessions on this machine whose command has ended, or is `ended_command`."""
     for mark in _ray_folder().glob(f"{_RAY_PREFIX}*"):
-        with suppress(OSError):  # another command has removed the mark, or it belongs to another user
+        with suppress(OSError):  # the record was removed by another command, or belongs to another user
             owner = mark.read_text()
             if owner == ended_command or not may_process_exist(owner):
                 for session in _ray_folder().glob(f"ray/session_*_{mark.name.removeprefix(_RAY_PREFIX)}"):
@@ -102,7 +101,7 @@ _RAY_PREFIX = "maskfleet-ray-"
 _TEMPORARY_PREFIX = "maskfleet-temporary-"
 _FOLDER_VARIABLES = ("TMPDIR", "RAY_TMPDIR")  # each names a folder for temporary files
 _TEST_FILE_BYTES = 4096  # bytes of a test file: on a full disk an empty file can still be written
-_OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # anyone may put a link there
+_OPEN_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW  # other users may put links into /tmp
 
 
 def _lock(path: Path, flags: int, *, wait: bool) -> int:
@@ -138,14 +137,14 @@ def temporary_root() -> Path:
 
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """Yield an empty temporary folder, which is removed at the end of the block. `purpose`: a part of its name.
+    """Yield an empty temporary folder, which is removed at the end of the block. Its name contains `purpose`.
 
     The process holds a lock on the folder, so folders of processes that have ended can be recognised.
 
     Raises EnvironmentUnusable: as `temporary_root`.
     """
-    _remove_orphans(temporary_root())
-    folder, lock = _locked_folder(purpose)
+    _remove_orphaned_folders(temporary_root())
+    folder, lock = _create_locked_folder(purpose)
     try:
         yield folder
     finally:
@@ -153,9 +152,9 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
         os.close(lock)
 
 
-def _locked_folder(what: str) -> tuple[Path, int]:
+def _create_locked_folder(name_part: str) -> tuple[Path, int]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{what}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{name_part}-"))
         # Another process may have removed the folder as an orphan before it was locked.
         with suppress(FileNotFoundError):
             lock = _lock(folder, _OPEN_FOLDER_FLAGS, wait=True)
@@ -164,9 +163,9 @@ def _locked_folder(what: str) -> tuple[Path, int]:
             os.close(lock)
 
 
-def _remove_orphans(place: Path) -> None:
+def _remove_orphaned_folders(place: Path) -> None:
     for folder in place.glob(f"{_TEMPORARY_PREFIX}*"):
-        with suppress(OSError):  # another process holds its lock, or it is gone already
+        with suppress(OSError):  # a running process holds the folder's lock, or the folder is gone
             if folder.lstat().st_uid == os.geteuid():
                 lock = _lock(folder, _OPEN_FOLDER_FLAGS, wait=False)
                 try:

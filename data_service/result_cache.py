@@ -8,7 +8,7 @@ V = TypeVar("V")
 
 
 class RecentResults(Generic[K, V]):
-    """A cache that keeps the `most` newest results.
+    """A cache that keeps the newest results, at most `most` of them.
 
     Threads share it without a lock: its mapping is never changed, only replaced. If two threads miss at the same time,
     both compute, and one result may be dropped early. Unlike functools' cache it can be pickled.

@@ -30,7 +30,7 @@ def stream_key(*parts: int | str) -> Key:
 
 
 def draw_uint64(key: Key, start: int, stop: int) -> NDArray[np.uint64]:
-    """Return words `start` to `stop` of the stream, uniform over 64 bits. The cost is proportional to the range."""
+    """Return draws `start` to `stop` of the stream, uniform over 64 bits. The cost is proportional to their number."""
     first_count, skip = divmod(start, _WORDS_PER_COUNT)
     philox = np.random.Philox(key=np.frombuffer(key, dtype="<u8"), counter=first_count)
     words: NDArray[np.uint64] = philox.random_raw(skip + stop - start)
@@ -38,7 +38,7 @@ def draw_uint64(key: Key, start: int, stop: int) -> NDArray[np.uint64]:
 
 
 def draw_uint32(key: Key, start: int, stop: int) -> NDArray[np.uint32]:
-    """Return half-words `start` to `stop` of the stream, uniform over 32 bits."""
+    """Return 32-bit draws `start` to `stop` of the stream, uniform. Two of them are the halves of one 64-bit draw."""
     first_word = start // 2
     words = draw_uint64(key, first_word, (stop + 1) // 2)
     halves: NDArray[np.uint32] = words.astype("<u8", copy=False).view("<u4")

@@ -1,4 +1,4 @@
-"""Types that all rooms use: token ids, blocks of them, and types of settings."""
+"""Types that all packages use: token ids, blocks of tokens, and types of settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

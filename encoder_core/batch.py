@@ -1,4 +1,4 @@
-"""`Batch`: the input of a model. Tokens are flat; only attention knows about rows."""
+"""`Batch`: the input of a model. All rows' tokens lie end to end in flat tensors; only attention separates rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -30,20 +30,20 @@ class Batch:
         segments: [T] int64, 0 for the first segment, 1 for the second and 2 for XLNet's classification token; None if
             the model has no token types.
         languages: [T] int64, row of each token in the model's table of languages; None if rows have none.
-        restarted: [T] int64, positions for a table of absolute positions where these differ from `positions`: in a
-            row of a sentence and its translation they restart at the second. None elsewhere.
+        restarted: [T] int64, positions for a table of absolute positions, if they differ from `positions`: in a row
+            with a sentence and its translation they restart from 0 at the translation. None: `positions`.
         pair_labels: [R] int64, class of each pair of segments; None if pairs are not classified.
         order: [T] int64, factorisation order inside each row (permuted LM): a token's state may attend to tokens of
             the same or a lower number, its prediction only to tokens of a lower number. None for other objectives.
         reversed_rows: [R] bool, true for rows laid out from the last token to the first; None if there are none.
-        numbers: [R] int64, number of each row in the whole batch of its step, to which its random draws belong. None:
-            numbers from 0.
+        numbers: [R] int64, number of each row in the global batch of the step; the row's random draws are hashed from
+            it. None: rows are numbered from 0.
         group: number of rows of one example (contrastive training: query, positive, negatives): example i has rows i
             * group to (i + 1) * group - 1.
-        kept: [K] int64, ascending flat indices of the tokens at which something may be learned; None: all. Left out are
-            those that stand in place of text that was taken out of a corpus.
-        pair_rows: [P] int64, ascending rows whose pairs are classified; None: all. Left out are those of which some
-            text was taken out of a corpus: their label speaks of it.
+        kept: [K] int64, ascending flat indices of the tokens that may contribute to a loss; None: all. The others are
+            placeholders for text that was removed from the corpus.
+        pair_rows: [P] int64, ascending indices of the rows whose pairs are classified; None: all. The others have
+            text that was removed from the corpus, so their labels may be wrong.
         rates: [R] float32, probability with which each token of a row's text was hidden (masked diffusion); None
             otherwise.
         maskable: [R] int64, number of tokens of each row that could be hidden; None without `rates`.
@@ -76,9 +76,7 @@ class Batch:
     host: "Batch | None" = None
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on `device`. The copy may finish after this returns; to a GPU it goes through pinned
-        memory.
-        """
+        """Return the batch on `device`. A copy to a GPU goes through pinned memory and may finish after the return."""
         if self.tokens.device == device:
             return self
         corrupted = None if self.corrupted is None else self.corrupted.to(device)
@@ -86,9 +84,7 @@ class Batch:
 
     @property
     def on_host(self) -> "Batch":
-        """The batch from which this one was moved. If that is unknown and the batch lies on a GPU, this copies it and
-        waits for the GPU.
-        """
+        """The same batch in host memory: `host` if it is known, else a copy, which waits for the GPU."""
         return self.host or self.to(torch.device("cpu"))
 
     @property
@@ -97,28 +93,26 @@ class Batch:
 
     @property
     def loss_token_count(self) -> int:
-        """Number of tokens at which something may be learned: of a loss over all tokens, the number of summands."""
+        """Number of tokens that may contribute to a loss; the divisor of a mean loss over all tokens."""
         return self.tokens.numel() if self.kept is None else self.kept.numel()
 
     def select_learnable(self, values_T: Tensor) -> Tensor:
-        """Return [K, ...], the values at the tokens at which something may be learned. `values_T`: [T, ...]."""
+        """Return [K, ...], the values at the tokens that may contribute to a loss (`kept`). `values_T`: [T, ...]."""
         return values_T if self.kept is None else values_T.index_select(0, self.kept)
 
     @property
     def unmasked_tokens(self) -> Int[Tensor, " tokens"]:
-        """The ids before any token was hidden."""
+        """[T] ids before masking: the original id at each target, the input id elsewhere."""
         return self.tokens.index_copy(0, self.target_positions, self.target_ids)
 
     @property
     def absolute_positions(self) -> Int[Tensor, " tokens"]:
-        """Positions to look up in a table of absolute positions. Distances between tokens follow from `positions`
-        instead.
-        """
+        """Positions for a table of absolute positions. Relative positions are differences of `positions` instead."""
         return self.positions if self.restarted is None else self.restarted
 
     @cached_property
     def random_keys(self) -> Int[Tensor, " tokens"]:
-        """Keys from which each token's random draws are hashed (`random_draws.token_keys`)."""
+        """Key of each token, from which its random draws are hashed (`random_draws.token_keys`)."""
         numbers = self.numbers
         if numbers is None:
             numbers = torch.arange(self.rows, device=self.tokens.device)
@@ -126,7 +120,7 @@ class Batch:
 
     @property
     def fingerprints(self) -> Int[Tensor, " rows"]:
-        """Fingerprints of the rows' tokens, 63 bits: equal for equal rows, different for others but by chance."""
+        """[R] 63-bit hashes of the rows' tokens. Equal rows have equal hashes; other rows differ, bar collisions."""
         return fingerprints(self.tokens, self.positions, self.cu_seqlens.diff())
 
 
@@ -136,20 +130,20 @@ def _map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> dict[str, 
 
 
 def copy_to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy `x` from the host to `device`, or back. To a GPU, the copy goes through pinned memory and may finish after
-    this returns; a copy to the host is there when this returns.
+    """Copy `x` from the host to `device`, or back. A copy to a GPU goes through pinned memory and may finish after
+    the return; a copy to the host has finished by then.
 
     A copy from memory that is not pinned would wait until the GPU has finished all earlier work.
     """
     pinned = x.pin_memory() if device.type == "cuda" and x.device.type == "cpu" else x
-    later = device.type != "cpu"  # the CPU must not read a tensor whose copy is still under way
-    return pinned.to(device, non_blocking=later)
+    asynchronous = device.type != "cpu"  # the CPU must not read a tensor before its copy has finished
+    return pinned.to(device, non_blocking=asynchronous)
 
 
 def select_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
-    """Return some rows of a batch on the host, ascending. They keep their numbers, so their random draws stay the same.
+    """Return the rows with these indices (ascending, at least one) of a batch on the host.
 
-    Of an example of several rows, all rows must be chosen, or none. At least one row must be.
+    Rows keep their numbers and so their random draws. An example (`group` rows) must be chosen whole or not at all.
     """
     chosen_R = torch.zeros(batch.rows, dtype=torch.bool)
     chosen_R[rows] = True
@@ -177,7 +171,7 @@ def select_rows(batch: Batch, rows: Int[Tensor, " chosen"]) -> Batch:
 
 
 def duplicate_rows(batch: Batch) -> Batch:
-    """Return examples of two texts: each row's text without masks, twice, as two rows.
+    """Return a batch in which each row appears twice, unmasked and without targets; both copies are one example.
 
     The two rows have different random draws: row number n becomes rows number 2 n and 2 n + 1.
     """
@@ -204,7 +198,7 @@ def duplicate_rows(batch: Batch) -> Batch:
 
 
 def batch_without_targets(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]) -> Batch:
-    """Return rows of these lengths, end to end in `tokens` on the host, in which nothing is predicted."""
+    """Return a batch without targets from rows of these lengths, which lie end to end in `tokens` on the host."""
     none, lengths_R = tokens[:0], torch.tensor(lengths, dtype=torch.int64)
     ends_R = lengths_R.cumsum(0)
     return Batch(
@@ -218,8 +212,8 @@ def batch_without_targets(tokens: Int[Tensor, " tokens"], lengths: Sequence[int]
 
 
 def idle_batch(device: torch.device) -> Batch:
-    """Return a batch without rows. A rank without a microbatch runs it, so that it takes part in all collectives and
-    adds nothing.
+    """Return a batch without rows. A rank that has no microbatch left runs it, to take part in all collectives; it
+    contributes nothing to sums.
     """
     none = torch.zeros(0, dtype=torch.int64, device=device)
     ends = torch.zeros(1, dtype=torch.int32, device=device)
@@ -238,6 +232,6 @@ def idle_batch(device: torch.device) -> Batch:
 
 
 def _select_entries(batch: Batch, names: Sequence[str], indices: Tensor) -> dict[str, Any]:
-    """Return the entries `indices` of the fields of these names, by name."""
+    """Return the named tensor fields of `batch`, each indexed with `indices`; None for fields that are None."""
     found = {name: getattr(batch, name) for name in names}
     return {name: None if values is None else values[indices] for name, values in found.items()}

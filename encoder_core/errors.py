@@ -36,15 +36,15 @@ class TrainingError(UserError):
 
 
 class LibraryChanged(UserError):
-    """A library's private names are not those that we use."""
+    """A library lacks a private name that we use, or it behaves differently in the installed version."""
 
 
 def library_changed(library: str, what: str) -> LibraryChanged:
     """Return the error for a private name `what` of `library` that is missing or behaves differently.
 
-    The message has the installed version, and the tested versions by our package metadata.
+    The message has the installed version, and the tested versions from our package metadata.
     """
-    from importlib.metadata import PackageNotFoundError, requires, version  # every command loads this module
+    from importlib.metadata import PackageNotFoundError, requires, version  # slow, and rarely needed
 
     try:
         seen = version(library)
@@ -52,6 +52,6 @@ def library_changed(library: str, what: str) -> LibraryChanged:
     except PackageNotFoundError:
         seen, tested = "of an unknown version", []
     return LibraryChanged(
-        f"{library} {seen}: {what} is not what Maskfleet uses; tested: {', '.join(tested) or 'see pyproject.toml'}",
+        f"{library} {seen}: {what} is missing or has changed; tested: {', '.join(tested) or 'see pyproject.toml'}",
         remedy="install the versions that were tested: pip install -c infra/constraints.txt .",
     )

@@ -4,9 +4,9 @@
       +- the driver            a session of its own, so that a signal to the command's group reaches the parent only
            +- Ray's processes, where there is no cluster: ranks, data workers, ...
 
-Whatever ends the driver (a signal, a crash of Ray inside it, our own mistake), the parent's exit code is one of
-`launcher.exit_codes`, and nothing of the tree is left: the parent is the reaper of all its descendants, and every
-process has the parent's name in its environment, by which a later start finds what a killed parent left.
+Whatever ends the driver (a signal, a crash of Ray inside it, a bug of ours), the parent's exit code is one of
+`launcher.exit_codes`, and no process of the tree is left: the parent reaps all its descendants, and every process has
+the command's name in its environment, so that a later command finds the processes of a parent that was killed.
 """
 
 import ctypes
@@ -28,22 +28,22 @@ from launcher.progress import clear_before_write
 from launcher.signals import handled_signals
 
 if TYPE_CHECKING:
-    import psutil  # imported where it is used: it is slow to import
+    import psutil  # imported only where it is used, because the import is slow
 
 _TRAINING_COMMANDS = ("train", "demo")
-COMMANDS_WITH_SIGNAL_HANDLERS = (*_TRAINING_COMMANDS, "evaluate")
-_CORPUS_COMMANDS = ("build", "prepare", "append")  # commands of `corpus` that start a Ray
+COMMANDS_WITH_SIGNAL_HANDLERS = (*_TRAINING_COMMANDS, "evaluate")  # they save before a signal ends them
+_CORPUS_COMMANDS = ("build", "prepare", "append")  # subcommands of `corpus` that start Ray
 _RAY_AGENT_NAMES = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-_DRIVER_END_TIMEOUT_S = 15.0  # time limit for a driver that has nothing to save to end by itself
+_DRIVER_END_TIMEOUT_S = 15.0  # time limit for the end of a driver that has nothing to save
 _SECOND_SIGNAL_TIMEOUT_S = 3.0  # time limit for the driver to end after a second Ctrl-C
-_KILL_TIMEOUT_S = 10.0  # time limit for killed processes to be gone
+_KILL_TIMEOUT_S = 10.0  # time limit for the end of killed processes
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # options of prctl(2)
 
 _save_flags = mmap.mmap(-1, 2)  # flags shared with the driver: whether it is saving, and whether it ever was
 
 
 def needs_supervision(arguments: Sequence[str]) -> bool:
-    """Return whether the command starts a Ray, so that its process tree is looked after."""
+    """Return whether the command starts Ray processes, which a parent process must watch and clean up."""
     if {"-h", "--help"} & set(arguments):
         return False
     match arguments:
@@ -78,7 +78,7 @@ def supervisor_pid() -> int:
 
 @contextmanager
 def mark_saving() -> Iterator[None]:
-    """Give the driver time to save after a request to end, inside the `with` block."""
+    """Let the driver, while the `with` block runs, take all the time it needs to save after a request to end."""
     _save_flags[0] = _save_flags[1] = 1
     try:
         yield
@@ -89,8 +89,8 @@ def mark_saving() -> Iterator[None]:
 @contextmanager
 def redirect_output(path: Path) -> Iterator[None]:
     """Redirect this process's standard output and error to a file inside the `with` block, because libraries, above all
-    Ray's core, print much that we tell operators in our own words. An `open_terminal_stream()` that was opened before
-    still writes to the screen."""
+    Ray's core, print much that we report in our own words. A stream that `open_terminal_stream()` opened before still
+    writes to the terminal."""
     kept, file = [os.dup(1), os.dup(2)], os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for number in (1, 2):
         os.dup2(file, number)
@@ -109,15 +109,15 @@ def redirect_output(path: Path) -> Iterator[None]:
 
 
 def open_terminal_stream(descriptor: int = 1) -> IO[str]:
-    """Return a stream to the original standard output (2: error). It works while that is redirected
-    (`redirect_output`), and drops the text if the terminal is gone."""
+    """Return a stream to standard output (`descriptor` 2: standard error) that `redirect_output` does not affect. It
+    drops the text if the terminal is gone."""
     stream: IO[str] = _CloseTolerantStream(os.fdopen(os.dup(descriptor), "w", buffering=1))  # type: ignore[assignment]
     return stream
 
 
 def _run_as_driver(driver_function: Callable[[], None], parent_pid: int) -> None:
-    """Run `driver_function` as the driver, and never return. The process ends with its `parent_pid`, since nobody
-    else watches it."""
+    """Run `driver_function` as the driver, and never return. The kernel kills the process if its parent
+    `parent_pid` dies."""
     code = REPEAT
     try:
         os.setsid()
@@ -125,10 +125,10 @@ def _run_as_driver(driver_function: Callable[[], None], parent_pid: int) -> None
         if os.getppid() != parent_pid:  # the parent died before prctl took effect
             os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*handled_signals(), signal.SIGCHLD})
-        # These commands go on after their terminal has closed.
+        # These commands continue after their terminal was closed.
         if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS:
             sys.stdout, sys.stderr = _CloseTolerantStream(sys.stdout), _CloseTolerantStream(sys.stderr)
-        logging.getLogger().addHandler(logging.NullHandler())  # messages for people have their own channel
+        logging.getLogger().addHandler(logging.NullHandler())  # keeps libraries' log messages off standard error
         driver_function()
         code = FINISHED
     except SystemExit as end:
@@ -141,16 +141,16 @@ def _run_as_driver(driver_function: Callable[[], None], parent_pid: int) -> None
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(code)  # skips exit handlers; the parent kills the rest
+        os._exit(code)  # skips exit handlers; the parent kills the remaining processes
 
 
 def _wait_for_driver(driver_pid: int) -> tuple[int, bool]:
     """Pass signals on until the driver has ended. Return its wait status, and whether it was asked to end.
 
-    A driver that is saving gets all the time it needs; another gets a short time and is then killed.
+    After a request to end, a driver gets all the time it needs to save; otherwise it is killed after a short time.
     """
     stop_requested, interrupts, idle_since, asking = False, 0, 0.0, handled_signals()
-    may_be_lost = False  # while Ray starts, its handler answers by SystemExit, which Python discards in a callback
+    may_be_lost = False  # whether the driver may have missed the signal: Python discards a SystemExit in a callback
     while True:
         found, status = os.waitpid(driver_pid, os.WNOHANG)
         if found:
@@ -164,7 +164,7 @@ def _wait_for_driver(driver_pid: int) -> tuple[int, bool]:
         elif time.monotonic() - idle_since > patience:
             os.kill(driver_pid, signal.SIGKILL)
         heard = signal.sigtimedwait({*asking, signal.SIGCHLD}, 0.5)
-        if heard is None or heard.si_signo not in asking:  # after SIGCONT the signal number is missing
+        if heard is None or heard.si_signo not in asking:  # timeout, SIGCHLD, or no signal number after SIGCONT
             _reap_orphans(driver_pid)
             continue
         stop_requested, may_be_lost = True, not _save_flags[0]
@@ -173,19 +173,19 @@ def _wait_for_driver(driver_pid: int) -> tuple[int, bool]:
 
 
 def _exit_code(wait_status: int, stop_requested: bool) -> int:
-    """Return the command's exit code. Prints what happened if the driver could not."""
+    """Return the command's exit code. Prints what happened if the driver did not end by itself."""
     code = os.waitstatus_to_exitcode(wait_status)
     if code in EXIT_CODES:
         return code
     if not stop_requested:
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        checkpoint_note = "; the run stands at its last checkpoint" if sys.argv[1] in _TRAINING_COMMANDS else ""
-        _print_error(f"the process that did the work {how}{checkpoint_note}")
+        checkpoint_note = "; the run is at its last checkpoint" if sys.argv[1] in _TRAINING_COMMANDS else ""
+        _print_error(f"the command's driver process {how}{checkpoint_note}")
     if sys.argv[1] not in _TRAINING_COMMANDS:
-        _print_error("the same command goes on: what is stored stays")
+        _print_error("run the same command to continue: stored results are kept")
         return REPEAT
-    lost = "; what was done since the last checkpoint is lost" if _save_flags[1] else ": no step was made"
-    _print_error(f"the same command goes on{lost}")
+    lost = "; the work since the last checkpoint is lost" if _save_flags[1] else ": no step was done"
+    _print_error(f"run the same command to continue{lost}")
     return REPEAT
 
 
@@ -195,7 +195,7 @@ def _print_error(text: str) -> None:
 
 
 def _reap_orphans(driver_pid: int) -> None:
-    """Reap the dead descendants whose parents had ended before them."""
+    """Reap dead descendants, other than the driver, whose parents ended before them."""
     dead = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (found := os.waitid(os.P_ALL, 0, dead)) is not None and found.si_pid != driver_pid:
         os.waitpid(found.si_pid, 0)
@@ -215,7 +215,7 @@ def _kill_command_processes(command_name: str) -> None:
                 pass
         if not left:
             return
-        time.sleep(0.02)  # they are dying, and no event tells when the last one is gone
+        time.sleep(0.02)  # killed processes need a moment to end, and no event tells when the last one has
 
 
 def _kill_process(process: "psutil.Process") -> None:
@@ -226,7 +226,7 @@ def _kill_process(process: "psutil.Process") -> None:
 
 
 def _end_orphans() -> None:
-    """End processes that earlier commands of this container left behind, and whose parents were killed."""
+    """Kill processes that earlier commands in this container left behind because their parents were killed."""
     import psutil
 
     for process, owner in _command_processes():
@@ -239,8 +239,8 @@ def _end_orphans() -> None:
 
 
 def _is_orphaned_agent(process: "psutil.Process") -> bool:
-    """Return whether the process is an agent of Ray that outlived its raylet and driver, and a command of ours
-    started that Ray. An agent's title overwrites its environment, so it is recognised by the folder of its log."""
+    """Return whether the process is a Ray agent that one of our commands started, and that outlived its raylet and
+    driver. An agent's title overwrites its environment, so it is recognised by the folder of its log."""
     import psutil
 
     with suppress(psutil.Error, OSError):

@@ -1,6 +1,6 @@
-"""The launcher's own user errors: recipes that cannot work, runs that are not there or have changed.
+"""The launcher's own user errors: recipes that cannot work, runs that do not exist or have changed.
 
-Also the import of optional packages, which are not installed with Maskfleet and only some commands need.
+Also imports optional packages, which are not installed with Maskfleet and only some commands need.
 """
 
 from importlib import import_module
@@ -8,7 +8,7 @@ from types import ModuleType
 
 from data_service.errors import UserError
 
-EVALUATE_EXTRA = "evaluate"  # the extra with all that fine-tuning, evaluation and embeddings need
+EVALUATE_EXTRA = "evaluate"  # the pip extra with all packages for fine-tuning, evaluation and embeddings
 
 PEER_GONE_MESSAGES = (
     "gloo/transport",
@@ -16,7 +16,7 @@ PEER_GONE_MESSAGES = (
     "ncclRemoteError",
     "NCCL communicator was aborted",
 )
-"""Parts of what torch.distributed says on a rank because another rank has died."""
+"""Parts of torch.distributed's error messages on a rank after another rank has died."""
 
 
 class RecipeError(UserError):
@@ -32,7 +32,7 @@ class RunError(UserError):
 
 
 class TransientRunError(RunError):
-    """An obstacle that may pass by itself: the same command, given again, may succeed."""
+    """A problem that may pass by itself: running the same command again may succeed."""
 
 
 class RunChanged(RunError):
@@ -64,8 +64,8 @@ class CertificateError(UserError):
 
 
 def import_optional(package: str, purpose: str, extra: str | None = None) -> ModuleType:
-    """Return the package, imported. Raises MissingPackage, which says that `purpose` needs it, and how to install it:
-    by itself, or with the other packages of an extra of ours."""
+    """Import and return a package. Raises MissingPackage, which says that `purpose` needs it, and how to install it:
+    alone, or with the other packages of Maskfleet's `extra`."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -81,8 +81,8 @@ def import_optional(package: str, purpose: str, extra: str | None = None) -> Mod
 
 
 def describe_error(error: Exception) -> str:
-    """Return why a foreign library cannot read a file, in one line. For a damaged file it may raise anything:
-    `KeyError: 'added_tokens'`, or a bare `Exception`."""
+    """Return, in one line, why a foreign library cannot read a file. For damaged files, libraries raise anything, such
+    as `KeyError: 'added_tokens'` or a bare `Exception`."""
     said = next(iter(str(error).splitlines()), "")
     telling = isinstance(error, OSError | ValueError) or type(error) is Exception
     return said if telling and said else f"{type(error).__name__}: {said}".rstrip(": ")

@@ -16,14 +16,14 @@ STOPPED = 3  # the operator stopped the run: schedulers must not start it again
 REPEAT = 75  # any other end: the same command, run again, continues
 EXIT_CODES = (FINISHED, MISTAKE, STOPPED, REPEAT)
 
-SAVE_SECONDS = 120  # between the request to stop and the kill: time for a checkpoint
+SAVE_SECONDS = 120  # seconds that a scheduler must leave between the request to stop and the kill, for a checkpoint
 JOIN_SECONDS = 900  # time limit for all nodes of a job to join its Ray cluster; images may have to be pulled
 
 _RETRYABLE_ERRORS = (*RETRYABLE_ERRORS, Superseded, TransientRunError, RayLost)
 
 
 def exit_code_for(error: BaseException) -> int:
-    """Return the exit code of a start that ended by raising `error`: a mistake only where repeating cannot help."""
+    """Return the exit code of a command that raised `error`: `MISTAKE` if repeating it cannot help, else `REPEAT`."""
     if isinstance(error, DataError | ModelError) and not isinstance(error, _RETRYABLE_ERRORS):
         return MISTAKE
     return REPEAT

@@ -1,4 +1,4 @@
-"""What commands show: numbers as people read them, tables, and files.
+"""Output of commands: human-readable numbers, tables, and files.
 
 If the disk is full or standard output is closed, a command ends with a message, not a traceback.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_UNLIMITED_COLUMNS = 10_000  # columns if the output is not a screen: tables are as wide as they need
+_UNLIMITED_COLUMNS = 10_000  # width if the output is not a terminal, so that table cells are not wrapped
 
 
 def human_count(value: float) -> str:
@@ -63,7 +63,7 @@ def write_file(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # a folder, which is refused, or a device
+        if path.exists() and not path.is_file():  # a device; or a folder, for which this raises OSError
             path.write_text(text, "utf-8")
         else:
             _write_atomically(path.resolve(), text)
@@ -74,10 +74,10 @@ def write_file(path: Path, text: str) -> None:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    fresh = path.with_name(f".{uuid4().hex}")  # a name may be as long as a name can be
+    fresh = path.with_name(f".{uuid4().hex}")  # no suffix to the file's name, which may have the maximum length
     try:
         if path.exists():
-            fresh.touch(mode=0o600)  # the file may be private, so its new text is, too
+            fresh.touch(mode=0o600)  # the existing file may be private, so the new text must be, too
         fresh.write_text(text, "utf-8")
         if path.exists():
             shutil.copymode(path, fresh)
@@ -95,7 +95,7 @@ def _write_error_remedy(error_number: int | None) -> str:
         case errno.EISDIR:
             return "give the name of a file, not of a folder"
         case errno.EROFS | errno.EACCES | errno.EPERM:
-            return "write to a folder in which you may"
+            return "write to a folder for which you have write permission"
         case _:
             return "give the name of a file in a folder that exists or can be made"
 
@@ -135,7 +135,7 @@ def raise_output_errors() -> Iterator[None]:
 
 
 class StreamProxy:
-    """A stream that forwards to another one what a subclass does not override."""
+    """A stream that forwards all methods that a subclass does not override to another stream."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -169,7 +169,7 @@ class _CheckedOutput(StreamProxy):
                 _discard_buffer(self._stream)
             if error.errno == errno.EPIPE:
                 raise
-            problem = f"standard output takes no more: {error.strerror or error}"
+            problem = f"cannot write to standard output: {error.strerror or error}"
             raise OutputError(problem, remedy=_write_error_remedy(error.errno)) from error
 
 

@@ -3,10 +3,10 @@
     with work("reading train", total=len(rows), unit="rows") as now:
         now.advance()
 
-Code only says what it does. Nothing is shown before a command line asks for it (`show_progress`); then a thread
-shows the innermost work that has begun and not ended: on a terminal in a line that is rewritten, anywhere else in a
-new line once it has lasted 3 s, and every 10 s from then on, less often after ten minutes. So a call into a library
-that reports nothing has a name and a time, too.
+Code only declares its work. Nothing is shown before a command line asks for it (`show_progress`); then a thread shows
+the innermost work that has begun and not ended: on a terminal in a line that is rewritten, anywhere else in a new line
+once the work has lasted 3 s, and every 10 s from then on, less often after ten minutes. So even a library call that
+reports nothing is shown with a name and a duration.
 """
 
 import os
@@ -21,10 +21,10 @@ from launcher.output import StreamProxy, human_bytes, human_count, human_duratio
 
 BYTES_UNIT = "B"
 """A unit that is shown as KiB, MiB, ..."""
-_FIRST_LINE_S, _LINE_INTERVAL_S, _MAX_LINE_INTERVAL_S = 3.0, 10.0, 60.0  # seconds, for lines of a log
-_AGE_DIVISOR = 60  # a line is due after 1/60 of the command's age, within the bounds above
-_REDRAW_INTERVAL_S, _FIRST_DRAW_S = 0.25, 1.0  # seconds, for a terminal's line
-_DEFAULT_COLUMNS = 80  # width of a terminal that does not say its own
+_FIRST_LINE_S, _LINE_INTERVAL_S, _MAX_LINE_INTERVAL_S = 3.0, 10.0, 60.0  # seconds before and between lines of a log
+_AGE_DIVISOR = 60  # lines are 1/60 of the command's age apart, within the bounds above
+_REDRAW_INTERVAL_S, _FIRST_DRAW_S = 0.25, 1.0  # seconds between redraws on a terminal, and before the first
+_DEFAULT_COLUMNS = 80  # width of a terminal whose width is unknown
 _MAX_EXACT_COUNT = 100_000  # counts above this are abbreviated
 
 
@@ -34,7 +34,7 @@ class Work:
     Attributes:
         name: name for the user, such as `reading train`.
         total: total number of units; None if unknown.
-        unit: name of the counted units, or BYTES; empty if nothing is counted.
+        unit: name of the counted units, or `BYTES_UNIT`; empty if nothing is counted.
     """
 
     def __init__(self, name: str, total: float | None, unit: str, began: float) -> None:
@@ -45,26 +45,26 @@ class Work:
         self.told = False
 
     def advance(self, units: float = 1, total: float | None = None) -> None:
-        """Add `units` to what is done, and set the total if it is known only now."""
+        """Add `units` to the number of finished units. `total`: the total if it has become known."""
         with self._lock:
             self.total = self.total if total is None else total
             self._done += units
 
     def set_done(self, done: float, total: float | None = None) -> None:
-        """Set how much is done, and the total."""
+        """Set the number of finished units. `total`: the total if it has become known."""
         with self._lock:
             self.total = self.total if total is None else total
             self._done = done
 
     def begin_part(self, name: str, total: float | None = None) -> None:
-        """Begin another part of the work, which counts from 0."""
+        """Begin another part of the work, whose units are counted from 0."""
         with self._lock:
             self.name, self.total, self.told = name, total, False
             self._done = self._already = 0.0
             self._began = time.monotonic()
 
     def set_already_done(self, done: float) -> None:
-        """Set how much an earlier command has done, which does not count for the pace."""
+        """Set the number of units that an earlier command finished; they do not count towards the speed."""
         with self._lock:
             self._done = self._already = done
 
@@ -72,7 +72,7 @@ class Work:
         return now - self._began
 
     def describe(self, now: float) -> str:
-        """Return what is done, how much of how much, and how long it still takes at its pace."""
+        """Return the work's name, the number of finished units, and the time left at the present speed."""
         parts = [part for part in (self._amount_text(), self._time_text(now)) if part]
         return escape_controls(f"{self.name}: {', '.join(parts)}")
 
@@ -95,7 +95,7 @@ def _count_text(value: float) -> str:
 
 
 class _ProgressDisplay:
-    """Shows the newest work by `write`. `columns` returns the terminal's width; None if it is no terminal."""
+    """Writes the progress of the current work with `write`. `columns`: returns the terminal's width; None for a log."""
 
     def __init__(self, write: Callable[[bytes], object], columns: Callable[[], int] | None, now: float) -> None:
         self._write, self._columns = write, columns
@@ -105,7 +105,7 @@ class _ProgressDisplay:
         self._lock = threading.RLock()
 
     def tick(self, current: Work | None, now: float) -> None:
-        """Show `current` if it is time to."""
+        """Show `current` if its next line or redraw is due; clear the line if it is None."""
         with self._lock:
             if current is None:
                 self.clear()
@@ -143,14 +143,14 @@ class _ProgressDisplay:
             self._write(data)
 
 
-_works: list[Work] = []  # works in progress, the innermost last
-_screen: _ProgressDisplay | None = None
-_silence_depth = 0
+_works: list[Work] = []  # nested work in progress, innermost last
+_screen: _ProgressDisplay | None = None  # the display, while progress is shown
+_silence_depth = 0  # number of nested `silence_progress` blocks
 
 
 @contextmanager
 def work(name: str, total: float | None = None, unit: str = "") -> Iterator[Work]:
-    """Show, inside the `with` block, that the command does `name`."""
+    """Declare that the command does the work `name` inside the `with` block, so that its progress is shown."""
     begun = Work(name, total, unit, time.monotonic())
     _works.append(begun)
     try:

@@ -1,12 +1,12 @@
 """Ends a command cleanly on Ctrl-C, SIGTERM or SIGHUP, at any moment.
 
     Python starts            Python's own handlers: none of our code has run yet
-    `maskfleet` is imported  a signal ends the process at once and in silence: nothing was begun
-    `end_on_signal`       a signal is raised as the end of the command: temporary files are removed on the way out,
-                             one line says what was asked and what stays, and the code is 128 + the signal's number
+    `maskfleet` is imported  a signal ends the process at once and silently: nothing was begun
+    `end_on_signal`          a signal raises an exception that ends the command: temporary files are removed, one line
+                             names the signal and says what is kept, and the code is 128 + the signal's number
 
-A command that another start continues has its own code (`signal_response`). `train`, `demo` and `evaluate` look after
-processes (`launcher.command`), and save first: `launcher.runtime.cluster.stop_requests` turns their signals into codes.
+A command that can be continued has its own code (`signal_response`). `train`, `demo` and `evaluate` have child
+processes (`launcher.command`) and save first: `launcher.runtime.cluster.stop_requests` turns their signals into codes.
 """
 
 import os
@@ -20,28 +20,28 @@ from dataclasses import dataclass
 from types import FrameType
 
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-DEFAULT_END_MESSAGE = "what is stored is whole, and nothing is half-written"
+DEFAULT_END_MESSAGE = "all stored files are complete"
 # Time limit for Python to run a signal handler, because a library call may last for minutes.
 _HANDLER_TIMEOUT_S = 2.0
-_CLEANUP_TIMEOUT_S = 30.0  # time limit for temporary files to be removed, and a Ray of its own to end
+_CLEANUP_TIMEOUT_S = 30.0  # time limit for removing temporary files and ending the Ray that the command started
 _SIGNAL_NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C"}
 
 
 class _SignalExit(SystemExit):
-    """The exception with which a signal ends the command."""
+    """The exception by which a signal ends the command."""
 
 
 @dataclass
 class _SignalResponse:
     code: int | None = None  # exit code; None: 128 + the signal's number
     end_message: str = DEFAULT_END_MESSAGE
-    pending_signal: int | None = None  # the signal that is being answered
-    was_discarded: bool = False  # whether the exception was raised where Python discards exceptions
+    pending_signal: int | None = None  # the signal that is ending the command
+    was_discarded: bool = False  # whether the signal's exception was raised where Python discards exceptions
 
     def print_signal_line(self, number: int) -> int:
         """Print the line about the signal. Return the exit code."""
         name = _SIGNAL_NAMES.get(number) or signal.Signals(number).name
-        with suppress(OSError):  # one system call: interrupted code may hold sys.stderr's lock
+        with suppress(OSError):  # a plain system call, because interrupted code may hold sys.stderr's lock
             os.write(2, f"ended, as {name} asked: {self.end_message}\n".encode())
         return 128 + number if self.code is None else self.code
 
@@ -50,8 +50,7 @@ _current_response = _SignalResponse()
 
 
 def handled_signals() -> frozenset[signal.Signals]:
-    """Return the signals that ask for an end, except those that were ignored when the command was started, as by
-    nohup."""
+    """Return the signals that end the command, without those that were ignored when it was started, as by nohup."""
     return frozenset(number for number in END_SIGNALS if signal.getsignal(number) != signal.SIG_IGN)
 
 
@@ -64,11 +63,11 @@ def restore_default_handlers() -> None:
 
 @contextmanager
 def signal_response(code: int, end_message: str) -> Iterator[None]:
-    """Set, inside the `with` block, the exit code of a command that is asked to end, and its text on what remains."""
+    """Set the exit code and the message with which a signal ends the command inside the `with` block."""
     before = _current_response.code, _current_response.end_message
     _current_response.code, _current_response.end_message = code, end_message
     yield
-    # No `finally`: the exception that leaves the block ends the command with its code.
+    # No `finally`: an exception that leaves the block ends the command, and the block's code still applies.
     _current_response.code, _current_response.end_message = before
 
 
@@ -101,7 +100,7 @@ def _raise_signal_exit(number: int, frame: FrameType | None) -> None:
 
 
 def _keep_discarded_signal(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Keep a signal that comes while an object is finalised, which Python would only print."""
+    """Remember a signal whose exception Python discards, because it was raised while an object was finalised."""
     if isinstance(unraisable.exc_value, _SignalExit):
         _current_response.was_discarded = True
     else:
@@ -109,7 +108,7 @@ def _keep_discarded_signal(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _exit_if_handler_stuck(wakeup_fd: int) -> None:
-    """End the process after a signal, whatever the main thread does. This runs on a separate thread."""
+    """End the process after a signal, even if the main thread is stuck. This runs on a separate thread."""
     while True:
         number = os.read(wakeup_fd, 1)[0]
         if signal.getsignal(number) is _raise_signal_exit:
@@ -117,7 +116,7 @@ def _exit_if_handler_stuck(wakeup_fd: int) -> None:
 
 
 def _await_exit(signal_number: int, wakeup_fd: int) -> None:
-    """End the process unless the main thread does in time. Return if the signal was lost, and has been raised again."""
+    """End the process unless the main thread does so in time. Return if a discarded signal was raised again."""
     waited, interrupts = 0.0, int(signal_number == signal.SIGINT)
     while (
         waited < (_HANDLER_TIMEOUT_S if _current_response.pending_signal is None else _CLEANUP_TIMEOUT_S)

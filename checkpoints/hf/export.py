@@ -78,7 +78,7 @@ def special_token_ids(tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
 
 
 def _token_id_fields(config: ModelConfig, tokenizer_files: Mapping[str, bytes]) -> dict[str, int]:
-    """Return the ids for config.json. A decoder begins with what ends a row, and generation ends with it."""
+    """Return the special token ids for config.json. A decoder's text begins and ends with the end-of-row token."""
     ids = special_token_ids(tokenizer_files)
     if config.has_decoder and "eos_token_id" in ids:
         ids |= dict.fromkeys(("decoder_start_token_id", "forced_eos_token_id"), ids["eos_token_id"])
@@ -86,6 +86,7 @@ def _token_id_fields(config: ModelConfig, tokenizer_files: Mapping[str, bytes]) 
 
 
 def _first_configured_token(configured: dict[str, Any], roles: tuple[str, ...]) -> str | None:
+    """Return the token of the first of the `roles` that tokenizer_config.json assigns; None if it assigns none."""
     for role in roles:
         token = configured.get(role)
         if token is not None:
@@ -95,8 +96,8 @@ def _first_configured_token(configured: dict[str, Any], roles: tuple[str, ...]) 
 
 @contextmanager
 def publish_on_exit(out: Store) -> Iterator[Path]:
-    """Yield a local folder whose files become the content of `out` if the block raises nothing. Files of an earlier
-    export there are replaced.
+    """Yield a local folder whose files are written to `out` at the end of the block, unless it raises. They replace the
+    files of an earlier export.
 
     Raises:
         ExportError: `out` holds files that no export wrote, or that were changed since.
@@ -150,7 +151,7 @@ def _compare_weights(folder: Path, read_parameter: ReadParameter, heads: Heads) 
         written = read_parameter(name).to(torch.float32)
         if not torch.equal(read_back.view(torch.int32), written.contiguous().view(torch.int32)):
             raise ModelError(
-                f"{name} was read back from the export with other values than were written",
+                f"{name}: the values read back from the export differ from those that were written",
                 remedy="check the disk that holds the temporary folder, and export again",
             )
 
@@ -184,7 +185,7 @@ def write_network_pair(
 
 
 def _part_reader(read_parameter: ReadParameter, part: Part, sharing: Sharing) -> ReadParameter:
-    """Return a function that reads the parameters of one network by its own names, as it needs them when used alone."""
+    """Return a function that reads one network's parameters by its own names, as it needs them outside the pair."""
 
     def read_network_parameter(name: str) -> Tensor:
         if sharing == "shared":

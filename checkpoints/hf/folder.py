@@ -30,7 +30,7 @@ GENERATOR_CONFIG, GENERATOR_PICKLE = "generator_config.json", "pytorch_model.gen
 EXPORT_RECORD = "maskfleet_export.json"
 PAIR_FOLDERS: tuple[Literal["generator"], Literal["discriminator"]] = ("generator", "discriminator")
 """Names of the folders of two networks that were trained as a pair."""
-_LISTED_FILES = 5  # files that a message lists
+_LISTED_FILES = 5  # largest number of files that a message lists
 _REMEDY = "export to an empty folder, or delete this one"
 _CHUNK_BYTES = 64 << 20  # bytes held in memory at a time
 
@@ -76,7 +76,7 @@ def publish(folder: Path, out: Store, former_keys: list[str]) -> None:
         out.put(EXPORT_RECORD, (record.model_dump_json(indent=1) + "\n").encode())
         for key in sorted(paths, key=_config_last_order):
             out.put_file(key, paths[key])
-        out.remove_leftovers("", older_than_key=EXPORT_RECORD)  # left by an export that was killed
+        out.remove_leftovers("", older_than_key=EXPORT_RECORD)  # partial files of an export that was killed
     except BaseException as error:
         try:
             _remove_export(out, [*paths, EXPORT_RECORD])
@@ -124,7 +124,7 @@ def file_digest(path: Path) -> str:
 
 
 def pickled_networks(store: Store) -> list[str]:
-    """Return the places in `store`, "." or the parts of a pair, of networks whose weights are pickled only. Raises
+    """Return the folders in `store` ("." or those of a pair) of networks that have only pickled weights. Raises
     StoreError: the store cannot be read."""
     found = []
     for part in (".", *PAIR_FOLDERS):
@@ -170,7 +170,7 @@ def local_configs(store: Store) -> Iterator[Path]:
 
 @contextmanager
 def replace_path_in_errors(folder: Path | str, where: str) -> Iterator[None]:
-    """Let the ModelErrors inside the `with` block name the place `where`, not its copy in `folder`."""
+    """Make ModelErrors that the `with` block raises name the place `where` instead of its local copy in `folder`."""
     try:
         yield
     except ModelError as error:
@@ -191,7 +191,7 @@ def model_digest(folder: Path) -> str:
 
 def copy_network(store: Store, folder: Path) -> None:
     """Copy the configuration and the safetensors at the root of `store` into the local `folder`, which need not exist.
-    What `store` lacks is left out. Raises StoreError: the store cannot be read."""
+    Files that `store` lacks are skipped. Raises StoreError: the store cannot be read."""
     folder.mkdir(exist_ok=True)
     for name in (CONFIG, INDEX):
         copy_file(store, name, folder)
@@ -201,7 +201,7 @@ def copy_network(store: Store, folder: Path) -> None:
 
 
 def _network_files(folder: Path) -> list[str]:
-    """Return the names of one network's files. Names in an index that lead out of the folder are left to the loader."""
+    """Return the names of one network's files, without those in an index that lead out of the folder."""
     if not (folder / INDEX).is_file():
         return [CONFIG, WEIGHTS]
     try:
@@ -213,8 +213,8 @@ def _network_files(folder: Path) -> list[str]:
 
 
 def copy_file(store: Store, name: str, folder: Path) -> None:
-    """Copy one file of `store` into the local `folder`, below the same name. What `store` lacks is left out. Raises
-    StoreError: the store cannot be read."""
+    """Copy one file of `store` into the local `folder`, under the same name, if `store` has it. Raises StoreError: the
+    store cannot be read."""
     size = store.size(name)
     if size is None:
         return

@@ -55,7 +55,7 @@ def check_weights(config: ModelConfig, store: Store, heads: Heads) -> None:
 
 
 def require_equal_shapes(tensors: Iterable[tuple[str, Shape, Shape]], where: str) -> None:
-    """Raise ModelError if the found and the expected shape of a tensor, which follow its name, differ."""
+    """Raise ModelError if shapes differ. `tensors`: name, found shape and expected shape of each tensor."""
     wrong = dict.fromkeys(f"{name} is {found}, not {shape}" for name, found, shape in tensors if found != shape)
     if wrong:
         raise ModelError(

@@ -1,8 +1,8 @@
 """Reads models in the transformers format. Only safetensors files are opened, never a pickle.
 
 The names of files and parameters show whether a folder holds a generator or a discriminator; config.json does not:
-DeBERTa v3 (a discriminator) and DeBERTa v2 without convolution have the same fields and values. The published files of
-version 3 hold the head of replaced-token detection beside the other head; some have their generator beside them.
+DeBERTa v3 (a discriminator) and DeBERTa v2 without convolution have the same fields and values. The published folders
+of version 3 also hold the head of replaced-token detection, and some of them the generator.
 """
 
 from dataclasses import dataclass
@@ -196,12 +196,12 @@ def _read_tensors(
         if name in present and read_fp32(present[name]).any():
             raise ModelError(
                 f"{folder}: {name} is not zero, and the model has no such tensor",
-                remedy="use weights that were trained without it, as the published ones were",
+                remedy="use weights that were trained without this tensor, as the published ones were",
             )
     for fold in table.folds:
         if fold.theirs in present:
             row = read_fp32(present[fold.theirs])[0]
-            if row.any():  # added in fp64, so that an fp64 model gets the exact sums of fp32 numbers
+            if row.any():  # summed in fp64, so that an fp64 model gets the exact sums of the fp32 numbers
                 tensors[fold.ours] = tensors[fold.ours].double() + row.double()
     return tensors
 
@@ -209,8 +209,8 @@ def _read_tensors(
 def _differing_copies_error(folder: Path, name: str, copy: str) -> ModelError:
     return ModelError(
         f"{folder}: {name} and {copy} differ, and the model has one parameter for both",
-        remedy=f"use weights in which they are equal. transformers 5 computes with either, each in its place; "
-        f"transformers 4 used {name} for both: to do so, too, save the weights without {copy}",
+        remedy=f"use weights in which both are equal. transformers 5 uses each of them in its own place; "
+        f"transformers 4 used {name} for both: to do the same, save the weights without {copy}",
     )
 
 
@@ -238,14 +238,14 @@ def is_discriminator(store: Store, config: ModelConfig) -> bool:
 
 
 def _bytes_with_names(store: Store) -> bytes:
-    """Return bytes that contain the names of the pickled parameters."""
+    """Return the part of the pickled weights, or of their index, that holds the parameters' names."""
     size = store.size(PICKLE)
     return store.get(PICKLE_INDEX) if size is None else store.get_range(PICKLE, 0, min(size, _SEARCHED_BYTES))
 
 
 def generator_fields(store: Store) -> dict[str, Any]:
-    """Return the fields of the config.json of the generator that lies next to the network at the root of `store`. What
-    its file does not say, for instance the type of the model, is as in the discriminator's.
+    """Return the configuration fields of the generator that lies next to the network at the root of `store`. Fields
+    that its file lacks, for instance the model's type, are taken from the discriminator's config.json.
 
     Raises:
         ModelError: one of the two files is not a JSON object.

@@ -1,6 +1,6 @@
 """Converts a `pytorch_model.bin` to safetensors, in a confined process (`checkpoints.hf.pickled_process`).
 
-Only `init` does so, for `start:`. Everything else reads safetensors only.
+Only `maskfleet init` does so, for weights that the recipe's `start:` names. All other code reads safetensors only.
 """
 
 import json
@@ -27,18 +27,18 @@ from encoder_core.errors import ModelError
 
 _SHARD_NAME = re.compile(r"pytorch_model-[\w-]{1,80}\.bin")
 _CHILD_PROGRAM = "import sys\nfrom checkpoints.hf.pickled_process import main\nmain(*map(int, sys.argv[1:]))"
-_BASE_TIMEOUT_S = 120.0
+_BASE_TIMEOUT_S = 120.0  # time limit of the conversion of an empty file
 _MIN_BYTES_PER_S = 5 << 20  # lowest accepted rate of the conversion, in bytes per second
 _QUOTED_REPORT_BYTES = 4096  # bytes at the end of the process's report that an error quotes
 _REMEDY = (
-    "use a folder with model.safetensors; or, if you trust this file, load it with transformers where nothing can be "
-    "lost, and call save_pretrained(folder)"
+    "use a folder with model.safetensors; or, if you trust this file, load it with transformers on a disposable "
+    "machine, and call save_pretrained(folder)"
 )
 
 
 def convert_network(network: Store, folder: Path, pickle: str = PICKLE) -> None:
     """Write the pickled weights at the root of `network` into the local `folder`, as safetensors. `pickle`: name of
-    their file, if they are in one.
+    the weights' file if there is only one.
 
     Raises:
         ModelError: a file holds anything but names and plain tensors, is damaged, or is missing; or this machine
@@ -105,7 +105,7 @@ def _local_file(network: Store, file: str) -> Iterator[Path]:
 
 
 def _run_conversion(pickle_file: BinaryIO, target: Path, size: int) -> str | None:
-    """Run the process that converts `pickle_file` into `target`. Return why it did not; None if it did."""
+    """Run the process that converts `pickle_file` into `target`. Return the reason if it failed, else None."""
     seconds = _BASE_TIMEOUT_S + size / _MIN_BYTES_PER_S
     with target.open("wb") as made, tempfile.TemporaryFile(dir=temporary_root()) as report:
         process = subprocess.Popen(
@@ -119,7 +119,7 @@ def _run_conversion(pickle_file: BinaryIO, target: Path, size: int) -> str | Non
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return f"it was not read after {seconds:.0f} s"
+            return f"reading it took more than {seconds:.0f} s"
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -30,10 +30,11 @@ _EXTRA_MEMORY_BYTES = 512 * _MIB  # memory allowed beyond twice the file's size
 _SET_PDEATHSIG, _NO_NEW_PRIVS, _SET_SECCOMP, _FILTER_MODE = 1, 38, 22, 2  # options of prctl(2)
 _BPF_LD, _BPF_JEQ, _BPF_RET = (0x20, 0x15, 0x06)  # instructions of a seccomp filter (classic BPF)
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | 1  # results of a filter: allow the call; let it fail with EPERM
-_NUMBER_OFFSET, _MACHINE_OFFSET = (0, 4)  # offsets of a call's number and architecture in a filter's input
+_NUMBER_OFFSET, _MACHINE_OFFSET = (0, 4)  # byte offsets of a system call's number and architecture in a filter's input
 
-# read, write, close, fstat, newfstatat, lseek, pread64, mmap, mprotect, munmap, mremap, madvise, brk, rt_sigaction,
-# rt_sigprocmask, rt_sigreturn, sched_yield, futex, clock_gettime, getrandom, exit, exit_group
+# Architecture, and numbers of read, write, close, fstat, newfstatat, lseek, pread64, mmap, mprotect, munmap, mremap,
+# madvise, brk, rt_sigaction, rt_sigprocmask, rt_sigreturn, sched_yield, futex, clock_gettime, getrandom, exit and
+# exit_group.
 _ALLOWED_SYSCALLS = {
     "x86_64": (
         0xC000003E,
@@ -56,7 +57,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]{1,80})")
+_REFUSED_GLOBAL = re.compile(r"GLOBAL ([\w.]{1,80})")  # the class or function that torch's error names
 
 
 class PickleRefused(Exception):
@@ -64,9 +65,9 @@ class PickleRefused(Exception):
 
 
 def main(file_bytes: int, parent_pid: int) -> NoReturn:
-    """Convert the file of `file_bytes` bytes; ends the process."""
+    """Convert the pickle on descriptor 0, which has `file_bytes` bytes, and end the process."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:  # the parent died before the line above
+    if os.getppid() != parent_pid:  # the parent died before prctl took effect
         os._exit(1)
     try:
         _preload_torch_loader()
@@ -130,7 +131,7 @@ class _BpfProgram(ctypes.Structure):
 
 
 def _install_syscall_filter() -> None:
-    """Let the kernel refuse all system calls but `_ALLOWED_SYSCALLS`, from here on (seccomp, filter mode)."""
+    """Make the kernel refuse every system call except `_ALLOWED_SYSCALLS` from now on (seccomp, filter mode)."""
     if platform.machine() not in _ALLOWED_SYSCALLS:
         raise PickleRefused(f"a process cannot be confined on {platform.machine()}")
     machine, calls = _ALLOWED_SYSCALLS[platform.machine()]
@@ -160,7 +161,7 @@ def _check_content(content: Any) -> dict[str, Tensor]:
         if type(value) not in (Tensor, torch.nn.Parameter):
             raise PickleRefused(f"{name!r:.80} is a {type(value).__name__[:80]}, not a plain tensor")
         if value.layout is not torch.strided or value.device.type != "cpu" or value.dtype not in _DTYPES:
-            raise PickleRefused(f"{name!r:.80} is a tensor of another kind: {value.dtype}, {value.layout}")
+            raise PickleRefused(f"{name!r:.80} is a tensor of an unsupported kind: {value.dtype}, {value.layout}")
     tensors: dict[str, Tensor] = content
     return tensors
 

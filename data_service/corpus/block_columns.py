@@ -1,10 +1,10 @@
-"""The block tables of a large corpus: binary columns in one object a split, each read when it is first used.
+"""The block tables of a large corpus: one object per split holds binary columns, each read when it is first used.
 
     blocks/train-<digest>.bin     the columns of `DTYPES`, one after another, little-endian
 
 The manifest holds the object's key and the digest of each column, so a column is verified by itself. A worker needs
-the places of blocks, a feed their counts. As JSON, two million blocks take 1.4 GB while they are parsed; here they
-take at most 60 bytes each.
+only the byte ranges of blocks, a feed only their counts. As JSON, two million blocks take 1.4 GB of memory while they
+are parsed; here a block takes at most 60 bytes.
 """
 
 import threading
@@ -20,12 +20,12 @@ from data_service.errors import damaged_corpus
 from data_service.store.base import Store, digest, read_verified
 from data_service.store.errors import KeyMissing, Truncated
 
-MIN_BLOCKS_STORED_APART = 1 << 16  # blocks; tables of at least so many are stored as columns
+MIN_BLOCKS_STORED_APART = 1 << 16  # number of blocks from which on tables are stored as binary columns
 COLUMNS_FOLDER = "blocks/"
 
 
 class StoredTable(BaseModel):
-    """What a manifest says of a table whose columns are stored apart.
+    """The entry in the manifest for a block table whose columns are stored in an object of their own.
 
     Attributes:
         shards: keys of the shards.
@@ -43,7 +43,7 @@ class StoredTable(BaseModel):
 
 
 def describe_stored_table(table: BlockTable, split: str) -> StoredTable:
-    """Return what the manifest says of `table` once `write_columns` has stored it. `split`: name of its split."""
+    """Return the manifest's entry for `table`, which `write_columns` stores. `split`: name of the table's split."""
     digests = {name: digest(column.data.cast("B")) for name, column in _columns_in_stored_dtypes(table).items()}
     name = digest("".join(digests.values()).encode())
     return StoredTable(
@@ -67,15 +67,15 @@ def _columns_in_stored_dtypes(table: BlockTable) -> dict[str, NDArray[Any]]:
 
 
 def open_table(store: Store, stored: StoredTable) -> BlockTable:
-    """Return the table whose columns are stored at the corpus root `store`. Nothing is read yet."""
+    """Return the block table that `stored` describes in the corpus at `store`. Its columns are read when first used."""
     return BlockTable(stored.blocks, tuple(stored.shards), StoredColumns(store, stored))
 
 
 class StoredColumns(Mapping[str, NDArray[Any]]):
-    """The columns of a stored table by name. Each is read when it is first asked for, and kept. Threads may share it.
+    """The columns of a stored table by name. Each is read at its first use and cached. The mapping is thread-safe.
 
     Raises:
-        CorpusError: the stored bytes do not match their digest, or contradict themselves; or there are no such bytes.
+        CorpusError: the object is missing or too short, its digest does not match, or it names an unknown shard.
         StoreError: the store cannot be read.
     """
 
@@ -121,5 +121,5 @@ class StoredColumns(Mapping[str, NDArray[Any]]):
             raise damaged_corpus(place, error.problem) from error
         column: NDArray[Any] = np.frombuffer(data, dtype=DTYPES[name])
         if name == "shard" and len(column) and not 0 <= column.min() <= column.max() < len(stored.shards):
-            raise damaged_corpus(place, f"a block names shard {column.max()} of {len(stored.shards)}")
+            raise damaged_corpus(place, f"a block names shard {column.max()}, but there are {len(stored.shards)}")
         return column

@@ -27,8 +27,8 @@ SplitName = Literal["train", "heldout"]
 SPLITS: tuple[SplitName, ...] = ("train", "heldout")
 
 
-ReportBytes = Callable[[int, int], None]
-_SHARDS_AT_ONCE = 4  # shards verified at the same time; each needs memory for one block
+ReportBytes = Callable[[int, int], None]  # called as (newly read, total), in bytes
+_PARALLEL_SHARDS = 4  # number of shards verified in parallel; each needs memory for one block
 _CORPUS_FOLDERS = ("train/", "heldout/", "tokenizer/", "provenance/", COLUMNS_FOLDER)
 
 
@@ -38,7 +38,7 @@ class Damage:
 
     Attributes:
         key: key of the object, relative to the corpus root.
-        problem: damaged part of it, and what is wrong there.
+        problem: what is wrong with the object, and where in it.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The result of verifying a corpus: the numbers of shards, blocks and bytes that were read, and all damage."""
+    """The result of `verify_corpus`: the numbers of shards, blocks and bytes that were read, and all damage found."""
 
     shards: int
     blocks: int
@@ -92,14 +92,14 @@ def _verify_shard(
 
 
 class _ShardBlocks(NamedTuple):
-    """The blocks of one shard. `blocks`: [N] int64, their numbers in the table, in the order of the file."""
+    """The N blocks of one shard. `blocks`: [N] int64, row of each block in `table`, in the order of the shard file."""
 
     table: BlockTable
     blocks: NDArray[np.int64]
 
 
 def _blocks_by_shard(table: BlockTable) -> dict[str, _ShardBlocks]:
-    """Return the blocks of each of a table's shards, by key."""
+    """Return the blocks of each shard in the table, by the shard's key."""
     order = np.lexsort((table.offset, table.shard))
     bounds = np.searchsorted(table.shard[order], np.arange(len(table.shards) + 1))
     return {
@@ -130,13 +130,13 @@ def _verify_block(
 def _verify_gap(store: Store, key: str, start: int, stop: int) -> Iterator[Damage]:
     """Check bytes `start` to `stop`, which lie outside the blocks: they must be zeros, as at the end of an archive."""
     if stop < start:
-        yield Damage(key, f"bytes {stop} to {start}: blocks overlap, or the shard ends inside one")
+        yield Damage(key, f"bytes {stop} to {start}: two blocks overlap, or the shard ends inside a block")
     elif any(store.get_range(key, start, stop - start)):
         yield Damage(key, f"bytes {start} to {stop}, which lie outside any block, are not zero")
 
 
 def _verify_tokenizer_and_sidecars(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
-    """Check the files of the tokenizer, and the sidecars."""
+    """Yield a `Damage` for each missing or changed tokenizer file and provenance sidecar."""
     sidecars = {key: file.digest for key, file in manifest.provenance.items()}
     for key, expected in (manifest.tokenizer_files | sidecars).items():
         try:
@@ -147,7 +147,7 @@ def _verify_tokenizer_and_sidecars(store: Store, manifest: CorpusManifest) -> It
 
 
 def _verify_removals(store: Store, manifest: CorpusManifest) -> Iterator[Damage]:
-    """Yield damage of the list of removals."""
+    """Yield a `Damage` if the list of removed documents is damaged."""
     try:
         load_removals(store, manifest)
     except CorpusError as error:
@@ -167,13 +167,13 @@ def _find_unlisted_files(store: Store, manifest: CorpusManifest) -> Iterator[Dam
 
 @dataclass(frozen=True)
 class Corpus:
-    """A complete corpus: the store at its root, and its manifest."""
+    """A corpus whose build is complete: the store at its root, and its manifest."""
 
     store: Store
     manifest: CorpusManifest
 
     def table(self, split: SplitName) -> BlockTable:
-        """Return the table of the training or the held-out split's blocks."""
+        """Return the table of all blocks of a split."""
         return self.manifest.train if split == "train" else self.manifest.heldout
 
     def tokenizer(self) -> Tokenizer:
@@ -188,7 +188,7 @@ class Corpus:
         return tokenizer
 
     def require_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raise CorpusError if the corpus was built with another tokenizer than `tokenizer`."""
+        """Raise CorpusError if the corpus was not built with `tokenizer`."""
         if tokenizer.hash != self.manifest.tokenizer_hash:
             raise CorpusError(
                 f"{self.store.uri} was built with another tokenizer: its manifest says "
@@ -203,7 +203,7 @@ def open_corpus(uri: str) -> Corpus:
     """Return the corpus at a folder or an s3:// prefix.
 
     Raises:
-        CorpusError: there is no corpus, or its manifest is damaged or of another version.
+        CorpusError: there is no corpus, or its manifest is damaged or written by a newer version.
         StoreError: the store cannot be read.
     """
     store = open_store(uri)
@@ -215,7 +215,7 @@ def open_part(corpus: Corpus, number: int) -> Corpus:
     """Return one of the corpora from which a corpus was merged.
 
     Raises:
-        CorpusError: it is gone, or another one than was merged.
+        CorpusError: there is no corpus at the part's URI, or a different one than was merged.
         StoreError: the store cannot be read.
     """
     part = corpus.manifest.parts[number]
@@ -223,14 +223,14 @@ def open_part(corpus: Corpus, number: int) -> Corpus:
     if found.manifest.digest != part.digest:
         raise CorpusError(
             f"{part.uri} is not the corpus that was merged into {corpus.store.uri}",
-            remedy="restore it from a copy, or merge the corpora again",
+            remedy="restore this corpus from a copy, or merge the corpora again",
         )
     return found
 
 
 def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> VerifyReport:
-    """Read and verify every byte of a corpus: manifest, tokenizer, blocks, and the bytes between and after them. Look
-    for files that the manifest does not list.
+    """Verify every byte of a corpus: manifest, tokenizer, sidecars, removals, and whole shards, padding included. Files
+    that the manifest does not list are reported as damage, too.
 
     `report`: function that is called, from several threads, with the number of bytes just read and the total number.
 
@@ -246,7 +246,7 @@ def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> V
         report(read, total)
 
     blocks = {**_blocks_by_shard(manifest.train), **_blocks_by_shard(manifest.heldout)}
-    with ThreadPoolExecutor(_SHARDS_AT_ONCE) as threads:
+    with ThreadPoolExecutor(_PARALLEL_SHARDS) as threads:
         shards = threads.map(
             lambda key: list(_verify_shard(store, manifest, key, blocks[key], report_read_bytes)),
             manifest.shard_sizes,
@@ -258,7 +258,7 @@ def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> V
         *_find_unlisted_files(store, manifest),
     ]
     if not damage and manifest.fingerprint != manifest.computed_fingerprint:
-        damage.append(Damage(MANIFEST_KEY, "its fingerprint is not that of its blocks"))
+        damage.append(Damage(MANIFEST_KEY, "the stored fingerprint is not that of the blocks"))
     return VerifyReport(
         shards=len(manifest.shard_sizes),
         blocks=len(manifest.train) + len(manifest.heldout),
@@ -269,16 +269,16 @@ def verify_corpus(uri: str, report: ReportBytes = lambda read, total: None) -> V
 
 @dataclass(frozen=True)
 class ShownDocument:
-    """A document as training sees it. In a corpus of pairs it is an example, and its sentences are the example's texts.
+    """A document as training reads it. In a corpus of pairs, a document is an example and its sentences are its texts.
 
     Attributes:
         shard: key of the shard, relative to the corpus root.
         block: number of the block in its split.
         document: number of the document in its block.
         tokens: number of tokens.
-        sentences: texts decoded from the tokens; none of a document that was removed.
-        pairs: kinds of the texts in a corpus of pairs; None in a corpus of plain text.
-        removal: number of the removal that took the document out; None if it was not removed.
+        sentences: texts decoded from the tokens; empty for a removed document.
+        pairs: which texts an example has in a corpus of pairs; None in a corpus of plain text.
+        removal: number of the removal that lists the document, from 1; None if it was not removed.
     """
 
     shard: str
@@ -291,11 +291,11 @@ class ShownDocument:
 
 
 def show_documents(uri: str, split: SplitName, index: int, count: int = 1) -> list[ShownDocument]:
-    """Return `count` documents of a split from number `index` on, in the order of its blocks; fewer at its end.
+    """Return documents `index` to `index + count - 1` of a split, numbered block by block; fewer at the split's end.
 
     Raises:
-        CorpusError: the split has no document `index`, the corpus's copy of its tokenizer is another tokenizer, or its
-            list of removals is damaged.
+        CorpusError: the split has no document `index`, the tokenizer in the corpus is not the one it was built with,
+            or its list of removals is damaged.
         CorruptBlock, StoreError: a block cannot be read.
     """
     corpus = open_corpus(uri)
@@ -311,7 +311,7 @@ def show_documents(uri: str, split: SplitName, index: int, count: int = 1) -> li
 
 
 def locate_document_tokens(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int, int]:
-    """Return (block, start, stop): the block that holds document `index` of a split, and the document's tokens in it.
+    """Return (block, start, stop): document `index` of a split is tokens `start` to `stop - 1` of block `block`.
 
     Documents are numbered in the order of the split's blocks, as for `show_documents`.
 
@@ -326,8 +326,8 @@ def locate_document_tokens(corpus: Corpus, split: SplitName, index: int) -> tupl
 
 
 def locate_document_in_block(corpus: Corpus, split: SplitName, index: int) -> tuple[int, int]:
-    """Return the block of document `index` of a split, and the document's number in it. Raises CorpusError: there is no
-    such document."""
+    """Return (block, document): the block that holds document `index` of a split, and the document's number in it.
+    Raises CorpusError: the split has no document `index`."""
     table = corpus.table(split)
     ends = np.cumsum(table.documents)
     total = int(ends[-1]) if len(ends) else 0
@@ -348,7 +348,7 @@ def _show_block(
     tokenizer: Tokenizer,
     removals: RemovalChain,
 ) -> Iterator[ShownDocument]:
-    """Yield the documents of a block whose numbers in it are `document_numbers`, as far as there are so many."""
+    """Yield the documents of block `index` with these numbers in the block; numbers past its last one are skipped."""
     table = corpus.table(split)
     block = read_block(corpus.store, table, index)
     before = int(table.documents[:index].sum())

@@ -1,6 +1,6 @@
-"""The data card of a corpus: its text, where that is from, its licences, what was filtered, searched for and removed.
+"""The data card of a corpus: amount, sources and licences of its text, how it was filtered, and what was removed.
 
-It is made from the manifest, so it cannot be out of date.
+The card is made from the manifest and the removals, so it cannot be out of date.
 """
 
 import json
@@ -15,19 +15,19 @@ from data_service.formats import StrictRecord
 from data_service.printable import mask_secrets, one_line
 from data_service.tokenizers.loss import KINDS, TextLoss, describe_loss
 
-_LISTED_VALUES = 50  # values of a field that a table lists
-_LISTED_PATTERNS = 20  # input patterns that a card lists
+_LISTED_VALUES = 50  # largest number of a field's values (such as sources) in a table of the card
+_LISTED_PATTERNS = 20  # largest number of input patterns in a card
 
 
 class Amount(StrictRecord):
-    """An amount of text."""
+    """An amount of text, in documents and tokens."""
 
     documents: int
     tokens: int
 
 
 class CardRemoval(StrictRecord):
-    """A removal. `at`: in seconds since 1970."""
+    """One removal of documents. `at`: its time in seconds since 1970."""
 
     at: int
     reason: str
@@ -35,16 +35,16 @@ class CardRemoval(StrictRecord):
 
 
 class BuiltPart(StrictRecord):
-    """What one build states: of the whole corpus, or of one of the corpora that were merged.
+    """The facts about one built corpus: the card's own, or one of the corpora that were merged into it.
 
     Attributes:
-        uri: its place.
+        uri: URI of the built corpus.
         digest: digest of its manifest.
         inputs: files, folders and globs that it was built from.
-        input_files, input_bytes: their number and size.
-        counts: documents read, left out and the like.
-        origin: what is known of the text; None if nothing is.
-        loss: what the tokenizer loses of the text; None if the build did not measure it.
+        input_files, input_bytes: number and total size of the input files.
+        counts: numbers of documents read, left out and the like.
+        origin: where the text is from; None if that was not recorded.
+        loss: characters that the tokenizer cannot represent; None if the build did not count them.
     """
 
     uri: str
@@ -58,15 +58,15 @@ class BuiltPart(StrictRecord):
 
 
 class DataCard(StrictRecord):
-    """What a corpus states of itself.
+    """The facts that the data card of a corpus shows.
 
     Attributes:
-        uri: its place when the card was made.
-        fingerprint: hash of what a run reads; `digest`: hash of the whole manifest.
+        uri: URI of the corpus when the card was made.
+        fingerprint: hash of everything that a training run reads; `digest`: hash of the whole manifest.
         tokenizer: hash of the tokenizer.
         train, heldout: amounts of text, removed text included.
-        built: what each build states: one, or several of a merged corpus.
-        removals: what was removed since.
+        built: facts about each built corpus: one, or several if the corpus was merged.
+        removals: removals of documents since the corpus was built.
     """
 
     uri: str
@@ -80,19 +80,19 @@ class DataCard(StrictRecord):
 
     @property
     def has_facts_beyond_inputs(self) -> bool:
-        """Whether anything is known beyond the inputs."""
+        """Whether the origin of some text is recorded, or documents were removed."""
         return bool(self.removals) or any(part.origin is not None for part in self.built)
 
     @property
     def searched_splits(self) -> list[IndexedSplit]:
-        """The splits of tasks that the whole text was searched for."""
+        """The evaluation splits for whose texts every document was searched."""
         first, *others = ([] if part.origin is None else part.origin.searched_splits for part in self.built)
         return [split for split in first if all(split in other for other in others)]
 
 
 def make_card(corpus: Corpus) -> DataCard:
-    """Return the card of a corpus. Raises CorpusError, StoreError: its manifest, that of a part or a list of removals
-    cannot be read, or a part was rebuilt."""
+    """Return the card of a corpus. Raises CorpusError, StoreError: a part's manifest or the list of removals cannot be
+    read, or a part was rebuilt since the merge."""
     manifest, store = corpus.manifest, corpus.store
     chain = load_removals(store, manifest)
     removals = [
@@ -120,7 +120,7 @@ def _split_amount(table: BlockTable) -> Amount:
 
 
 def _built_parts(corpus: Corpus) -> Iterator[BuiltPart]:
-    """Yield what the builds of a corpus state: its own, or those of its parts."""
+    """Yield the corpus itself, or the corpora from which it was merged."""
     manifest = corpus.manifest
     if manifest.parts:
         for number in range(len(manifest.parts)):
@@ -145,7 +145,7 @@ def _int_or_zero(value: object) -> int:
 
 
 def render_markdown(card: DataCard, title: str, level: int = 1) -> str:
-    """Return the card as Markdown. `level`: level of its heading; its sections are one level below."""
+    """Return the card as Markdown. `level`: level of the card's heading; its sections are one level below."""
     head = "#" * level
     lines = [
         f"{head} {_escape_cell(title)}\n",
@@ -228,7 +228,7 @@ def _preparation_lines(prepared: PreparedInput, head: str) -> Iterator[str]:
 
 
 def _format_changed_count(stage: StageCounts) -> str:
-    """Return how many documents a stage changed and, by reason, how many of them lost a part."""
+    """Return how many documents a stage changed and, by reason, how many of them it shortened."""
     return f"{stage.changed:,}{f' ({_format_counts(stage.cut)})' if stage.cut else ''}"
 
 
@@ -267,7 +267,7 @@ def _table_lines(heads: Sequence[str], rows: Sequence[Sequence[str | int]]) -> I
 
 
 def _escape_cell(value: str | int) -> str:
-    """Return a value as text that cannot end a cell or begin markup."""
+    """Return a value as text for a Markdown table cell: secrets masked, `|`, `<` and line ends escaped."""
     if isinstance(value, int):
         return f"{value:,}"
     return one_line(mask_secrets(value)).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

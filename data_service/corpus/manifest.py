@@ -1,6 +1,6 @@
-"""The corpus manifest, which lists every block with its place and hash; and the keys of a corpus that is being built.
+"""The corpus manifest, which lists every block with its byte range and hash; and the keys of files during a build.
 
-A corpus exists once its manifest does. Then everything under `build/` is deleted.
+A corpus is complete once its manifest is written. Then everything under `build/` is deleted.
 """
 
 import hashlib
@@ -22,25 +22,25 @@ from data_service.store.open import open_store
 from data_service.tokenizers.loss import TextLoss
 
 MIN_DOCUMENTS_TO_HASH_TOKENS = 64
-"""Number of held-out documents from which on a build divides text with unknown words by its tokens, unless the rule is
-given (`HeldoutRule.by_tokens`)."""
+"""Smallest number of held-out documents with which a build sets `HeldoutRule.by_tokens`, unless the held-out rule is
+given."""
 
-HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]  # a blake2b hash of 16 bytes
+HexDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]  # a 16-byte blake2b hash
 
 BUILD_FOLDER = "build/"
 CONFIGURATION_KEY = "build/configuration.json"
 TOKENIZER_FOLDER = "tokenizer"
-SHARD_FOLDERS = ("train/", "heldout/", "provenance/")  # folders of the shards of each split, and of their sidecars
+SHARD_FOLDERS = ("train/", "heldout/", "provenance/")  # folders of shards by split, and of sidecars
 
 
 @dataclass(frozen=True)
 class BuildLayout:
-    """The keys that the tasks of one build read and write. It is sent to the workers with each task.
+    """The store keys that the tasks of one build read and write. The layout is sent to the workers with each task.
 
     Attributes:
         output: URI of the corpus.
-        build: hash of the configuration. Keys under `build/` contain it, so that files that a late task of an abandoned
-            build writes are not mistaken for ours.
+        build: hash of the configuration. Keys under `build/` contain it, so that this build never reads files that a
+            late task of an abandoned build writes.
     """
 
     output: str
@@ -51,48 +51,48 @@ class BuildLayout:
         return open_store(self.output)
 
     def document_hashes_key(self, split: int) -> str:
-        """Return the key of a split's sorted document hashes."""
+        """Return the key of the sorted document hashes of input split number `split`."""
         return f"{BUILD_FOLDER}{self.build}/hashes/{split:06d}.bin"
 
     def duplicate_documents_key(self, partition: int) -> str:
-        """Return the key of one partition's list of documents that are copies of an earlier document."""
+        """Return the key of the list of duplicate documents whose hashes lie in one partition of the hash range."""
         return f"{BUILD_FOLDER}{self.build}/drops/{partition:03d}.bin"
 
     def unigram_key(self, split: int) -> str:
-        """Return the key of the token counts of a split's training shard: [vocab_size] int64."""
+        """Return the key of the token counts of an input split's training shard: [vocab_size] int64."""
         return f"{BUILD_FOLDER}{self.build}/unigrams/{split:06d}.bin"
 
     def words_key(self, name: str) -> str:
-        """Return the key of the workers' copy of one of the files of words."""
+        """Return the key of the workers' copy of a word file: `dictionary`, `user_words` or `lexicon`."""
         return f"{BUILD_FOLDER}{self.build}/words/{name}"
 
     def document_id_hashes_key(self, split: int) -> str:
-        """Return the key of the sorted hashes of the ids of a split's documents."""
+        """Return the key of the sorted hashes of the document ids of an input split."""
         return f"{BUILD_FOLDER}{self.build}/ids/{split:06d}.bin"
 
     def receipt_key(self, stage: str, task: int) -> str:
-        """Return the key of the receipt of a finished task."""
+        """Return the key of the file that records the result of a finished task."""
         return f"{BUILD_FOLDER}{self.build}/receipts/{stage}/{task:06d}.json"
 
 
 def shard_stem(split: int) -> str:
-    """Return the prefix of the names of a split's shards and of the keys of their samples."""
+    """Return the input split's number as in the names of its shards and in the keys of their samples."""
     return f"{split:06d}"
 
 
 def shard_key(split_name: str, split: int) -> str:
-    """Return the key of a split's shard in `split_name`: train or heldout."""
+    """Return the key of the shard that input split number `split` adds to `split_name`, train or heldout."""
     return f"{split_name}/{shard_stem(split)}.tar"
 
 
 def sidecar_key(shard: str) -> str:
-    """Return the key of the sidecar of the shard at key `shard`."""
+    """Return the key of the provenance file (sidecar) of the shard at key `shard`."""
     return f"provenance/{shard.removesuffix('.tar')}.parquet"
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of a corpus. `size`: in bytes; `digest`: blake2b hash of its bytes."""
+    """A file of a corpus. `size`: in bytes; `digest`: blake2b hash of the file's bytes."""
 
     size: NonNegativeInt
     digest: HexDigest
@@ -100,14 +100,14 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """A corpus whose shards belong to another one, too. `uri`: its place; `digest`: digest of its manifest."""
+    """A corpus whose shards a merged corpus uses. `uri`: root of that corpus; `digest`: digest of its manifest."""
 
     uri: str
     digest: str
 
 
 MANIFEST_KEY = "manifest.json"
-MANIFEST_START = b'{"format":"maskfleet-corpus",'
+MANIFEST_START = b'{"format":"maskfleet-corpus",'  # first bytes of every manifest.json
 
 
 DTYPES: dict[str, str] = {
@@ -119,11 +119,11 @@ DTYPES: dict[str, str] = {
     "documents": "<i8",
     "digest": "|V16",
 }
-"""The columns of a block table, in order, and their types."""
+"""The columns of a block table, in order, and their dtypes."""
 
 
 class Digests(Sequence[str]):
-    """The digests of blocks, in hexadecimal. `raw`: [B] of 16 bytes each; as text they take six times the memory."""
+    """The hex digests of B blocks. They are kept as `raw`, [B] of 16 bytes each: text takes six times the memory."""
 
     def __init__(self, raw: NDArray[np.void]) -> None:
         self.raw = raw
@@ -146,10 +146,10 @@ class Digests(Sequence[str]):
 
 @dataclass(frozen=True, eq=False)
 class BlockTable:
-    """The table of one split's B blocks, a column per attribute. 500 billion tokens are two million blocks.
+    """The table of one split's B blocks, one column per attribute. 500 billion tokens make two million blocks.
 
     Attributes:
-        blocks: B.
+        blocks: number of blocks, B.
         shards: keys of the shards, relative to the corpus root.
         columns: the columns by name, as in `DTYPES`. Those of a large corpus are read when they are first used
             (`data_service.corpus.block_columns`).
@@ -174,7 +174,7 @@ class BlockTable:
 
     @property
     def length(self) -> NDArray[np.int64]:
-        """[B] int64, bytes from there to the end of the block's last tar member (padding included)."""
+        """[B] int64, bytes from `offset` to the end of the block's last tar member (padding included)."""
         return self.columns["length"]
 
     @property
@@ -194,7 +194,7 @@ class BlockTable:
 
     @property
     def digest(self) -> Digests:
-        """B hex digests (blake2b, 16 bytes) of the blocks' `length` bytes."""
+        """B hex digests (blake2b, 16 bytes), each of one block's `length` bytes."""
         return Digests(self.columns["digest"])
 
     @cached_property
@@ -208,7 +208,7 @@ class BlockTable:
         return self.shards[int(self.shard[index])]
 
     def block_location(self, index: int) -> str:
-        """Return the place of block `index` for messages: shard, block number in the split, byte range."""
+        """Return where block `index` lies, as text for messages: shard, block number in the split, byte range."""
         start = int(self.offset[index])
         return f"{self.block_shard_key(index)}, block {index}, bytes {start} to {start + int(self.length[index])}"
 
@@ -218,18 +218,17 @@ class HeldoutRule:
     """The rule by which text was held out of a corpus.
 
     Attributes:
-        unit: unit that is held out: a whole document, or a stretch of one between ends of paragraphs (in a long
-            paragraph, ends of sentences).
-        below: bound of the low word of a hash. A document is held out if the low word of its hash is below the bound, a
-            stretch if that of its last paragraph is.
+        unit: unit that is held out: a whole document, or a stretch: a run of its paragraphs (in a long paragraph, of
+            its sentences).
+        below: upper bound for the low 64 bits of a hash. A document is held out if these bits of its hash are below the
+            bound; a stretch is, if these bits of the hash of its last paragraph are.
         length: mean length of a stretch in bytes.
-        trained: low words below `below` that are nevertheless trained on, because their paragraphs end too many
-            stretches.
-        by_tokens: whether documents with text unknown to the tokenizer are split by the hash of their tokens, so that
-            documents that differ only in unknown words are on the same side. Only if there are many documents.
+        trained: low 64 bits below the bound that are trained on nevertheless, because too many stretches end with the
+            paragraphs that have this hash.
+        by_tokens: whether documents with unknown tokens are split by the hash of their tokens, so that documents that
+            differ only in unknown words are on the same side. Only corpora of many documents do so.
         clusters: digest of the clusters of near duplicates that the prepared documents name; empty if they name none.
-            The hash of a document with near duplicates is that of its cluster's name. Stretches are held out only of
-            documents without.
+            A document in a cluster is hashed by the cluster's name, and no stretches are taken out of it.
     """
 
     unit: Literal["document", "stretch"]
@@ -241,16 +240,16 @@ class HeldoutRule:
 
     @classmethod
     def from_fraction(cls, fraction: float) -> Self:
-        """Return the rule that holds out exactly a share of the documents."""
+        """Return the rule that holds out whole documents, each with probability `fraction` by its hash."""
         return cls("document", math.ceil(fraction * (1 << 64)))
 
     def as_json(self) -> dict[str, object]:
-        """Return the rule as JSON values. An empty `clusters` is left out, so that older manifests keep their JSON."""
+        """Return the rule as a JSON object, without an empty `clusters`, so that older manifests keep their bytes."""
         found = asdict(self)
         return found if self.clusters else {name: value for name, value in found.items() if name != "clusters"}
 
     def holds_out(self, low_hash_word: int) -> bool:
-        """Return whether a document or paragraph with this low word is held out."""
+        """Return whether text is held out whose hash has these low 64 bits."""
         return low_hash_word < self.below and low_hash_word not in self.trained
 
 
@@ -279,8 +278,7 @@ class CorpusManifest:
         heldout_fraction: requested share of documents (by document hash) in the held-out split.
         train, heldout: tables of the blocks of each split.
         unigram: [vocab_size] int64, token counts of the training split.
-        shard_sizes, shard_digests: size in bytes and hash of each whole shard, by key, so that any flipped byte is
-            found.
+        shard_sizes, shard_digests: size in bytes and hash of each whole shard, by key.
         counts: numbers of documents read, duplicates dropped and the like, for `corpus stats`.
         options: inputs and options of the build, for information and for continuing it.
         document_lengths: numbers of training documents by length; entry k counts those of 2**k to 2**(k + 1) - 1
@@ -288,16 +286,17 @@ class CorpusManifest:
         skipped: first hundred bad records that were skipped: file, line or row, and reason.
         left_out: first hundred files among the inputs that were not read, and reasons.
         tokenizer_files: hashes (blake2b, 16 bytes) of the files of the tokenizer's copy, by key.
-        heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was, divided as
-            `effective_heldout_rule` says.
+        heldout_rule: rule by which text was held out; None if `heldout_fraction` of the documents was held out by
+            their hash (`effective_heldout_rule`).
         pairs: texts of an example in a corpus of pairs; None in a corpus of plain text.
         words: segmentation that decided where stored units begin; None if no units are stored.
         provenance: sizes and hashes of the sidecars that say where documents come from, by key; empty in a corpus that
-            was built without.
+            was built without provenance.
+        recorded: fingerprint as read from manifest.json; empty if it must be computed.
         parts: corpora in which the shards lie, if the corpus was merged (`parts.py`).
         origin: where the text is from, and how it was prepared; None if neither provenance nor outputs of `corpus
             prepare` say it, and in a merged corpus, whose parts have it.
-        loss: what the tokenizer loses of the text; None in a corpus that was built before it was measured.
+        loss: characters that the tokenizer cannot represent; None in a corpus of an older build, which has no count.
         digest: sha256 (hex) of the manifest's whole content, so also of counts, options and sidecars, which
             `fingerprint` does not cover; empty until it is written.
     """
@@ -328,26 +327,26 @@ class CorpusManifest:
 
     @property
     def effective_heldout_rule(self) -> HeldoutRule:
-        """The rule by which text was held out. If none is stored, the number of documents tells `by_tokens`."""
+        """The stored held-out rule, or that of `heldout_fraction`; then the number of documents decides `by_tokens`."""
         if self.heldout_rule is not None:
             return self.heldout_rule
         many = int(self.heldout.documents.sum()) >= MIN_DOCUMENTS_TO_HASH_TOKENS
         return replace(HeldoutRule.from_fraction(self.heldout_fraction), by_tokens=many)
 
     def with_heldout_rule(self, rule: HeldoutRule) -> Self:
-        """Return the manifest of a corpus that holds text out by `rule`, which is stored unless the rest tells it."""
+        """Return the manifest with this held-out rule, which is stored unless `heldout_fraction` implies it."""
         without = replace(self, heldout_rule=None)
         return without if without.effective_heldout_rule == rule else replace(self, heldout_rule=rule)
 
     @property
     def may_have_unknown_tokens(self) -> bool:
-        """Whether text of the corpus may be unknown to its tokenizer, so that the rule's `by_tokens` matters."""
+        """Whether the corpus may contain the unknown token; only then `HeldoutRule.by_tokens` matters."""
         return self.loss is None or bool(self.loss.lost.get("unknown"))
 
     @property
     def keeps_white_space(self) -> bool:
-        """Whether a document's tokens are those of its whole text, with its white space. In corpora of earlier rules,
-        and of `lines: join`, lines are joined by one space."""
+        """Whether documents keep their white space. Corpora of older versions, or built with `lines: join`, join a
+        document's lines with one space."""
         return self._rules_version >= 3 and self.options.get("lines") != "join"
 
     @property
@@ -362,7 +361,7 @@ class CorpusManifest:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 (hex) of everything that determines a run's samples: blocks, shards, tokenizer, beginnings of words.
+        """sha256 (hex) of everything that decides a run's samples: blocks, shards, tokenizer, rules for word starts.
 
         It does not cover where the text came from (`options`, `counts`), because the same tokens are the same data.
         """
@@ -370,7 +369,7 @@ class CorpusManifest:
 
     @cached_property
     def computed_fingerprint(self) -> str:
-        """The fingerprint, computed from all columns."""
+        """The fingerprint, computed from all columns of both block tables."""
         content = hashlib.sha256()
         identity: list[object] = [self.tokenizer_hash, self.vocab_size, self.shard_sizes, self.shard_digests]
         if self.word_rules_version > 1:  # version 1 is left out, so that older corpora keep their fingerprints

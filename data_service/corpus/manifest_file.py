@@ -1,7 +1,7 @@
 """manifest.json: the manifest as compact columnar JSON, with a hash of the exact bytes of its content.
 
-So a flipped byte is found even if the JSON can still be parsed. The block tables of a corpus of many blocks are not
-part of the JSON (`data_service.corpus.block_columns`); it holds their digests, and the corpus's fingerprint.
+The hash reveals a flipped byte even if the JSON can still be parsed. Large block tables are stored in binary objects of
+their own (`data_service.corpus.block_columns`); then the JSON holds their digests and the corpus's fingerprint.
 """
 
 import json
@@ -42,11 +42,10 @@ from data_service.store.base import Store
 from data_service.store.errors import KeyMissing
 from data_service.tokenizers.loss import TextLoss
 
+# A manifest is written in the lowest version that has all fields it uses. Version 2 added `provenance` and `origin`,
+# 3 `parts` of a merged corpus, 4 block tables in objects of their own, 5 `HeldoutRule.clusters`, 6 `loss`.
 NEWEST_MANIFEST_VERSION = 6
-# A manifest has the lowest version that knows all its fields. Version 2 added provenance and origin, 3 the parts of a
-# merged corpus, 4 tables of blocks in objects of their own, 5 held-out clusters, 6 what the tokenizer
-# loses of the text.
-_FORMAT = "maskfleet-corpus"
+_FORMAT = "maskfleet-corpus"  # value of the key `format` in manifest.json
 
 
 class _ManifestObject(BaseModel):
@@ -69,7 +68,7 @@ class _InlineTable(_ManifestObject):
         if any(len(column) != len(self.shard) for column in columns):
             raise ValueError("the columns of a block table differ in length")
         if self.shard and max(self.shard) >= len(self.shards):
-            raise ValueError(f"a block names shard {max(self.shard)} of {len(self.shards)}")
+            raise ValueError(f"a block names shard {max(self.shard)}, but there are {len(self.shards)}")
         return self
 
 
@@ -100,18 +99,18 @@ class _ManifestContent(_ManifestObject):
     @model_validator(mode="after")
     def _check_parts(self) -> "_ManifestContent":
         if len(self.unigram) != self.vocab_size:
-            raise ValueError(f"{len(self.unigram)} unigram counts for {self.vocab_size} ids")
+            raise ValueError(f"there are {len(self.unigram)} unigram counts for {self.vocab_size} token ids")
         shards = {*self.train.shards, *self.heldout.shards}
         if shards != set(self.shard_sizes) or shards != set(self.shard_digests):
-            raise ValueError("the shards with sizes and hashes are not the shards that hold the blocks")
+            raise ValueError("the shards that have sizes and hashes are not the shards of the block tables")
         if self.provenance and set(self.provenance) != {sidecar_key(shard) for shard in shards}:
-            raise ValueError("the sidecars are not those of the shards")
+            raise ValueError("the listed provenance sidecars do not belong to the listed shards")
         for table in (self.train, self.heldout):
             if isinstance(table, StoredTable):
                 continue
             for shard, offset, length in zip(table.shard, table.offset, table.length, strict=True):
                 if offset + length > self.shard_sizes[table.shards[shard]]:
-                    raise ValueError(f"a block ends after its shard {table.shards[shard]}")
+                    raise ValueError(f"a block extends past the end of its shard {table.shards[shard]}")
         return self
 
 
@@ -148,7 +147,7 @@ def dump_manifest(manifest: CorpusManifest) -> bytes:
         content["origin"] = manifest.origin.model_dump(mode="json")
     if manifest.loss is not None:
         content["loss"] = manifest.loss.model_dump(mode="json")
-    # Older versions do not know these keys, but can read a manifest without them.
+    # Older versions of Maskfleet reject these keys, so empty lists are left out.
     content |= {key: names for key in ("skipped", "left_out") if (names := getattr(manifest, key))}
     body = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     return wrap_in_envelope(_FORMAT, _lowest_version(content, manifest.heldout_rule), body)
@@ -158,7 +157,7 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
     """Return the manifest in `data`, the bytes of manifest.json at the corpus root `store`.
 
     Raises:
-        CorpusError: the bytes are damaged, not a manifest, or of a version that this program does not know.
+        CorpusError: the bytes are damaged, not a manifest, or written by a newer version of Maskfleet.
     """
     place = f"{store.uri.rstrip('/')}/{MANIFEST_KEY}"
     try:
@@ -179,12 +178,12 @@ def parse_manifest(data: bytes, store: Store) -> CorpusManifest:
         "loss": content.loss,
     }
     if stored.version != _lowest_version(used, content.heldout_rule) or any(apart) != bool(content.fingerprint):
-        raise damaged_corpus(place, f"its content is not that of version {stored.version}")
+        raise damaged_corpus(place, f"its fields do not belong to manifest version {stored.version}")
     return replace(_to_manifest(content, store), digest=stored.digest)
 
 
 def _lowest_version(content: Mapping[str, object], rule: HeldoutRule | None) -> int:
-    """Return the version of a manifest with this content: the first that knows all of it."""
+    """Return the first manifest version that has all fields used in `content` and `rule`."""
     if content.get("loss"):
         return NEWEST_MANIFEST_VERSION
     if rule is not None and rule.clusters:
@@ -197,8 +196,8 @@ def _lowest_version(content: Mapping[str, object], rule: HeldoutRule | None) -> 
 
 
 def save_manifest(store: Store, manifest: CorpusManifest) -> None:
-    """Write the manifest at the store's root. From then on the corpus exists. The tables of many blocks are written
-    apart, before it."""
+    """Write the manifest at the corpus root `store`, which completes the corpus. Large block tables are written first,
+    to objects of their own."""
     if _stores_columns_apart(manifest):
         for split, table in (("train", manifest.train), ("heldout", manifest.heldout)):
             write_columns(store, table, describe_stored_table(table, split))
@@ -206,20 +205,20 @@ def save_manifest(store: Store, manifest: CorpusManifest) -> None:
 
 
 def with_digest(manifest: CorpusManifest) -> CorpusManifest:
-    """Return the manifest with the digest that it will have when it is saved."""
+    """Return the manifest with `digest` set to what `save_manifest` will store."""
     return replace(manifest, digest=open_envelope(_FORMAT, dump_manifest(manifest)).digest)
 
 
 def _stores_columns_apart(manifest: CorpusManifest) -> bool:
-    """Return whether the tables of blocks are stored apart."""
+    """Return whether the block tables are stored in objects of their own, as binary columns."""
     return len(manifest.train) + len(manifest.heldout) >= MIN_BLOCKS_STORED_APART
 
 
 def load_manifest(store: Store) -> CorpusManifest:
-    """Return the manifest of the corpus at the store's root.
+    """Return the manifest of the corpus at the root of `store`.
 
     Raises:
-        CorpusError: there is no corpus, or its manifest is damaged or of another version.
+        CorpusError: there is no corpus, or its manifest is damaged or written by a newer version.
         StoreError: the store cannot be read.
     """
     try:
@@ -264,16 +263,16 @@ def _to_manifest(content: _ManifestContent, store: Store) -> CorpusManifest:
 
 
 def claim_output(store: Store, configuration: Mapping[str, object]) -> None:
-    """Reserve the output for the corpus that `configuration` describes. Files of the same command, interrupted, are
-    accepted.
+    """Reserve the output for the corpus that `configuration` describes. An unfinished corpus of the same configuration
+    may be there.
 
-    Raises CorpusError: the output holds a corpus, complete or not, or something else is being made there.
+    Raises CorpusError: the output holds a complete corpus, or an unfinished one of another configuration.
     """
     described = json.dumps(configuration).encode()
     if store.size(MANIFEST_KEY) is not None:
         raise CorpusError(f"{store.uri} holds a corpus already", remedy="give another folder with --out")
     if not store.put_if_absent(CONFIGURATION_KEY, described) and store.get(CONFIGURATION_KEY) != described:
         raise CorpusError(
-            f"{store.uri} holds a corpus that a build or a merge has not finished",
-            remedy="give another folder with --out, or delete that folder",
+            f"{store.uri} holds the unfinished corpus of another build or merge",
+            remedy="give another folder with --out, or delete this one",
         )

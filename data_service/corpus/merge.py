@@ -1,14 +1,12 @@
-"""Merges corpora at the manifest's level: the merged corpus lists the shards of its parts, and none is written again.
+"""Merges corpora without copying their shards: the merged manifest lists the shards of the corpora (its parts).
 
-Documents and blocks are those of the parts, one part after another, so each keeps its bytes. The merged corpus begins
-with the removals from its parts. A last removal takes out the copies: documents with the same tokens as one of an
-earlier part, as a build drops later copies of a text. So copies are never read, but stay in the shards and keep their
-places.
+Documents and blocks are numbered through all parts in order. The removals of the parts become the first removals of the
+merged corpus. One more removal takes out copies: documents with the same tokens as a document of an earlier part. So
+copies are never read, but stay in the shards, and no document's number changes.
 
-Documents of two parts that have one id are refused, unless one is a copy of the other (`merged_ids.py`).
+The merge is refused if documents of two parts have the same id, unless one is a copy of the other (`merged_ids.py`).
 
-Hashes of documents are sorted in temporary files, one range of hashes at a time, so memory does not grow with the
-parts.
+Document hashes are sorted in temporary files, one range of hashes at a time, so memory does not grow with the parts.
 """
 
 from collections import Counter
@@ -58,12 +56,12 @@ from data_service.tokenizers.loss import TextLoss
 from data_service.types import Block
 
 ReportBlocks = Callable[[int, int], None]
-"""A function that is called with the number of blocks and sidecars just read, and of all."""
+"""Called as (newly read, total), in blocks and sidecars."""
 
 DUPLICATE_REMOVAL_REASON = "copies of documents of earlier parts"
-"""The reason of the removal that leaves copies out."""
+"""The `Removal.reason` of the removal that takes out copies."""
 
-_HASH_RANGES = 256  # one range for each first byte of a hash
+_HASH_RANGES = 256  # number of files of document hashes: one for each first byte of a hash
 _HASH_RECORD_DTYPE = np.dtype(
     [("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4")]
     + [(name, "<i8") for name in ("document", "block", "start", "stop")]
@@ -76,9 +74,9 @@ class MergeReport:
 
     Attributes:
         documents: number of documents of all parts.
-        copies: number of copies that are left out.
-        earlier_copies: number of copies that earlier merges into the parts left out.
-        removed: number of other documents that were removed from the parts before.
+        copies: number of copies that this merge removed.
+        earlier_copies: number of copies that earlier merges had removed from the parts.
+        removed: number of other documents that had been removed from the parts.
     """
 
     documents: int
@@ -95,20 +93,20 @@ def merge_corpora(
     removed_at: int,
     report: ReportBlocks = lambda done, total: None,
 ) -> MergeReport:
-    """Merge corpora, in this order, into one at `output`. They must stay where they are.
+    """Merge corpora, in this order, into one at `output`. It refers to their shards, so they must not be moved.
 
-    A merge that was interrupted is done again by the same call; a complete one is known.
+    The same call repeats an interrupted merge, and only returns the report of a complete one.
 
     Args:
         uris: at least two corpora, which may be merged ones.
-        output: folder or s3:// prefix of its own.
+        output: folder or s3:// prefix that holds nothing else.
         removed_by: user and host, for the removal of copies.
         removed_at: seconds since 1970.
-        report: function that is called in this thread.
+        report: progress callback, called in this thread.
 
     Raises:
-        CorpusError: the corpora do not go together, `output` holds another corpus, or a corpus is damaged.
-        DuplicateIdError: documents of two of the corpora have one id.
+        CorpusError: the corpora differ in tokenizer or options, `output` holds another corpus, or one is damaged.
+        DuplicateIdError: documents of two of the corpora have the same id.
         CorruptBlock, StoreError: a block cannot be read, or a store cannot be used.
     """
     sources = [open_corpus(uri) for uri in uris]
@@ -125,8 +123,9 @@ def merge_corpora(
 
 
 def _complete_merge_report(sources: Sequence[Corpus], store: Store) -> MergeReport | None:
-    """Return the report of this merge if it is complete in `store`; None if it is not, or if documents were removed
-    from a source since. Remains of a killed merge are deleted.
+    """Return the report of this merge if `store` already holds its result, after deleting leftover temporary files.
+
+    None: the merge is not complete, or documents were removed from a source since.
     """
     if store.size(MANIFEST_KEY) is None:
         return None
@@ -147,9 +146,9 @@ def join_corpora(
     removed_at: int,
     report: ReportBlocks = lambda done, total: None,
 ) -> MergeReport:
-    """Write the manifest and the removals of the merged corpus to `store`, a place that was claimed.
+    """Write the manifest, removals and tokenizer of the merged corpus to `store`, which `claim_output` reserved.
 
-    Raises as `merge_corpora`, and DuplicateIdError: documents of two corpora have one id.
+    Raises as `merge_corpora`.
     """
     store.delete_many([entry.key for entry in store.list(REMOVALS_FOLDER)])
     manifest = with_digest(_merged_manifest(sources))
@@ -173,7 +172,7 @@ def join_corpora(
 
 
 def _merge_report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -> MergeReport:
-    """Return the report of a merge whose first `carried` removals are those of its parts."""
+    """Return the report of a merge whose first `carried` removals come from its parts."""
     sizes = [(len(one), one.reason == DUPLICATE_REMOVAL_REASON) for one in chain.removals]
     return MergeReport(
         documents=sum(int(table.documents.sum()) for table in (manifest.train, manifest.heldout)),
@@ -184,11 +183,11 @@ def _merge_report(manifest: CorpusManifest, chain: RemovalChain, carried: int) -
 
 
 def check_mergeable(sources: Sequence[Corpus]) -> None:
-    """Raise CorpusError if there are not several corpora, or they differ in what one corpus has only one of."""
+    """Raise CorpusError if there are fewer than two different corpora, or their tokenizers or build options differ."""
     if len({source.manifest.digest for source in sources}) < max(2, len(sources)):
         raise CorpusError(
             "a merge needs two corpora or more, each given once",
-            remedy="give different corpora, in their order",
+            remedy="give at least two different corpora",
         )
     shared = _rule_for_unknown_words([source.manifest for source in sources])
     facts = [
@@ -208,12 +207,12 @@ def check_mergeable(sources: Sequence[Corpus]) -> None:
         if unlike:
             raise CorpusError(
                 f"{sources[0].store.uri} and {source.store.uri} cannot be merged: {'; '.join(unlike)}",
-                remedy="build one with the other's tokenizer and options, and with --heldout-like",
+                remedy="build one of them again with the other's tokenizer and options, and with --heldout-like",
             )
 
 
-def _joined_loss(manifests: Sequence[CorpusManifest]) -> TextLoss | None:
-    """Return the loss of text of all corpora; None if it was not measured in each."""
+def _summed_text_loss(manifests: Sequence[CorpusManifest]) -> TextLoss | None:
+    """Return the characters that the tokenizer loses in all corpora together; None if one corpus has no count."""
     known = [manifest.loss for manifest in manifests if manifest.loss is not None]
     return TextLoss.sum_of(known) if len(known) == len(manifests) else None
 
@@ -237,8 +236,8 @@ def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
     manifests, first_of_all = [source.manifest for source in sources], sources[0].manifest
     return replace(
         first_of_all,
-        train=_joined_table(tables["train"]),
-        heldout=_joined_table(tables["heldout"]),
+        train=_concatenate_tables(tables["train"]),
+        heldout=_concatenate_tables(tables["heldout"]),
         unigram=np.sum([manifest.unigram for manifest in manifests], axis=0),
         shard_sizes=sizes,
         shard_digests=digests,
@@ -251,27 +250,27 @@ def _merged_manifest(sources: Sequence[Corpus]) -> CorpusManifest:
         skipped=(),
         left_out=(),
         provenance=sidecars,
-        loss=_joined_loss(manifests),
+        loss=_summed_text_loss(manifests),
         parts=tuple(parts),
         recorded="",
         digest="",
-    ).with_heldout_rule(_joined_rule(manifests))
+    ).with_heldout_rule(_merged_heldout_rule(manifests))
 
 
 def _rule_for_unknown_words(manifests: Sequence[CorpusManifest]) -> HeldoutRule:
-    """Return the rule of the first corpus in which it matters how unknown words are divided; if none, of the first."""
+    """Return the held-out rule of the first corpus that may have unknown tokens, or else of the first corpus."""
     return next((one for one in manifests if one.may_have_unknown_tokens), manifests[0]).effective_heldout_rule
 
 
 def _comparable_rule(manifest: CorpusManifest, shared: HeldoutRule) -> HeldoutRule:
-    """Return what must be equal in all rules: not the clusters, and not the division of unknown words without any."""
+    """Return the held-out rule for comparison: without clusters, and `by_tokens` only where it has an effect."""
     rule = manifest.effective_heldout_rule
     by_tokens = rule.by_tokens if manifest.may_have_unknown_tokens else shared.by_tokens
     return replace(rule, clusters="", by_tokens=by_tokens)
 
 
-def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule:
-    """Return the rule of a merged corpus: that of the parts, by the clusters of all of them."""
+def _merged_heldout_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule:
+    """Return the held-out rule of the merged corpus: that of the parts, with one digest of the clusters of all."""
     rule = _rule_for_unknown_words(manifests)
     clusters = sorted({manifest.effective_heldout_rule.clusters for manifest in manifests})
     if len(clusters) == 1:
@@ -280,16 +279,15 @@ def _joined_rule(manifests: Sequence[CorpusManifest]) -> HeldoutRule:
 
 
 def corpus_parts(source: Corpus) -> tuple[CorpusPart, ...]:
-    """Return the corpora in which the shards of a corpus lie: its parts, or itself."""
+    """Return the corpora in which the shards of a corpus lie: its parts, or the corpus itself."""
     return source.manifest.parts or (CorpusPart(_absolute_uri(source.store.uri), source.manifest.digest),)
 
 
 def _merged_key(key: str, first_part: int, is_source_merged: bool) -> str:
-    """Return the key in the merged corpus of the shard at `key` of a source, whose parts begin with number
-    `first_part`."""
+    """Return the merged corpus's key for a source's shard `key`. `first_part`: number of the source's first part."""
     if not is_source_merged:
         return key_of_part_object(first_part, key)
-    _, number, there = key.split("/", 2)  # a merged source's keys are such as parts/0/train/000000.tar
+    _, number, there = key.split("/", 2)  # such as parts/0/train/000000.tar
     return key_of_part_object(first_part + int(number), there)
 
 
@@ -297,8 +295,8 @@ def _absolute_uri(uri: str) -> str:
     return uri if "://" in uri else str(Path(uri).absolute())
 
 
-def _joined_table(tables: Sequence[BlockTable]) -> BlockTable:
-    """Return one table of the blocks of all."""
+def _concatenate_tables(tables: Sequence[BlockTable]) -> BlockTable:
+    """Return one table of the blocks of all tables, in order."""
     shards = np.cumsum([0, *(len(table.shards) for table in tables)])
     columns: dict[str, NDArray[Any]] = {
         name: np.concatenate([table.columns[name] for table in tables]) for name in DTYPES
@@ -309,17 +307,18 @@ def _joined_table(tables: Sequence[BlockTable]) -> BlockTable:
 
 
 def _record_removal(store: Store, manifest: CorpusManifest, chain: RemovalChain, removal: Removal) -> RemovalChain:
+    """Append a removal to the merged corpus. Raises CorpusError: another process has added one."""
     longer = append_removal(store, manifest, chain, removal)
     if longer is None:
         raise CorpusError(
-            f"{store.uri}: another merge is writing there",
-            remedy="wait for it, or give another folder with --out",
+            f"another merge is writing to {store.uri}",
+            remedy="wait until that merge ends, or give another folder with --out",
         )
     return longer
 
 
 def _find_copies(sources: Sequence[Corpus], report: ReportBlocks) -> DocumentsBySplit:
-    """Return the documents that are copies of one of an earlier part, by split. Reads every block."""
+    """Return the documents, by split, that are copies of a document of an earlier part. Every block is read."""
     with temporary_folder("merge") as folder:
         _write_hashes(sources, folder, report)
         found = [_find_later_duplicates(path) for path in sorted(folder.iterdir())]
@@ -333,9 +332,9 @@ def _removed_documents(records: NDArray[np.void]) -> RemovedDocuments:
 
 
 def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks) -> None:
-    """Write a record of every document to the file of its hash's range."""
+    """Write a record of every document to one of `_HASH_RANGES` files, chosen by the first byte of its hash."""
     total = sum(len(source.table(split)) for source in sources for split in SPLITS)
-    # Numbers that a source's first block and first document have in the merged corpus.
+    # Merged numbers, by split, of the block being read and of its first document.
     first, before = Counter[str](), Counter[str]()
     with ExitStack() as files:
         ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
@@ -355,9 +354,9 @@ def _write_hashes(sources: Sequence[Corpus], folder: Path, report: ReportBlocks)
 
 
 def _document_records(block: Block, *, pairs: bool) -> NDArray[np.void]:
-    """Return a record of each document of a block: the hash of its tokens, its number in the block, and its place.
+    """Return a record of each document of a block: hash of its tokens, number in the block, and token range.
 
-    In a corpus of pairs the hash covers the ends of the texts, too.
+    `pairs`: whether the block is of a corpus of pairs; then the hash also covers where each text ends.
     """
     edges, tokens = block.sentences[block.documents], block.tokens.astype("<u4")
     ends = np.split(block.sentences[1:], block.documents[1:-1]) if pairs else []
@@ -375,7 +374,7 @@ def _document_records(block: Block, *, pairs: bool) -> NDArray[np.void]:
 
 
 def _find_later_duplicates(path: Path) -> NDArray[np.void]:
-    """Return the records of a range whose hash a record of an earlier part has."""
+    """Return the records in a file whose hash also occurs in an earlier part."""
     records = np.fromfile(path, dtype=_HASH_RECORD_DTYPE)
     if not len(records):
         return records

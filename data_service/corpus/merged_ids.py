@@ -1,6 +1,6 @@
-"""Refuses to merge corpora of which two have documents with one id, so that an id names one document.
+"""Checks that no two corpora to be merged have documents with the same id.
 
-A copy that the merge leaves out may have the id of its original. Hashes of ids are sorted in temporary files, one range
+A copy that the merge removes may have the id of its original. Hashes of ids are sorted in temporary files, one range
 of hashes at a time, so memory does not grow with the corpora.
 """
 
@@ -21,26 +21,26 @@ from data_service.errors import CorpusError
 from data_service.processes import temporary_folder
 from data_service.store.base import parallel_map
 
-_HASH_RANGES = 256  # one range for each first byte of a hash
-_LISTED_IDS = 10  # ids that an error names
+_HASH_RANGES = 256  # number of files of id hashes: one for each first byte of a hash
+_LISTED_IDS = 10  # largest number of ids that an error message lists
 _ID_RECORD_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("part", "<u4"), ("heldout", "<u4"), ("document", "<i8")])
-_Place = tuple[int, SplitName, int]  # a document: part, split, number in the split of the part
+_Location = tuple[int, SplitName, int]  # a document: number of its corpus, split, number in that split
 
 
 class DuplicateIdError(CorpusError):
-    """Documents of two corpora that have one id."""
+    """Documents of two corpora have the same id."""
 
 
 def check_unique_ids(sources: Sequence[Corpus], copies: DocumentsBySplit, report: Callable[[int], None]) -> None:
-    """Read the ids of all documents. Corpora that were built without provenance have none.
+    """Check that no two corpora have documents with the same id. Corpora without provenance have no ids.
 
     Args:
         sources: corpora that are merged, in order.
-        copies: documents of the merged corpus that it leaves out as copies, by split. Their ids do not count.
-        report: function that is called with the number of sidecars just read.
+        copies: documents, by split, that the merge removes as copies. Their ids are not checked.
+        report: progress callback, called with the number of sidecars just read.
 
     Raises:
-        DuplicateIdError: documents of two corpora have one id. The message names ids, corpora and documents.
+        DuplicateIdError: documents of two corpora have the same id. The message lists ids, corpora and documents.
         CorpusError: a sidecar is missing or damaged.
         StoreError: a store cannot be read.
     """
@@ -59,7 +59,7 @@ def _write_id_hashes(
     folder: Path,
     report: Callable[[int], None],
 ) -> None:
-    """Write a record of every document with an id to the file of its hash's range."""
+    """Write a record of every document with an id to one of the files, chosen by the first byte of the id's hash."""
     before = dict.fromkeys(SPLITS, 0)  # number of documents in earlier corpora, by split
     with ExitStack() as files:
         ranges = [files.enter_context((folder / f"{n:03d}").open("wb")) for n in range(_HASH_RANGES)]
@@ -81,7 +81,7 @@ def _write_id_hashes(
 
 
 def _read_ids(source: Corpus, split: SplitName) -> Iterator[tuple[NDArray[np.int64], list[str | None]]]:
-    """Yield the numbers in the split, and the ids, of each shard's documents."""
+    """Yield for each shard the numbers of its documents in the split, and their ids."""
     table = source.table(split)
     starts = np.cumsum(table.documents) - table.documents
     read = parallel_map(partial(read_document_ids, source), table.shards)
@@ -90,7 +90,7 @@ def _read_ids(source: Corpus, split: SplitName) -> Iterator[tuple[NDArray[np.int
 
 
 def _id_records(ids: Sequence[str]) -> NDArray[np.void]:
-    """Return records with the hash of each id; the rest of them is 0."""
+    """Return a record for each id with its hash; the other fields are 0."""
     hashes = b"".join(blake2b(each.encode(), digest_size=16).digest() for each in ids)
     both = np.frombuffer(hashes, dtype="<u8").reshape(-1, 2)
     records = np.zeros(len(ids), dtype=_ID_RECORD_DTYPE)
@@ -98,37 +98,40 @@ def _id_records(ids: Sequence[str]) -> NDArray[np.void]:
     return records
 
 
-def _find_equal_id_pairs(path: Path) -> Iterator[tuple[_Place, _Place]]:
-    """Yield the first document with each id that two corpora have, and the first with it in another corpus."""
+def _find_equal_id_pairs(path: Path) -> Iterator[tuple[_Location, _Location]]:
+    """Yield for each id in two or more corpora its first document, and its first document in another corpus."""
     records = np.fromfile(path, dtype=_ID_RECORD_DTYPE)
     if not len(records):
         return
     records = records[np.lexsort([records[name] for name in reversed(_ID_RECORD_DTYPE.names or ())])]
     same = (np.diff(records["high"]) == 0) & (np.diff(records["low"]) == 0)
     starts = np.flatnonzero(np.append(True, ~same))
-    firsts = np.repeat(starts, np.diff(np.append(starts, len(records))))  # the first record with the same id
+    firsts = np.repeat(starts, np.diff(np.append(starts, len(records))))  # index of the first record with the same id
     other = np.flatnonzero(records["part"] != records["part"][firsts])
     _, at = np.unique(firsts[other], return_index=True)
     for second in other[at].tolist():
         yield _decode_location(records[firsts[second]]), _decode_location(records[second])
 
 
-def _decode_location(record: np.void) -> _Place:
+def _decode_location(record: np.void) -> _Location:
     return int(record["part"]), SPLITS[int(record["heldout"])], int(record["document"])
 
 
-def _equal_ids_error(sources: Sequence[Corpus], pairs: Sequence[tuple[_Place, _Place]], count: int) -> DuplicateIdError:
-    lines = [_pair_text(sources, pair) for pair in pairs]
+def _equal_ids_error(
+    sources: Sequence[Corpus], pairs: Sequence[tuple[_Location, _Location]], count: int
+) -> DuplicateIdError:
+    """Return the error for `count` ids of documents in two corpora. `pairs`: documents of the first of these ids."""
+    lines = [_format_pair(sources, pair) for pair in pairs]
     more = [f"and {count - len(pairs):,} more"] if count > len(pairs) else []
     later = sorted({later[0] for _, later in pairs})
     return DuplicateIdError(
         "\n".join([f"{count:,} ids name different documents in two corpora:", *lines, *more]),
         remedy=f"give the documents of {', '.join(sources[part].store.uri for part in later)} ids of their own, or "
-        "leave them out of its input; only copies of a text may share an id",
+        "leave these documents out of its input; only copies of a text may share an id",
     )
 
 
-def _pair_text(sources: Sequence[Corpus], pair: tuple[_Place, _Place]) -> str:
+def _format_pair(sources: Sequence[Corpus], pair: tuple[_Location, _Location]) -> str:
     places = [f"{split}:{number} of {sources[part].store.uri}" for part, split, number in pair]
     part, split, number = pair[0]
     return f"  {_read_document_id(sources[part], split, number)!r}: {' and '.join(places)}"

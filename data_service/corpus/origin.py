@@ -1,7 +1,7 @@
-"""What a corpus states of its text: where it is from, how it was prepared, which evaluation sets it was searched for.
+"""The origin of a corpus's text: its sources, how it was prepared, and for which evaluation texts it was searched.
 
-A part of the manifest, made from the inputs of the build: of outputs of `corpus prepare` it holds what their statistics
-say, of documents with provenance how many there are of each source, licence and language.
+The build stores the origin in the manifest. It copies the statistics of inputs that `corpus prepare` made, and counts
+the documents with provenance by source, licence and language.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,22 +11,22 @@ from pydantic import Field
 from data_service.corpus.provenance import Provenance, ProvenanceField
 from data_service.formats import StrictRecord
 
-COUNTED_FIELDS: tuple[ProvenanceField, ...] = ("source", "licence", "language")
-OTHER_VALUES_LABEL = "(others)"
-MAX_VALUES = 1000  # values of a field that are counted by name; the rest is counted together
+COUNTED_FIELDS: tuple[ProvenanceField, ...] = ("source", "licence", "language")  # counted by value in `Origin.values`
+OTHER_VALUES_LABEL = "(others)"  # stands for all values after the first `MAX_VALUES`
+MAX_VALUES = 1000  # largest number of values of a field that are counted by name; rarer ones are summed
 
 
 class StageCounts(StrictRecord):
-    """What a stage of a preparation did.
+    """The numbers of documents that one stage of `corpus prepare` read, changed and dropped.
 
     Attributes:
-        stage: its label.
-        entered, left: number of documents.
-        changed: number whose text it changed.
-        dropped: number that it left out, by reason.
-        cut: number of which it removed a part, by reason.
-        clustered: number that it kept in clusters of near duplicates.
-        paragraphs_cut, characters_cut: numbers of lines or paragraphs, and of characters, that were cut as frequent.
+        stage: label of the stage.
+        entered, left: number of documents before and after the stage.
+        changed: number of documents whose text the stage changed.
+        dropped: number of documents that it dropped, by reason.
+        cut: number of documents that it shortened, by reason.
+        clustered: number of documents that it kept in clusters of near duplicates.
+        paragraphs_cut, characters_cut: number of frequent lines or paragraphs that it cut, and of their characters.
     """
 
     stage: str
@@ -41,12 +41,12 @@ class StageCounts(StrictRecord):
 
 
 class IndexedSplit(StrictRecord):
-    """A split of a task whose texts are in an index of evaluation texts.
+    """A split of an evaluation task. Prepared documents were searched for its texts.
 
     Attributes:
         split: task and split, such as `sst2/dev`.
         texts: number of different texts.
-        looked_up: number of those that documents are searched for.
+        looked_up: number of these texts for which documents were searched.
         digest: blake2b hash (16 bytes, hex) of the texts.
     """
 
@@ -57,7 +57,7 @@ class IndexedSplit(StrictRecord):
 
 
 class PreparedSource(StrictRecord):
-    """A source of a preparation. `files`: files, folders and globs; `documents`: number that were kept."""
+    """A source read by `corpus prepare`. `files`: files, folders and globs; `documents`: number of documents kept."""
 
     files: list[str]
     documents: int
@@ -67,14 +67,14 @@ class PreparedInput(StrictRecord):
     """An output of `corpus prepare` from which a corpus was built.
 
     Attributes:
-        uri: its place.
+        uri: URI of the output.
         digest: sha256 (hex) of its `statistics.json`.
-        files, all_files: number of its files that the corpus was built from, and of all.
+        files, all_files: number of the output's files that the corpus was built from, and of all its files.
         documents_read, documents_kept: number of documents that the preparation read and kept.
-        sources: its sources, by name.
-        stages: what each stage did, in order.
+        sources: sources of the preparation, by name.
+        stages: counts of each stage, in order.
         settings: settings of each stage but the first, `read`.
-        searched: splits of tasks whose texts no kept document holds.
+        searched: evaluation splits whose texts no kept document contains.
     """
 
     uri: str
@@ -94,13 +94,13 @@ ValueCounts = dict[ProvenanceField, dict[str, tuple[int, int]]]
 
 
 class Origin(StrictRecord):
-    """Where the text of a corpus comes from.
+    """The origin of a corpus's text.
 
     Attributes:
-        values: of the training text, documents and tokens by source, licence and language; "" for documents that lack
-            it. Empty without provenance.
+        values: numbers of training documents and tokens by source, licence and language; "" counts documents without a
+            value. Empty in a corpus without provenance.
         prepared: outputs of `corpus prepare` among the inputs.
-        unprepared: number of other input files.
+        unprepared: number of input files that are not such outputs.
     """
 
     values: ValueCounts = Field(default_factory=dict)
@@ -109,7 +109,7 @@ class Origin(StrictRecord):
 
     @property
     def searched_splits(self) -> list[IndexedSplit]:
-        """The splits that the whole text was searched for."""
+        """The evaluation splits for whose texts every document was searched."""
         if self.unprepared or not self.prepared:
             return []
         first, *others = (one.searched for one in self.prepared)
@@ -117,7 +117,7 @@ class Origin(StrictRecord):
 
 
 def by_count(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return names and their counts, the largest first; of equal counts by name."""
+    """Return (name, count) pairs, the largest count first; pairs of equal count are ordered by name."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
@@ -128,7 +128,7 @@ class ValueCounter:
         self._counts: ValueCounts = {}
 
     def add(self, provenance: Provenance, tokens: int) -> None:
-        """Count a document of so many tokens."""
+        """Count a document of `tokens` tokens."""
         for field in COUNTED_FIELDS:
             value = getattr(provenance, field) or ""
             of_field = self._counts.setdefault(field, {})
@@ -136,12 +136,12 @@ class ValueCounter:
             of_field[value] = documents + 1, before + tokens
 
     def counts(self) -> ValueCounts:
-        """Return the counts without fields of which nothing is recorded."""
+        """Return the counts, without fields that no document has."""
         return join_value_counts([self._counts])
 
 
 def join_value_counts(parts: Iterable[Mapping[ProvenanceField, Mapping[str, Sequence[int]]]]) -> ValueCounts:
-    """Return the sums of counts: of each field the values with most tokens by name, the rest together."""
+    """Add counts up. For each field, all but the `MAX_VALUES` values with most tokens become `OTHER_VALUES_LABEL`."""
     sums: dict[ProvenanceField, dict[str, list[int]]] = {field: {} for field in COUNTED_FIELDS}
     for part in parts:
         for field, values in part.items():

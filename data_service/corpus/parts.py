@@ -1,9 +1,9 @@
-"""The store of a merged corpus: keys below `parts/0/` are those of its first part, which lies at another place.
+"""The store of a merged corpus: keys below `parts/0/` are objects of its first part, a corpus at a URI of its own.
 
     parts/0/train/000000.tar                    train/000000.tar of part 0
     provenance/parts/0/train/000000.parquet     its sidecar
 
-All other keys (tokenizer, removals) are the merged corpus's own. Parts are only read.
+All other keys (tokenizer, removals) are the merged corpus's own. The parts are read-only.
 """
 
 import re
@@ -19,19 +19,19 @@ _PART_KEY = re.compile(r"(provenance/)?parts/(\d+)/(.+)", re.DOTALL)
 
 
 def key_of_part_object(part: int, key: str) -> str:
-    """Return the key in a merged corpus of the shard or the tokenizer's file at `key` of a part."""
+    """Return the merged corpus's key for the object `key` of part number `part`."""
     return f"parts/{part}/{key}"
 
 
 def with_parts(store: Store, manifest: CorpusManifest) -> Store:
-    """Return the store from which the corpus at the root of `store` is read. Raises StoreError: a part's URI is bad."""
+    """Return `store`, or if the corpus was merged a store that also reads its parts. Raises StoreError: invalid URI."""
     if not manifest.parts:
         return store
     return PartsStore(store, [open_store(part.uri) for part in manifest.parts])
 
 
 class PartsStore:
-    """A store of a corpus's own objects, and of those of its parts, which cannot be changed here."""
+    """The `Store` of a merged corpus: its own objects can be written, those of its parts only read."""
 
     def __init__(self, own: Store, parts: Sequence[Store]) -> None:
         self._own, self._parts = own, tuple(parts)
@@ -97,15 +97,15 @@ class PartsStore:
         return self._own.remove_leftovers(folder, older_than_key=older_than_key)
 
     def _locate(self, key: str) -> tuple[Store, str]:
-        """Return the store that holds the object `key`, and its key there."""
+        """Return the store that holds the object `key`, and the object's key in that store."""
         found = _PART_KEY.fullmatch(key)
         if found is None or int(found[2]) >= len(self._parts):
             return self._own, key
         return self._parts[int(found[2])], f"{found[1] or ''}{found[3]}"
 
     def _own_store(self, key: str) -> Store:
-        """Return the corpus's own store. Raises BadUri: `key` lies in a part, which is not to be changed."""
+        """Return the corpus's own store. Raises BadUri: `key` is an object of a part, which is read-only."""
         store, _ = self._locate(key)
         if store is not self._own:
-            raise BadUri.for_uri(f"{self.uri}/{key}", "the parts of a merged corpus are only read")
+            raise BadUri.for_uri(f"{self.uri}/{key}", "the parts of a merged corpus are read-only")
         return self._own

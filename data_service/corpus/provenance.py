@@ -1,5 +1,6 @@
-"""What is known of a document besides its text: id, source, URL, licence, language and date, and which fields of an
-input say so. Training never reads it: it lies next to the shards (`sidecar.py`).
+"""The provenance of a document: id, source, URL, licence, language and date; and the input fields that hold them.
+
+Training never reads provenance: it is stored in files next to the shards (`sidecar.py`).
 """
 
 import re
@@ -23,7 +24,7 @@ _OPTIONAL_TEXT_FIELD = Field(default=None, min_length=1)
 
 
 def matches_any_pattern(value: str | None, patterns: Sequence[str]) -> bool:
-    """Return whether a value matches one of the patterns. `*` stands for any text; case makes no difference."""
+    """Return whether a value matches one of the patterns. `*` matches any text; case is ignored."""
     if value is None:
         return False
     expressions = (".*".join(map(re.escape, one.lower().split("*"))) for one in patterns)
@@ -31,7 +32,7 @@ def matches_any_pattern(value: str | None, patterns: Sequence[str]) -> bool:
 
 
 class Provenance(NamedTuple):
-    """What is known of a document. None: not recorded, or the record lacks it and may lack it."""
+    """The provenance of one document. None: the field is not recorded, or is optional and absent for the document."""
 
     id: str | None = None
     source: str | None = None
@@ -48,17 +49,17 @@ class Provenance(NamedTuple):
 
 
 class DuplicateCluster(NamedTuple):
-    """The cluster of near duplicates in which `prepare` found a document. `found`: digest of all clusters of the
-    preparation; `name`: id of the cluster's first document, None if the document is alone."""
+    """The cluster of near duplicates in which `corpus prepare` found a document. `found`: digest of all clusters of the
+    preparation; `name`: id of the cluster's first document, None if the document has no near duplicate."""
 
     found: str
     name: str | None
 
 
 class InputConstants(StrictRecord):
-    """Values for all documents of the files whose URIs match the pattern `inputs`, which lack them otherwise.
+    """Default values for documents of the files whose URIs match the pattern `inputs`.
 
-    There is none for an id, which is never the same for several documents.
+    There is no default id, because an id names a single document.
     """
 
     inputs: str = "*"
@@ -70,14 +71,14 @@ class InputConstants(StrictRecord):
 
 
 class ProvenanceOptions(StrictRecord):
-    """The fields of a record, or columns of a table, that say what is known of a document.
+    """Settings that say which fields of a record, or columns of a table, hold a document's provenance.
 
     Attributes:
-        id, source, url, licence, language, date: name of the field of the record that holds it.
-        constants: values for whole inputs, in place of what a record lacks. The first whose pattern matches counts.
-        may_lack: what a document may lack. A record that lacks anything else that is recorded is bad.
-        only: patterns of which a value must match one, such as `{licence: [mit, cc-by-*]}`. Other documents are left
-            out, those that lack the value, too.
+        id, source, url, licence, language, date: name of the record's field that holds it.
+        constants: default values for whole input files, for records without a value. The first that matches is used.
+        may_lack: provenance fields that are optional. A record without one of the other recorded fields is bad.
+        only: allowed values by field, as patterns such as `{licence: [mit, cc-by-*]}`. Documents with another value,
+            or without one, are left out.
     """
 
     id: str | None = _OPTIONAL_TEXT_FIELD
@@ -94,18 +95,18 @@ class ProvenanceOptions(StrictRecord):
     def _check_recorded_fields(self) -> Self:
         if not self.recorded_fields:
             raise ValueError(
-                f"nothing is recorded: name a field or a constant for one of {', '.join(PROVENANCE_FIELDS)}"
+                f"no provenance is recorded: name a field or a constant for one of {', '.join(PROVENANCE_FIELDS)}"
             )
         other = [field for field in self.may_lack if field not in self.recorded_fields]
         if other:
-            raise ValueError(f"may_lack: {', '.join(other)} is not recorded: name its field or leave it out")
+            raise ValueError(f"may_lack: {', '.join(other)} is not recorded: name its field or remove it there")
         if other := [field for field in self.only if field not in self.recorded_fields]:
-            raise ValueError(f"only: {', '.join(other)} is not recorded: name its field or a constant for it")
+            raise ValueError(f"only: {', '.join(other)} is not recorded: name its field, or a constant")
         return self
 
     @property
     def recorded_fields(self) -> tuple[ProvenanceField, ...]:
-        """What is recorded of every document."""
+        """The provenance fields that are recorded for every document."""
         return tuple(
             field
             for field in PROVENANCE_FIELDS
@@ -114,23 +115,23 @@ class ProvenanceOptions(StrictRecord):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the fields of a record that are read."""
+        """Names of the record's fields (or the table's columns) that are read."""
         names = (getattr(self, field) for field in PROVENANCE_FIELDS)
         return tuple(dict.fromkeys(name for name in names if name is not None))
 
     def unmatched_patterns(self, uris: list[str]) -> list[str]:
-        """Return the patterns of constants that match none of the inputs' URIs."""
+        """Return the patterns in `constants` that match no input URI."""
         return [one.inputs for one in self.constants if not any(fnmatchcase(uri, one.inputs) for uri in uris)]
 
     def is_selected(self, provenance: Provenance) -> bool:
-        """Return whether `only` chooses a document of which this is known."""
+        """Return whether `only` allows a document with this provenance."""
         return all(matches_any_pattern(getattr(provenance, field), patterns) for field, patterns in self.only.items())
 
     def read_provenance(self, record: Mapping[str, object], uri: str) -> Provenance:
-        """Return what the record of the file at `uri` says of its document.
+        """Return the provenance of the document in a record of the file at `uri`.
 
         Raises:
-            ValueError: the record lacks something that it may not lack, or a value is not text.
+            ValueError: the record lacks a field that is not in `may_lack`, or a value is not text.
         """
         constants = [one for one in self.constants if fnmatchcase(uri, one.inputs)]
         found: dict[str, str | None] = {}
@@ -153,7 +154,7 @@ def _missing_field_text(field: str, name: str | None, record: Mapping[str, objec
 
 
 def _field_text(value: object, name: str) -> str | None:
-    """Return a field's value as text; None if it is empty."""
+    """Return a field's value as text; None if missing or blank. Raises ValueError: neither text nor integer."""
     match value:
         case None:
             return None

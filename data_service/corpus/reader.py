@@ -1,7 +1,7 @@
-"""Reads blocks of a corpus with one ranged request and one hash each. Needs only the standard library and NumPy.
+"""Reads a block of a corpus with one ranged request and one hash. Needs only the standard library and NumPy.
 
-Arrays are views into the bytes that were read, never copies. So reading a block costs a request and a hash: about a
-millisecond for 1 M tokens (2 MB).
+Arrays are views into the bytes that were read, never copies. So a block of 1 M tokens (2 MB) takes about a millisecond
+besides the request.
 """
 
 import re
@@ -18,15 +18,15 @@ from data_service.store.base import Store, read_verified
 from data_service.types import LEVELS, Block, Level
 
 _TAR_HEADER_BYTES = 512
-# The header of a one-dimensional array by numpy.save. NumPy's own parser uses `ast`, which before CPython 3.11.8
-# may fail at random where blocks are read in several threads (python/cpython issue 106905).
+# The header that numpy.save writes for a one-dimensional array of integers. NumPy's own parser uses `ast`, which before
+# CPython 3.11.8 may fail at random in several threads (python/cpython issue 106905).
 _NPY_HEADER = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([|<][iu]\d)', 'fortran_order': False, 'shape': \((\d+),\), \} *\n",
     re.DOTALL,
 )
 _TOKENS, _SENTENCES, _DOCUMENTS = "tokens.npy", "sentences.npy", "documents.npy"
 UNIT_MEMBERS: Mapping[Level, str] = {"word": "words.npy", "phrase": "phrases.npy", "entity": "entities.npy"}
-"""Names of a block's tar members that say where units of each level begin. They exist if the build stored them."""
+"""Tar members of a block that mark the tokens at which words, phrases and entities begin, if the build stored them."""
 
 
 def read_block(store: Store, table: BlockTable, index: int) -> Block:
@@ -56,7 +56,7 @@ def read_block_bytes(store: Store, table: BlockTable, index: int) -> bytes:
 
 
 def parse_listed_block(data: bytes, store: Store, table: BlockTable, index: int) -> Block:
-    """Return the block in verified bytes. Raises CorruptBlock: they are not a block, or not of the listed size."""
+    """Return block `index` from its verified bytes. Raises CorruptBlock: not a block, or not of the size in `table`."""
     place = _block_location(store, table, index)
     block = parse_block(data, place)
     found = (len(block.tokens), len(block.sentences) - 1, len(block.documents) - 1)
@@ -67,7 +67,7 @@ def parse_listed_block(data: bytes, store: Store, table: BlockTable, index: int)
 
 
 def parse_block(data: bytes, place: str) -> Block:
-    """Return the block in the bytes of one tar sample, as views of `data`. `place`: the block's name in messages.
+    """Return the block in the bytes of one tar sample, as views of `data`. `place`: the block's name in errors.
 
     Raises:
         CorruptBlock: the bytes are not a block.
@@ -76,14 +76,14 @@ def parse_block(data: bytes, place: str) -> Block:
         members = {name.partition(".")[2]: _parse_npy(body) for name, body in _tar_members(memoryview(data))}
         tokens, sentences, documents = members[_TOKENS], members[_SENTENCES], members[_DOCUMENTS]
     except (tarfile.HeaderError, ValueError, KeyError) as error:
-        raise _corrupt(place, f"it is not a block ({error!r})") from error
+        raise _corrupt(place, f"the bytes are not a block ({error!r})") from error
     if tokens.dtype not in (np.uint16, np.uint32) or sentences.dtype != np.int64 or documents.dtype != np.int64:
-        raise _corrupt(place, f"its arrays have types {tokens.dtype}, {sentences.dtype}, {documents.dtype}")
+        raise _corrupt(place, f"the block's arrays have dtypes {tokens.dtype}, {sentences.dtype}, {documents.dtype}")
     if not (_are_valid_boundaries(sentences, len(tokens)) and _are_valid_boundaries(documents, len(sentences) - 1)):
-        raise _corrupt(place, "its boundaries of sentences or documents do not fit its tokens")
+        raise _corrupt(place, "the boundaries of sentences or documents do not fit the block's tokens")
     units = {level: members[UNIT_MEMBERS[level]] for level in LEVELS if UNIT_MEMBERS[level] in members}
     if any(bits.dtype != np.uint8 or len(bits) != -(-len(tokens) // 8) for bits in units.values()):
-        raise _corrupt(place, "its table of units does not have one bit for each token")
+        raise _corrupt(place, "a mask of word, phrase or entity starts does not have one bit per token")
     return Block(tokens, sentences, documents, units)
 
 
@@ -99,13 +99,13 @@ def _tar_members(data: memoryview) -> Iterator[tuple[str, memoryview]]:
 def _parse_npy(body: memoryview) -> NDArray[Any]:
     header = _NPY_HEADER.match(body)
     if header is None:
-        raise ValueError(f"a member is not a one-dimensional array of integers: {bytes(body[:80])!r}")
+        raise ValueError(f"a tar member is not a one-dimensional array of integers: {bytes(body[:80])!r}")
     kind, count = header.groups()
     return np.frombuffer(body, dtype=np.dtype(kind.decode()), count=int(count), offset=header.end())
 
 
 def _are_valid_boundaries(boundaries: NDArray[np.int64], end: int) -> bool:
-    """Return whether `boundaries` cut the range from 0 to `end` into pieces of which none is empty."""
+    """Return whether `boundaries` begin with 0, end with `end` and strictly ascend."""
     if len(boundaries) == 0 or boundaries[0] != 0 or boundaries[-1] != end:
         return False
     return bool((boundaries[1:] > boundaries[:-1]).all())

@@ -1,9 +1,9 @@
-"""Removals: documents that were taken out of a corpus after it was built. Manifest and shards keep their bytes.
+"""Removals: lists of documents taken out of a corpus after its build. Manifest and shards do not change.
 
-Each removal is a file next to the manifest: `removals/000001.json` and so on. It names its documents and their tokens,
-and the digest of the removal before it, so the list cannot be edited or reordered unnoticed. `removals/head.json` says
-how many there are, so that a lost last file is found, too. Files are only ever added: the digest of a removal names the
-state of the corpus after it for ever, and a run that was made in that state keeps it.
+Each removal is a file next to the manifest: `removals/000001.json` and so on. It lists documents and their tokens, and
+holds the digest of the previous removal, so that edited or reordered files are detected. `removals/head.json` holds
+the number of removals, so that a lost last file is detected, too. Removals are never deleted. The digest of a removal
+identifies the corpus without all documents removed so far; a training run keeps to the digest it was created with.
 """
 
 import json
@@ -25,22 +25,20 @@ from data_service.types import Block
 
 REMOVALS_FOLDER = "removals/"
 HEAD_KEY = f"{REMOVALS_FOLDER}head.json"
-_VERSION = 1
+_VERSION = 1  # version of the format of removal files
 _REMOVAL_KEY = re.compile(rf"{REMOVALS_FOLDER}(\d{{6}})\.json")
-_FORMAT = "maskfleet-removal"
-_RESTORE_REMEDY = (
-    "restore the file from a copy of the corpus; what was removed is not read only while the list is whole"
-)
+_FORMAT = "maskfleet-removal"  # value of the key `format` in removal files
+_RESTORE_REMEDY = "restore the file from a copy of the corpus; without it, removed documents would be read again"
 
 
 @dataclass(frozen=True)
 class RemovedDocuments:
-    """D documents of one split, ordered by number.
+    """D documents of one split, to be removed or already removed, ordered by number.
 
     Attributes:
         documents: [D] int64, number of each document in its split.
         block: [D] int64, number of its block in the split, ascending.
-        start, stop: [D] int64, its tokens in the block.
+        start, stop: [D] int64, the document's first token in the block, and the one after its last.
     """
 
     documents: NDArray[np.int64]
@@ -50,7 +48,7 @@ class RemovedDocuments:
 
     @classmethod
     def from_rows(cls, rows: Iterable[tuple[int, int, int, int]]) -> Self:
-        """Return a table of rows of (document, block, start, stop), in any order."""
+        """Return the documents given as rows (document, block, start, stop), in any order."""
         columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4).T
         return cls(*(np.ascontiguousarray(column) for column in columns))
 
@@ -59,27 +57,27 @@ class RemovedDocuments:
 
     @property
     def token_count(self) -> int:
-        """Number of the documents' tokens."""
+        """Number of tokens of all the documents."""
         return int((self.stop - self.start).sum())
 
     def filter_documents(self, mask: NDArray[np.bool_]) -> Self:
-        """Return some of the documents. `mask`: [D]."""
+        """Return the documents for which `mask` [D] is true."""
         return type(self)(*(column[mask] for column in vars(self).values()))
 
     def moved_by(self, documents: int, blocks: int) -> Self:
-        """Return the documents with higher numbers of theirs, and of their blocks."""
+        """Return the documents, with `documents` added to their numbers and `blocks` to those of their blocks."""
         return replace(self, documents=self.documents + documents, block=self.block + blocks)
 
     def token_ranges(self, block: int) -> NDArray[np.int64]:
-        """Return [K, 2] int64, first token and the one behind the last of each of the documents in a block."""
+        """Return [K, 2] int64: start and stop of the K documents in a block."""
         low, high = np.searchsorted(self.block, (block, block + 1))
         return np.stack([self.start[low:high], self.stop[low:high]], axis=1)
 
 
 def replace_removed_text(block: Block, stretches: NDArray[np.int64], replacement_id: int) -> Block:
-    """Return a block with the id `replacement_id` in place of removed text. All other tokens keep their places.
+    """Return a block in which `replacement_id` replaces every token of removed documents.
 
-    `stretches`: [K, 2], as `RemovedDocuments.token_ranges` returns them.
+    `stretches`: [K, 2], token ranges of the removed documents, as from `RemovedDocuments.token_ranges`.
     """
     if not len(stretches):
         return block
@@ -93,7 +91,7 @@ def replace_removed_text(block: Block, stretches: NDArray[np.int64], replacement
 
 @dataclass(frozen=True)
 class DocumentsBySplit:
-    """Documents of a corpus, by split."""
+    """Documents of a corpus that are removed or to be removed, by split."""
 
     train: RemovedDocuments
     heldout: RemovedDocuments
@@ -103,20 +101,20 @@ class DocumentsBySplit:
 
     @property
     def token_count(self) -> int:
-        """Number of their tokens."""
+        """Number of tokens of all the documents."""
         return self.train.token_count + self.heldout.token_count
 
 
 @dataclass(frozen=True)
 class Removal(DocumentsBySplit):
-    """The documents of one removal, and its reason.
+    """The documents of one removal, who removed them, when and why.
 
     Attributes:
-        by: user and host, or whatever name was given.
+        by: who removed them: user and host, or another name.
         at: time in seconds since 1970.
-        reason: why, in the remover's words.
+        reason: why the documents were removed, as free text.
         previous: digest of the removal before it; empty for the first.
-        digest: sha256 (hex) of its content, which includes `previous`; empty until it is written.
+        digest: sha256 (hex) of the file's content, `previous` included; empty until the removal is written.
     """
 
     by: str
@@ -128,13 +126,13 @@ class Removal(DocumentsBySplit):
 
 @dataclass(frozen=True)
 class RemovalChain:
-    """All removals from a corpus up to a state, the oldest first."""
+    """All removals from a corpus, or the first few, oldest first."""
 
     removals: tuple[Removal, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Digest that names the state: that of the last removal; empty if nothing was removed."""
+        """Digest of the last removal, which identifies the whole chain; empty if nothing was removed."""
         return self.removals[-1].digest if self.removals else ""
 
     def removed_documents(self, split: str) -> RemovedDocuments:
@@ -148,7 +146,7 @@ class RemovalChain:
         return RemovedDocuments(*(column[order] for column in columns))
 
     def removal_number(self, split: str, document: int) -> int | None:
-        """Return the number, from 1, of the removal that took a document out; None if it was not removed."""
+        """Return the number, from 1, of the removal that lists a document; None if it was not removed."""
         for number, removal in enumerate(self.removals, 1):
             documents = getattr(removal, split).documents
             place = int(np.searchsorted(documents, document))
@@ -157,7 +155,7 @@ class RemovalChain:
         return None
 
     def prefix_with_digest(self, digest: str) -> "RemovalChain | None":
-        """Return the chain as it was when its digest was `digest`; None if it never was."""
+        """Return the beginning of the chain whose digest is `digest`; None if there is no such beginning."""
         for count in range(len(self.removals) + 1):
             state = RemovalChain(self.removals[:count])
             if state.digest == digest:
@@ -181,7 +179,7 @@ class _DocumentColumns(_RemovalObject):
             raise ValueError("the columns of the removed documents differ in length")
         numbers, blocks = np.array(self.documents), np.array(self.block)
         if (np.diff(numbers) <= 0).any() or (np.diff(blocks) < 0).any():
-            raise ValueError("the removed documents are not in order")
+            raise ValueError("the removed documents are not in ascending order")
         if (np.array(self.start) >= np.array(self.stop)).any():
             raise ValueError("a removed document has no tokens")
         return self
@@ -208,7 +206,7 @@ def removal_key(number: int) -> str:
 
 
 def dump_removal(removal: Removal, corpus: str) -> bytes:
-    """Return the bytes of a removal's file. `corpus`: digest of the manifest of the corpus that it is from."""
+    """Return the bytes of a removal's file. `corpus`: digest of the corpus's manifest."""
     content = {
         "corpus": corpus,
         "previous": removal.previous,
@@ -223,27 +221,27 @@ def dump_removal(removal: Removal, corpus: str) -> bytes:
 
 
 def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
-    """Return all removals from the corpus at the root of `store`, after checking that their list is whole.
+    """Return all removals from the corpus at the root of `store`, after checking that no removal is missing.
 
     Raises:
         CorpusError: a file of the list is damaged, edited, missing, out of order, of another corpus, or written by a
             newer version.
         StoreError: the store cannot be read.
     """
-    head = _load_head(store)  # read before the removals are listed, whose number may grow meanwhile
+    head = _load_head(store)  # read first, because another process may add removals meanwhile
     keys = [entry.key for entry in store.list(REMOVALS_FOLDER)]
     numbered = [key for key in keys if key != HEAD_KEY]
     for number, key in enumerate(numbered, 1):
         if _REMOVAL_KEY.fullmatch(key) is None:
-            _raise_damaged(store, key, "it is no removal, and does not belong into this folder")
+            _raise_damaged(store, key, "the name is not that of a removal file")
         if key != removal_key(number):
-            _raise_damaged(store, removal_key(number), f"it is missing, but {key} is there")
+            _raise_damaged(store, removal_key(number), f"the file is missing, but {key} exists")
     found = parallel_map(store.get, numbered)
     chain = RemovalChain()
     for key, data in zip(numbered, found, strict=True):
         removal = parse_removal(data, store, key, manifest)
         if removal.previous != chain.digest:
-            _raise_damaged(store, key, "it does not follow the removal before it: the list was edited or reordered")
+            _raise_damaged(store, key, "its digest of the previous removal is wrong: the list was edited or reordered")
         chain = RemovalChain((*chain.removals, removal))
     if head is not None:
         _check_head(store, head, chain)
@@ -251,16 +249,16 @@ def load_removals(store: Store, manifest: CorpusManifest) -> RemovalChain:
 
 
 def load_removals_up_to(store: Store, manifest: CorpusManifest, digest: str) -> RemovalChain:
-    """Return the removals from a corpus up to the state named `digest`; later ones are left out.
+    """Return the removals from a corpus up to the one with this digest; empty `digest`: none.
 
     Raises:
-        CorpusError: as `load_removals`, or the corpus never was in that state.
+        CorpusError: as `load_removals`, or no removal has this digest.
         StoreError: the store cannot be read.
     """
     found = load_removals(store, manifest).prefix_with_digest(digest) if digest else RemovalChain()
     if found is None:
         raise CorpusError(
-            f"{store.uri}: the removal {digest[:12]} is missing, by which this run left documents out",
+            f"{store.uri}: removal {digest[:12]} is missing, whose documents this run must not read",
             remedy=f"restore {REMOVALS_FOLDER} from a copy of the corpus, or the run would read removed documents",
         )
     return found
@@ -279,13 +277,13 @@ def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest)
     except ValidationError as error:
         _raise_damaged(store, key, str(error.errors()[0]["msg"]), error)
     if content.corpus != manifest.digest:
-        _raise_damaged(store, key, f"it is of the corpus with digest {content.corpus[:12]}")
+        _raise_damaged(store, key, f"the file belongs to the corpus with digest {content.corpus[:12]}")
     splits = {}
     for split, table in (("train", manifest.train), ("heldout", manifest.heldout)):
         listed: _DocumentColumns = getattr(content, split)
         splits[split] = RemovedDocuments(*(np.array(column, dtype=np.int64) for column in vars(listed).values()))
         if not _has_documents(splits[split], table):
-            _raise_damaged(store, key, f"it names documents of {split} that the corpus does not have")
+            _raise_damaged(store, key, f"the file lists {split} documents that the corpus does not have")
     about = (content.by, content.at, content.reason, content.previous)
     return Removal(splits["train"], splits["heldout"], *about, stored.digest)
 
@@ -293,7 +291,7 @@ def parse_removal(data: bytes, store: Store, key: str, manifest: CorpusManifest)
 def append_removal(
     store: Store, manifest: CorpusManifest, chain: RemovalChain, removal: Removal
 ) -> RemovalChain | None:
-    """Write `removal` behind `chain` and return the longer chain; None, with nothing written, if another came first.
+    """Append `removal` to `chain` and return the longer chain; None, if another process added a removal first.
 
     Raises StoreError: the store cannot be written.
     """
@@ -317,15 +315,15 @@ def _load_head(store: Store) -> _ChainHead | None:
 
 
 def _check_head(store: Store, head: _ChainHead, chain: RemovalChain) -> None:
-    """Compare a chain with `head.json`, which is written after each removal: it may be behind, but never ahead."""
+    """Compare a chain with `head.json`. That is written after each removal, so it may count fewer, but never more."""
     if head.count > len(chain.removals):
-        _raise_damaged(store, removal_key(len(chain.removals) + 1), f"it is missing; there were {head.count}")
+        _raise_damaged(store, removal_key(len(chain.removals) + 1), f"it is missing; there were {head.count} removals")
     if chain.removals[head.count - 1].digest != head.digest:
-        _raise_damaged(store, removal_key(head.count), f"{HEAD_KEY} names another digest: the list was edited")
+        _raise_damaged(store, removal_key(head.count), f"{HEAD_KEY} holds another digest for it: the list was edited")
 
 
 def _has_documents(removed: RemovedDocuments, table: BlockTable) -> bool:
-    """Return whether a table of blocks has all of these documents."""
+    """Return whether each document lies in its block, by the table's counts."""
     if not len(removed):
         return True
     if removed.block[-1] >= len(table):

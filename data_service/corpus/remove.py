@@ -1,6 +1,6 @@
-"""Takes documents out of a corpus: finds them by id or by number, and adds a removal to the list (`removals.py`).
+"""Removes documents from a corpus: finds them by id or by number, and adds a removal to the list (`removals.py`).
 
-In a merged corpus, also those that were removed from its parts, before the merge or since.
+Also finds the documents of a merged corpus that were removed from its parts.
 """
 
 import re
@@ -30,21 +30,21 @@ from data_service.errors import CorpusError
 from data_service.store.base import parallel_map
 
 ReportDone = Callable[[int, int], None]
-"""A function that is called with the number of shards or blocks just read and the number of all that are to be read."""
+"""Called as (newly read, total), in shards or blocks."""
 
-_MAX_LISTED_DOCUMENTS = 20  # unknown documents that an error names
+_MAX_LISTED_DOCUMENTS = 20  # largest number of unknown documents that an error lists
 _DOCUMENT_NUMBER = re.compile(r"(?:(train|heldout):)?([0-9]{1,18})")
-_DocumentRow = tuple[int, int, int, int]
+_DocumentRow = tuple[int, int, int, int]  # document, block, start, stop; see `RemovedDocuments`
 
 
 @dataclass(frozen=True)
 class RemovalReport:
-    """What a removal did.
+    """The result of `remove_documents`.
 
     Attributes:
-        number: number of the removal, from 1; None if all documents were removed before, so that nothing was written.
-        documents: documents that it took out.
-        already: documents that earlier removals had taken out.
+        number: number of the new removal, from 1; None if all documents were already removed.
+        documents: documents of the new removal.
+        already: documents that earlier removals list.
     """
 
     number: int | None
@@ -55,10 +55,10 @@ class RemovalReport:
 def documents_by_id(
     corpus: Corpus, ids: Iterable[str], report: ReportDone = lambda done, total: None
 ) -> DocumentsBySplit:
-    """Return the documents with these ids. A document of which stretches are held out counts in both splits.
+    """Return the documents with these ids. A document of which stretches are held out lies in both splits.
 
     Raises:
-        CorpusError: the corpus was built without provenance or records no ids, or ids are not in it.
+        CorpusError: the corpus was built without provenance or ids, or no document has one of these ids.
         StoreError: the store cannot be read.
     """
     wanted = set(ids)
@@ -102,7 +102,7 @@ def documents_by_number(
 
 
 def carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
-    """Yield the removals from the sources, with the numbers of documents and blocks in the merged corpus."""
+    """Yield the removals of all sources, with document and block numbers as in the corpus merged from them."""
     documents, blocks = Counter[str](), Counter[str]()
     for source in sources:
         for removal in load_removals(source.store, source.manifest).removals:
@@ -115,7 +115,7 @@ def carried_removals(sources: Sequence[Corpus]) -> Iterator[Removal]:
 
 
 def chain_begins_with(chain: RemovalChain, carried: Sequence[Removal]) -> bool:
-    """Return whether the first removals of a chain equal `carried`, which belong to no chain."""
+    """Return whether the first removals of a chain equal `carried` in documents, author, time and reason."""
     return list(map(_comparable_fields, chain.removals[: len(carried)])) == list(map(_comparable_fields, carried))
 
 
@@ -125,8 +125,8 @@ def _comparable_fields(removal: Removal) -> tuple[object, ...]:
 
 
 def find_removed_in_parts(corpus: Corpus) -> DocumentsBySplit:
-    """Return the documents of a merged corpus that were removed from its parts, or from merged corpora of some of them
-    that it was made from, before the merge or since.
+    """Return the documents of a merged corpus that were removed, before or after the merge, from its parts or from the
+    merged corpora that it was made from.
 
     Raises:
         CorpusError: a part is gone, is another corpus than was merged, or its list of removals is damaged.
@@ -145,9 +145,9 @@ def find_removed_in_parts(corpus: Corpus) -> DocumentsBySplit:
 
 
 def _merged_sources(corpus: Corpus, numbers: range) -> Iterator[tuple[Corpus, range]]:
-    """Yield the merged corpora that a corpus was made from, at any depth, with the numbers of their parts among all
-    parts. `numbers`: those of the corpus's own. One that is gone, or another corpus by now, is passed over: its parts
-    hold all that is read."""
+    """Yield the merged corpora from which a corpus was merged, recursively, each with the numbers of its parts in the
+    outermost corpus. `numbers`: the numbers there of `corpus`'s parts. A merged corpus that is missing or has other
+    parts now is skipped: training reads only parts."""
     parts, first = corpus.manifest.parts, 0
     merged = corpus.manifest.options.get("merged")
     for uri in merged if isinstance(merged, list) else []:
@@ -166,14 +166,14 @@ def _merged_sources(corpus: Corpus, numbers: range) -> Iterator[tuple[Corpus, ra
 
 
 def find_unapplied_removals(corpus: Corpus) -> DocumentsBySplit:
-    """Return the documents that were removed from parts of a merged corpus, but not from itself. Raises as
+    """Return the documents that were removed from parts of a merged corpus, but not from the merged corpus. Raises as
     `find_removed_in_parts`."""
     chain = load_removals(corpus.store, corpus.manifest)
     return split_by_removed(find_removed_in_parts(corpus), chain)[0]
 
 
 def _first_block_and_document(table: BlockTable, parts: Iterable[int]) -> tuple[int, int]:
-    """Return the first block in a shard of one of the parts, and the number of its first document."""
+    """Return the numbers in the split of the first block and the first document that come from one of `parts`."""
     prefixes = tuple(key_of_part_object(number, "") for number in parts)
     of_part = np.array([key.startswith(prefixes) for key in table.shards], dtype=np.bool_)
     found = np.flatnonzero(of_part[table.shard]) if len(table.shards) else np.zeros(0, dtype=np.int64)
@@ -184,23 +184,23 @@ def _first_block_and_document(table: BlockTable, parts: Iterable[int]) -> tuple[
 def remove_documents(
     corpus: Corpus, documents: DocumentsBySplit, *, removed_by: str, removed_at: int, reason: str
 ) -> RemovalReport:
-    """Add a removal of those of the documents that are still there. If there are none, nothing is written.
+    """Add a removal that lists the documents not yet removed. If all are removed already, nothing is written.
 
-    If several processes do this at the same time, each document is in one of their removals.
+    Concurrent calls are safe: each document ends up in exactly one removal.
 
     Args:
         corpus: the corpus.
-        documents: at least one document of it.
+        documents: at least one document of the corpus.
         removed_by: user and host.
         removed_at: seconds since 1970.
-        reason: why; not empty.
+        reason: why the documents are removed; not empty.
 
     Raises:
         CorpusError: the reason is empty, or the list of removals is damaged.
         StoreError: the store cannot be read or written.
     """
     if not reason.strip():
-        raise CorpusError("a removal has no reason", remedy="say why the documents are taken out: --reason TEXT")
+        raise CorpusError("a removal has no reason", remedy="say why the documents are removed: --reason TEXT")
     while True:
         chain = load_removals(corpus.store, corpus.manifest)
         new, already = split_by_removed(documents, chain)
@@ -210,13 +210,13 @@ def remove_documents(
         longer = append_removal(corpus.store, corpus.manifest, chain, removal)
         if longer is not None:
             number = len(longer.removals)
-            # Killed commands may have left unfinished writes there.
+            # Killed commands may have left temporary files in the folder.
             corpus.store.remove_leftovers(REMOVALS_FOLDER.rstrip("/"), older_than_key=removal_key(number))
             return RemovalReport(number, new, already)
 
 
 def split_by_removed(documents: DocumentsBySplit, chain: RemovalChain) -> tuple[DocumentsBySplit, DocumentsBySplit]:
-    """Return the documents that are not removed, and those that are."""
+    """Return (kept, removed): `documents`, divided by whether a removal of `chain` lists them."""
     kept, removed = {}, {}
     for split in SPLITS:
         given: RemovedDocuments = getattr(documents, split)
@@ -231,7 +231,7 @@ def _documents_from_rows(rows: Mapping[SplitName, Collection[_DocumentRow]]) -> 
 
 @dataclass(frozen=True)
 class _BlockDocuments:
-    """Documents of one block of a split, by their numbers in the split. `first`: number of the block's first one."""
+    """Some documents of one block: `numbers` in the split. `first`: number of the block's first document."""
 
     split: SplitName
     block: int
@@ -240,7 +240,7 @@ class _BlockDocuments:
 
 
 def _group_by_block(corpus: Corpus, split: SplitName, document_numbers: set[int]) -> Iterator[_BlockDocuments]:
-    """Yield the documents of each block that holds some of those wanted."""
+    """Yield the given documents of a split, grouped by block."""
     documents = corpus.table(split).documents
     ends, numbers = np.cumsum(documents), np.array(sorted(document_numbers), dtype=np.int64)
     blocks, starts = np.unique(np.searchsorted(ends, numbers, side="right"), return_index=True)
@@ -249,7 +249,7 @@ def _group_by_block(corpus: Corpus, split: SplitName, document_numbers: set[int]
 
 
 def _locate_documents(corpus: Corpus, wanted: _BlockDocuments) -> list[_DocumentRow]:
-    """Return a row for each of the documents."""
+    """Return (number, block, start, stop) of each of the documents."""
     block = read_block(corpus.store, corpus.table(wanted.split), wanted.block)
     edges = block.sentences[block.documents]
     places = [(number, number - wanted.first) for number in wanted.numbers]
@@ -260,5 +260,5 @@ def _unknown_documents_error(corpus: Corpus, what: str, names: Sequence[str]) ->
     more = f" and {len(names) - _MAX_LISTED_DOCUMENTS:,} more" if len(names) > _MAX_LISTED_DOCUMENTS else ""
     return CorpusError(
         f"{corpus.store.uri}: {what} {', '.join(map(repr, names[:_MAX_LISTED_DOCUMENTS]))}{more}",
-        remedy="nothing was removed; `maskfleet corpus find` and `corpus show` say what is there",
+        remedy="look documents up with `maskfleet corpus find` or `maskfleet corpus show`; nothing was removed",
     )

@@ -1,7 +1,7 @@
-"""Sidecars: a Parquet file next to each shard that says where its documents come from, one row a document.
+"""Sidecars: one Parquet file per shard with the provenance of its documents, one row per document.
 
-Rows are in the order of the shard. A document of which stretches are held out has a row for each stretch, on both
-sides. Only this module knows the files; nothing that streams training data imports it.
+Rows are in the order of the shard. If stretches of a document are held out, each stretch, trained or held out, has a
+row. Only this module reads and writes sidecars; nothing that streams training data imports it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -26,19 +26,19 @@ if TYPE_CHECKING:  # pyarrow is imported only to read or write a sidecar, which 
     import pyarrow.parquet as pq
 
 RowConditions: TypeAlias = "list[tuple[str, str, object]] | pc.Expression"
-ROW_GROUP_ROWS = 1 << 14  # rows of a row group, the unit of reading and of the writer's memory
+ROW_GROUP_ROWS = 1 << 14  # rows per Parquet row group, which the writer keeps in memory
 
 
 @dataclass(frozen=True)
 class DocumentOrigin:
-    """Where a document lies in a corpus and where it comes from.
+    """The location of a document in a corpus, and its provenance.
 
     Attributes:
-        block: number of the block: in its shard as a row of a file, in its split as `read_origins` returns it.
+        block: number of the block, counted in the split; in a row for `SidecarWriter`, counted in the shard.
         document: number of the document in its block.
-        start: its first token in the block; `tokens`: number of its tokens.
-        provenance: what is known of it.
-        shard: key of the shard; empty in a file.
+        start: offset in the block of the document's first token; `tokens`: number of its tokens.
+        provenance: provenance of the document.
+        shard: key of the shard; empty in a row for `SidecarWriter`.
     """
 
     block: int
@@ -50,9 +50,9 @@ class DocumentOrigin:
 
 
 class SidecarWriter:
-    """A writer of one sidecar to a local file, which is created with the first row.
+    """A writer of one sidecar to a local file, which is created when the first rows are written.
 
-    `counter`: counts of the documents by what is known of them.
+    `counter`: counts of the documents by source, licence and language.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,14 +63,14 @@ class SidecarWriter:
         self._writer: "pq.ParquetWriter | None" = None
 
     def add(self, row: DocumentOrigin) -> None:
-        """Append a row. Rows must come in the order of the shard. Raises OSError: the disk is full."""
+        """Append a row, in the order of the shard. Raises OSError: the disk is full."""
         self._rows.append(row)
         self.counter.add(row.provenance, row.tokens)
         if len(self._rows) == ROW_GROUP_ROWS:
             self._flush()
 
     def finish(self) -> StoredFile | None:
-        """Write what is left and close the file; return its size and hash. None if there are no rows."""
+        """Write the remaining rows and close the file; return its size and hash, or None if there was no row."""
         if self._rows:
             self._flush()
         if self._writer is None or self._file is None:
@@ -81,7 +81,7 @@ class SidecarWriter:
         return StoredFile(len(data), digest(data))
 
     def close(self) -> None:
-        """Close the file, finished or not."""
+        """Close the file, whether `finish` was called or not."""
         if self._file is not None:
             self._file.close()
 
@@ -109,19 +109,19 @@ def require_provenance(corpus: Corpus) -> None:
     if not corpus.manifest.provenance:
         raise CorpusError(
             f"{corpus.store.uri} was built without provenance: it does not say where its documents come from",
-            remedy="build it again with --provenance, which names the fields of the input that say so",
+            remedy="build the corpus again with --provenance, which names the input fields that hold it",
         )
 
 
 def read_origins(
     corpus: Corpus, split: SplitName, shard: str, conditions: "RowConditions | None" = None
 ) -> Iterator[DocumentOrigin]:
-    """Yield the documents of a shard, in order, with the numbers of their blocks in the split.
+    """Yield the origins of the documents of a shard, in order. Block numbers count in the split.
 
-    `conditions`: conditions on columns, such as `("id", "==", "17")`; `block` counts in the shard.
+    `conditions`: row filter for `pyarrow.parquet`, such as `[("id", "==", "17")]`; here `block` counts in the shard.
 
     Raises:
-        CorpusError: the sidecar is missing, or its bytes are not those of the manifest.
+        CorpusError: the sidecar is missing, or its bytes do not match the manifest's hash.
         StoreError: the store cannot be read.
     """
     first = corpus.table(split).first_block_by_shard[shard]
@@ -136,7 +136,7 @@ def read_origins(
 def origins_in_ranges(
     corpus: Corpus, split: SplitName, block: int, token_ranges: Sequence[range]
 ) -> list[DocumentOrigin]:
-    """Return the documents that have tokens in one of a block's stretches. Raises as `read_origins`."""
+    """Return the origins of the documents with tokens in one of these ranges of a block. Raises as `read_origins`."""
     table = corpus.table(split)
     number = block - table.first_block_by_shard[table.block_shard_key(block)]
     rows = read_origins(corpus, split, table.block_shard_key(block), [("block", "==", number)])
@@ -149,21 +149,21 @@ def origins_in_ranges(
 
 @dataclass(frozen=True)
 class FoundDocument:
-    """A document that was looked for. `number`: its number in its split, as `show_documents` counts."""
+    """A document found by a search. `number`: the document's number in its split, as for `show_documents`."""
 
     split: SplitName
     number: int
     origin: DocumentOrigin
 
     def __str__(self) -> str:
-        """Return number, place and what is known, as `corpus find` prints them."""
+        """Return number, location and provenance on one line, as `corpus find` prints them."""
         at = self.origin
         place = f"{at.shard}, block {at.block}, document {at.document}, tokens {at.start} to {at.start + at.tokens}"
         return f"{self.split} {self.number}: {place}: {at.provenance.description}"
 
 
 def find_documents(corpus: Corpus, **wanted: str) -> Iterator[FoundDocument]:
-    """Yield the documents of both splits with these values, such as `id="17"`. All sidecars are read.
+    """Yield the documents of both splits whose provenance has these values, such as `id="17"`. All sidecars are read.
 
     Raises:
         CorpusError: the corpus was built without provenance, or a sidecar is damaged.
@@ -176,9 +176,9 @@ def find_documents(corpus: Corpus, **wanted: str) -> Iterator[FoundDocument]:
 def find_ids(
     corpus: Corpus, ids: Collection[str], report: Callable[[int, int], None] = lambda done, total: None
 ) -> Iterator[FoundDocument]:
-    """Yield the documents of both splits whose id is one of `ids`, of which there may be millions.
+    """Yield the documents of both splits whose id is one of `ids`. There may be millions of ids.
 
-    `report` is called with the number of sidecars just read, and of all. Raises as `find_documents`.
+    `report` is called as (newly read, total), in sidecars. Raises as `find_documents`.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -190,7 +190,7 @@ def find_ids(
 def _find_matching(
     corpus: Corpus, where: RowConditions, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Iterator[FoundDocument]:
-    """Yield the documents of both splits that meet the conditions, in order. Many sidecars are requested at once."""
+    """Yield the documents of both splits that meet the conditions, in order. Sidecars are read in parallel."""
     total = len(corpus.manifest.provenance)
     for split in SPLITS:
         table = corpus.table(split)
@@ -206,7 +206,7 @@ def _find_matching(
 
 
 def read_document_ids(corpus: Corpus, shard: str) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str | None]]:
-    """Return block (of the shard), number in its block, and id of each document of a shard, in order.
+    """Return for each document of a shard, in order: number of its block in the shard, number in the block, and id.
 
     Raises as `read_origins`.
     """
@@ -217,14 +217,14 @@ def read_document_ids(corpus: Corpus, shard: str) -> tuple[NDArray[np.int64], ND
 
 @dataclass
 class TextCount:
-    """A part of a corpus: numbers of documents and tokens."""
+    """An amount of text, in documents and tokens."""
 
     documents: int = 0
     tokens: int = 0
 
 
 def count_text_by_field(corpus: Corpus, field: ProvenanceField) -> dict[str | None, dict[SplitName, TextCount]]:
-    """Return how much of each split has each value of a field, the most tokens first. Raises as `find_documents`."""
+    """Return amounts of text by a field's value, then split; most training tokens first. Raises as `find_documents`."""
     require_provenance(corpus)
     found: dict[str | None, dict[SplitName, TextCount]] = {}
     for split in SPLITS:
@@ -241,7 +241,7 @@ def count_text_by_field(corpus: Corpus, field: ProvenanceField) -> dict[str | No
 def _read_sidecar(
     corpus: Corpus, shard: str, columns: list[str] | None = None, filters: "RowConditions | None" = None
 ) -> "pa.Table":
-    """Return the sidecar of a shard, verified."""
+    """Return the rows of a shard's sidecar after checking the file's hash. `filters`: as for `pyarrow.parquet`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

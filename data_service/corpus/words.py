@@ -1,7 +1,7 @@
-"""Finds the words and a lexicon's units in text: the options, the segmenters, and the record that a corpus keeps of
-them.
+"""Finds where words, and a lexicon's phrases and entities, begin in text. Also the options for this, and their record
+in the manifest.
 
-Entries of a list of words are found from left to right, the longest at each place. A run of digits, or of letters of a
+Entries of a word list are matched from left to right, the longest at each position. A run of digits, or of letters of a
 script with spaces, is never cut: `cat` is not found in `cats`. Marks that combine with the character before them (vowel
 signs, accents) are never separated from it.
 """
@@ -32,12 +32,12 @@ SegmenterName = Literal["jieba", "longest_match", "field"]
 
 
 class WordOptions(StrictRecord):
-    """Options for finding words and other units of the text.
+    """Options for finding words, phrases and entities (units) in text.
 
     Attributes:
-        segmenter: `jieba`; `longest_match`: the longest words of a file, from left to right; `field`: a field of the
-            input that already holds each document's words (output of LTP, HanLP and others). None: no words, only a
-            lexicon's units.
+        segmenter: how words are found. `jieba`; `longest_match`: the longest words of a file, from left to right;
+            `field`: an input field already holds each document's words (output of LTP, HanLP and others). None: only
+            phrases and entities are found.
         dictionary: URI of a file of words, for `longest_match`, or to replace jieba's dictionary (`word frequency` a
             line).
         user_words: URI of a file of words to add to jieba's dictionary (`word [frequency] [tag]` a line).
@@ -66,22 +66,22 @@ class WordOptions(StrictRecord):
 
     @property
     def input_field(self) -> str | None:
-        """Name of the input's field that holds words; None if the words come from elsewhere."""
+        """Name of the input's field that holds words; None with another segmenter than `field`."""
         return self.field if self.segmenter == "field" else None
 
     def word_file_uris(self) -> dict[str, str]:
-        """Return the URIs of the files of words, by the name of the option."""
+        """Return the URIs of the given word files, by option: `dictionary`, `user_words`, `lexicon`."""
         named = {"dictionary": self.dictionary, "user_words": self.user_words, "lexicon": self.lexicon}
         return {name: uri for name, uri in named.items() if uri is not None}
 
 
 class Segmentation(StrictRecord):
-    """The segmentation that decided where units begin in a corpus. It is part of the corpus's identity.
+    """The record of how words, phrases and entities of a corpus were found. It is part of the corpus's identity.
 
     Attributes:
-        segmenter: name of the segmenter; None if only a lexicon's units are stored.
+        segmenter: name of the segmenter; None if words were not looked for.
         version: version of the segmenter.
-        field: name of the input's field that held the words; None if they came from elsewhere.
+        field: name of the input's field that held the words; None with another segmenter than `field`.
         dictionary, user_words, lexicon: sha256 (hex) of each file of words; None if it was not given.
     """
 
@@ -94,17 +94,17 @@ class Segmentation(StrictRecord):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """Levels of units that are stored."""
+        """The kinds of units whose starts are stored: words, phrases, entities."""
         words: tuple[Level, ...] = () if self.segmenter is None else ("word",)
         return words if self.lexicon is None else (*words, "phrase", "entity")
 
 
 _UNSPACED_LETTERS = "".join(f"{chr(first)}-{chr(last)}" for first, last in LETTERS_WITHOUT_SPACES)
-_LETTER_RUN = re.compile(rf"[^\W_{_UNSPACED_LETTERS}]{{2,}}")
+_LETTER_RUN = re.compile(rf"[^\W_{_UNSPACED_LETTERS}]{{2,}}")  # letters of scripts with spaces, or digits
 
 
 class WordList:
-    """A list of words that finds its entries in text. It is immutable and made once in a process."""
+    """A list of words that finds its entries in text by longest match."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._words = frozenset(words)
@@ -114,7 +114,7 @@ class WordList:
         self._lengths = {first: tuple(sorted(found, reverse=True)) for first, found in lengths.items()}
 
     def find_entries(self, text: str) -> list[tuple[int, int]]:
-        """Return (start, end) of the entries in `text`, from left to right, the longest at each place."""
+        """Return (start, end) of the entries in `text`, from left to right, the longest at each position."""
         inside = forbidden_word_starts(text)
         found: list[tuple[int, int]] = []
         at = 0
@@ -126,7 +126,7 @@ class WordList:
         return found
 
     def _longest_entry_end(self, text: str, at: int, forbidden_starts: bytearray) -> int:
-        """Return the end of the longest entry that begins at `at`; 0 if none begins there."""
+        """Return the end of the longest entry that begins at character `at`; 0 if none begins there."""
         for length in self._lengths.get(text[at], ()):
             stop = at + length
             if stop <= len(text) and not forbidden_starts[stop] and text[at:stop] in self._words:
@@ -135,8 +135,8 @@ class WordList:
 
 
 def forbidden_word_starts(text: str) -> bytearray:
-    """Return [len(text) + 1]: 1 where no word may begin, inside a run of letters or between a character and its
-    mark."""
+    """Return one byte per character, and one for the end: 1 where no word may begin, that is inside a run of letters or
+    digits, or between a character and its combining mark."""
     inside = bytearray(len(text) + 1)
     for run in _LETTER_RUN.finditer(text):
         inside[run.start() + 1 : run.end()] = b"\1" * (run.end() - run.start() - 1)
@@ -147,13 +147,13 @@ def forbidden_word_starts(text: str) -> bytearray:
     return inside
 
 
-_RULES_VERSION = "1"  # version of the rules in this module
+_LONGEST_MATCH_VERSION = "1"  # version of the longest-match rules in this module
 _WordSizeFunction = Callable[[str], Iterable[int]]
-"""A function that returns the number of characters of each word of a sentence, in order. They add up to its length."""
+"""Splits a sentence into words; returns their lengths in characters, which add up to the sentence's."""
 
 
 def resolve_segmentation(options: WordOptions) -> tuple[Segmentation, dict[str, bytes]]:
-    """Return the segmentation that the options describe now, and the content of the files that they name.
+    """Read the files that the options name; return the segmentation with their hashes, and their contents by option.
 
     Raises:
         InputError: a file is missing or has the wrong content, or jieba is not installed.
@@ -161,18 +161,18 @@ def resolve_segmentation(options: WordOptions) -> tuple[Segmentation, dict[str, 
     """
     files = {name: _read_word_file(uri) for name, uri in options.word_file_uris().items()}
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-    version = str(_import_jieba().__version__) if options.segmenter == "jieba" else _RULES_VERSION
+    version = str(_import_jieba().__version__) if options.segmenter == "jieba" else _LONGEST_MATCH_VERSION
     found = Segmentation(segmenter=options.segmenter, version=version, field=options.input_field, **hashes)
-    UnitFinder(found, files)  # raises if a file has the wrong content
+    UnitFinder(found, files)  # raises InputError if a file cannot be parsed
     return found, files
 
 
 class UnitFinder:
-    """A finder of the units of sentences.
+    """Finds where words, phrases and entities (units) begin in sentences.
 
     Raises:
-        InputError: a file of words has the wrong content; jieba is not installed, or has another version than at the
-            start of the build.
+        InputError: a word file cannot be parsed; jieba is not installed, or has another version than at the start of
+            the build.
     """
 
     def __init__(self, segmentation: Segmentation, files: Mapping[str, bytes]) -> None:
@@ -189,9 +189,9 @@ class UnitFinder:
         """Return [levels, characters] bool: whether a unit of each level begins at each character.
 
         Args:
-            sentences: texts; their characters are numbered as if the texts were joined.
-            word_starts: for each of their characters that is not white space, 1 if a word begins there, else 0. Only
-                the segmenter `field` uses it.
+            sentences: texts. Their characters are numbered through all of them.
+            word_starts: one byte for each character that is not white space: 1 if a word begins with it, else 0. Used
+                only with the segmenter `field`.
         """
         size = sum(map(len, sentences))
         starts = np.zeros((len(LEVELS), size), dtype=np.bool_)
@@ -213,14 +213,14 @@ def mark_unit_starts(
 ) -> NDArray[np.bool_]:
     """Return [levels, T] bool: which tokens begin a unit.
 
-    A token begins a unit if its text, without leading white space, begins with a unit's first character. If several
-    tokens are parts of one character, only the first of them does.
+    A token begins a unit if its first character that is not white space is a unit's first. Of several tokens that
+    share this character, only the first begins the unit.
 
     Args:
         starts: [levels, characters] bool, as `UnitFinder.find_unit_starts` returns it.
         text: the joined sentences.
-        token_places: [T] int64, character at which each token begins.
-        sentence_first_tokens: numbers of the tokens that begin a sentence.
+        token_places: [T] int64, offset in `text` of each token's first character.
+        sentence_first_tokens: indices of the tokens that begin a sentence.
     """
     size = len(text)
     following = np.where(is_white_space(text), size, np.arange(size))
@@ -233,9 +233,9 @@ def mark_unit_starts(
 
 
 def mark_word_starts(text: str, words: Sequence[str]) -> bytes:
-    """Return for each character of `text` that is not white space 1 if one of `words` begins there, else 0.
+    """Return one byte for each character of `text` that is not white space: 1 if one of `words` begins with it, else 0.
 
-    Raises ValueError: the joined words differ from the text, white space ignored. The message says where.
+    Raises ValueError: apart from white space, the joined words differ from the text. The message says where.
     """
     plain = ["".join(word.split()) for word in words]
     whole = "".join(text.split())
@@ -254,7 +254,7 @@ def mark_word_starts(text: str, words: Sequence[str]) -> bytes:
 
 
 def _entry_starts(sentences: Sequence[str], words: WordList) -> NDArray[np.bool_]:
-    """Return [characters] bool: which characters begin an entry of the list or lie outside all entries."""
+    """Return [characters] bool: false inside an entry of the list after its first character, else true."""
     starts = np.ones(sum(map(len, sentences)), dtype=np.bool_)
     offset = 0
     for sentence in sentences:
@@ -278,7 +278,7 @@ def _word_size_function(segmentation: Segmentation, files: Mapping[str, bytes]) 
 
 
 def _longest_match_sizes(words: WordList, sentence: str) -> list[int]:
-    """Return the sizes of a sentence's words: entries of the list, runs of letters, and other single characters."""
+    """Return the lengths of a sentence's words: entries of the list, runs of letters or digits, single characters."""
     inside = forbidden_word_starts(sentence)
     for start, stop in words.find_entries(sentence):
         inside[start + 1 : stop] = b"\1" * (stop - start - 1)
@@ -292,14 +292,14 @@ def _import_jieba() -> Any:
     except ModuleNotFoundError as error:
         raise InputError(
             "the segmenter jieba needs the package jieba, which is not installed",
-            remedy="pip install 'maskfleet[chinese]', or use the segmenter longest_match with a file of words",
+            remedy="pip install 'maskfleet[chinese]', or use the segmenter longest_match with a word file",
         ) from error
 
 
 def _jieba_tokenizer(segmentation: Segmentation, files: Mapping[str, bytes]) -> Any:
     """Return a jieba tokenizer with its dictionary loaded.
 
-    We load it, because jieba would read a cache in the temporary folder, which anyone may write.
+    jieba would load it from a cache in the temporary folder, where any user may write.
     """
     jieba = _import_jieba()
     if str(jieba.__version__) != segmentation.version:
@@ -307,7 +307,7 @@ def _jieba_tokenizer(segmentation: Segmentation, files: Mapping[str, bytes]) -> 
             f"this machine has jieba {jieba.__version__}, but the build began with jieba {segmentation.version}",
             remedy="install the same version on all machines",
         )
-    import_module("jieba.finalseg").Force_Split_Words.clear()  # forgets the words of an earlier dictionary
+    import_module("jieba.finalseg").Force_Split_Words.clear()  # jieba keeps words of earlier dictionaries there
     tokenizer = jieba.Tokenizer()
     own = files.get("dictionary")
     try:
@@ -318,18 +318,18 @@ def _jieba_tokenizer(segmentation: Segmentation, files: Mapping[str, bytes]) -> 
             tokenizer.load_userdict(io.BytesIO(files["user_words"]))
     except ValueError as error:
         raise InputError(
-            f"jieba cannot read a file of words: {error}",
-            remedy="write `word frequency` a line in a dictionary, `word [frequency] [tag]` in user words, in UTF-8",
+            f"jieba cannot read the dictionary or the user words: {error}",
+            remedy="use UTF-8, and lines of `word frequency` (dictionary) or `word [frequency] [tag]` (user words)",
         ) from error
     return tokenizer
 
 
 def _numbered_lines(content: bytes, what: str) -> list[tuple[int, str]]:
-    """Return (number, text) of the lines that are not blank."""
+    """Return (number from 1, text) of the lines that are not blank."""
     try:
         lines = content.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"the file of {what} is not UTF-8: {error}", remedy="convert it to UTF-8") from error
+        raise InputError(f"the {what} is not UTF-8: {error}", remedy="convert it to UTF-8") from error
     return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
@@ -337,7 +337,7 @@ def _parse_words(content: bytes, what: str) -> list[str]:
     """Return the first word of each line. The rest of a line, such as a frequency, is ignored."""
     found = [line.split()[0] for _, line in _numbered_lines(content, what)]
     if not found:
-        raise InputError(f"the file of {what} holds no words", remedy="give a file with one word a line")
+        raise InputError(f"the {what} holds no words", remedy="give a file with one word a line")
     return found
 
 
@@ -351,7 +351,7 @@ def _parse_lexicon(content: bytes) -> dict[str, Literal["phrase", "entity"]]:
                 entries.setdefault(text, known)
             case _:
                 raise InputError(
-                    f"line {number} of the lexicon is no entry: {line[:60]!r}",
+                    f"line {number} of the lexicon is not a valid entry: {line[:60]!r}",
                     remedy="write `text <TAB> entity` or `text <TAB> phrase` on each line",
                 )
     if not entries:
@@ -367,4 +367,4 @@ def _read_word_file(uri: str) -> bytes:
     try:
         return store.get(name)
     except KeyMissing as error:
-        raise InputError(f"{uri}: there is no such file of words", remedy="check the path") from error
+        raise InputError(f"{uri}: there is no such word file", remedy="check the path") from error

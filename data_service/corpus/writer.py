@@ -1,6 +1,6 @@
 """Writes a shard: a plain WebDataset tar with one sample per block. The same blocks always give the same bytes.
 
-Also what a build's receipts say of a shard, and the block table of all shards.
+Also describes written shards compactly, and joins their descriptions into a block table.
 """
 
 import hashlib
@@ -20,18 +20,18 @@ from data_service.corpus.reader import UNIT_MEMBERS
 from data_service.store.base import digest
 from data_service.types import Block
 
-_RECORD_BYTES = 10240  # a tar archive is padded to a multiple of this size
+_RECORD_BYTES = 10240  # archives are padded to a multiple of this size, tar's record
 _BLOCK_DTYPE = np.dtype([(name, kind) for name, kind in DTYPES.items() if name != "shard"])
 
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """A shard that was written. A build holds all of them, so their blocks are packed: 75 bytes each, not 600.
+    """The description of a written shard. A build keeps those of all shards, so a block takes only 75 bytes of it.
 
     Attributes:
-        size: in bytes.
-        digest: hash of all its bytes.
-        packed: its blocks in order, 56 bytes each, in base64.
+        size: size of the shard in bytes.
+        digest: blake2b hash (16 bytes, hex) of the whole shard.
+        packed: base64 of one 56-byte record per block, in order.
     """
 
     size: int
@@ -40,13 +40,13 @@ class WrittenShard:
 
     @property
     def blocks(self) -> NDArray[np.void]:
-        """[B] records of its blocks, with the columns of a block table but `shard`."""
+        """[B] records of the shard's blocks, with the columns of a block table except `shard`."""
         found: NDArray[np.void] = np.frombuffer(b64decode(self.packed), dtype=_BLOCK_DTYPE)
         return found
 
 
 def concatenate_shard_tables(shards: Mapping[str, WrittenShard]) -> BlockTable:
-    """Return the table of the blocks of shards, by key, in order."""
+    """Return the block table of shards, given by key, in order."""
     tables = [shard.blocks for shard in shards.values()]
     rows = np.concatenate([np.zeros(0, dtype=_BLOCK_DTYPE), *tables])
     columns: dict[str, NDArray[Any]] = {
@@ -57,7 +57,7 @@ def concatenate_shard_tables(shards: Mapping[str, WrittenShard]) -> BlockTable:
 
 
 class ShardWriter:
-    """A writer that appends blocks to a new tar file at `path`. Keys are `<name>-00000`, `<name>-00001`, ..."""
+    """A writer of blocks to a new tar file at `path`, with sample keys `<name>-00000`, `<name>-00001`, ..."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._file = path.open("wb")
@@ -74,15 +74,15 @@ class ShardWriter:
         self._append(data)
 
     def finish(self) -> WrittenShard:
-        """Write the end of the archive and close the file; return its description. Then the file is complete."""
-        end = self._offset + 1024  # two zero blocks end an archive
+        """Write the end of the archive and close the file; return the shard's description."""
+        end = self._offset + 1024  # an archive ends with 1024 zero bytes
         self._append(bytes(-(-end // _RECORD_BYTES) * _RECORD_BYTES - self._offset))
         self._file.close()
         packed = b64encode(np.array(self._blocks, dtype=_BLOCK_DTYPE).tobytes()).decode()
         return WrittenShard(self._offset, self._hash.hexdigest(), packed)
 
     def close(self) -> None:
-        """Close the file, finished or not."""
+        """Close the file, whether `finish` was called or not."""
         self._file.close()
 
     def _append(self, data: bytes | memoryview) -> None:
@@ -92,7 +92,7 @@ class ShardWriter:
 
 
 def _tar_sample(key: str, block: Block) -> memoryview:
-    """Return one sample as tar bytes without the archive's end. Such samples, one after another, form an archive."""
+    """Return a block as tar bytes: one member per array, without the bytes that end an archive."""
     arrays = {
         "tokens.npy": block.tokens,
         "sentences.npy": block.sentences,

@@ -1,9 +1,9 @@
-"""Appends documents to a corpus: they are built into a new part by the corpus's settings, and both are merged.
+"""Appends documents to a corpus: builds them into a new part with the corpus's settings, and merges both.
 
     grown/manifest.json     lists the shards of the old corpus and of the new part (`data_service.corpus.merge`)
     grown/added/            the new part, a complete corpus
 
-No shard of the old corpus is written again, so runs on it go on. Tokenizer, sentences, words, held-out rule, blocks
+Shards of the old corpus are not rewritten, so runs on it continue. Tokenizer, sentences, words, held-out rule, blocks
 and, unless others are given, the names of fields and of provenance are those of the old corpus.
 """
 
@@ -31,14 +31,14 @@ APPENDED_PART_FOLDER = "added"
 
 @dataclass(frozen=True)
 class AppendReport:
-    """A grown corpus.
+    """Numbers of documents in a grown corpus.
 
     Attributes:
         added: number of documents of the new part.
-        copies: number of them that the old corpus has, too, and that are left out.
-        documents: number of documents of both.
+        copies: number of new documents that are left out, because the old corpus has them, too.
+        documents: number of documents of the old corpus and the new part, with those left out.
         earlier_copies: number of copies that the old corpus left out when it grew or was merged.
-        removed: number of other documents that were removed from either.
+        removed: number of documents that were removed for other reasons.
     """
 
     added: int
@@ -54,21 +54,21 @@ def options_from_corpus(
     """Return the options for building documents to append to `corpus`.
 
     Args:
-        word_files: URIs of the files of words with which the corpus was built, by the name of the option.
-        overrides: settings in place of the corpus's own: of the format of the new input, its provenance, or which
-            losses of text are accepted.
+        word_files: URIs of the word files that the corpus was built with, by option name (such as `dictionary`).
+        overrides: settings that replace the corpus's own: format and provenance of the new input, or accepted losses
+            of text.
 
     Raises:
-        CorpusError: the corpus has no provenance, but settings of one are given; or a file of words is missing or
-            another one.
-        InputError, StoreError: a file of words cannot be read.
+        CorpusError: provenance settings are given, but the corpus has no provenance; or the word files are not those
+            of the corpus.
+        InputError, StoreError: a word file cannot be read.
     """
-    # A corpus that grew has the options of the one that was built.
+    # A grown corpus has the options of its first part, which was built.
     origin = (open_part(corpus, 0) if corpus.manifest.parts else corpus).manifest
     if "provenance" in overrides and not origin.provenance:
         raise CorpusError(
             f"{corpus.store.uri} was built without provenance, so appended documents cannot have it",
-            remedy="leave --provenance out, or build a new corpus of all text with it",
+            remedy="leave --provenance out, or build a new corpus from all text with --provenance",
         )
     kept = {name: value for name, value in origin.options.items() if name in BuildOptions.model_fields}
     words = _load_word_options(corpus, origin, word_files)
@@ -95,20 +95,20 @@ def append_documents(
 ) -> AppendReport:
     """Write the corpus at `corpus`, grown by the documents of `inputs`, to `output`.
 
-    Documents whose tokens the corpus has are left out. The same call continues an interrupted append, and changes
-    nothing after a complete one.
+    New documents with the same tokens as an old one are left out. A repeated call continues an interrupted append,
+    and changes nothing after a complete one.
 
     Args:
-        corpus: URI of the corpus that grows. It must stay where it is.
+        corpus: URI of the corpus that grows. The grown corpus refers to it, so it must stay where it is.
         inputs: as for `build_corpus`.
-        output: folder or s3:// prefix of its own. It must stay where it is, too, if it grows further.
+        output: folder or s3:// prefix for the grown corpus alone. It must not move either if it grows further.
         options: what `options_from_corpus` returns.
-        removed_by: user and host, for the removal of copies.
-        removed_at: seconds since 1970.
+        removed_by: user and host that are recorded with the removal of copies.
+        removed_at: time of that removal, seconds since 1970.
         progress: function that is called as the new part is built.
-        own_provenance: whether the provenance in `options` was given for these inputs. Constants with which the old
-            corpus was built need not match one of them.
-        report: function that is called as the documents of both are compared.
+        own_provenance: whether the provenance in `options` was given for these inputs, so that each of its patterns of
+            inputs must match one. The patterns of the old corpus need not.
+        report: function that is called as new and old documents are compared.
 
     Raises:
         DuplicateIdError: a new document has the id of one in the corpus, but other tokens. The new part is deleted.
@@ -133,17 +133,17 @@ def append_documents(
         try:
             join_corpora([source, new], store, removed_by=removed_by, removed_at=removed_at, report=report)
         except DuplicateIdError:
-            # The manifest is deleted first: without it the other files are no corpus.
+            # The manifest is deleted first: without it the other files do not count as a corpus.
             remove_objects(store, f"{APPENDED_PART_FOLDER}/{MANIFEST_KEY}", progress)
             remove_objects(store, f"{APPENDED_PART_FOLDER}/", progress)
             store.delete(CONFIGURATION_KEY)
             raise
     store.delete(CONFIGURATION_KEY)
-    return _append_report(open_corpus(output), new)
+    return _make_append_report(open_corpus(output), new)
 
 
 def _check_store_extends_source(store: Store, source: Corpus) -> None:
-    """Raise CorpusError if the corpus at `store` is not `source`, grown by a part that lies in it."""
+    """Raise CorpusError unless the corpus at `store` consists of `source` and a new part in `store`."""
     parts = open_corpus(store.uri).manifest.parts
     built = store.size(f"{APPENDED_PART_FOLDER}/{MANIFEST_KEY}") is not None
     if not built or parts != (
@@ -156,7 +156,7 @@ def _check_store_extends_source(store: Store, source: Corpus) -> None:
         )
 
 
-def _append_report(grown: Corpus, new: Corpus) -> AppendReport:
+def _make_append_report(grown: Corpus, new: Corpus) -> AppendReport:
     sizes = {split: int(new.table(split).documents.sum()) for split in SPLITS}
     totals = {split: int(grown.table(split).documents.sum()) for split in SPLITS}
     copies = earlier = removed = 0
@@ -178,7 +178,7 @@ def _append_report(grown: Corpus, new: Corpus) -> AppendReport:
 
 
 def _load_word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[str, str]) -> WordOptions | None:
-    """Return the options of words with which the corpus was built; None if it stores none."""
+    """Return the word options that the corpus was built with; None if it stores no words."""
     known = origin.words
     recorded = {} if known is None else known.model_dump(exclude_none=True)
     needed = {"dictionary", "user_words", "lexicon"} & recorded.keys()
@@ -186,7 +186,7 @@ def _load_word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[st
         named = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
         raise CorpusError(
             f"{corpus.store.uri} was built {'with' if set(wrong) <= needed else 'without'} {named}",
-            remedy="give the files of words with which it was built, and no others",
+            remedy="give exactly the word files that it was built with",
         )
     if known is None:
         return None
@@ -196,6 +196,6 @@ def _load_word_options(corpus: Corpus, origin: CorpusManifest, files: Mapping[st
     if found != known:
         raise CorpusError(
             f"{corpus.store.uri} was built with other words: {recorded}, but now {found.model_dump(exclude_none=True)}",
-            remedy="give the same files, and install the same version of the segmenter",
+            remedy="give the word files that it was built with, and install the same version of the segmenter",
         )
     return options

@@ -1,9 +1,8 @@
-"""Turns text into blocks: documents are encoded whole, their sentences are found as places in the tokens, and documents
-are put whole into blocks.
+"""Turns text into blocks: tokenises each document as a whole, finds the first token of each sentence, and collects
+whole documents in blocks.
 
-A document's tokens are those that its tokenizer gives for the whole text. A sentence begins with the first token that
-begins in the white space before it or with its first character. If one token lies across that place, the sentence
-begins with this token; such bounds are counted.
+A sentence begins with the first token that starts in the white space before it or at its first character. If a token
+spans the end of one sentence and the start of the next, it belongs to the later sentence; such boundaries are counted.
 """
 
 from collections.abc import Sequence
@@ -31,8 +30,8 @@ class EncodedDocument:
     Attributes:
         tokens: [T] uint16 or uint32, token ids.
         lengths: [S] int64, number of tokens of each sentence, at least one.
-        begins: [levels, T] bool, whether a unit of each level begins with each token; None if units are not looked for.
-        moved: number of sentences that begin inside a token; each then begins with the whole token.
+        begins: [levels, T] bool, whether a unit of each level, such as word, begins at each token; None without units.
+        moved: number of sentences whose first character is inside a token; each then begins with that token.
     """
 
     tokens: Tokens
@@ -50,15 +49,15 @@ def encode_documents(
     language: Language = "any",
     meter: LossMeter | None = None,
 ) -> list[EncodedDocument]:
-    """Return the documents, encoded, in order. Sentences without tokens are left out; a document may have no tokens.
+    """Return the tokenised documents, in order. Sentences without tokens are left out; a document may have no tokens.
 
     Args:
-        tokenizer: tokenizer to encode with, or an encoder by it.
+        tokenizer: tokenizer, or an encoder that uses it.
         texts: texts of the documents.
-        finder: finder of units; None not to look for units.
-        word_starts: words of each document, as `mark_word_starts` returns them, if the input holds words.
-        language: as for `sentence_bounds`.
-        meter: meter that counts what the tokenizer loses of the texts; None not to count.
+        finder: finds units of words, phrases and entities in the text; None for no units.
+        word_starts: where the words of each document begin (`mark_word_starts`), if the input holds words.
+        language: language of the texts, as in `sentence_bounds`.
+        meter: counts the text that the tokenizer loses; None not to count it.
     """
     placed, cuts = encode_in_windows(tokenizer, texts, by_word=finder is None)
     if meter is not None:
@@ -83,7 +82,7 @@ def encode_documents(
 
 
 def _find_sentence_starts(placed: PlacedTokens, bounds: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Return [S] int64, the number of the first token of each sentence, and how many of them lie across a bound."""
+    """Return [S] int64, the index of each sentence's first token, and how many of these tokens span a boundary."""
     if not len(placed):
         return np.empty(0, dtype=np.int64), 0
     first = np.searchsorted(placed.starts, bounds[:, 0])
@@ -96,7 +95,7 @@ def _find_sentence_starts(placed: PlacedTokens, bounds: NDArray[np.int64]) -> tu
 def encode_examples(
     tokenizer: Tokenizer | TextEncoder, examples: Sequence[tuple[str, ...]], meter: LossMeter | None = None
 ) -> list[EncodedDocument]:
-    """Return the examples, encoded, in order. Each text becomes one sentence.
+    """Return the tokenised examples, in order. Each text becomes one sentence.
 
     If a text of an example has no tokens, the whole example has none.
     """
@@ -112,7 +111,7 @@ def encode_examples(
 
 
 class BlockBuilder:
-    """A builder that collects whole documents for a block. `levels`: levels of units that the documents have."""
+    """Collects whole documents for a block. `levels`: levels of units (word, phrase, entity) that documents have."""
 
     def __init__(self, levels: tuple[Level, ...] = ()) -> None:
         self._documents: list[EncodedDocument] = []

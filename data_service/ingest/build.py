@@ -3,8 +3,8 @@
 1. Big files that are compressed or in another encoding than UTF-8 are measured, so that they can be cut into splits
    like others (`streamed.py`).
 2. The first pass hashes every document (`scan.py`). The hashes are compared, one range at a time
-   (`deduplicate.py`), and then it is decided what is held out (`heldout.py`).
-3. The second pass encodes the documents that are no later copies (`write.py`). The manifest comes last
+   (`deduplicate.py`), and then the held-out text is chosen (`heldout.py`).
+3. The second pass tokenises the documents that are not copies of earlier ones (`write.py`). The manifest comes last
    (`configuration.py`).
 
 Every task is a pure function of the inputs and the options and leaves a receipt. So any number of workers writes the
@@ -79,7 +79,7 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.loss import TextLoss, check_text_loss
 from data_service.tokenizers.tokenizer import Tokenizer
 
-_LOSS_CHECK_SPLITS = 4
+_LOSS_CHECK_SPLITS = 4  # splits written first, so that an unsuitable tokenizer is noticed early
 
 
 def build_corpus(
@@ -94,7 +94,7 @@ def build_corpus(
     """Build a corpus and return its manifest. Continue a half-built corpus; if it is complete, only return the
     manifest.
 
-    Files of words (`options.words`) are copied into the build, so that only this process reads them.
+    Word files (`options.words`) are copied into the output, so that workers need not reach the originals.
 
     Args:
         inputs: files, folders and globs, local or s3://. Of equal documents the first in this order is kept.
@@ -102,7 +102,7 @@ def build_corpus(
         tokenizer: folder of the tokenizer, whose files are copied into the corpus.
         options: options of the build.
         progress: function that is called in this process as tasks finish.
-        constants_must_match: whether each pattern of constants of provenance must match an input.
+        constants_must_match: whether each pattern of inputs with constant provenance must match an input.
 
     Raises:
         InputError: inputs are missing, empty, too small to hold any text out, or not valid text. The message names the
@@ -132,9 +132,9 @@ def build_corpus(
             if manifest is None:
                 raise
         except (InputError, TokenizerError):
-            # A user's mistake frees the output, because the corrected build may have another configuration. The
-            # receipts stay: if bad records are skipped, or a file is corrected without a change of its size, it is
-            # still the same build. If another build comes first, it deletes them (`StageRunner`).
+            # After a user's mistake the output is released, because the corrected build may have another
+            # configuration. The receipts stay: if bad records are now skipped, or a file is corrected at the same
+            # size, the build is still the same. A different build deletes them (`StageRunner`).
             store.delete(CONFIGURATION_KEY)
             raise
     remove_build_files(store, progress)
@@ -181,8 +181,8 @@ class _Build:
         return manifest
 
     def check_finished(self, manifest: CorpusManifest) -> None:
-        """Check that the complete corpus is what this build would make. Raises CorpusError: records were skipped that
-        may not be, or inputs were written again with other text."""
+        """Check that the complete corpus is what this build would write. Raises CorpusError: it lacks bad records that
+        this build would refuse, or the text of the inputs has changed."""
         check_skipped_records(self.store, manifest, self.options)
         if manifest.options.get(FILE_VERSIONS_ENTRY) != self.configuration[FILE_VERSIONS_ENTRY]:
             self._check_rewritten_inputs(manifest)
@@ -200,7 +200,7 @@ class _Build:
 
     @contextmanager
     def _open_passes(self) -> "Iterator[BuildPasses]":
-        """Yield the passes; within the block their workers live."""
+        """Yield the passes of the build. Their workers are stopped when the block ends."""
         files, options = self.listing.files, self.options
         with WorkerPool(options.workers, options.split_bytes if streamed_files(files, options) else 0) as pool:
             layout = BuildLayout(self.store.uri, identity_hash(self.configuration))
@@ -238,9 +238,9 @@ class BuildPasses:
         return scanned
 
     def choose_heldout(self, scanned: list[ScanReceipt]) -> tuple[HeldoutRule, list[KeptDocuments]]:
-        """Return the rule of what is held out, and for each split the documents that are not later copies.
+        """Return the held-out rule, and for each split the documents that are not copies of earlier ones.
 
-        Stretches are looked for only if whole documents are too few or too long.
+        Documents are divided into stretches only if whole documents are too few or too long.
         """
         fraction = self._options.heldout_fraction
         clusters = self._find_clusters_digest(scanned)
@@ -280,8 +280,8 @@ class BuildPasses:
             files = dict.fromkeys(piece.file for split in self.splits for piece in split.pieces)
             one, other = find_cluster_mismatch(files)
             raise InputError(
-                f"{one.uri} and {other.uri} were not prepared together: near duplicates that both hold are not known",
-                remedy="prepare all inputs together, with `keep: all`, or build a corpus of each",
+                f"{one.uri} and {other.uri} were not prepared together, so their common near duplicates are not known",
+                remedy="prepare all inputs in one `corpus prepare` with `keep: all`, or build one corpus from each",
             )
         return next(iter(named), "")
 
@@ -292,7 +292,7 @@ class BuildPasses:
         tokenizer_hash: str,
         words: Segmentation | None = None,
     ) -> list[WriteReceipt]:
-        """Run the second pass, over a few splits from all over the input first; return its receipts.
+        """Run the second pass, first over a few evenly spread splits; return its receipts.
 
         Raises TokenizerError: the tokenizer loses more of the text than the options accept.
         """
@@ -320,9 +320,10 @@ class BuildPasses:
     def _check_tokenizer_loss(self, written: Sequence[WriteReceipt]) -> None:
         loss = TextLoss.sum_of(part.loss for part in written)
         what = f"the tokenizer does not fit the text of {self.layout.output}"
-        check_text_loss(loss, self._options.accept_loss, what, remedy="give one that was trained on such text")
+        check_text_loss(loss, self._options.accept_loss, what, remedy="give a tokenizer that was trained on such text")
 
     def _choose_stretch_rule(self, kept: list[KeptDocuments], figures: DocumentFigures) -> HeldoutRule:
+        """Find the stretches of all splits; return the rule that holds out some of them."""
         tasks = [
             FindStretchesTask(self.layout, i, kept[i].source, split, self._options, kept=kept[i], size=figures.size)
             for i, split in enumerate(self.splits)

@@ -38,11 +38,11 @@ from data_service.store.base import Store, digest, parallel_map
 from data_service.tokenizers.loss import TextLoss
 from data_service.tokenizers.tokenizer import Tokenizer
 
-RULES_VERSION = 3  # version of the rules: grows when the same inputs and options would give other bytes
+RULES_VERSION = 3  # version of the build's rules; raised when the same inputs and options would give other bytes
 
-FILE_VERSIONS_ENTRY = "input_versions"
-SPLIT_HASHES_ENTRY = "input_content"
-_ENTRIES_WITHOUT_EFFECT = ("inputs", FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY)
+FILE_VERSIONS_ENTRY = "input_versions"  # hash of the versions of all input files
+SPLIT_HASHES_ENTRY = "input_content"  # hashes of the text of each split
+_ENTRIES_WITHOUT_EFFECT = ("inputs", FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY)  # they do not change the corpus
 
 Configuration = Mapping[str, object]
 
@@ -54,11 +54,11 @@ def make_configuration(
     options: BuildOptions,
     words: Segmentation | None = None,
 ) -> Configuration:
-    """Return, as JSON values, all that decides a corpus's bytes; also `inputs` and `input_versions`, which do not.
+    """Return, as JSON values, all that determines a corpus's bytes; also `inputs` and `input_versions`, which do not.
 
-    `inputs` is for people to read. `input_versions` changes when a file is written again, even with the same text,
-    which only reading it shows. So receipts name the versions of the files that they were made from, and a corpus
-    holds hashes of the text that it was built from (`input_content`, see `check_text_unchanged`).
+    `inputs` is for people to read. `input_versions` changes when a file is written again, even with the same text. So
+    receipts name the versions of the files that they were made from, but a corpus stores hashes of its text
+    (`input_content`, see `check_text_unchanged`).
     """
     return {
         "rules": RULES_VERSION,
@@ -74,7 +74,7 @@ def make_configuration(
 
 
 def identity_hash(configuration: Configuration) -> str:
-    """Return a short hash of the entries that decide the output."""
+    """Return a short hash of the entries that determine the output."""
     decisive = {key: value for key, value in configuration.items() if key not in _ENTRIES_WITHOUT_EFFECT}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -112,9 +112,9 @@ def check_text_unchanged(
 
 
 def name_changed_files(splits: Sequence[InputSplit], now: Sequence[str], then: object) -> str:
-    """Return the files, for a message, of splits whose text has another hash than before; empty if all are equal.
+    """Return for a message the files of splits whose text hash has changed; empty if none has.
 
-    `now`: hashes of the splits; `then`: those that the complete output holds, as JSON values.
+    `now`: hashes of the splits; `then`: hashes that the complete output stores, as JSON values.
     """
     before = then if isinstance(then, list) and len(then) == len(now) else [None] * len(now)
     changed = [split for split, one, other in zip(splits, now, before, strict=True) if one != other]
@@ -123,7 +123,7 @@ def name_changed_files(splits: Sequence[InputSplit], now: Sequence[str], then: o
 
 
 def check_skipped_records(store: Store, manifest: CorpusManifest, options: BuildOptions) -> None:
-    """Raise CorpusError if bad records are to be refused but the complete corpus was built with some skipped."""
+    """Raise CorpusError if the options refuse bad records but the complete corpus was built without some."""
     skipped = manifest.counts.get("skipped", 0)
     if skipped and options.on_bad_records == "error":
         raise CorpusError(
@@ -133,14 +133,14 @@ def check_skipped_records(store: Store, manifest: CorpusManifest, options: Build
 
 
 def check_provenance_patterns(listing: InputListing, options: BuildOptions) -> None:
-    """Raise InputError if constants of provenance are given for inputs that are not there."""
+    """Raise InputError if constant provenance is given for a pattern that matches no input."""
     uris = [file.uri for file in listing.files]
     unmatched = [] if options.provenance is None else options.provenance.unmatched_patterns(uris)
     if unmatched:
         raise InputError(
-            f"constants of --provenance are for {unmatched[0]!r}, which matches none of {len(uris)} inputs "
+            f"--provenance has constants for inputs {unmatched[0]!r}, which match none of the {len(uris)} inputs "
             f"(the first is {uris[0]})",
-            remedy="write `inputs` as a pattern of whole URIs, such as '*/wiki/*'",
+            remedy="in the --provenance file, write `inputs` as a pattern of whole URIs, such as '*/wiki/*'",
         )
 
 
@@ -165,7 +165,7 @@ def assemble_manifest(
     origin: Origin,
     progress: ReportProgress,
 ) -> CorpusManifest:
-    """Return the manifest of the shards that the tasks wrote, in the order of the splits. Reads all token counts.
+    """Return the manifest of the shards that the tasks wrote, in the order of the splits. Reads the token counts.
 
     Raises:
         CorpusError: no document with a token is left for training; or none is left for evaluation, although text was to
@@ -178,14 +178,14 @@ def assemble_manifest(
             f"no document is left for training in {layout.output}",
             remedy="give more text, or a smaller --heldout",
         )
-    # Another corpus's rule may hold nothing out of a small text.
+    # A rule that was taken from another corpus may hold nothing out of a small text.
     given = "heldout_rule" in options
     if heldout_rule.below and not given and not any(part.shard for part in heldout):
         raise CorpusError(
             f"no held-out text of {layout.output} has a token",
             remedy="use a tokenizer that was trained on such text, or give more text",
         )
-    # The manifest: the tables of blocks, the shards' digests, and the record of how the corpus was built.
+    # The manifest holds the tables of blocks, the shards' digests, and how the corpus was built.
     fraction = float(str(options["heldout_fraction"]))
     shards = _shards_by_key("train", train) | _shards_by_key("heldout", heldout)
     files = tokenizer.save_files()
@@ -198,11 +198,11 @@ def assemble_manifest(
         unigram=_sum_unigram_counts(layout, len(written), tokenizer.vocab_size, progress),
         shard_sizes={key: shard.size for key, shard in shards.items()},
         shard_digests={key: shard.digest for key, shard in shards.items()},
-        counts=_build_counts(scanned, written) | {"ignored_files": len(listing.left_out)},
+        counts=_count_documents(scanned, written) | {"ignored_files": len(listing.left_out)},
         options={**options, SPLIT_HASHES_ENTRY: hash_splits(scanned)},
         document_lengths=tuple(sum(part.lengths[k] for part in train) for k in range(LENGTH_BINS)),
         tokenizer_files={f"{TOKENIZER_FOLDER}/{name}": digest(files[name]) for name in sorted(files)},
-        skipped=_skipped_texts(scanned, listing),
+        skipped=_describe_skipped_records(scanned, listing),
         left_out=tuple(str(item) for item in listing.left_out[:MAX_LISTED_RECORDS]),
         provenance=_sidecars_by_key("train", train) | _sidecars_by_key("heldout", heldout),
         origin=_origin_with_value_counts(origin, train),
@@ -210,7 +210,7 @@ def assemble_manifest(
     ).with_heldout_rule(heldout_rule)
 
 
-def _skipped_texts(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ...]:
+def _describe_skipped_records(scanned: list[ScanReceipt], listing: InputListing) -> tuple[str, ...]:
     first = [record for split in scanned for record in split.first_skipped][:MAX_LISTED_RECORDS]
     return tuple(str(record) for record in with_line_numbers(first, listing.files))
 
@@ -239,7 +239,7 @@ def _sum_unigram_counts(
     return total
 
 
-def _build_counts(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str, int]:
+def _count_documents(scanned: list[ScanReceipt], written: list[WriteReceipt]) -> dict[str, int]:
     encoded_by = sum((Counter(one.encoded_by) for one in written), Counter[str]())
     few = {
         "odd": sum(one.odd for one in scanned),

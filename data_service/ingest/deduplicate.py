@@ -42,8 +42,8 @@ from data_service.ingest.tasks import BuildTask, SplitTask, TaskReceipt, hash_st
 from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 
-PARTITION_DOCUMENTS = 2_000_000  # documents that are sorted together, in about 200 MB
-ORDINAL_DTYPE = np.dtype("<u4")
+PARTITION_DOCUMENTS = 2_000_000  # documents that are sorted together; needs about 200 MB of memory
+ORDINAL_DTYPE = np.dtype("<u4")  # a document's number in its split, as stored
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ObjectSlice:
 
 @dataclass(frozen=True)
 class PartitionTask(BuildTask):
-    """A task on one partition of hashes: for every split, in order, the slice of its sorted hashes that lies in it."""
+    """A task on one range of hashes. `hashes`: for each split, the slice of its sorted hashes in that range."""
 
     hashes: tuple[ObjectSlice | None, ...]
 
@@ -66,7 +66,7 @@ class PartitionTask(BuildTask):
         return sum(part.length for part in self.hashes if part)
 
     def read_records(self, store: Store) -> tuple[NDArray[np.void], NDArray[np.uint32]]:
-        """Return the hash records of the partition [N], and of each [N] the number of its split."""
+        """Return the hash records of the partition [N], and the split number of each record [N]."""
 
         def read(part: ObjectSlice | None) -> bytes:
             return store.get_range(part.key, part.start, part.length) if part else b""
@@ -80,8 +80,8 @@ class PartitionTask(BuildTask):
 class CompareTask(PartitionTask):
     """The task of finding copies in one partition of the documents' hashes.
 
-    `source` covers all hashes of all splits. `clusters`: whether documents name clusters, so that the first half of a
-    hash is that of the text (`hash_document`).
+    `source`: hash of all hashes of all splits. `clusters`: whether documents name clusters of near duplicates; then
+    only the first half of a hash tells which texts are equal (`hash_document`).
     """
 
     heldout_fraction: float
@@ -111,7 +111,7 @@ class CompareReceipt(TaskReceipt):
 def plan_partitions(
     layout: BuildLayout, scanned: list[ScanReceipt], heldout_fraction: float, clusters: bool = False
 ) -> list[CompareTask]:
-    """Cut the hash space into partitions that hold about `PARTITION_DOCUMENTS` documents each."""
+    """Return the tasks that compare the documents, each for a range of hashes of about `PARTITION_DOCUMENTS`."""
     documents = sum(split.documents for split in scanned)
     source = hash_strings(split.digest for split in scanned)
     starts = [(layout.document_hashes_key(number), split.buckets) for number, split in enumerate(scanned)]
@@ -122,7 +122,7 @@ def plan_partitions(
 
 
 def partition_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Iterator[tuple[ObjectSlice | None, ...]]:
-    """Yield for every partition of the hash space, of about `PARTITION_DOCUMENTS`, its slice of each split's hashes.
+    """Yield each split's slice of hashes for every partition: a range of hashes of about `PARTITION_DOCUMENTS`.
 
     `starts`: for each split the key of its sorted hashes and their `bucket_starts`.
     """
@@ -131,7 +131,7 @@ def partition_hashes(starts: list[tuple[str, list[int]]], documents: int) -> Ite
 
 
 def partition_ranges(documents: int, max_documents: int, buckets: int = HASH_BUCKETS) -> list[tuple[int, int]]:
-    """Return the ranges of buckets of hashes, each of about `max_documents` documents."""
+    """Return consecutive ranges of the hash buckets, each of about `max_documents` documents."""
     count = min(buckets, max(1, -(-documents // max_documents)))
     return list(pairwise(buckets * i // count for i in range(count + 1)))
 
@@ -143,10 +143,10 @@ def _bucket_slice(key: str, begin: int, end: int) -> ObjectSlice | None:
 
 
 def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
-    """Write the numbers of the partition's documents that are copies of an earlier document; return the receipt."""
+    """Store the ordinals of the partition's documents that are copies of an earlier one; return the receipt."""
     records, split = task.read_records(store)
     place = (records["ordinal"], split)
-    # Equal texts may belong to several clusters if a stage changed them after they were compared.
+    # Equal texts may belong to different clusters if a preparation stage changed them after the clustering.
     if task.clusters:
         order = np.lexsort((*place, records["high"]))
         same = records["high"][order][1:] == records["high"][order][:-1]
@@ -175,7 +175,7 @@ def compare_partition(task: CompareTask, store: Store) -> CompareReceipt:
 
 
 def sum_document_figures(compared: list[CompareReceipt]) -> DocumentFigures:
-    """Return the counts of all partitions together."""
+    """Return the sums over all partitions, and their candidates with the smallest low words."""
     candidates = sorted(pair for part in compared for pair in part.candidates)
     return DocumentFigures(
         count=sum(part.documents for part in compared),
@@ -187,8 +187,8 @@ def sum_document_figures(compared: list[CompareReceipt]) -> DocumentFigures:
 
 
 def _heldout_candidates(kept: NDArray[np.void], clusters: bool) -> list[tuple[int, int]]:
-    """Return (low word, bytes) of the documents with the smallest low words, which would be held out first; with
-    clusters, of all documents of a low word together."""
+    """Return (low word, bytes) of the documents with the smallest low words, which are held out first. With clusters,
+    the bytes of all documents with the same low word are added up."""
     low = kept["low"].astype(np.uint64)
     if clusters:
         low, of_low = np.unique(low, return_inverse=True)
@@ -213,7 +213,7 @@ def find_drop_ranges(layout: BuildLayout, split: int, compared: list[CompareRece
 
 
 def is_equal_to_previous(records: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Return [N - 1] bool: whether the hash of each sorted record but the first is that of the record before it."""
+    """Return [N - 1] bool: whether each sorted record after the first has the same hash as the one before it."""
     high, low = records["high"], records["low"]
     same: NDArray[np.bool_] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
     return same
@@ -221,10 +221,10 @@ def is_equal_to_previous(records: NDArray[np.void]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class KeptDocuments:
-    """The documents of a split that are not later copies.
+    """The documents of a split that are not copies of earlier ones.
 
-    `drops`: slices that list the copies; `digest`: hash of all hashes of the first pass; `source`: hash of both;
-    `clusters`: whether the inputs named clusters, so that the second half of a hash may not be that of the text.
+    `drops`: slices that list the copies; `digest`: hash of the split's hashes in the first pass; `source`: hash of
+    `digest` and all copies; `clusters`: whether the inputs name clusters, so that hashes do not depend on text alone.
     """
 
     drops: tuple[ObjectSlice, ...]
@@ -237,7 +237,7 @@ def read_kept_documents(task: SplitTask, kept: KeptDocuments, store: Store) -> I
     """Yield (document, hash) of each document of the task's split that is kept.
 
     Raises:
-        InputError: the text changed since the first pass; else as `read_documents`.
+        InputError: the text changed since the first pass; otherwise as in `read_documents`.
     """
     drops = read_dropped_ordinals(store, kept.drops)
     digests = b"" if kept.clusters else _read_digests(store, task)
@@ -261,7 +261,7 @@ def read_kept_documents(task: SplitTask, kept: KeptDocuments, store: Store) -> I
 
 
 def _read_digests(store: Store, task: SplitTask) -> bytes:
-    """Return the joined hashes of the first pass over the task's split, in order; none of a split without documents."""
+    """Return the hashes of the split's documents from the first pass, joined in order; empty without documents."""
     try:
         found = store.get(task.layout.document_hashes_key(task.index))
     except KeyMissing:
@@ -270,7 +270,7 @@ def _read_digests(store: Store, task: SplitTask) -> bytes:
 
 
 def read_dropped_ordinals(store: Store, slices: tuple[ObjectSlice, ...]) -> set[int]:
-    """Return the numbers of the documents that are left out as copies."""
+    """Return the ordinals of the documents that are left out as copies."""
     ordinals = (np.frombuffer(store.get_range(s.key, s.start, s.length), dtype=ORDINAL_DTYPE) for s in slices)
     return {ordinal for part in ordinals for ordinal in part.tolist()}
 
@@ -280,7 +280,7 @@ class FindStretchesTask(SplitTask):
     """The task of dividing the kept documents of a split into stretches.
 
     Attributes:
-        kept: documents that are kept.
+        kept: documents that are not copies of earlier ones.
         size: bytes of the text of all splits.
     """
 
@@ -293,9 +293,9 @@ class FindStretchesTask(SplitTask):
 class FindStretchesReceipt(TaskReceipt):
     """The stretches of a split.
 
-    `candidates`: (low word of a paragraph's hash, bytes of the stretches that end with it), for low words below the
-    bound; `clustered`: those low words of documents with near duplicates, of which a paragraph of the same place may
-    differ.
+    `candidates`: (low word of a paragraph's hash, bytes of the stretches that end with this paragraph), for low words
+    below `candidate_hash_threshold`; `clustered`: low words from documents with near duplicates, in which the same
+    paragraph may differ.
     """
 
     candidates: list[tuple[int, int]]
@@ -303,7 +303,7 @@ class FindStretchesReceipt(TaskReceipt):
 
 
 def find_split_stretches(task: FindStretchesTask, store: Store) -> FindStretchesReceipt:
-    """Read the split and find its stretches; return the receipt. Raises as `read_kept_documents`."""
+    """Read the split and find its stretches; return the receipt. Raises the errors of `read_kept_documents`."""
     fraction = task.options.heldout_fraction
     length, below = mean_stretch_bytes(task.size, fraction), candidate_hash_threshold(task.size, fraction)
     sizes: Counter[int] = Counter()

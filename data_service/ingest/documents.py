@@ -32,8 +32,8 @@ def read_records(split: InputSplit, options: BuildOptions) -> Iterator[TextRecor
 
 
 def _prefetch_small_files(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
-    """Yield the pieces in order. Small files of an object store are fetched before they are read, many at a time: one
-    after another, a hundred thousand of them would take as many times the store's latency."""
+    """Yield the pieces in order. Small files of an object store are fetched ahead in parallel, because each request
+    waits for the store's latency."""
     if len(pieces) == 1:
         yield from pieces
         return
@@ -46,7 +46,7 @@ def _prefetch_small_files(pieces: Sequence[FilePiece]) -> Iterator[FilePiece]:
 
 
 def _fetch_if_small(piece: FilePiece) -> bytes | None:
-    """Return the bytes of a file that is worth fetching ahead; None for any other."""
+    """Return the bytes of a small file of an object store, which is fetched ahead; None for any other file."""
     return fetch_small_file(piece.file) if piece.file.size <= SMALL_FILE_BYTES and _is_remote(piece.file) else None
 
 
@@ -55,7 +55,7 @@ def _is_remote(file: InputFile) -> bool:
 
 
 def read_documents(split: InputSplit, options: BuildOptions) -> Iterator[TextRecord]:
-    """Yield the documents of a split without bad records. Raises as `read_records`."""
+    """Yield the documents of a split, without bad records. Raises the errors of `read_records`."""
     return (record for record in read_records(split, options) if isinstance(record, TextRecord))
 
 
@@ -78,16 +78,16 @@ def _read_piece(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord 
         case "mds":
             return read_mds(piece, options)
         case "warc":
-            _refuse_pairs(piece, options)
+            _refuse_pairs_and_words(piece, options)
             return read_warc(piece, options)
         case "mediawiki":
-            _refuse_pairs(piece, options)
+            _refuse_pairs_and_words(piece, options)
             return read_dump(piece, options)
         case other:
             assert_never(other)
 
 
-def _refuse_pairs(piece: FilePiece, options: BuildOptions) -> None:
+def _refuse_pairs_and_words(piece: FilePiece, options: BuildOptions) -> None:
     if options.pairs is not None or options.word_fields:
         raise InputError(
             f"{piece.file.uri}: a .{piece.file.format} file holds running text alone, neither pairs nor words",
@@ -96,7 +96,7 @@ def _refuse_pairs(piece: FilePiece, options: BuildOptions) -> None:
 
 
 def find_cluster_mismatch(files: Iterable[InputFile]) -> tuple[InputFile, InputFile]:
-    """Return the first two files whose clusters differ, or of which one has none. The caller knows that they exist."""
+    """Return the first two files that were not clustered together. There must be two such files."""
     from data_service.ingest.tables import read_clusters_digest
 
     first: dict[bytes, InputFile] = {}

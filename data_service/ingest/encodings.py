@@ -18,7 +18,7 @@ _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-MAX_BOM_BYTES = 4
+MAX_BOM_BYTES = 4  # length of the longest byte order mark, that of UTF-32
 _NON_TEXT_CODECS = {
     "idna",
     "punycode",
@@ -30,23 +30,23 @@ _NON_TEXT_CODECS = {
     "oem",
 }
 _READ_CHUNK_BYTES = 1 << 20
-# Each sequence of bytes that is not UTF-8 is decoded to one `_BAD_BYTE_MARK`, by which its record is recognised as bad.
+# Each invalid sequence of bytes is decoded to one `_BAD_BYTE_MARK`, which marks its record as bad.
 _BAD_BYTE_HANDLER = "maskfleet.bad_byte"
 _BAD_BYTE_MARK = "\udcff"  # the surrogate to which `surrogateescape` decodes 0xff
 
-_ENCODING_GUESS_BYTES = 64 * 1024
-_EXCERPT_CHARACTERS = 30
+_ENCODING_GUESS_BYTES = 64 * 1024  # bytes from which an encoding is guessed
+_EXCERPT_CHARACTERS = 30  # characters of the text that a remedy shows
 _CONTROL_BYTES = bytes(set(range(32)) - set(b"\t\n\v\f\r") | {127})
 _C1_CONTROLS = re.compile(b"\xc2[\x80-\x9f]")  # U+0080 to U+009F in UTF-8
-_MAX_ODD_CHARACTER_SHARE = 0.01
-_MIN_BYTES_PER_TOKEN = 1.2
+_MAX_ODD_CHARACTER_SHARE = 0.01  # largest share of control characters and U+FFFD in normal text
+_MIN_BYTES_PER_TOKEN = 1.2  # with fewer, the encoding or the tokenizer is wrong
 
 
 def python_encoding_name(name: str) -> str:
     """Return Python's name of an encoding of text. It is "utf-8" also for UTF-8 with a byte order mark.
 
     Raises:
-        ValueError: there is no such encoding, or it is not one of text.
+        ValueError: there is no such encoding, or it is not an encoding of text.
     """
     try:
         info = codecs.lookup(name)
@@ -54,7 +54,7 @@ def python_encoding_name(name: str) -> str:
     except (LookupError, UnicodeError) as error:
         raise ValueError(f"{name!r} is not an encoding of text that Python knows") from error
     if info.name in _NON_TEXT_CODECS or info.name.replace("-", "_") in _NON_TEXT_CODECS:
-        raise ValueError(f"{name!r} is not an encoding of files")
+        raise ValueError(f"{name!r} is not an encoding of text files")
     return UTF_8 if info.name in ("utf-8", "utf-8-sig", "ascii") else info.name
 
 
@@ -83,7 +83,7 @@ class ReadableStream(io.RawIOBase):
         return len(data)
 
     def read_some(self, size: int) -> bytes | memoryview:
-        """Return up to `size` bytes; none at the end."""
+        """Return up to `size` bytes; no bytes at the end of the stream."""
         raise io.UnsupportedOperation("read_some")
 
 
@@ -139,14 +139,14 @@ def encoding_remedy(data: bytes, option_template: str) -> str | None:
     """
     import charset_normalizer  # the import takes 0.1 s, and only errors need it
 
-    # Lines of ASCII tell no encoding; a 0 byte may mean UTF-16, which cannot be cut at b"\n".
+    # ASCII lines do not tell the encoding. A zero byte may mean UTF-16, which cannot be split at b"\n".
     if b"\0" not in data:
         data = b"\n".join(line for line in data.split(b"\n") if not line.isascii())
     data = data[:_ENCODING_GUESS_BYTES]
     best = charset_normalizer.from_bytes(data).best()
     if best is None or best.encoding in ("utf_8", "ascii"):
         return None
-    # Windows' cp1252 has all characters of Latin-1, and quotes and dashes besides.
+    # Windows' cp1252 has all printable characters of Latin-1, and also quotes and dashes.
     name = "cp1252" if "cp1252" in best.could_be_from_charset else best.encoding
     text = data.decode(name, errors="replace")
     beyond = next((i for i, character in enumerate(text) if character > "\x7f"), 0)
@@ -165,15 +165,15 @@ def is_garbled(text: str) -> bool:
 
 
 def odd_text_warning(odd_documents: int, documents: int, text_bytes: int = 0, tokens: int = 0) -> str | None:
-    """Return a warning if text may be in the wrong encoding; None if not.
+    """Return a warning if text may have been read in the wrong encoding; None if not.
 
-    It may be if there are `odd_documents` documents (`is_garbled`), or if nearly every byte is a token, because a
-    vocabulary that was learnt from text in the wrong encoding has a token for every byte of it.
+    Signs of that are `odd_documents`, the number of garbled documents (`is_garbled`), and nearly as many tokens as
+    bytes, because a vocabulary that was trained on wrongly decoded text has a token for each of its bytes.
     """
     remedy = "another encoding may be right: --encoding"
     if odd_documents:
         return (
-            f"warning: {odd_documents:,} of {documents:,} documents look like no text: one character in a "
+            f"warning: {odd_documents:,} of {documents:,} documents do not look like text: one character in a "
             "hundred or more is a "
             f"NUL, another control character or U+FFFD; {remedy}"
         )

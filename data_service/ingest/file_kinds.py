@@ -1,5 +1,5 @@
-"""Finds the format of a file by its name, and by the files beside it whether it is no text: a file of a tokenizer, a
-corpus, an unfinished build or a data set."""
+"""Finds the format of a file by its name, and recognises by the files next to it that it is not text, because it
+belongs to a tokenizer, a corpus, an unfinished build or a data set."""
 
 import json
 import re
@@ -50,49 +50,49 @@ SUFFIXES: dict[str, tuple[Format, Compression]] = {
     ".mds.bz2": ("mds", "bz2"),
 }
 KNOWN_KINDS_TEXT = f"{', '.join(_FORMATS)} (all of them also with .gz, .zst, .bz2 or .xz), .parquet, .arrow, .mds"
-# Such as "-p1p41242" in pages-articles1.xml-p1p41242.bz2.
+# Page numbers of a partial dump, such as "-p1p41242" in pages-articles1.xml-p1p41242.bz2.
 _DUMP_PART_SUFFIX = re.compile(r"(?<=\.xml)-p\d+p\d+(?=\.|$)")
 
 UNKNOWN_KIND_REASON = "a file of unknown kind"
 _TOKENIZER_REASON = "a tokenizer's file"
 _CORPUS_REASON = "a corpus"
 _DESCRIPTION_REASON = "describes a data set"
-_NON_DUMP_XML_REASON = "XML, and not named as a dump's pages-articles are: name the file itself to read it as one"
+_NON_DUMP_XML_REASON = "XML without -pages-articles in its name: give its own path to read it as a dump"
 _DUMP_INDEX_REASON = "the index of a dump"
 _DUMP_NAME_PATTERN = re.compile(r"-pages-(articles|meta)")
 _DUMP_INDEX_PATTERN = re.compile(r"-multistream-index\d*\.txt\b")
 _NOT_IN_STATE_REASON = "not one of the files that the data set's state.json names"
 
-# A folder with any of these files, or with all files of one set, is a tokenizer's.
+# A folder that holds all files of one of these sets is a tokenizer's.
 _TOKENIZER_FILE_SETS = (
     *({name} for name in (DEFINITION_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, *SENTENCEPIECE_FILES)),
     {"vocab.json", "merges.txt"},
     {"vocab.txt", "config.json"},
     {"vocab.txt", "bert_config.json"},
 )
-# SentencePiece's model files are left out here: they have no known kind, so they are never read.
+# SentencePiece's model files are not listed: their suffix is unknown, so they are never read anyway.
 _TOKENIZER_FILES = {*TOKENIZER_FILES, "config.json", "bert_config.json", "generation_config.json"} - {
     *SENTENCEPIECE_FILES
 }
-# The keys of an unfinished build's receipts.
+# Matches the keys of an unfinished build's receipts.
 _RECEIPT_KEY_PATTERN = re.compile(rf"(.*/|){BUILD_FOLDER}[0-9a-f]{{16}}/receipts/")
-_DATASET_DICT = ("dataset_dict.json", "dataset_infos.json")
+_DATASET_DESCRIPTION_FILES = ("dataset_dict.json", "dataset_infos.json")
 # Keys in an output of `corpus prepare`: its documents, the object that is written last, and the one written first.
 PREPARED_DOCUMENTS_PREFIX = "documents/"
 STATISTICS_KEY = "statistics.json"
 PREPARATION_KEY = f"{BUILD_FOLDER}preparation.json"
 _UNFINISHED_PREPARATION_REASON = "documents whose preparation is not complete"
-_NOT_KEPT_REASON = "dropped documents or statistics of a preparation"
+_BYPRODUCT_REASON = "dropped documents or statistics of a preparation"
 _DATASET_INFO_FILE, _STATE_FILE = "dataset_info.json", "state.json"
-_CACHE_REASON = "made by `map` or `filter` of the data next to it"
-_HIDDEN_REASON = "hidden: name it itself to read it"
+_CACHE_REASON = "a cache of `map` or `filter`"
+_HIDDEN_REASON = "hidden: give its own path to read it"
 # Matches a path up to its first hidden folder or file.
 HIDDEN_PATH = re.compile(r"(?:[^/]+/)*?(?:\.(?!\.?/)[^/]*|__MACOSX)(?:/|$)")
 
 
 @dataclass(frozen=True)
 class UnreadFile:
-    """A file among the inputs that is not read, or a folder of such files, and the reason."""
+    """A file or folder among the inputs that is not read, and the reason."""
 
     uri: str
     reason: str
@@ -102,9 +102,9 @@ class UnreadFile:
 
 
 def find_non_text_files(store: Store, sizes: Mapping[str, int], *, with_hidden: bool = False) -> dict[str, UnreadFile]:
-    """Return the keys that are not text despite their names, with reasons. A corpus or hidden folder has one reason.
+    """Return the files that are not text despite their names, by key. All files of a corpus share one entry.
 
-    `sizes`: bytes of each object, by key. `with_hidden`: whether what is hidden is read.
+    `sizes`: bytes of each object, by key. `with_hidden`: whether hidden files are read.
 
     Raises:
         InputError: a saved data set cannot be read as it is.
@@ -129,7 +129,7 @@ def find_non_text_files(store: Store, sizes: Mapping[str, int], *, with_hidden: 
             continue
         output = next((one for one in prepared if folder.startswith(one)), None)
         if output is not None and not folder.startswith(output + PREPARED_DOCUMENTS_PREFIX):
-            left_out |= {folder + name: UnreadFile(f"{root}/{folder}{name}", _NOT_KEPT_REASON) for name in found}
+            left_out |= {folder + name: UnreadFile(f"{root}/{folder}{name}", _BYPRODUCT_REASON) for name in found}
             continue
         for name, reason in _skipped_files(store, folder, found, sizes):
             left_out[folder + name] = UnreadFile(f"{root}/{folder}{name}", reason)
@@ -137,13 +137,13 @@ def find_non_text_files(store: Store, sizes: Mapping[str, int], *, with_hidden: 
 
 
 def _skipped_files(store: Store, folder: str, names: set[str], sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of files in a folder, outside of corpora, that are not read."""
+    """Yield (name, reason) of the files in a folder that are not read. The folder is not part of a corpus."""
     if any(mark <= names for mark in _TOKENIZER_FILE_SETS):
         yield from ((name, _TOKENIZER_REASON) for name in names & _TOKENIZER_FILES)
-    yield from ((name, _DESCRIPTION_REASON) for name in names.intersection(_DATASET_DICT))
+    yield from ((name, _DESCRIPTION_REASON) for name in names.intersection(_DATASET_DESCRIPTION_FILES))
     yield from ((name, _NON_DUMP_XML_REASON) for name in names if _is_non_dump_xml(name))
     yield from ((name, _DUMP_INDEX_REASON) for name in names if _DUMP_INDEX_PATTERN.search(name))
-    yield from _dataset_extras(store, folder, names)
+    yield from _find_dataset_side_files(store, folder, names)
     yield from find_unread_files(store, folder, names, sizes)
 
 
@@ -174,13 +174,13 @@ def _is_preparation_output(folder: str, names: dict[str, set[str]]) -> bool:
 
 
 def _find_unfinished_preparations(names: dict[str, set[str]]) -> set[str]:
-    """Return the folders, among all that hold files, in which a preparation has begun."""
+    """Return the folders in which `corpus prepare` has begun. `names`: names of files by folder."""
     build, _, name = PREPARATION_KEY.rpartition("/")
     begun = (folder for folder in names if name in names[folder] and f"/{folder}".endswith(f"/{build}/"))
     return {folder.removesuffix(f"{build}/") for folder in begun}
 
 
-def _dataset_extras(store: Store, folder: str, names: set[str]) -> Iterator[tuple[str, str]]:
+def _find_dataset_side_files(store: Store, folder: str, names: set[str]) -> Iterator[tuple[str, str]]:
     """Yield (name, reason) of files next to a saved data set: descriptions, and caches of `map` and `filter`."""
     arrow = {name for name in names if name.endswith(".arrow")}
     if not arrow:
@@ -218,6 +218,6 @@ def _read_data_file_names(store: Store, key: str) -> set[str]:
 
 
 def kind_from_name(key: str) -> tuple[Format, Compression] | None:
-    """Return format and compression of a file by its name; None if they are not known."""
+    """Return the format and compression of a file, by its name; None if the suffix is unknown."""
     lowered = _DUMP_PART_SUFFIX.sub("", key.lower())
     return next((kind for suffix, kind in SUFFIXES.items() if lowered.endswith(suffix)), None)

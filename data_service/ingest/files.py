@@ -25,26 +25,26 @@ from data_service.store.base import Store
 from data_service.store.open import open_store
 
 _FETCH_CHUNK_BYTES = 4 * MIB
-_MIN_REQUEST_BYTES = 64 * 1024  # smallest number of bytes for which a request is made
+_MIN_REQUEST_BYTES = 64 * 1024  # smallest read request to a store
 _BUFFER_BYTES = 1 << 20
-_ARROW_WINDOW_BYTES, _MAX_WINDOW_BYTES = 128 * MIB, 2048 * MIB
-_FRAME_HEADER_BYTES, _ZSTD_INPUT_BYTES = 18, 4096  # bytes; 4096 compressed bytes may expand to 128 MiB
+_ARROW_WINDOW_BYTES, _MAX_WINDOW_BYTES = 128 * MIB, 2048 * MIB  # largest zstd windows for Arrow's reader, and at all
+_FRAME_HEADER_BYTES, _ZSTD_INPUT_BYTES = 18, 4096  # largest header; input of one call, which may give 128 MiB
 _NARROWER_WINDOW_REMEDY = "compress it again without --long or --ultra, or with --long=27"
 _XZ_MEMORY_BYTES = 256 * MIB  # limit for decompression; `xz -9` needs 65 MiB
 
 
-SMALL_FILE_BYTES = 256 * 1024  # bytes of a file that is fetched as a whole, ahead of the one that is read
-_fetched: dict[InputFile, bytes] = {}
+SMALL_FILE_BYTES = 256 * 1024  # files of at most so many bytes are fetched whole, ahead of time
+_fetched: dict[InputFile, bytes] = {}  # contents of files that were fetched ahead
 
 
 def fetch_small_file(file: InputFile) -> bytes:
-    """Return all bytes of a small file. Raises KeyMissing, Truncated: it is gone, or shorter than it was."""
+    """Return all bytes of a small file. Raises KeyMissing, Truncated: it is gone, or shorter than when listed."""
     return _open_store_cached(file.root).get_range(file.key, 0, file.size) if file.size else b""
 
 
 @contextmanager
 def use_fetched_bytes(file: InputFile, data: bytes) -> Iterator[None]:
-    """Within the block, `file` is read from `data`, all of its bytes."""
+    """Serve reads of `file` from `data`, all of its bytes, until the block ends."""
     _fetched[file] = data
     try:
         yield
@@ -53,8 +53,8 @@ def use_fetched_bytes(file: InputFile, data: bytes) -> Iterator[None]:
 
 
 class _RangedFile(ReadableStream):
-    """A seekable read-only file on a stored object. Every read is one ranged get, which the store retries; of a file
-    that was fetched before (`use_fetched_bytes`) there is none."""
+    """A seekable read-only file on a stored object. Every read is one ranged get, which the store retries, unless the
+    file was fetched before (`use_fetched_bytes`)."""
 
     def __init__(self, file: InputFile) -> None:
         self._held = _fetched.get(file)
@@ -83,13 +83,12 @@ class _RangedFile(ReadableStream):
 
 @lru_cache(maxsize=16)
 def _open_store_cached(root: str) -> Store:
-    """Return the store of a folder, one for all its files, because connecting to S3 takes longer than a small file."""
+    """Return the store of a folder. Its files share it, because connecting to S3 takes longer than a small read."""
     return open_store(root)
 
 
 def open_stored_bytes(file: InputFile, *, start: int = 0, chunk_bytes: int = _FETCH_CHUNK_BYTES) -> BinaryIO:
-    """Return a stream of the file's stored bytes from byte `start` on. `chunk_bytes`: number of bytes fetched at a
-    time.
+    """Return a stream of the file's stored bytes from byte `start` on. `chunk_bytes`: bytes of one request.
 
     Raises:
         KeyMissing, Truncated: on reading: the file is gone, or shorter than when it was listed.
@@ -102,7 +101,7 @@ def open_stored_bytes(file: InputFile, *, start: int = 0, chunk_bytes: int = _FE
 def line_start(file: InputFile, position: int, within: int | None = None) -> int | None:
     """Return the offset of the first byte of the line that holds byte `position`, found by reading backwards.
 
-    None if the line begins more than about `within` bytes before.
+    None if the line begins more than about `within` bytes before `position`.
     """
     store = _open_store_cached(file.root)
     stop = position
@@ -118,14 +117,14 @@ def line_start(file: InputFile, position: int, within: int | None = None) -> int
 
 
 def open_text(file: InputFile, *, start: int = 0, expected_bytes: int = _FETCH_CHUNK_BYTES) -> BinaryIO:
-    """Return a stream of the file's text, decompressed, in UTF-8. A byte order mark of UTF-8 is kept, so that positions
-    are those of the file.
+    """Return a stream of the file's text, decompressed, in UTF-8. A byte order mark of UTF-8 is kept, so that offsets
+    are those in the file.
 
     `start`: number of bytes to skip; only for files whose text is stored plainly (`is_uncompressed_utf8`).
-    `expected_bytes`: about how many bytes are read from there, so that few more are fetched.
+    `expected_bytes`: approximate number of bytes that will be read, so that few more are fetched.
 
     Raises:
-        InputError: now or on reading: the compressed data is damaged or truncated.
+        InputError: here or on a later read: the compressed data is damaged or truncated.
     """
     if start:
         return open_stored_bytes(
@@ -140,13 +139,13 @@ def open_text(file: InputFile, *, start: int = 0, expected_bytes: int = _FETCH_C
 
 
 def open_decompressed(file: InputFile) -> BinaryIO:
-    """Return a stream of the file's bytes, decompressed. Raises as `open_text`."""
+    """Return a stream of the file's bytes, decompressed. Raises the errors of `open_text`."""
     return decompress(open_stored_bytes(file), file)
 
 
 def decompress(raw: BinaryIO, file: InputFile) -> BinaryIO:
-    """Return a stream of `raw`, the stored bytes of a file, decompressed. Raises as `open_text`."""
-    # Every kind has a header, even of nothing. The libraries of gzip and zstd take no bytes for an empty text.
+    """Return a decompressed stream of `raw`, the stored bytes of a file. Raises the errors of `open_text`."""
+    # Even an empty text has a header when compressed, but the gzip and zstd libraries accept a file without bytes.
     if file.compression and not cast(io.BufferedReader, raw).peek(1):
         raise _damaged_file_error(file, "it has no bytes")
     match file.compression:
@@ -185,7 +184,7 @@ def is_uncompressed_utf8(file: InputFile) -> bool:
 
 
 class _CheckedStream(ReadableStream):
-    """A stream of a library that decompresses, whose errors name the file."""
+    """Wraps a decompression stream of a library, so that its errors name the file."""
 
     def __init__(self, plain: Any, file: InputFile) -> None:
         self._plain, self._file = plain, file
@@ -203,10 +202,10 @@ class _CheckedStream(ReadableStream):
 
 
 def _open_zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
-    """Return a stream for the window that the first frame needs. Raises InputError: half of the free memory is less.
+    """Return a decompressed stream. Raises InputError: the first frame's window exceeds half of the free memory.
 
-    Arrow's reader returns little at a time even if a few bytes expand to much. It keeps at most the window of 128 MiB
-    that `zstd` itself allows by default, and it reports a truncated file.
+    Arrow's reader needs little memory even if a few bytes expand to many, and it reports a truncated file. But it
+    accepts only windows of up to 128 MiB, the default limit of `zstd`.
     """
     try:
         head = cast(io.BufferedReader, raw).peek(_FRAME_HEADER_BYTES)
@@ -228,8 +227,8 @@ def _open_zstd(raw: BinaryIO, file: InputFile) -> io.RawIOBase:
 
 
 class _LargeWindowZstd(ReadableStream):
-    """A stream of frames with windows of up to 2 GiB, as `zstd --long=31` makes them. It is fed few bytes at a time,
-    because nothing else limits what they expand to."""
+    """Decompresses zstd frames with windows of up to 2 GiB, as `zstd --long=31` makes them. The input chunks are small,
+    because only their size limits the output of one call."""
 
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:
         self._raw, self._file = raw, file
@@ -260,7 +259,7 @@ _DECOMPRESSORS: dict[Compression, Callable[[], bz2.BZ2Decompressor | lzma.LZMADe
 class _ConcatenatedStreams(ReadableStream):
     """A stream of bz2 or xz data: one compressed stream after another, as in Wikipedia's multistream dumps.
 
-    xz allows zeros between streams. Whatever else is no stream is an error, as is an end within one.
+    xz allows zero bytes between streams. Other bytes between streams, or a truncated stream, are errors.
     """
 
     def __init__(self, raw: BinaryIO, file: InputFile) -> None:
@@ -275,12 +274,12 @@ class _ConcatenatedStreams(ReadableStream):
             if "emory usage limit" in str(error):
                 raise InputError(
                     f"{self._file.uri} needs more than {_XZ_MEMORY_BYTES // MIB} MiB to be decompressed",
-                    remedy="compress it again with a smaller dictionary: xz -9 or less",
+                    remedy="compress it again with a smaller dictionary: xz -9 or lower",
                 ) from error
             raise _damaged_file_error(self._file, str(error)) from error
 
     def _read_decompressed(self, size: int) -> bytes:
-        """Return up to `size` bytes; none at the end."""
+        """Return up to `size` decompressed bytes; no bytes at the end of the file."""
         while True:
             packed = b""
             if self._plain.eof:
@@ -293,7 +292,7 @@ class _ConcatenatedStreams(ReadableStream):
                 return data
 
     def _read_past_padding(self) -> bytes:
-        """Return the first bytes behind a finished stream and padding; none at the end."""
+        """Return the first bytes after a finished stream and its padding; no bytes at the end of the file."""
         ahead = self._plain.unused_data
         while not (rest := ahead.lstrip(self._padding)) and (ahead := self._raw.read(_BUFFER_BYTES)):
             pass

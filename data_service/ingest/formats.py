@@ -1,10 +1,10 @@
 """Reads the documents of files that consist of lines: .txt, JSON lines, CSV and TSV. Lines have bounded length.
 
 - .txt: the file is one document, or blank lines separate the documents.
-- JSON lines: one object a line, the document in one of its fields, or one string a line. Blank lines are skipped.
-- CSV and TSV: a first line with the names of the columns, then one document a row, in one of them. As in RFC 4180 and
+- JSON lines: one object per line, with the document in one field, or one string per line. Blank lines are skipped.
+- CSV and TSV: a first line with the names of the columns, then one document per row, in one column. As in RFC 4180 and
   spreadsheets, a field that begins with a quotation mark ends with one, may hold line ends, and doubles the marks
-  inside. Only the beginning of such a file is surely the beginning of a row, so it is read by one task.
+  inside. A row can only be found from the beginning of such a file, so one task reads the whole file.
 """
 
 import csv
@@ -35,14 +35,14 @@ from data_service.ingest.records import (
 )
 from data_service.ingest.tasks import FilePiece
 
-_SKIP_BYTES = 1 << 20
-_LINE_SEARCH_BYTES = 64 * 1024  # bytes before a piece that are searched first for the line's beginning
-# Most bytes of a line or row per byte of its document: a JSON escape takes six, the rest is for other fields.
+_SKIP_BYTES = 1 << 20  # bytes of one read when a line is skipped
+_LINE_SEARCH_BYTES = 64 * 1024  # bytes before a piece in which the start of a line is searched first
+# Largest ratio of a line's bytes to its document's: a JSON escape takes six bytes, the rest is for other fields.
 LINE_TO_DOCUMENT_RATIO = 8
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DELIMITERS = ";\t,|"  # delimiters tried if the usual one does not give the columns
 _QUOTES_REMEDY = "quote fields as RFC 4180 says (pandas' to_csv does), or convert the file to JSON lines"
-_INVALID_CSV_LINE = '"a line too long"to be held\n'  # for a line too long: invalid CSV anywhere in a row
+_INVALID_CSV_LINE = '"a line too long"to be held\n'  # replaces a line that is too long: invalid CSV anywhere in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class InputLine:
 def read_lines(stream: BinaryIO, offset: int, max_bytes: int) -> Iterator[InputLine]:
     """Yield all lines from the stream's position on, at most `max_bytes` + 1 bytes of each.
 
-    `offset`: offset in the file of the stream's position.
+    `offset`: the stream's position, as an offset in the file.
     """
     while data := stream.readline(max_bytes + 1):
         yield InputLine(offset, data)
@@ -69,10 +69,9 @@ def read_lines(stream: BinaryIO, offset: int, max_bytes: int) -> Iterator[InputL
 
 
 def _skip_bounded_line(stream: BinaryIO, max_bytes: int) -> int:
-    """Read to the end of the line at the stream's position; return its length, or 0 if it has more than `max_bytes`
-    bytes.
+    """Skip the rest of the current line; return the number of bytes, or 0 without a line end within `max_bytes` bytes.
 
-    No more is read than that, so a piece inside a long line costs no more than any other.
+    At most `max_bytes` bytes are read, so a piece inside a long line costs no more than any other.
     """
     length = 0
     while length < max_bytes and (data := stream.readline(min(_SKIP_BYTES, max_bytes - length))):
@@ -93,11 +92,11 @@ def skip_line(stream: BinaryIO) -> int:
 
 
 def _open_piece(piece: FilePiece, start: int) -> BinaryIO:
-    """Return a stream of the text from byte `start` of a piece's file on: the text that a reader has delivered, else
-    from the file.
+    """Return a stream of a piece's text: the text that a reader has delivered, else the file's text from byte `start`
+    on.
 
     Raises:
-        InputError: as `open_text`.
+        InputError: as in `open_text`.
     """
     if piece.text is not None:
         return io.BytesIO(piece.text)
@@ -116,7 +115,7 @@ def read_txt(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | B
 
 
 def _read_blank_line_separated(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
-    """Yield the documents whose first line begins inside the piece. Their ends may lie behind the piece."""
+    """Yield the documents whose first line begins inside the piece. They may end after the piece."""
     file, limit, cut = piece.file, options.max_document_bytes, piece.text is None and piece.start > 0
     start = _previous_line_start(piece) if cut else piece.text_start
     if start is None:
@@ -132,10 +131,10 @@ def _read_blank_line_separated(piece: FilePiece, options: BuildOptions) -> Itera
 
 
 def _previous_line_start(piece: FilePiece) -> int | None:
-    """Return the first byte of the line before the first one that begins inside the piece; None if none begins there.
+    """Return the offset of the line before the first line that begins inside the piece; None if no line begins there.
 
-    Whether a line begins a document is known from the line above it. Of a long line only the piece that holds its end
-    looks for its beginning, so the pieces read it a few times together, however many they are.
+    The line above tells whether a line begins a document. Only the piece with the end of a long line searches for the
+    line's start, so that a line across many pieces is read only a few times.
     """
     near = line_start(piece.file, piece.start - 1, within=_LINE_SEARCH_BYTES)
     if near is not None:
@@ -147,8 +146,7 @@ def _previous_line_start(piece: FilePiece) -> int | None:
 
 
 def _skip_earlier_document(lines: Iterator[InputLine], stop: int) -> bool:
-    """Read the lines of a document that began before the piece; return whether it ends before byte `stop`, behind which
-    nothing is read."""
+    """Skip a document that began before the piece; return whether it ends before byte `stop`, where reading stops."""
     for line in lines:
         if line.offset >= stop:
             return False
@@ -172,7 +170,7 @@ def parse_txt_document(data: bytes, offset: int, place: RecordPlace, options: Bu
 
 
 def split_at_blank_lines(lines: Iterator[InputLine], limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of each run of lines that are not blank. Runs are cut little behind `limit` bytes."""
+    """Yield (offset, bytes) of each run of lines that are not blank. Runs are truncated soon after `limit` bytes."""
     run: list[bytes] = []
     first = size = 0
     for line in lines:
@@ -193,8 +191,8 @@ def split_at_blank_lines(lines: Iterator[InputLine], limit: int) -> Iterator[tup
 def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
     """Yield the documents of the lines that begin inside the piece.
 
-    A record is bad if its line is not UTF-8, neither a JSON object nor a string, without the field, or if that is not
-    text; and if the document is too long.
+    A record is bad if its line is not UTF-8, is neither a JSON object nor a string, or lacks the field with the text,
+    if that field is not text, or if the document is too long.
     """
     for line in read_piece_lines(piece, options.max_document_bytes * LINE_TO_DOCUMENT_RATIO):
         if not piece.contains_document_at(line.offset):
@@ -204,9 +202,9 @@ def read_jsonl(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord |
 
 
 def read_piece_lines(piece: FilePiece, max_bytes: int) -> Iterator[InputLine]:
-    """Yield all lines from the first that begins inside the piece on, at most `max_bytes` + 1 bytes of each; none if no
-    line begins there."""
-    # The byte before the piece tells whether a line begins with the piece.
+    """Yield the lines from the first that begins inside the piece to the end of the file, at most `max_bytes` + 1 bytes
+    of each; no lines if none begins in the piece."""
+    # The byte before the piece tells whether a line begins at the piece's start.
     start = max(0, piece.start - 1) if piece.text is None else piece.text_start
     with _open_piece(piece, start) as stream:
         if start < piece.start:
@@ -218,7 +216,7 @@ def read_piece_lines(piece: FilePiece, max_bytes: int) -> Iterator[InputLine]:
 
 
 def parse_json_line(line: InputLine, place: RecordPlace, options: BuildOptions) -> TextRecord:
-    """Return the document of a JSON object, or of a string that is the text itself.
+    """Return the document of a line: a JSON object with a field of text, or a JSON string that is the text.
 
     Raises:
         BadRecord: see `read_jsonl`.
@@ -261,11 +259,11 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[TextReco
     A record is bad if it has another number of fields than the first line, breaks the rules of quotation, or holds text
     that is not UTF-8 or a document too long.
 
-    The delimiter is that of the options; else the usual one; else, if that does not give the requested columns, the
-    first other one that does.
+    The delimiter is the one in the options; else the usual one; else, if the usual one does not give the requested
+    columns, the first other one that does.
 
     Raises:
-        InputError: the first line lacks the column.
+        InputError: the first line lacks a required column, or has it twice.
     """
     file = piece.file
     # The limit holds for the whole process, which reads no other CSV.
@@ -282,7 +280,7 @@ def read_delimited(piece: FilePiece, options: BuildOptions) -> Iterator[TextReco
         except csv.Error as error:
             yield skip_or_refuse(options, BadRecord(place, f"not {file.format.upper()}: {error}", _QUOTES_REMEDY))
             continue
-        if row:  # a blank line is no row
+        if row:  # a blank line does not count as a row
             yield try_read(options, _parse_row, row, len(names), columns, place, options)
 
 
@@ -302,7 +300,7 @@ def _open_rows(file: InputFile, options: BuildOptions) -> tuple[Any, list[str]]:
         rows = csv.reader(_decoded_lines(file, options), delimiter=delimiter, strict=True)
         try:
             names = [name.strip() for name in next(rows, [])]
-        except csv.Error as error:  # with this delimiter the first line's quotes make no sense
+        except csv.Error as error:  # the first line's quotes are invalid with this delimiter
             problems.append(error)
             continue
         if all(names.count(name) == 1 for name in options.required_fields):
@@ -322,8 +320,8 @@ def _column_index(wanted: str, names: list[str], file: InputFile) -> int:
     first = ", ".join(name[:40] for name in names[:20]).encode(errors="surrogateescape")
     remedy = (
         "name the column that holds the text with --text-field (of pairs: --query-field, --positive-field, "
-        "--negatives-field); the first line must name the columns; --delimiter says what stands between them, and "
-        "--encoding how the file is encoded"
+        "--negatives-field); the first line must name the columns; set --delimiter if another character separates "
+        "columns, and --encoding if the file is not UTF-8"
     )
     shown = first.decode(errors="replace")
     raise InputError(
@@ -334,9 +332,9 @@ def _column_index(wanted: str, names: list[str], file: InputFile) -> int:
 
 
 def _decoded_lines(file: InputFile, options: BuildOptions) -> Iterator[str]:
-    """Yield lines with their ends.
+    """Yield the file's lines with their line ends.
 
-    Bytes that are not UTF-8 become half surrogates, so that a file can be cut into rows before its text is checked.
+    Bytes that are not UTF-8 become lone surrogates, so that rows can be split before their text is checked.
     """
     limit = options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
     with open_text(file) as stream:

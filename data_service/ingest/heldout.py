@@ -24,23 +24,23 @@ from data_service.ingest.sentences import split_sentences
 EVALUATION_BYTES = 128 * 1024  # bytes of held-out text that are enough for an evaluation
 MAX_SMALL_TEXT_SHARE = 0.05  # share of a small text held out at most, unless more is requested
 MIN_HELDOUT_DOCUMENTS = 8  # smallest number of long documents that can represent the corpus
-MAX_HELDOUT_CANDIDATES = 1024  # number of documents with the smallest hashes that are kept
+MAX_HELDOUT_CANDIDATES = 1024  # documents with the smallest hashes that are recorded
 MIN_STRETCH_BYTES, MAX_STRETCH_BYTES = 64, 4096  # bounds of a stretch's mean size, in bytes
 MIN_HELDOUT_STRETCHES = 16  # approximate smallest number of held-out stretches
 _CUT_HASH_CHARACTERS = 16  # characters whose hash decides where text without sentence ends is cut
-_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, which is odd: a factor that mixes bits well
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*+\n)++)")
 _LEADING_BLANK_LINES = re.compile(r"\A\s*\n")
 
 
 @dataclass(frozen=True)
 class DocumentFigures:
-    """The figures of all documents without later copies.
+    """Numbers and sizes of all documents, without copies of earlier ones.
 
     Attributes:
         count, size: number of documents, and bytes of their text.
-        held_count, held_size: the same of the documents that the requested share would hold out.
-        candidates: (low word of the hash, bytes) of the at most `MAX_HELDOUT_CANDIDATES` documents with the smallest
+        held_count, held_size: number and bytes of the documents that the requested share would hold out.
+        candidates: (`low_word` of the hash, bytes) of the at most `MAX_HELDOUT_CANDIDATES` documents with the smallest
             low words, sorted.
     """
 
@@ -57,10 +57,10 @@ def heldout_options_from_manifest(manifest: CorpusManifest) -> dict[str, object]
 
 
 def split_heldout_parts(rule: HeldoutRule, text: str, digest: bytes) -> Iterator[tuple[str, bool]]:
-    """Yield (text, whether it is held out) of the parts of a document: the whole document, or its stretches.
+    """Yield (text, whether it is held out) for each part of a document: the whole document, or its stretches.
 
     Neighbouring stretches of the same kind are joined. A held-out stretch separates the training text into two parts;
-    white space between two parts is left out, but for the indentation of a line. `digest`: hash of the document.
+    white space between two parts is left out, except a line's indentation. `digest`: hash of the document.
     """
     if rule.unit == "document":
         yield text, rule.holds_out(low_word(digest))
@@ -76,12 +76,12 @@ def split_heldout_parts(rule: HeldoutRule, text: str, digest: bytes) -> Iterator
 
 
 def low_word(digest: bytes) -> int:
-    """Return the half of a document's hash that decides whether it is held out."""
+    """Return the low word of a document's hash: its second half, which decides whether the document is held out."""
     return int.from_bytes(digest[8:], "big")
 
 
 def hash_threshold(fraction: float) -> int:
-    """Return the number below which a share `fraction` of all low words lies."""
+    """Return the bound below which a share `fraction` of all low words lies."""
     return HeldoutRule.from_fraction(fraction).below
 
 
@@ -120,8 +120,8 @@ def heldout_rule_by_documents(documents: DocumentFigures, fraction: float) -> He
 
 
 def heldout_rule_by_queries(documents: DocumentFigures, fraction: float) -> HeldoutRule:
-    """Return the rule for a corpus of pairs if `heldout_rule_by_documents` finds none. Parts of examples cannot be
-    held out.
+    """Return the rule for a corpus of pairs if `heldout_rule_by_documents` finds none, because examples
+    cannot be divided into stretches.
 
     The rule holds out the queries with the smallest hashes, each with all its examples, until there is enough text or
     only one query is left to train on.
@@ -155,7 +155,7 @@ def mean_stretch_bytes(text_bytes: int, fraction: float) -> int:
 
 
 def candidate_hash_threshold(text_bytes: int, fraction: float) -> int:
-    """Return the number below which low words of paragraphs' hashes are recorded: far above those that are held out."""
+    """Return the bound below which low words of paragraphs are recorded: far more of them than will be held out."""
     enough = max(
         4 * target_heldout_bytes(text_bytes, fraction),
         4 * MAX_HELDOUT_CANDIDATES * mean_stretch_bytes(text_bytes, fraction),
@@ -169,11 +169,11 @@ def heldout_rule_by_stretches(
     """Return the rule that holds out the stretches with the smallest low words, until there is enough text.
 
     Args:
-        candidates: bytes of all stretches that end with a paragraph, by the low word of the paragraph's hash.
+        candidates: total bytes of the stretches that end with the same paragraph, by that paragraph's low word.
         size: bytes of all text.
         fraction: requested share of the text.
-        excluded: low words of paragraphs in documents with near duplicates. They are trained on, since the paragraph
-            may differ by a word elsewhere.
+        excluded: low words of paragraphs in documents with near duplicates. They are trained on, since a near
+            duplicate may contain the paragraph with another word.
 
     Raises:
         InputError: there is so little text that none can be held out.
@@ -194,17 +194,17 @@ def heldout_rule_by_stretches(
     if not taken or taken > max(most, size // 2):
         raise InputError(
             f"{size:,} bytes of text are too little to hold any of it out for evaluation",
-            remedy="give more text: some paragraphs, or documents, that differ",
+            remedy="give more text: several different paragraphs or documents",
         )
     kept = tuple(low for low in trained if low < below - 1)
     return HeldoutRule("stretch", below, length, kept)
 
 
 def split_into_stretches(text: str, length: int) -> Iterator[tuple[str, int | None]]:
-    """Yield (text, low word) of a document's stretches, in order. The low word is that of the last paragraph's hash.
+    """Yield (text, low word) of a document's stretches, in order. The low word is that of the stretch's last paragraph.
 
     Whether a paragraph ends a stretch, and whether that stretch is held out, depends only on that paragraph. So a
-    stretch that is held out is held out wherever it occurs. The text after the last such paragraph has None and is
+    held-out stretch is held out wherever it occurs. The text after the last such paragraph comes with None and is
     trained on.
     """
     pieces: list[str] = []
@@ -222,10 +222,10 @@ def split_into_stretches(text: str, length: int) -> Iterator[tuple[str, int | No
 
 
 def _split_paragraphs(text: str, max_characters: int) -> Iterator[str]:
-    """Yield the paragraphs of a text and the blank lines between them. Laid end to end they are the text.
+    """Yield the paragraphs of a text and the blank lines between them. Joined, they are the text.
 
-    A paragraph of more than `max_characters` characters is given sentence by sentence, and a longer sentence piece
-    by piece.
+    A paragraph of more than `max_characters` characters is split into sentences, and a longer sentence into pieces
+    (`_split_by_hash`).
     """
     for paragraph in _BLANK_LINES.split(text):
         if len(collapse_spaces(paragraph)) <= max_characters:
@@ -236,9 +236,9 @@ def _split_paragraphs(text: str, max_characters: int) -> Iterator[str]:
 
 
 def _split_by_hash(text: str, most: int) -> Iterator[str]:
-    """Yield pieces of text without sentence ends. A hash of the preceding characters decides where it is cut.
+    """Yield pieces of a long sentence. A hash of the preceding characters decides whether to cut at a character.
 
-    It is cut before spaces if there are any.
+    Cuts are before spaces, unless hardly any character is a space.
     """
     codes = code_points(text).astype(np.uint64)
     places = np.arange(_CUT_HASH_CHARACTERS, len(codes) + 1)  # a cut is before the character with this number

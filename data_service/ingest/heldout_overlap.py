@@ -1,10 +1,11 @@
-"""Finds held-out text of one corpus in the training text of another. Corpora with one rule hold the same text out on
-both sides; with different rules, text that both have may be held out here and trained on there.
+"""Finds held-out text of one corpus in the training text of another. Corpora with the same
+held-out rule hold out the same text. With different rules, a common text may be held out of one and trained on in the
+other.
 
-A held-out document counts as found if at least half of its runs of `RUN_TOKENS` tokens are: `RUNS_PER_DOCUMENT` evenly
-spread runs, or all runs of a short document. So a copy in which a few words differ is found, and a document that shares
-one common sentence is not. All runs of the training text are looked up: a run's hash is a polynomial in its tokens,
-modulo 2**64, and comes from sums over the block (Karp and Rabin 1987).
+A held-out document counts as found if at least half of the tested runs of `RUN_TOKENS` tokens are found:
+`RUNS_PER_DOCUMENT` evenly spread ones, or all runs of a short document. So a copy in which a few words differ is found,
+and a document that shares one common sentence is not. All runs of the training text are looked up: a run's hash is a
+polynomial in its tokens, modulo 2**64, and comes from sums over the block (Karp and Rabin 1987).
 """
 
 from collections.abc import Callable, Iterator
@@ -22,21 +23,21 @@ from data_service.corpus.removals import RemovedDocuments, load_removals, replac
 from data_service.store.base import parallel_map
 from data_service.types import Block, Tokens
 
-RUN_TOKENS, RUNS_PER_DOCUMENT = 32, 8
-_FILTER_BITS = 22  # bits of a hash that index the filter, which rules out nearly all other text
-_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
-_MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)
-_MIX_SHIFT_BITS = np.uint64(32)
+RUN_TOKENS, RUNS_PER_DOCUMENT = 32, 8  # length of a run; runs that are tested of a held-out document
+_FILTER_BITS = 22  # hash bits that index the filter, which rejects nearly all runs that are not held out
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, which is odd: a factor that mixes bits well
+_MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd, so that multiplying by it is invertible
+_MIX_SHIFT_BITS = np.uint64(32)  # shift by which the hash mixes high bits into low ones
 Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Amounts of held-out text of one corpus, and of the part that is training text of another.
+    """Amount of one corpus's held-out text, and how much of it is training text of another corpus.
 
     Attributes:
         documents, tokens: numbers of held-out documents and tokens.
-        found, found_tokens: numbers of those that are training text of the other corpus.
+        found, found_tokens: numbers of held-out documents and tokens in the training text of the other corpus.
         first: number of the first held-out document that is found; None if none is.
     """
 
@@ -53,11 +54,11 @@ class Overlap:
 
 
 def rules_exclude_overlap(heldout_manifest: CorpusManifest, training_manifest: CorpusManifest) -> bool:
-    """Return whether the rules alone say that text held out of `heldout_manifest` is not trained on in
-    `training_manifest`."""
+    """Return whether the held-out rules alone guarantee that the text held out of the first corpus is not trained on in
+    the second."""
     one, other = heldout_manifest.effective_heldout_rule, training_manifest.effective_heldout_rule
     if not (heldout_manifest.may_have_unknown_tokens and training_manifest.may_have_unknown_tokens):
-        one = replace(one, by_tokens=other.by_tokens)  # text of both has no unknown tokens
+        one = replace(one, by_tokens=other.by_tokens)  # has no effect without unknown tokens
     whole = one.unit == other.unit == "document" and replace(one, below=other.below) == other
     return one == other or (whole and one.below <= other.below) or not len(heldout_manifest.heldout)
 
@@ -69,7 +70,7 @@ def find_overlap(
 ) -> Overlap:
     """Look for the held-out text of one corpus in the training text of another of the same tokenizer.
 
-    Documents that were removed count on neither side. Memory: 100 bytes a held-out document, and about 50 blocks.
+    Removed documents are ignored in both corpora. Memory: 100 bytes per held-out document, and about 50 blocks.
 
     Args:
         report: function that is called with the number of blocks just read, and of all.
@@ -90,7 +91,7 @@ def find_overlap(
 
 
 def _read_blocks(corpus: Corpus, split: str) -> Iterator[Block]:
-    """Yield the blocks of a split. Removed documents hold ids that no text has."""
+    """Yield the blocks of a split. Token 0 replaces all tokens of removed documents."""
     table: BlockTable = corpus.manifest.train if split == "train" else corpus.manifest.heldout
     removed: RemovedDocuments = load_removals(corpus.store, corpus.manifest).removed_documents(split)
 
@@ -101,7 +102,7 @@ def _read_blocks(corpus: Corpus, split: str) -> Iterator[Block]:
 
 
 class HeldoutIndex:
-    """Runs of held-out documents, by hash."""
+    """The token runs of held-out documents, by hash, and which of them were found in training text."""
 
     def __init__(self) -> None:
         self._hashes, self._owners, self._sizes = list[Hashes](), list[int](), list[int]()
@@ -131,7 +132,7 @@ class HeldoutIndex:
         self._filter[self._keys >> np.uint64(64 - _FILTER_BITS)] = True
 
     def match_block(self, block: Block) -> None:
-        """Look for the runs in a block of training text: in all its runs, and in documents shorter than a run."""
+        """Mark the held-out runs that occur in a block of training text, as a run or as a whole short document."""
         sums = _prefix_sums(block.tokens)
         edges = block.sentences[block.documents]
         short = np.flatnonzero(np.diff(edges) < RUN_TOKENS)
@@ -146,7 +147,7 @@ class HeldoutIndex:
             self._found[places[self._keys[places] == likely]] = True
 
     def compute_overlap(self) -> Overlap:
-        """Return what was found."""
+        """Return the overlap with all blocks that were matched."""
         sizes = np.array(self._sizes, dtype=np.int64)
         owners = np.array(self._owners, dtype=np.int64)
         runs = np.bincount(owners, minlength=len(sizes))
@@ -162,7 +163,7 @@ class HeldoutIndex:
 
 
 def _prefix_sums(tokens: Tokens) -> Hashes:
-    """Return [T + 1], sums of the tokens before each place, each times a power of a factor."""
+    """Return [T + 1]: for each position, the sum of mixed token i times factor**i over the tokens before it."""
     factors, _ = _factor_powers(1 << max(1, len(tokens)).bit_length())
     mixed = (tokens.astype(np.uint64) + np.uint64(1)) * _MIX_FACTOR
     mixed ^= mixed >> _MIX_SHIFT_BITS
@@ -171,7 +172,7 @@ def _prefix_sums(tokens: Tokens) -> Hashes:
 
 
 def _run_hashes(sums: Hashes, starts: NDArray[np.int64] | slice, stops: NDArray[np.int64] | slice) -> Hashes:
-    """Return [R] hashes of the runs [start, stop), which do not depend on their places."""
+    """Return [R] hashes of the runs [start, stop), which do not depend on where the runs are."""
     _, inverses = _factor_powers(1 << max(1, len(sums) - 1).bit_length())
     found = sums[stops] - sums[starts]
     found *= inverses[: len(sums)][starts]
@@ -183,7 +184,7 @@ def _run_hashes(sums: Hashes, starts: NDArray[np.int64] | slice, stops: NDArray[
 
 @lru_cache(maxsize=4)
 def _factor_powers(count: int) -> tuple[Hashes, Hashes]:
-    """Return [count] powers of the factor modulo 2**64, and their inverses."""
+    """Return [count] powers of `_GOLDEN_RATIO` modulo 2**64, and their inverses."""
     found = []
     for factor in (_GOLDEN_RATIO, pow(_GOLDEN_RATIO, -1, 1 << 64)):
         powers = np.full(count, np.uint64(factor))

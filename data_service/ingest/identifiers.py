@@ -1,5 +1,5 @@
 """Finds ids that two kept documents share, before anything is written: one range of the ids' hashes at a time, so that
-memory is bounded. Later copies of a document, which are not kept, may have its id.
+memory is bounded. Copies of a document, which are not kept, may have the same id.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,7 +39,7 @@ class FindRepeatedIdsTask(PartitionTask):
 
 
 class RepeatedIdsReceipt(TaskReceipt):
-    """The result. `twice`: (split, document) of the first two documents that share an id; empty if none do."""
+    """The repeated ids of a partition. `twice`: (split, document) of the first two with one id; empty without any."""
 
     twice: list[tuple[int, int]]
 
@@ -47,7 +47,7 @@ class RepeatedIdsReceipt(TaskReceipt):
 def plan_id_tasks(
     layout: BuildLayout, scanned: Sequence[ScanReceipt], kept: Sequence[KeptDocuments]
 ) -> list[FindRepeatedIdsTask]:
-    """Return the tasks that compare all ids."""
+    """Return the tasks that compare all ids, each for a range of their hashes."""
     documents = sum(split.documents for split in scanned)
     starts = [(layout.document_id_hashes_key(number), split.id_buckets) for number, split in enumerate(scanned)]
     source = hash_strings(split.source for split in kept)
@@ -58,7 +58,7 @@ def plan_id_tasks(
 
 
 def find_repeated_ids(task: FindRepeatedIdsTask, store: Store) -> RepeatedIdsReceipt:
-    """Compare the ids of a partition; return the receipt."""
+    """Find kept documents with the same id in a partition; return the receipt."""
     records, split = task.read_records(store)
     repeated = _repeated_records(records)
     records, split = records[repeated], split[repeated]
@@ -71,7 +71,7 @@ def find_repeated_ids(task: FindRepeatedIdsTask, store: Store) -> RepeatedIdsRec
 
 
 def _first_pair_with_equal_id(records: NDArray[np.void], split: NDArray[np.uint32]) -> list[tuple[int, int]]:
-    """Return (split, document) of the first document whose id another one has, and of the next with that id."""
+    """Return (split, document) of the first two documents that share an id; empty if none do."""
     at = _repeated_records(records)
     places = zip(split[at].tolist(), records["ordinal"][at].tolist(), strict=True)
     ids = records[["high", "low"]][at].tolist()
@@ -80,7 +80,7 @@ def _first_pair_with_equal_id(records: NDArray[np.void], split: NDArray[np.uint3
 
 
 def _repeated_records(records: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return the places of the records whose hashes occur more than once, sorted by hash."""
+    """Return [M] indices of the records whose hash occurs more than once, sorted by hash."""
     order = np.lexsort((records["low"], records["high"]))
     same = is_equal_to_previous(records[order])
     first = np.zeros(min(1, len(order)), dtype=np.bool_)
@@ -91,15 +91,15 @@ def _repeated_records(records: NDArray[np.void]) -> NDArray[np.int64]:
 def refuse_repeated_ids(
     receipts: Iterable[RepeatedIdsReceipt], splits: Sequence[InputSplit], options: BuildOptions
 ) -> None:
-    """Raise InputError, which names both places, if two documents share an id."""
+    """Raise InputError if two documents share an id. The message names both places."""
     twice = min((receipt.twice for receipt in receipts if receipt.twice), default=None)
     if twice is None:
         return
     first, second = (_read_document(splits[split], ordinal, options) for split, ordinal in twice)
     known = "" if first.provenance is None else first.provenance.id
     raise InputError(
-        f"{second.place}: the id {known!r} is that of another document, {first.place}",
-        remedy="give every document an id of its own, or leave `id` out of the file of --provenance",
+        f"{second.place}: the id {known!r} is also the id of another document, {first.place}",
+        remedy="give every document its own id, or leave `id` out of the --provenance file",
     )
 
 

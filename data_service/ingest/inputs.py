@@ -26,8 +26,8 @@ from data_service.store.open import open_store
 INSTALL_REMEDY = "pip install 'maskfleet[prepare]'"
 _PACKAGES: Mapping[Format, Sequence[str]] = {"warc": ("trafilatura", "warcio"), "mediawiki": ("mwparserfromhell",)}
 _WILDCARD = re.compile(r"[*?\[]")
-_GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")
-_MAX_LISTED_FILES = 10  # files that an error names
+_GLOB_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?[^]]+\])")  # a wildcard or a bracket expression
+_MAX_LISTED_FILES = 10  # unread files that an error lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class InputFile:
         version: text that changes whenever the bytes change (`Entry.version`).
         format, compression: format of the file, and compression.
         encoding: encoding of its text, unless a byte order mark names another. Parquet and Arrow are always UTF-8.
-        inside: whether it is not stored by itself, but a member of an archive.
+        inside: whether it is a member of an archive.
     """
 
     root: str
@@ -66,9 +66,9 @@ class InputListing:
 
 
 def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
-    """Return all files that match the patterns, each once, in the order of the patterns, and of keys within a pattern.
+    """Return all files that match the patterns, each once, in the order of the patterns, then of the keys.
 
-    `encoding`: encoding of their text, as `python_encoding_name` returns it.
+    `encoding`: encoding of the files' text, as `python_encoding_name` returns it.
 
     Raises:
         InputError: there are no patterns, a pattern matches no file, or a named file is of an unknown kind.
@@ -91,7 +91,7 @@ def list_inputs(patterns: list[str], encoding: str = UTF_8) -> InputListing:
 def _list_pattern(pattern: str, encoding: str) -> InputListing:
     files: list[InputFile] = []
     left_out: list[UnreadFile] = []
-    roots: dict[str, str] = {}  # each folder's name, so that its files share one string
+    roots: dict[str, str] = {}  # one string for each folder, which its files share
     for store, entry, unread in _expand_pattern(pattern):
         kind = kind_from_name(entry.key)
         if kind is not None and unread is None:
@@ -112,7 +112,7 @@ def _no_files_error(pattern: str, left_out: tuple[UnreadFile, ...]) -> InputErro
 
 
 def _expand_pattern(pattern: str) -> Iterator[tuple[Store, Entry, UnreadFile | None]]:
-    """Yield all files that match `pattern`, with any suffix, and the reason of those that are known not to be text.
+    """Yield (store, entry, reason) of all files that match `pattern`. Only files known not to be text have a reason.
 
     Raises:
         InputError: the pattern is not a valid glob, or names a file of an unknown kind.
@@ -155,7 +155,7 @@ def _is_folder(path: str) -> bool:
 
 
 def _split_parent(path: str) -> tuple[Store | None, str]:
-    """Return the store of the folder above `path`, and the last part of the path; None if the path is a bare root."""
+    """Return the store of the parent folder of `path`, and the last part of the path; None if `path` is a root."""
     base, slash, name = path.rpartition("/")
     if name in ("", ".", "..") or base.endswith(":/"):
         return None, ""
@@ -168,17 +168,17 @@ def _glob_regex(glob: str, pattern: str) -> re.Pattern[str]:
     `*` and `?` match within a folder, `**/` matches any folders, `[...]` matches one character.
     """
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    regex = "".join(parts.get(token) or _glob_literal(token) for token in _GLOB_TOKEN.split(glob))
+    regex = "".join(parts.get(token) or _bracket_or_literal_regex(token) for token in _GLOB_TOKEN.split(glob))
     try:
         return re.compile(regex, re.DOTALL)
     except re.error as error:
         raise InputError(
             f"{pattern} is not a valid glob: {error.msg}",
-            remedy="write [[] for a bracket that is part of a name",
+            remedy="write [[] for a literal [ in a name",
         ) from error
 
 
-def _glob_literal(token: str) -> str:
+def _bracket_or_literal_regex(token: str) -> str:
     if not (len(token) > 2 and token[0] == "[" and token[-1] == "]"):
         return re.escape(token)
     negated = token[1] == "!"
@@ -193,7 +193,7 @@ def require_packages(file: InputFile) -> None:
             import_module(package)
     except ImportError as error:
         raise InputError(
-            f"{file.uri} is read by {error.name}, which is not installed", remedy=INSTALL_REMEDY
+            f"{file.uri} needs the package {error.name}, which is not installed", remedy=INSTALL_REMEDY
         ) from error
 
 
@@ -202,6 +202,6 @@ def refuse_inputs_in_output(store: Store, listing: InputListing) -> None:
     inside = next((file.uri for file in listing.files if file.uri.startswith(store.uri.rstrip("/") + "/")), None)
     if inside is not None:
         raise InputError(
-            f"the output {store.uri} holds the input {inside}",
-            remedy="write to a folder that holds nothing else",
+            f"the output folder {store.uri} contains the input {inside}",
+            remedy="give another folder with --out, which contains nothing else",
         )

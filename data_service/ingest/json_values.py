@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LongInteger:
-    """Stands for an integer of more digits than Python converts (4,300). It is no text, id or number of a record."""
+    """Replaces an integer with more digits than Python converts (4,300). It is not valid as text, id or number."""
 
 
 def parse_json_value(text: str | bytes) -> object:
     """Return a JSON value, with a `LongInteger` in place of each integer that is too long.
 
     Raises:
-        ValueError: it is not JSON; of bytes also: or not UTF-8, UTF-16 or UTF-32.
-        RecursionError: its lists or objects are too deep.
+        ValueError: `text` is not JSON, or its bytes are not UTF-8, UTF-16 or UTF-32.
+        RecursionError: its lists or objects are nested too deep.
     """
     try:
         return json.loads(text)

@@ -1,9 +1,9 @@
 """Reads shards of MosaicML Streaming (MDS): a sample is a document.
 
-A shard is: the number of samples N (uint32), N + 1 offsets (uint32), a description as JSON, then the samples. A sample
-is the sizes (uint32) of its columns of varying size, then the columns in the order of the description. Numbers are
-little-endian. The format is that of Streaming's version 2. Of its encodings only texts and numbers are read, never
-pickles. A folder's `index.json` is checked when the files are listed (`mds_index.py`).
+A shard consists of the number of samples N (uint32), N + 1 offsets (uint32), a description as JSON, and the samples. A
+sample consists of the sizes (uint32) of its variable-size columns, and the columns in the order of the description.
+Numbers are little-endian. This is version 2 of the format. Only columns of texts and numbers are read, never pickles. A
+folder's `index.json` is checked when the files are listed (`mds_index.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ _REFETCH_REMEDY = "fetch or write the data set again; no document of it was used
 
 
 class _ShardDescription(BaseModel):
-    """A shard's description of its samples; other entries are of no concern here."""
+    """The JSON description of a shard's samples; other entries are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -51,8 +51,10 @@ class _ShardDescription(BaseModel):
 
 @dataclass(frozen=True)
 class _ShardHeader:
+    """The offsets [N + 1] of a shard's samples, and the shard's columns."""
+
     offsets: NDArray[np.int64]
-    columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, size
+    columns: tuple[tuple[str, str, int | None], ...]  # name, encoding, bytes (None: varies)
 
 
 def read_mds(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
@@ -84,7 +86,7 @@ def _read_shard_header(stream: BinaryIO, file: InputFile) -> _ShardHeader:
     offsets: NDArray[np.int64] = np.frombuffer(raw, dtype="<u4").astype(np.int64)
     begins = 4 * (count + 2)
     if np.any(np.diff(offsets) < 0) or not 0 < offsets[0] - begins <= _MAX_DESCRIPTION_BYTES:
-        raise _damaged_shard_error(place, "its offsets make no sense")
+        raise _damaged_shard_error(place, "its offsets are not ascending, or its description is missing or too long")
     if not file.compression and offsets[-1] != file.size:
         raise _damaged_shard_error(place, f"it has {file.size:,} bytes, but its offsets end at {offsets[-1]:,}")
     try:
@@ -96,13 +98,13 @@ def _read_shard_header(stream: BinaryIO, file: InputFile) -> _ShardHeader:
     if found.format != "mds" or found.version != 2:
         raise InputError(
             f"{file.uri}: the shard has format {found.format} {found.version}, but only mds 2 can be read",
-            remedy="write the data set again with a present version of mosaicml-streaming",
+            remedy="write the data set again with a current version of mosaicml-streaming",
         )
     return shard
 
 
 def _select_columns(shard: _ShardHeader, file: InputFile, options: BuildOptions) -> dict[int, str]:
-    """Return the numbers of the columns that are read, with their names. Raises InputError: one cannot be read."""
+    """Return the names of the columns to read, by column number. Raises InputError: a column cannot be read."""
     names = [name for name, _, _ in shard.columns]
     wanted: dict[int, str] = {}
     for name in dict.fromkeys((*options.required_fields, *options.optional_fields)):
@@ -113,7 +115,7 @@ def _select_columns(shard: _ShardHeader, file: InputFile, options: BuildOptions)
             held = f"is encoded as {encoding}" if encoding else "is missing"
             known = ", ".join(f"{name} ({kind})" for name, kind, _ in shard.columns)
             raise InputError(
-                f"{file.uri}: column {name!r} {held}; there are {known}",
+                f"{file.uri}: column {name!r} {held}; the columns are {known}",
                 remedy="name a column of texts or numbers with --text-field, or under `text` and `fields`",
             )
         wanted[names.index(name)] = name
@@ -123,9 +125,10 @@ def _select_columns(shard: _ShardHeader, file: InputFile, options: BuildOptions)
 def _parse_sample(
     raw: bytes, shard: _ShardHeader, wanted_columns: Mapping[int, str], place: RecordPlace
 ) -> dict[str, object]:
+    """Return the values of a sample's wanted columns, by name."""
     varying = sum(size is None for _, _, size in shard.columns)
     if len(raw) < 4 * varying:
-        raise _damaged_shard_error(place, "the sample is shorter than the sizes of its columns")
+        raise _damaged_shard_error(place, "the sample is too short for the sizes of its columns")
     sizes = iter(np.frombuffer(raw[: 4 * varying], dtype="<u4").tolist())
     at, values = 4 * varying, dict[str, object]()
     for number, (_, encoding, fixed) in enumerate(shard.columns):
@@ -134,7 +137,7 @@ def _parse_sample(
             values[wanted_columns[number]] = _parse_value(raw[at : at + size], encoding, place)
         at += size
     if at != len(raw):
-        raise _damaged_shard_error(place, "its columns are not as long as the sample")
+        raise _damaged_shard_error(place, "its columns together are not as long as the sample")
     return values
 
 
@@ -142,7 +145,7 @@ def _parse_value(raw: bytes, encoding: str, place: RecordPlace) -> object:
     if encoding in _NUMBER_DTYPES:
         kind = np.dtype(_NUMBER_DTYPES[encoding]).newbyteorder("<")
         if len(raw) != kind.itemsize:
-            raise _damaged_shard_error(place, f"a number of {len(raw)} bytes, but {encoding} has {kind.itemsize}")
+            raise _damaged_shard_error(place, f"a number has {len(raw)} bytes, but {encoding} has {kind.itemsize}")
         return np.frombuffer(raw, dtype=kind)[0].item()
     if encoding != "json":
         return raw
@@ -153,7 +156,7 @@ def _parse_value(raw: bytes, encoding: str, place: RecordPlace) -> object:
 
 
 def _read_exactly(stream: BinaryIO, size: int, place: RecordPlace, *, kept: bool = True) -> bytes:
-    """Return the next bytes, or nothing if they are not kept. Memory grows only with what is there."""
+    """Read `size` bytes; return them if `kept`. Memory grows only with the bytes that are there."""
     parts: list[bytes] = []
     while size and (data := stream.read(min(size, _READ_CHUNK_BYTES))):
         size -= len(data)
@@ -165,4 +168,4 @@ def _read_exactly(stream: BinaryIO, size: int, place: RecordPlace, *, kept: bool
 
 
 def _damaged_shard_error(place: RecordPlace, reason: str) -> InputError:
-    return InputError(f"{place}: no shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_REFETCH_REMEDY)
+    return InputError(f"{place}: not a shard of MosaicML Streaming, or a damaged one: {reason}", remedy=_REFETCH_REMEDY)

@@ -1,6 +1,6 @@
-"""The index of a folder of MDS shards: all shards must be there with the sizes that it says, and each is read once.
+"""The index of a folder of MDS shards: all shards must exist with the sizes in the index, and each is read once.
 
-An index may lie above the folders of its shards, as Streaming's `merge_index` writes it.
+An index may be in a folder above its shards, where Streaming's `merge_index` writes it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from data_service.store.base import Store
 
 INDEX_FILE = "index.json"
 _MDS_SUFFIX = ".mds"
-_PACKED_REASON = "a packed shard that lies there unpacked, too"
+_PACKED_REASON = "a compressed copy of a shard"
 _INDEX_REASON = "the index of MDS shards"
 _NOT_IN_INDEX_REASON = "not one of the shards that index.json names"
 
@@ -40,12 +40,12 @@ class _ShardIndex(BaseModel):
 def find_unread_files(
     store: Store, folder: str, names: set[str], sizes: Mapping[str, int]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of files that are not read in and below a folder with an index of MDS shards: the index,
-    shards that it does not name, and compressed copies of shards.
+    """Yield (name, reason) of the files that are not read in and below a folder with an index of MDS shards: the index,
+    shards that the index does not name, and compressed copies of shards.
 
     Args:
         folder: the folder's key, with a slash at its end.
-        names: the files in it.
+        names: names of the files in the folder.
         sizes: bytes of each file of the store, by key.
 
     Raises:
@@ -67,15 +67,15 @@ def find_unread_files(
         there = [form for form in forms if form.basename in below]
         if not there:
             raise InputError(
-                f"{place}{forms[-1].basename}: the shard is missing, which {INDEX_FILE} names",
-                remedy="copy the data set again, whole, or name its folders, each with an index of its own",
+                f"{place}{forms[-1].basename}: this shard is missing, although {INDEX_FILE} names it",
+                remedy="copy the whole data set again, or give its folders that have an index.json of their own",
             )
         known |= {form.basename for form in there}
         yield from ((form.basename, _PACKED_REASON) for form in there[1:])
         if (size := below[there[0].basename]) != there[0].bytes:
             raise InputError(
                 f"{place}{there[0].basename} has {size:,} bytes, but {INDEX_FILE} says {there[0].bytes:,}",
-                remedy="copy the data set again, whole",
+                remedy="copy the whole data set again",
             )
     folders = {"", *(name.rpartition("/")[0] for name in known)}
     strangers = (name for name in sorted(shards - known) if name.rpartition("/")[0] in folders)
@@ -83,13 +83,13 @@ def find_unread_files(
 
 
 def _read_index(store: Store, key: str, place: str, *, must_be_index: bool) -> _ShardIndex | None:
-    """Return an index; None if the file is something else and, being above the shards, not `must_be_index` one."""
+    """Return the index; None if the file is not an index. Raises InputError: it is not, but `must_be_index`."""
     try:
         return _ShardIndex.model_validate_json(store.get(key))
     except ValidationError as error:
         if not must_be_index:
             return None
         raise InputError(
-            f"{place}{INDEX_FILE} is no index of MDS shards: {error.errors()[0]['msg']}",
-            remedy="copy the data set again, or name the shards themselves",
+            f"{place}{INDEX_FILE} is not an index of MDS shards: {error.errors()[0]['msg']}",
+            remedy="copy the data set again, or give the shards themselves as inputs",
         ) from error

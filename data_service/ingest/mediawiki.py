@@ -1,8 +1,8 @@
-"""Reads Wikipedia's XML dumps, as any MediaWiki exports them: an article is a document.
+"""Reads XML dumps of Wikipedia and other MediaWiki sites: each article is a document.
 
-MediaWiki writes `<page>` and `</page>` on lines of their own, and escapes every `<` in a text. So a dump is cut into
-pages by its lines, at any byte, and one page alone is parsed: no XML document that could declare entities is. Talk,
-templates and all else that is in no namespace of articles, and redirects, are no documents; they are counted.
+MediaWiki writes `<page>` and `</page>` on lines of their own, and escapes every `<` in a text. So reading may start at
+any byte, pages are found by their lines, and the XML parser gets single pages, which cannot declare entities. Pages
+outside the namespace of articles, such as talk and templates, and redirects are not documents; they are counted.
 
 Fields: `id` (`enwiki:12`), `title`, `url`, `date` (of the revision) and `language`. The format is MediaWiki's schema
 export-0.11.
@@ -37,12 +37,12 @@ from data_service.ingest.wikitext import wikitext_to_plain_text
 
 DUMP_END = b"</mediawiki>"
 _PAGE_START, PAGE_END = b"<page>", b"</page>"
-_HEADER_BYTES = 1 << 20  # bytes within which the first page begins
-_TAIL_BYTES = 256
-_HIDDEN_NAMESPACES = {"6": ("file", "image"), "14": ("category",)}  # by number; names known to every wiki
+_HEADER_BYTES = 1 << 20  # bytes at the start of a dump in which its properties are looked for
+_TAIL_BYTES = 256  # bytes at the end of a dump in which its end tag is looked for
+_HIDDEN_NAMESPACES = {"6": ("file", "image"), "14": ("category",)}  # by number; English names are valid in every wiki
 _HIDDEN_NAMESPACE_TAG = re.compile(r'<namespace key="(6|14)"[^>]*>([^<]*)</namespace>')
 _REFETCH_REMEDY = "fetch the dump again; no document of it was used"
-_READ_ELEMENTS = {
+_WANTED_ELEMENTS = {
     "page/title",
     "page/ns",
     "page/id",
@@ -70,10 +70,10 @@ class WikiInfo:
 
 
 def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
-    """Yield the pages that begin in a piece of a dump; those that are no articles are without text.
+    """Yield the pages that begin in a piece of a dump; those that are not articles have no text.
 
     Raises:
-        InputError: the file is no dump, it is cut short, or the package that reads wikitext is missing.
+        InputError: the file is not a dump, it is cut short, or the package that reads wikitext is missing.
     """
     require_packages(piece.file)
     wiki, limit = read_wiki_info(piece.file), options.max_document_bytes
@@ -87,16 +87,16 @@ def read_dump(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | 
 
 @lru_cache(maxsize=64)
 def read_wiki_info(file: InputFile) -> WikiInfo:
-    """Return what the first lines of a dump say. Of a dump that is not packed, the last line is looked at, too.
+    """Return the properties in the first lines of a dump. The last line of an uncompressed dump is checked, too.
 
     Raises:
-        InputError: it is no dump, or cut short.
+        InputError: the file is not a dump, or cut short.
     """
     head = _read_head(file)
     if "<mediawiki" not in head:
         raise InputError(
-            f"{file.uri} is no dump of a MediaWiki: it does not begin with <mediawiki>",
-            remedy="name dumps such as ...-pages-articles.xml.bz2, or other files by what they are",
+            f"{file.uri} is not a dump of a MediaWiki: it does not begin with <mediawiki>",
+            remedy="give a dump such as ...-pages-articles.xml.bz2; files of other formats need their own suffix",
         )
     if is_uncompressed_utf8(file):
         with open_stored_bytes(file, start=max(0, file.size - _TAIL_BYTES), chunk_bytes=_TAIL_BYTES) as stream:
@@ -114,7 +114,7 @@ def read_wiki_info(file: InputFile) -> WikiInfo:
 
 
 def check_dump_end(file: InputFile, tail: bytes) -> None:
-    """Raise InputError if the last bytes of a dump show that its end is missing."""
+    """Raise InputError if the last bytes of a dump, `tail`, lack its end tag."""
     if not tail.rstrip().endswith(DUMP_END):
         raise InputError(
             f"{file.uri}: the dump is cut short: it does not end with </mediawiki>", remedy=_REFETCH_REMEDY
@@ -137,7 +137,7 @@ def _text_between(text: str, begin: str, end: str) -> str:
 
 
 def _split_pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of each page that begins in the piece; of longer ones little more than `limit` bytes.
+    """Yield (offset, bytes) of each page that begins in the piece; longer pages are truncated soon after `limit` bytes.
 
     Raises:
         InputError: a page does not end, or the last line is missing.
@@ -174,7 +174,7 @@ def _split_pages(lines: Iterator[InputLine], piece: FilePiece, limit: int) -> It
 
 def _truncated_error(file: InputFile, offset: int) -> InputError:
     return InputError(
-        f"{file.uri}: damaged or cut short: what follows the page at byte {offset:,} is missing",
+        f"{file.uri}: damaged or cut short: the text from the page at byte {offset:,} on is incomplete",
         remedy=_REFETCH_REMEDY,
     )
 
@@ -201,7 +201,7 @@ def _document_from_page(data: bytes, wiki: WikiInfo, options: BuildOptions, plac
 
 
 def _non_article_reason(elements: dict[str, str]) -> str | None:
-    """Return why a page is no article; None if it is one."""
+    """Return why a page is not an article; None if it is an article."""
     if elements.get("page/ns", "0").strip() != "0":
         return "other_namespace"
     if "page/redirect" in elements:
@@ -210,10 +210,10 @@ def _non_article_reason(elements: dict[str, str]) -> str | None:
 
 
 def _parse_page_elements(page: str, place: RecordPlace) -> dict[str, str]:
-    """Return the texts of the wanted elements of a page, by path; of several revisions those of the last.
+    """Return the texts of the wanted elements of a page, by path. With several revisions, the last one counts.
 
     Raises:
-        BadRecord: it is not XML, or has no number.
+        BadRecord: the page is not XML, or has no id.
     """
     path: list[str] = []
     found: dict[str, list[str]] = {}
@@ -221,11 +221,11 @@ def _parse_page_elements(page: str, place: RecordPlace) -> dict[str, str]:
     def start_element(name: str, _: dict[str, str]) -> None:
         path.append(name)
         here = "/".join(path)
-        if here in _READ_ELEMENTS or here == "page/redirect":
+        if here in _WANTED_ELEMENTS or here == "page/redirect":
             found[here] = []
 
     def character_data(data: str) -> None:
-        if (here := "/".join(path)) in _READ_ELEMENTS:
+        if (here := "/".join(path)) in _WANTED_ELEMENTS:
             found[here].append(data)
 
     parser = expat.ParserCreate()

@@ -1,4 +1,4 @@
-"""The options of a build. Together with the text and the tokenizer, all but two of them decide the corpus's bytes."""
+"""The options of a build. All but two of them, with the text and the tokenizer, determine the corpus's bytes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
@@ -14,7 +14,7 @@ from data_service.tokenizers.files import TokenizerRules
 from data_service.tokenizers.loss import LossKind
 
 MIB = 1 << 20
-# Tokens of a block: a read of 0.6 MB; a batch of 8,192 rows draws on 270 blocks (`data_service.stream.statistics`).
+# Tokens of a block. One read is 0.6 MB, and a batch of 8,192 rows uses 270 blocks (`data_service.stream.statistics`).
 BLOCK_TOKENS = 1 << 18
 
 
@@ -23,7 +23,7 @@ class PairFields(BaseModel):
 
     Attributes:
         query, positive: names of fields that hold one text each.
-        negatives: names of fields that hold a text or a list of texts. The first `count` of all of them are used.
+        negatives: names of fields that hold a text or a list of texts. The first `count` of these texts are used.
         count: number of negatives of every example. A record with fewer is bad.
     """
 
@@ -36,17 +36,17 @@ class PairFields(BaseModel):
 
 
 class BuildOptions(BaseModel):
-    """Options of `build_corpus`. All but `workers` and `on_bad_records` decide the output and are kept in the manifest.
+    """Options of `build_corpus`. All but `workers` and `on_bad_records` determine the output and are in the manifest.
 
     Attributes:
         text_field: field of a JSON line, or column of a table (CSV, TSV, Parquet, Arrow), that holds the document.
         words: options for finding words and other units, for masking; None: the tokenizer says where words begin.
-        provenance: fields that say where a document comes from, kept in sidecars; None: none are kept.
+        provenance: fields that tell where a document comes from, stored in sidecars; None: not stored.
         sentences: language whose rules decide where sentences end; "any": rules for all languages.
         lines: keep: a document's white space is encoded as it is; join: its lines are joined by one space first, as
             fairseq does (blank lines and white space at the ends of lines are left out).
-        tokenizer_rules: what decides if the tokenizer's file and class do not agree (`data_service.tokenizers.load`).
-        accept_loss: kinds of loss (`data_service.tokenizers.loss`) that are accepted although much text is lost.
+        tokenizer_rules: which rules apply if the tokenizer's file and class disagree (`data_service.tokenizers.load`).
+        accept_loss: kinds of loss (`data_service.tokenizers.loss`) that are accepted even if much text is lost.
         pairs: fields from which a corpus of pairs is built; None for a corpus of text.
         txt_documents: documents in .txt files: one document per file, or documents separated by blank lines.
         encoding: encoding of text files, CSV and JSON lines, by any name that Python knows. A byte order mark overrides
@@ -58,7 +58,7 @@ class BuildOptions(BaseModel):
             is not UTF-8, a document too long): refuse it, or skip it, count it and list the first hundred. If no record
             is bad, both give the same corpus, so a build may be continued with the other setting.
         heldout_fraction: share of documents, by hash of their text, that is held out for evaluation; may be 0.
-        heldout_rule: rule of another corpus, by which text is held out however little that is, so that both can be
+        heldout_rule: held-out rule of another corpus, used however little text it holds out, so that both can be
             merged; None: the rule follows from the share and the amount of text.
         block_tokens: largest number of tokens in a block, except that a longer document is a block of its own.
         split_bytes: bytes of text that one task reads and one shard holds; small corpora are cut finer.
@@ -107,11 +107,11 @@ class BuildOptions(BaseModel):
         return self
 
     def identity_settings(self) -> dict[str, object]:
-        """Return the options that decide the output as JSON values, without `words`, which
+        """Return the options that determine the output as JSON values, without `words`, which
         `data_service.corpus.words.resolve_segmentation` covers.
         """
         without = {"workers", "on_bad_records", "words", "accept_loss", "tokenizer_rules"}
-        # Corpora from before these options existed have no such entries.
+        # Defaults of these later options are left out, because older corpora have no such entries.
         later = ("pairs", "provenance", "heldout_rule", "encoding", "delimiter", "sentences")
         without |= {name for name in later if getattr(self, name) == BuildOptions.model_fields[name].default}
         found = self.model_dump(mode="json", exclude=without)
@@ -120,7 +120,7 @@ class BuildOptions(BaseModel):
         return found
 
     def text_to_encode(self, text: str) -> str:
-        """Return the text of a document, or of an example, that the tokenizer gets."""
+        """Return the form of a document's or example's text that the tokenizer gets (option `lines`)."""
         if self.lines == "keep":
             return text
         return " ".join(filter(None, map(str.strip, text.split("\n"))))
@@ -135,7 +135,7 @@ class BuildOptions(BaseModel):
 
     @property
     def metadata_fields(self) -> tuple[str, ...] | None:
-        """Fields that are read besides the text; None: only the text is wanted, as a corpus holds no more."""
+        """Fields to read in addition to the text; None: only the text, because a corpus stores nothing else."""
         return None
 
     @property
@@ -152,7 +152,7 @@ class BuildOptions(BaseModel):
 
     @property
     def has_ids(self) -> bool:
-        """Whether documents have ids, which must differ."""
+        """Whether documents have ids, which must be unique."""
         return self.provenance is not None and self.provenance.id is not None
 
 

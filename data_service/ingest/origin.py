@@ -1,4 +1,4 @@
-"""Reads the statistics of those inputs of a build that `corpus prepare` wrote."""
+"""Reads how the inputs of a build were prepared, from the statistics that `corpus prepare` wrote next to them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,41 +14,43 @@ from data_service.store.open import open_store
 
 
 class _LenientModel(BaseModel):
+    """A model that ignores unknown entries."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class _Input(_LenientModel):
+class _PreparedSourceFiles(_LenientModel):
     source: str
     files: list[str]
 
 
 class _PrepareSettings(_LenientModel):
-    inputs: list[_Input]
+    inputs: list[_PreparedSourceFiles]
     stages: list[dict[str, object]]
 
 
-class _Counts(_LenientModel):
+class _SourceCounts(_LenientModel):
     documents_kept: int
 
 
-class _PreparedPart(_LenientModel):
+class _PreparedFile(_LenientModel):
     size: int
 
 
 class _Statistics(_LenientModel):
-    """What is read of the object `statistics.json`, which `data_service.prepare.statistics` writes."""
+    """The entries of `statistics.json` that are read here. `data_service.prepare.statistics` writes it."""
 
     preparation: _PrepareSettings
     documents_read: int
     documents_kept: int
     stages: list[StageCounts]
-    sources: dict[str, _Counts]
-    parts: dict[str, _PreparedPart]
+    sources: dict[str, _SourceCounts]
+    parts: dict[str, _PreparedFile]
     searched: list[IndexedSplit] = []
 
 
 def read_origin(files: Sequence[InputFile]) -> Origin:
-    """Return the records of the preparations of the input files, and the number of files that were not prepared.
+    """Return how the input files were prepared, and the number of files that were not prepared.
 
     Raises:
         InputError: a file lies among prepared documents but is not the one that was stored there, or the statistics of
@@ -69,7 +71,7 @@ def read_origin(files: Sequence[InputFile]) -> Origin:
 
 
 def _read_preparation(folder: str, files: Sequence[InputFile]) -> PreparedInput | None:
-    """Return what the statistics in `folder` say; None if there are none."""
+    """Return the preparation that the statistics in `folder` describe; None without statistics."""
     place = f"{folder}/{STATISTICS_KEY}"
     try:
         data = open_store(folder).get(STATISTICS_KEY)
@@ -80,9 +82,9 @@ def _read_preparation(folder: str, files: Sequence[InputFile]) -> PreparedInput 
     except ValidationError as error:
         raise InputError(
             f"{place} does not hold the statistics of prepared documents: {error.errors()[0]['msg']}",
-            remedy="prepare the documents again, or move this file away: then nothing is recorded of their preparation",
+            remedy="prepare the documents again, or move this file away to build without their history",
         ) from error
-    _refuse_foreign_files(files, statistics.parts, place)
+    _refuse_unlisted_files(files, statistics.parts, place)
     return PreparedInput(
         uri=folder,
         digest=hashlib.sha256(data).hexdigest(),
@@ -103,13 +105,13 @@ def _read_preparation(folder: str, files: Sequence[InputFile]) -> PreparedInput 
     )
 
 
-def _refuse_foreign_files(files: Sequence[InputFile], parts: dict[str, _PreparedPart], place: str) -> None:
-    """Raise InputError if a file is not a part of the preparation."""
+def _refuse_unlisted_files(files: Sequence[InputFile], parts: dict[str, _PreparedFile], place: str) -> None:
+    """Raise InputError if a file is not one that the preparation wrote, by name and size."""
     for file in files:
         name = file.uri.rpartition("/")[2]
         part = parts.get(PREPARED_DOCUMENTS_PREFIX + name)
         if part is None or part.size != file.size:
             raise InputError(
-                f"{file.uri} lies among prepared documents, but {place} does not list it",
-                remedy="move the file elsewhere, or prepare the documents again into a folder of their own",
+                f"{file.uri} lies among prepared documents, but {place} does not list it with this size",
+                remedy="move the file elsewhere, or prepare the documents again into an empty folder",
             )

@@ -1,4 +1,4 @@
-"""The places of records in their files, and what is kept of bad records that were skipped, by file and line."""
+"""The places of records in their files, and the list of skipped bad records, by file and line."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from data_service.ingest.files import open_text
 from data_service.ingest.inputs import InputFile
 
-MAX_LISTED_RECORDS = 100
+MAX_LISTED_RECORDS = 100  # skipped records that a receipt or a manifest lists
 _READ_CHUNK_BYTES = 1 << 20
 
 PlaceUnit = Literal["", "byte", "line", "row", "record"]
@@ -28,15 +28,14 @@ class RecordPlace:
     number: int = 0
 
     def __str__(self) -> str:
-        return _place_text(self.file.uri, self.unit, self.number)
+        return _format_place(self.file.uri, self.unit, self.number)
 
 
 class LinePlace(RecordPlace):
-    """The place of a record that begins with a line, by the line's first byte. Lines are counted only when the message
-    is printed."""
+    """The place of a record by the first byte of its line. Lines are counted only when a message needs the number."""
 
     def __str__(self) -> str:
-        return _place_text(self.file.uri, "line", _line_numbers(self.file, [self.number])[self.number])
+        return _format_place(self.file.uri, "line", _line_numbers(self.file, [self.number])[self.number])
 
 
 class SkippedRecord(BaseModel):
@@ -50,14 +49,14 @@ class SkippedRecord(BaseModel):
     reason: str
 
     def __str__(self) -> str:
-        return f"{_place_text(self.uri, self.unit, self.number)}: {self.reason}"
+        return f"{_format_place(self.uri, self.unit, self.number)}: {self.reason}"
 
 
 def with_line_numbers(records: Sequence[SkippedRecord], files: Iterable[InputFile]) -> list[SkippedRecord]:
-    """Return the records with line numbers instead of byte positions. Each file is read once, up to its last record.
+    """Return the records with line numbers instead of byte offsets. Each file is read once, up to its last record.
 
     Raises:
-        InputError, StoreError: as `open_text`.
+        InputError, StoreError: as in `open_text`.
     """
     by_uri: dict[str, list[int]] = {}
     for record in records:
@@ -72,12 +71,12 @@ def with_line_numbers(records: Sequence[SkippedRecord], files: Iterable[InputFil
     ]
 
 
-def _place_text(uri: str, unit: PlaceUnit, number: int) -> str:
+def _format_place(uri: str, unit: PlaceUnit, number: int) -> str:
     return f"{uri}, {unit} {number}" if unit else uri
 
 
 def _line_numbers(file: InputFile, offsets: Iterable[int]) -> dict[int, int]:
-    """Return the number of the line, from 1, that holds each byte."""
+    """Return the number of the line, from 1, that holds each byte offset."""
     lines: dict[int, int] = {}
     position, line = 0, 1
     with open_text(file) as stream:

@@ -17,11 +17,11 @@ L = TypeVar("L", bound=BuildLayout)
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a stage: tasks done and bytes of input read. Tasks of an interrupted build count as done.
+    """The progress of a stage: tasks done and bytes of input read. Tasks done by an interrupted build count as done.
 
-    `stage`: its name for the user. "measuring" occurs only with big compressed files. A complete corpus gives one
-    report "already built", and "clearing up" if an interrupted build left files. "clearing up" also comes before
-    "reading" if a build of another configuration left files.
+    `stage`: the name that is shown to the user. "measuring" occurs only with big compressed files. A complete corpus
+    gives one report "already built", and "clearing up" if an interrupted build left files. "clearing up" also comes
+    before "reading" if another build left files.
     """
 
     stage: str
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class WorkerPool(ExitStack):
-    """The workers that run tasks: this process for 0 or 1 workers, else Ray, which is started when it is first needed.
+    """The workers that run tasks: this process for 0 or 1 workers, else Ray, which starts at the first use.
 
     `piece_bytes`: largest number of bytes of text that is sent with a task; 0 if no file is streamed.
     """
@@ -83,9 +83,9 @@ class StageRunner(Generic[L]):
 
         Args:
             function: module-level function that does a task, given the store at the root of the output.
-            receipt: type of the receipts that it returns.
+            receipt: type of the receipts that `function` returns.
 
-        Raises whatever `function` raises. Tasks that were finished before remain finished.
+        Raises whatever `function` raises. Tasks that finished before the error need not be repeated.
         """
         total_bytes = sum(task.input_bytes for task in tasks)
         receipts = find_receipts(self.layout.open_output(), tasks, receipt)
@@ -104,8 +104,8 @@ class StageRunner(Generic[L]):
     def measure_streamed_files(self, files: Sequence[InputFile]) -> tuple[dict[str, int], Self]:
         """Return the decompressed sizes of big packed files, by URI, and the runner of the stages that follow.
 
-        The files are only decompressed, several at the same time. Their sizes decide where splits begin, and so the
-        keys of the further stages. Now that these are known, the files of other builds below `build/` are deleted.
+        The sizes determine where splits begin, so the next runner's keys contain a hash of them. The files of other
+        builds below `build/` are deleted.
         """
         if not files:
             self._remove_other_builds()
@@ -121,9 +121,9 @@ class StageRunner(Generic[L]):
         return sizes, replace(self, layout=replace(self.layout, build=build))
 
     def _remove_other_builds(self, build: str = "") -> None:
-        """Delete the intermediate files of builds that are neither this one nor `build`, which is made of it.
+        """Delete the intermediate files of all builds except this one and `build`, its name after measuring.
 
-        Their receipts name shards that this build replaces under the same keys, perhaps with as many bytes.
+        Receipts of other builds would seem valid if this build overwrites their shards with equally large ones.
         """
         store = self.layout.open_output()
         for name in list(store.with_prefix(BUILD_FOLDER.rstrip("/")).folders()):
@@ -132,7 +132,7 @@ class StageRunner(Generic[L]):
 
 
 def remove_build_files(store: Store, progress: ReportProgress) -> None:
-    """Delete all objects that only the build needed, and remains of writes: all that is written is complete."""
+    """Delete the intermediate objects of a finished build, and leftovers of interrupted writes."""
     remove_objects(store, BUILD_FOLDER, progress)
     store.remove_leftovers("", older_than_key=None)
 

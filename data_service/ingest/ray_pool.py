@@ -33,12 +33,12 @@ from data_service.ingest.tasks import BuildTask, FilePiece, R, SplitTask, T, run
 from data_service.service.ray_internals import dead_processes, start_ray
 from data_service.store.base import Store
 
-_MAX_RETRIES = 8
-_OBJECT_STORE_BYTES = 128 << 20  # bytes; enough, because tasks return receipts of a few KB
+_MAX_RETRIES = 8  # repetitions of a task whose worker or reader died
+_OBJECT_STORE_BYTES = 128 << 20  # for receipts of a few KB; the pieces of text are added to this
 _WORKERS_PER_READER = 8  # one reader decompresses as fast as 2 to 4 workers hash, or 50 encode
-_DEATH_ERRORS = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
-_REPEAT_REMEDY = "run the same command again, which continues what is begun, or run it with --workers 1"
-_CHECK_INTERVAL_S = 2.0  # seconds between two checks that Ray's own processes live
+_WORKER_DEATH_ERRORS = (WorkerCrashedError, OutOfMemoryError, RayActorError, ObjectLostError)
+_REPEAT_REMEDY = "run the same command again, which continues the work, or run it with --workers 1"
+_CHECK_INTERVAL_S = 2.0  # seconds between checks that Ray's own processes are alive
 _FULL_STORE_ERRORS = (ObjectStoreFullError, OutOfDiskError)
 
 _Item = TypeVar("_Item")
@@ -47,10 +47,9 @@ _Item = TypeVar("_Item")
 @contextmanager
 def ray_pool(workers: int, piece_bytes: int) -> Iterator["RayPool"]:
     """Yield a pool of workers on the cluster that this process is connected to, else on the one that RAY_ADDRESS names,
-    else on a Ray that is started.
+    else on a Ray that is started here.
 
-    A Ray that is started here has room for the text of all pieces of `piece_bytes` that are in transit at the same
-    time.
+    The object store of a Ray that is started here has room for all pieces of `piece_bytes` in transit.
     """
     with ExitStack() as stack:
         if not ray.is_initialized():
@@ -75,7 +74,7 @@ def _connect_to_ray(workers: int, piece_bytes: int) -> None:
 
 @contextmanager
 def _keep_sigterm_handler() -> Iterator[None]:
-    """Keep the handler of SIGTERM, which Ray would replace within the block by one that ends this process."""
+    """Restore the handler of SIGTERM after the block, in which Ray installs one that ends this process."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread():
@@ -85,7 +84,7 @@ def _keep_sigterm_handler() -> Iterator[None]:
 class RayPool:
     """A pool that runs at most `workers` tasks at a time.
 
-    Readers are kept through all stages, because starting one takes a second of a core.
+    Readers stay alive through all stages, because starting one takes a second of CPU time.
     """
 
     def __init__(self, workers: int, readers: "_ReaderActors") -> None:
@@ -112,12 +111,12 @@ class RayPool:
                 if not running:
                     return
                 for finished in ray.wait(list(running), num_returns=1, timeout=_CHECK_INTERVAL_S)[0]:
-                    yield running.pop(finished), _result(finished)
+                    yield running.pop(finished), _fetch_receipt(finished)
                 _check_ray_alive()
         except RayError as error:
             raise RayLost(f"Ray has failed: {type(error).__name__}: {error}", remedy=_REPEAT_REMEDY) from error
         finally:
-            if not dead_processes():  # without Ray's processes nothing can be cancelled
+            if not dead_processes():  # if Ray's own processes died, tasks cannot be cancelled
                 for reference in running:
                     ray.cancel(reference)
 
@@ -129,7 +128,7 @@ def _check_ray_alive() -> None:
 
 
 class _ReaderActors:
-    """At most `count` reading actors, each started when it is needed. Each reads every `count`-th streamed file."""
+    """At most `count` Ray actors that read pieces, started on demand. Each reads every `count`-th streamed file."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -137,9 +136,9 @@ class _ReaderActors:
         self._actors: dict[int, Any] = {}
 
     def iter_pieces(self, tasks: Sequence[Any]) -> Iterator[tuple[int, ray.ObjectRef | None]]:
-        """Yield (index, reference) for every task: the reference to its piece with text, or None if it needs none.
+        """Yield (index, reference) for every task: the reference to its piece with text; None without a streamed piece.
 
-        Tasks of the different files, and tasks without a file, alternate.
+        The tasks of the different actors, and tasks without a streamed piece, alternate.
         """
         files: dict[InputFile, list[int]] = {}
         alone: list[int] = []
@@ -157,7 +156,7 @@ class _ReaderActors:
                     yield following, self._request_piece(number, tasks[following])
 
     def close(self) -> None:
-        """End the actors at once."""
+        """Kill the actors."""
         if not dead_processes():
             for actor in self._actors.values():
                 ray.kill(actor)
@@ -177,12 +176,12 @@ def _streamed_piece(task: BuildTask) -> FilePiece | None:
 
 
 def _reader_count(workers: int) -> int:
-    """Return the number of readers, which is also the number of pieces that are read before a worker is free."""
+    """Return the number of readers, which is also the number of pieces that are read ahead of the workers."""
     return -(-workers // _WORKERS_PER_READER)
 
 
 def _prefetch(items: Iterator[_Item], count: int) -> Iterator[_Item]:
-    """Yield the items. Up to `count` of them are made before they are requested."""
+    """Yield the items. Up to `count` of them are computed ahead."""
     made = deque(islice(items, count))
     while made:
         made.extend(islice(items, 1))
@@ -194,21 +193,21 @@ def _run_single_threaded(function: Callable[[Any, Store], R], task: Any, piece: 
     return run_task(function, task if piece is None else task.with_piece(piece))
 
 
-def _result(reference: ray.ObjectRef) -> Any:
+def _fetch_receipt(reference: ray.ObjectRef) -> Any:
     try:
         return ray.get(reference)
     except RayError as error:
         cause: object = error
-        while isinstance(cause, RayTaskError):  # a reader's error is nested in its task's error
+        while isinstance(cause, RayTaskError):  # a reader's error is the cause of its task's error
             cause = cause.cause
-        if isinstance(cause, _DEATH_ERRORS):
+        if isinstance(cause, _WORKER_DEATH_ERRORS):
             raise CorpusError(
                 f"a worker died {_MAX_RETRIES + 1} times on the same part of the input: {cause}",
                 remedy="if memory ran out, use fewer --workers; the same command continues the build",
             ) from error
         if isinstance(cause, _FULL_STORE_ERRORS):
             raise CorpusError(
-                f"Ray's object store has no room for pieces of the input: {cause}",
+                f"Ray's object store is full of pieces of the input: {cause}",
                 remedy="use fewer --workers, or make room on the disk where Ray spills "
                 "(RAY_object_spilling_directory); the same command continues the build",
             ) from error

@@ -1,7 +1,7 @@
 """Turns a record of the input into a document, an example of a corpus of pairs, or a bad record.
 
-Bytes become text if they are UTF-8; otherwise there is a clear error. The options say whether bad records are
-refused, or counted and skipped (`places.py`).
+Bytes must be UTF-8; otherwise an error names the first bad byte. The options say whether bad records are refused, or
+counted and skipped (`places.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,32 +18,32 @@ from data_service.ingest.options import BuildOptions, PairFields
 from data_service.ingest.places import RecordPlace, SkippedRecord
 
 _REPLACE_REMEDY = "put U+FFFD in place of each bad byte with --on-bad-bytes replace"
-_ENCODING_REMEDY = f"say its encoding with --encoding, or {_REPLACE_REMEDY}"
+_ENCODING_REMEDY = f"give its encoding with --encoding, or {_REPLACE_REMEDY}"
 _CONTEXT_BYTES = 32 * 1024  # bytes on each side of a bad byte from which the encoding is guessed
 _SKIP_REMEDY = "; or leave bad records out with --on-bad-records skip"
 _P = ParamSpec("_P")
 
 _FIELDS_REMEDY = "name the fields with --query-field, --positive-field and --negatives-field"
-_WORDS_REMEDY = "give every document its words, which spell its text in order; --words-field names the field"
-_NESTED_REMEDY = "write texts as a list of strings; words as one, or as a list for each sentence"
-_MISSING_VALUE = object()
-NOT_CHOSEN_REASON = "not_chosen"  # the reason for a document whose licence or source was not chosen
+_WORDS_REMEDY = "list the words of every document in the order of its text, and name their field with --words-field"
+_NESTED_REMEDY = "write texts as one list of strings; write words as one list, or as a list for each sentence"
+_MISSING_VALUE = object()  # stands for a field that a record does not have
+NOT_CHOSEN_REASON = "not_chosen"  # `TextRecord.absent` of a document whose licence or source was not chosen
 
 
 @dataclass(frozen=True, slots=True)
 class TextRecord:
-    """A document or an example as it was read.
+    """A document, or an example of a corpus of pairs, as it was read.
 
     Attributes:
         text: text of the document; query of the example.
         replaced: whether bytes that were not UTF-8 were replaced by U+FFFD.
         others: positive and negatives of the example; empty for a document.
         words: where the words of the input begin, as `mark_word_starts` returns it; empty if the input holds no words.
-        provenance: where the document comes from, if the options ask for that.
+        provenance: where the document comes from, if the options ask for provenance.
         place: place of the record; None unless the options ask for other fields than the text.
-        metadata: values of the options' `metadata_fields`, in their order; None where the record has none.
+        metadata: values of the options' `metadata_fields`, in this order; None for a field that the record lacks.
         cluster: cluster of near duplicates, if the input names it.
-        absent: why the record is no document though nothing is wrong with it, such as `redirect`; "" for a document.
+        absent: why a valid record is not a document, such as `redirect`; "" for a document.
     """
 
     text: str
@@ -58,7 +58,7 @@ class TextRecord:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts: the one of a document, or those of an example."""
+        """The texts of the record: one of a document, several of an example."""
         return (self.text, *self.others)
 
     @property
@@ -73,12 +73,12 @@ class TextRecord:
 
     @property
     def is_blank(self) -> bool:
-        """Whether one of the texts is empty or white space. Such documents are counted, but get no number."""
+        """Whether one of the texts is empty or white space. Such documents are counted, but not numbered."""
         return any(not text or text.isspace() for text in self.texts)
 
 
 class BadRecord(Exception):
-    """A record that cannot be used, in a file that can. `reason`: why; `remedy`: what the user can do."""
+    """A record that cannot be used, in a file that can be read. `reason`: why; `remedy`: what the user can do."""
 
     def __init__(self, place: RecordPlace, reason: str, remedy: str) -> None:
         super().__init__(reason)
@@ -89,13 +89,13 @@ class BadRecord(Exception):
         return InputError(f"{self.place}: {self.reason}", remedy=self.remedy + _SKIP_REMEDY)
 
     def to_skipped_record(self) -> SkippedRecord:
-        """Return the entry that a receipt keeps. The record's file is not read."""
+        """Return the entry that a receipt stores. This does not read the file to count lines."""
         place = self.place
         return SkippedRecord(uri=place.file.uri, unit=place.unit, number=place.number, reason=self.reason)
 
 
 def skip_or_refuse(options: BuildOptions, bad: BadRecord) -> BadRecord:
-    """Return a bad record if bad records are to be skipped. Raises InputError: they are to be refused."""
+    """Return `bad` if the options skip bad records. Raises InputError: the options refuse them."""
     if options.on_bad_records == "error":
         raise bad.to_input_error() from bad
     return bad
@@ -104,10 +104,10 @@ def skip_or_refuse(options: BuildOptions, bad: BadRecord) -> BadRecord:
 def try_read(
     options: BuildOptions, read: Callable[_P, TextRecord], *args: _P.args, **kwargs: _P.kwargs
 ) -> TextRecord | BadRecord:
-    """Return the text that `read` makes of a record; a BadRecord if it is bad and bad records are to be skipped.
+    """Return the text that `read` returns for a record, or the BadRecord that it raises if these are skipped.
 
     Raises:
-        InputError: the record is bad, and bad records are to be refused.
+        InputError: the record is bad, and the options refuse bad records.
     """
     try:
         return read(*args, **kwargs)
@@ -116,10 +116,10 @@ def try_read(
 
 
 def decode_text(raw: bytes, options: BuildOptions, place: RecordPlace, first_byte: int | None = None) -> TextRecord:
-    """Return the text of `raw`, which begins at byte `first_byte` of the (decompressed) file, or is a value of a table.
+    """Return the text of `raw`. `first_byte`: its offset in the (decompressed) file; None for a value of a table.
 
     Raises:
-        BadRecord: the bytes are not UTF-8, unless the options say to replace them.
+        BadRecord: the bytes are not UTF-8, unless the options replace bad bytes.
     """
     try:
         return TextRecord(raw.decode(), False)
@@ -140,8 +140,8 @@ def _bad_bytes_record(
     of = " of the text" if first_byte is None else " of the decompressed text" if file.compression else ""
     byte = (first_byte or 0) + error.start
     if file.encoding != UTF_8:
-        reason = f"byte {byte} of the text, as UTF-8, stands for bytes that are not {file.encoding}"
-        remedy = f"say the right encoding with --encoding, or {_REPLACE_REMEDY}"
+        reason = f"byte {byte} of the text, converted to UTF-8, comes from bytes that are not {file.encoding}"
+        remedy = f"give the right encoding with --encoding, or {_REPLACE_REMEDY}"
     else:
         reason = f"byte {byte}{of} is not UTF-8 (0x{raw[error.start]:02x}: {error.reason})"
         remedy = _ENCODING_REMEDY
@@ -153,8 +153,8 @@ def _bad_bytes_record(
 
 
 def guess_encoding_remedy(file: InputFile, raw: bytes, remedy: str, option_template: str = "give --encoding {}") -> str:
-    """Return the remedy for bytes that cannot be read, with the encoding that they, or the file's first bytes, seem to
-    have; `remedy` if there is no guess.
+    """Return a remedy for bytes that cannot be read: the encoding that `raw` or the file's first bytes seem to have,
+    else `remedy`.
 
     `option_template`: how the user declares an encoding, with `{}` for its name.
     """
@@ -169,7 +169,7 @@ def guess_encoding_remedy(file: InputFile, raw: bytes, remedy: str, option_templ
 
 
 def _decode_or_check(value: str | bytes, options: BuildOptions, place: RecordPlace) -> TextRecord:
-    """Return the text of a value of a record. Raises as `decode_text` and `check_text`."""
+    """Return the text of a record's value. Raises the errors of `decode_text` and `check_text`."""
     if isinstance(value, str):
         return check_text(value, options, place)
     raw = decode_text(value, options, place)
@@ -177,12 +177,12 @@ def _decode_or_check(value: str | bytes, options: BuildOptions, place: RecordPla
 
 
 def check_text(text: str, options: BuildOptions, place: RecordPlace) -> TextRecord:
-    r"""Check text that was read as a string; return it.
+    r"""Return the text of a string that was read, checked.
 
     JSON can spell half a surrogate pair ("\ud800"), which is not a character and cannot be written as UTF-8.
 
     Raises:
-        BadRecord: there is such a half pair, unless the options say to replace it; or the document is too long.
+        BadRecord: the text holds such a half pair, unless the options replace it; or the document is too long.
     """
     replaced = False
     try:
@@ -202,14 +202,14 @@ def too_long_record(place: RecordPlace, limit: int) -> BadRecord:
     """Return the bad record for a document at `place` that is longer than `limit` bytes."""
     return BadRecord(
         place,
-        f"a document of more than {limit:,} bytes, longer than a block may be",
+        f"a document of more than {limit:,} bytes, which is too long",
         "cut it into documents (.txt with blank lines between them: --txt-documents blank_line), or "
         "raise --max-document-bytes",
     )
 
 
 def flatten_named_fields(record: dict[str, object], options: BuildOptions) -> dict[str, object]:
-    """Return a record with those fields inside others that the options name, such as `meta.text`, under that name."""
+    """Return the record, with each nested field that the options name, such as `meta.text`, also at the top level."""
     found = dict(record)
     for name in (*options.required_fields, *options.optional_fields):
         value: object = record
@@ -224,7 +224,7 @@ def parse_document(record: Mapping[str, object], options: BuildOptions, place: R
     """Return the document of a record, with its words if the options name a field of words.
 
     Raises:
-        BadRecord: the text is neither text nor a number, not UTF-8 or too long, or the words are not those of the text.
+        BadRecord: the field is neither text nor a number, not UTF-8 or too long, or the words do not fit the text.
     """
     value = record[options.text_field]
     if isinstance(value, bool) or not isinstance(value, bytes | str | int | float):
@@ -239,21 +239,21 @@ def parse_document(record: Mapping[str, object], options: BuildOptions, place: R
             raise BadRecord(
                 place, f"field {name!r} does not hold the words of the text: {error}", _WORDS_REMEDY
             ) from error
-    return with_provenance(_with_metadata(found, record, options, place), record, options, place)
+    return with_provenance(_add_metadata(found, record, options, place), record, options, place)
 
 
 def non_document_record(
     reason: str, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
 ) -> TextRecord:
-    """Return the placeholder of a record that is no document: a text that is empty, with the reason.
+    """Return an empty text that stands for a record that is not a document, with the reason.
 
     Raises:
         BadRecord: a field besides the text is not text.
     """
-    return _with_metadata(TextRecord("", False, absent=reason), record, options, place)
+    return _add_metadata(TextRecord("", False, absent=reason), record, options, place)
 
 
-def _with_metadata(
+def _add_metadata(
     found: TextRecord, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
 ) -> TextRecord:
     if options.metadata_fields is None:
@@ -265,11 +265,11 @@ def _with_metadata(
 def with_provenance(
     text: TextRecord, record: Mapping[str, object], options: BuildOptions, place: RecordPlace
 ) -> TextRecord:
-    """Return the text with its record's provenance, if the options ask for that and it is not blank. A text that the
-    options do not choose is replaced by an empty one.
+    """Return the text with its record's provenance, if the options ask for provenance and the text is not blank. A text
+    whose licence or source is not chosen is replaced by an empty one.
 
     Raises:
-        BadRecord: the record lacks something that is to be recorded.
+        BadRecord: the record lacks a field of the provenance.
     """
     if options.provenance is None or text.is_blank:
         return text
@@ -283,7 +283,7 @@ def with_provenance(
 
 
 def _metadata_text(value: object, name: str, place: RecordPlace) -> str | None:
-    """Return a value besides the text as a string; None for an empty one."""
+    """Return the value of a metadata field as a string; None for an empty value."""
     match value:
         case bytes():
             found = value.decode(errors="replace")
@@ -296,8 +296,8 @@ def _metadata_text(value: object, name: str, place: RecordPlace) -> str | None:
 
 
 def _parse_words(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[str]:
-    """Yield the words in a field's value: a list, or a list of sentences that are lists, or text with spaces
-    between."""
+    """Yield the words in a field's value: a list of words, a list of sentences (lists of words), or text with spaces
+    between words."""
     match value:
         case list():
             for item in value:
@@ -310,7 +310,7 @@ def _parse_words(value: object, name: str, options: BuildOptions, place: RecordP
 
 
 def parse_record(record: Mapping[str, object], options: BuildOptions, place: RecordPlace) -> TextRecord:
-    """Return the example of a record if the options ask for pairs, else its document. Raises as these."""
+    """Return the example of a record if the options ask for pairs, else its document. Raises BadRecord."""
     return (
         parse_document(record, options, place)
         if options.pairs is None
@@ -323,8 +323,8 @@ def _parse_example(
 ) -> TextRecord:
     """Return the example of a record: its query, positive and first `pairs.count` negatives.
 
-    Values are text, bytes, lists of these, or None if a field is missing. Negatives come from all fields named for
-    them, in order; blank ones do not count.
+    Values are text, bytes, lists of these, or None if a field is missing. Negatives come from all fields
+    `pairs.negatives`, in order; blank ones do not count.
 
     Raises:
         BadRecord: there is not exactly one query and one positive, there are too few negatives, a value is not text, or
@@ -360,14 +360,14 @@ def _single_text(record: Mapping[str, object], name: str, options: BuildOptions,
     if len(found) != 1:
         raise BadRecord(
             place,
-            f"field {name!r} holds {len(found)} texts, but an example has one",
+            f"field {name!r} holds {len(found)} texts, but an example needs exactly one",
             "write a separate record for each text",
         )
     return found[0]
 
 
 def _parse_texts(value: object, name: str, options: BuildOptions, place: RecordPlace) -> Iterator[TextRecord]:
-    """Yield the texts in a field's value: one, or a list of them. None has no texts."""
+    """Yield the texts in a field's value, which is one text, a list of texts, or None for no texts."""
     match value:
         case None:
             return
@@ -376,7 +376,7 @@ def _parse_texts(value: object, name: str, options: BuildOptions, place: RecordP
         case list():
             for item in value:
                 if isinstance(item, list):
-                    raise BadRecord(place, f"field {name!r} holds lists in a list, not texts", _NESTED_REMEDY)
+                    raise BadRecord(place, f"field {name!r} holds a list of lists, not of texts", _NESTED_REMEDY)
                 yield from _parse_texts(item, name, options, place)
         case _:
             raise BadRecord(place, f"field {name!r} holds {type(value).__name__}, not text", _FIELDS_REMEDY)

@@ -1,10 +1,9 @@
 """The first pass over a split: hashes every document, so that copies can be found without holding the corpus in memory.
 
-One half of a hash decides which documents are copies, the other half which are held out. Two texts are the same to a
-model if the tokenizer gives the same tokens: it may fold case, accents and Unicode forms, and drop spaces. Copies are
-found by the text that the tokenizer gets. Whether a document is held out depends only on its letters and digits, so
-that texts that differ only in what a tokenizer folds, or in white space, are on the same side. Letters that the
-tokenizer does not know are an exception (`hash_tokens`).
+The first half of a hash tells which documents are copies: it covers the text that the tokenizer gets. The second half
+decides which documents are held out. It covers only letters and digits, without case and accents: a tokenizer may fold
+these and drop spaces, and texts with the same tokens must not be held out and trained on. Letters that the tokenizer
+does not know are an exception (`hash_tokens`).
 """
 
 import hashlib
@@ -28,17 +27,17 @@ from data_service.ingest.tasks import SplitTask, TaskReceipt, put_unless_empty
 from data_service.store.base import Store
 from data_service.types import Tokens
 
-HASH_BUCKETS = 256
-DIGEST_BYTES = 16
+HASH_BUCKETS = 256  # one for each first byte of a hash
+DIGEST_BYTES = 16  # bytes of a document's hash
 
-_REPLACED_CHARACTERS = 16  # Up to so many distinct non-ASCII characters are removed by one replace() each.
+_REPLACED_CHARACTERS = 16  # up to so many distinct non-ASCII characters are folded by one replace() each
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 _ASCII = bytes(range(128))
 _ASCII_LOWER = bytes(range(256)).lower()
 _ASCII_NON_ALPHANUMERIC = bytes(code for code in _ASCII if not chr(code).isalnum())
 
-# A document's hash as two big-endian words, its number in its split, and the bytes of its text. 24 bytes, sorted by
-# hash in a file.
+# A document's hash as two big-endian words, its ordinal in its split, and the bytes of its text: 24 bytes. A file holds
+# them sorted by hash.
 HASH_RECORD_DTYPE = np.dtype([("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("size", "<u4")])
 
 
@@ -46,11 +45,11 @@ def hash_texts(texts: Sequence[str], known_hash: bytes = b"") -> bytes:
     """Return the hash of a document or an example, 16 bytes: blake2b, 8 bytes each, of its text and its `fold_text`.
 
     Documents with equal hashes count as equal. Documents with the same tokens have equal second halves, unless the
-    unknown token is among them. Of an example the first half covers all texts, the second its query alone, so that all
-    examples of a query are on the same side.
+    unknown token is among them. For an example, the first half covers all texts, the second only the query, so that
+    all examples of a query are held out, or none.
 
-    `known_hash`: the hash that the texts had before. It saves the folding, which costs more than the rest: texts with
-    equal first halves have equal second halves.
+    `known_hash`: the hash of these texts from an earlier pass. Its second half is used again, because the folding costs
+    more than the rest; a changed text still changes the first half.
     """
     return _hash_64_bits(_join_texts(texts)) + (known_hash[8:] or _hash_64_bits(fold_text(texts[0])))
 
@@ -64,13 +63,12 @@ def _hash_64_bits(text: str) -> bytes:
 
 
 def hash_document(document: TextRecord, options: BuildOptions, known_hash: bytes = b"") -> bytes:
-    """Return the hash of a document: `hash_texts` of what the tokenizer gets, but for one with near duplicates that
-    the input keeps.
+    """Return the hash of a document: `hash_texts` of the text that the tokenizer gets.
 
-    Of such a document the second half is a hash of the cluster's name. So what decides whether it is held out is the
-    same for the whole cluster, and the first half alone says which documents are copies.
+    But if the document is in a cluster of near duplicates, the second half is a hash of the cluster's name. So the
+    whole cluster is held out, or none of it, and only the first half tells which documents are copies.
 
-    `known_hash`: as for `hash_texts`; only for inputs that name no clusters.
+    `known_hash`: as in `hash_texts`; only for inputs that name no clusters.
     """
     texts = [options.text_to_encode(text) for text in document.texts]
     if document.cluster_name is not None:
@@ -79,9 +77,7 @@ def hash_document(document: TextRecord, options: BuildOptions, known_hash: bytes
 
 
 def bytes_for_split_digest(digest: bytes, document: TextRecord) -> bytes:
-    """Return the bytes of a document that a split's digest covers: its hash, its words if the input holds words, and
-    its provenance if that is recorded.
-    """
+    """Return the bytes of a document that a split's digest covers: its hash, and its words and provenance if any."""
     covered = digest
     if document.words:
         covered += hashlib.blake2b(document.words, digest_size=16).digest()
@@ -91,7 +87,7 @@ def bytes_for_split_digest(digest: bytes, document: TextRecord) -> bytes:
 
 
 def hash_id(document: TextRecord, split: int, ordinal: int) -> bytes:
-    """Return the hash of a document's id, 16 bytes; of a document without one, a hash that no other has."""
+    """Return the hash of a document's id, 16 bytes; for a document without an id, a unique hash."""
     known = document.provenance.id if document.provenance is not None else None
     name = f"id {known}" if known is not None else f"document {split} {ordinal}"
     return hashlib.blake2b(name.encode(), digest_size=16).digest()
@@ -103,13 +99,13 @@ def hash_tokens(tokens: Tokens) -> bytes:
 
 
 def collapse_spaces(text: str) -> str:
-    """Return a text with one space in place of all white space, and none at its ends."""
+    """Return the text with each run of white space replaced by one space, and without white space at its ends."""
     return " ".join(text.split())
 
 
 def fold_text(text: str) -> str:
-    """Return the letters and digits of a text, with case, accents and Unicode forms folded; without any, the text after
-    `collapse_spaces`.
+    """Return the letters and digits of a text, with case, accents and Unicode forms folded; if it has none,
+    return the text after `collapse_spaces`.
     """
     plain = text
     if not text.isascii():
@@ -127,12 +123,12 @@ def _fold_characters(text: str) -> str:
 
 
 def is_blank(text: str) -> bool:
-    """Return whether a document is empty. Such documents are counted, but get no number."""
+    """Return whether a document's text is empty or white space. Such documents are counted, but not numbered."""
     return not text or text.isspace()
 
 
 def sort_hash_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArray[np.void]:
-    """Return the records of a split's documents, sorted by hash, then by document. `digests`: joined hashes."""
+    """Return the hash records of a split's documents, sorted by hash, then by ordinal. `digests`: joined hashes."""
     words = np.frombuffer(digests, dtype=">u8").reshape(-1, 2)
     order = np.lexsort((words[:, 1], words[:, 0]))
     records = np.empty(len(words), dtype=HASH_RECORD_DTYPE)
@@ -142,20 +138,20 @@ def sort_hash_records(digests: bytes | bytearray, sizes: Sequence[int]) -> NDArr
 
 
 def digests_in_order(records: NDArray[np.void]) -> bytes:
-    """Return the joined hashes of a split's documents, in their order, from its `sort_hash_records`."""
+    """Return the joined hashes of a split's documents in document order: the inverse of `sort_hash_records`."""
     words = np.empty((len(records), 2), dtype=">u8")
     words[records["ordinal"]] = np.stack((records["high"], records["low"]), axis=1)
     return words.tobytes()
 
 
 def bucket_starts(records: NDArray[np.void]) -> list[int]:
-    """Return [BUCKETS + 1], the numbers at which the records of each first byte of the hash begin, and the end."""
+    """Return [HASH_BUCKETS + 1]: the indices at which the sorted records of each first byte begin, and the end."""
     firsts = np.arange(1, HASH_BUCKETS, dtype=np.uint64) << np.uint64(56)
     inner = np.searchsorted(records["high"].astype(np.uint64), firsts)
     return [0, *inner.tolist(), len(records)]
 
 
-_SKIPPED_SOURCE_SUFFIX = "+skipped"
+_SKIPPED_SOURCE_SUFFIX = "+skipped"  # ends the source of a receipt whose scan skipped bad records
 
 
 class ScanTask(SplitTask):
@@ -165,7 +161,7 @@ class ScanTask(SplitTask):
 
     @property
     def accepted_sources(self) -> tuple[str, ...]:
-        """See `BuildTask`. If bad records are to be refused, the receipt of a scan that skipped some does not count."""
+        """See `BuildTask`. If bad records are refused, the receipt of a scan that skipped some does not count."""
         refused = self.options.on_bad_records == "error"
         return (self.source,) if refused else (self.source, self.source + _SKIPPED_SOURCE_SUFFIX)
 
@@ -176,17 +172,16 @@ class ScanReceipt(TaskReceipt):
     Attributes:
         documents: number of documents with text; they are numbered from 0 in reading order.
         empty: number of documents without text.
-        not_chosen: number of documents of other licences or sources than are chosen.
+        not_chosen: number of documents whose licence or source is not chosen.
         skipped: number of bad records.
         first_skipped: the first `MAX_LISTED_RECORDS` bad records.
         replaced: number of documents in which bad bytes were replaced by U+FFFD.
         odd: number of documents that do not look like text (`is_garbled`).
-        buckets: [BUCKETS + 1], number at which each first byte of the hash begins in the sorted hashes, and the end.
-        id_buckets: the same of the hashes of the documents' ids; empty without ids.
-        digest: hash of all hashes in reading order, and of the words that the input holds. The second pass compares
-            it, to be sure that it reads the same text.
-        clusters: digests of the clusters that the documents name, sorted; an empty one for documents of files that
-            name none.
+        buckets: `bucket_starts` of the documents' hashes.
+        id_buckets: `bucket_starts` of the hashes of the documents' ids; empty without ids.
+        digest: hash of `bytes_for_split_digest` of all documents in reading order, by which the second pass checks that
+            it reads the same text.
+        clusters: digests of the documents' clusterings, sorted; "" for documents of files without clusters.
     """
 
     documents: int
@@ -203,10 +198,10 @@ class ScanReceipt(TaskReceipt):
 
 
 def scan_split(task: ScanTask, store: Store) -> ScanReceipt:
-    """Read the split and write the hashes of its documents; return the receipt. Needs 20 bytes of memory a document.
+    """Read the split and write the hashes of its documents; return the receipt. Needs 20 bytes of memory per document.
 
     Raises:
-        InputError, StoreError: as `read_records`.
+        InputError, StoreError: as in `read_records`.
     """
     # Hash every document, and count those without text and bad records.
     hashes, ids, seen = bytearray(), bytearray(), hashlib.sha256()

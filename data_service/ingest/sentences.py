@@ -3,21 +3,21 @@
 
 A newline is always a boundary. Within a line:
 
-- After `.`, `!`, `?`, an ellipsis and other marks of the Latin kind, with space behind them, unless a known
+- After `.`, `!`, `?`, an ellipsis and other Latin marks, if white space follows, unless a known
   abbreviation, an initial or a dotted form (`e.g.`, `U.S.`) ends there, or a lowercase letter follows.
 - After any other mark that Unicode calls Sentence_Terminal (the full stops of Chinese, Hindi, Urdu, Armenian,
   Ethiopic, Burmese, Khmer and some fifty more scripts), with or without space; also after Tibetan's shad and two
   Ethiopic word spaces, which serve as one. A full-width stop before a digit is a decimal point.
 - Thai and Lao have no such mark: they put a space between clauses, and none between words. There a space between
-  two letters is a boundary, but not one beside a digit or a repetition mark.
+  two letters is a boundary, but not a space next to a digit or a repetition mark.
 
-Where the language is given, its own rules come in place of these or beside them:
+If the language is given, its own rules replace these rules or are added to them:
 
 - Chinese and Japanese: a run of marks (full stop, exclamation and question mark, full-width or not; two ellipsis signs,
-  or six full stops) ends a sentence with the quotation marks and brackets that close behind it, with or without space.
-  It does not before a mark that goes on (a comma, a colon, a closing mark), so that `“走吧！”，他说` is one sentence;
-  nor does a narrow mark inside a Latin word or number (`Yahoo!Japan`, `3.5`). A single ellipsis does not end one.
-- Others: words behind which a full stop ends no sentence; in German also after a number of one or two digits.
+  or six full stops) ends a sentence, with or without space; closing quotation marks and brackets after it belong to it.
+  No sentence ends before a mark that continues it (a comma, a colon, a closing mark), so that `“走吧！”，他说` is one
+  sentence, at a half-width mark inside a Latin word or number (`Yahoo!Japan`, `3.5`), or at a single ellipsis.
+- Others: abbreviations, whose full stop does not end a sentence; in German also after a number of one or two digits.
 """
 
 import re
@@ -35,12 +35,12 @@ Language = Literal["any", "zh", "ja", "de", "es", "fr", "it", "nl", "pt", "ru"]
 
 UNSPACED_LANGUAGES: tuple[Language, ...] = ("zh", "ja")
 
-_UNSPACED_CLOSERS = "\"'”’»›)\\]}」』）】》〉〕"
+_UNSPACED_CLOSERS = "\"'”’»›)\\]}」』）】》〉〕"  # closing marks in Chinese and Japanese, for a character class
 _MARKS_WITHOUT_BOUNDARY_BEFORE = "，、；：,;:。．！？!?…" + _UNSPACED_CLOSERS
 _LATIN_ALPHANUMERIC = "A-Za-z0-9"
-_FIRST_UNSPACED_MARKS = "。！？｡!?．"
-# A boundary is sought from the first mark of a run alone (a single ellipsis ends no sentence): behind the run, all of
-# its marks give the same answer, and a long run at the end of a line would be read from each of them.
+_FIRST_UNSPACED_MARKS = "。！？｡!?．"  # marks that may end a sentence in Chinese and Japanese
+# A match starts only at the first mark of a run, because all marks of a run would match to the same end, and matching a
+# long run from each of its marks takes quadratic time. A single ellipsis does not end a sentence.
 _UNSPACED_BOUNDARY = re.compile(
     rf"(?:(?=[{_FIRST_UNSPACED_MARKS}…])(?<![{_FIRST_UNSPACED_MARKS}])(?<!……)(?<![{_FIRST_UNSPACED_MARKS}]…)"
     rf"(?:[。！？｡]|…{{2}}|(?<![{_LATIN_ALPHANUMERIC}])[!?]|[!?](?![{_LATIN_ALPHANUMERIC}])|(?<!\d)．|．(?!\d))|\.{{6}})"
@@ -68,15 +68,15 @@ def unspaced_boundaries(line: str) -> Iterator[tuple[int, int]]:
 
 
 def is_abbreviation(word: str, language: Language) -> bool:
-    """Return whether a full stop behind `word` ends no sentence in this language."""
+    """Return whether `word` before a full stop is an abbreviation in this language, or an ordinal in German."""
     if language == "de" and _GERMAN_ORDINAL.fullmatch(word):
         return True
     return word.lower() in _ABBREVIATION_SETS.get(language, ())
 
 
-# Unicode 16, PropList.txt: Sentence_Terminal. In general and supplemental punctuation, and ASCII:
+# Sentence_Terminal of Unicode 16's PropList.txt, in ASCII and in general and supplemental punctuation:
 _LATIN_MARKS = r"!.?\u2024\u203C\u203D\u2047-\u2049\u2E2E\u2E3C\u2E53\u2E54\u2E60\u2E61"
-# Sentence_Terminal in all other blocks, without the full-width full stop:
+# Sentence_Terminal in all other Unicode blocks, without the full-width full stop:
 _OTHER_MARKS = (
     r"\u0589\u061D-\u061F\u06D4\u0700-\u0702\u07F9\u0837\u0839\u083D\u083E\u0964\u0965\u104A\u104B"
     r"\u1362\u1367\u1368\u166E\u1735\u1736\u17D4\u17D5\u1803\u1809\u1944\u1945\u1AA8-\u1AAB"
@@ -94,14 +94,14 @@ _OTHER_MARKS = (
 _FULL_WIDTH_STOP = r"\uFF0E"
 SENTENCE_TERMINAL = re.compile(f"[{_LATIN_MARKS}{_OTHER_MARKS}{_FULL_WIDTH_STOP}]")
 
-_SPACED_MARKS = _LATIN_MARKS + "…"
-_UNSPACED_MARKS = _OTHER_MARKS + r"\u0F0D-\u0F12"  # the marks above, and Tibetan shads
+_SPACED_MARKS = _LATIN_MARKS + "…"  # these end a sentence only before white space
+_UNSPACED_MARKS = _OTHER_MARKS + r"\u0F0D-\u0F12"  # these end a sentence with or without white space
 _SENTENCE_MARKS = _SPACED_MARKS + _UNSPACED_MARKS + _FULL_WIDTH_STOP
-# Letters of scripts whose clauses a space may end.
+# Thai and Lao letters: a space after one may end a clause.
 _CLAUSE_LETTERS = r"\u0E01-\u0E2E\u0E30-\u0E3A\u0E40-\u0E45\u0E47-\u0E4E\u0E81-\u0EC5\u0EC8-\u0ECE"
-_CLOSERS = "\"'”’»›)\\]}」』）"
+_CLOSERS = "\"'”’»›)\\]}」』）"  # closing quotation marks and brackets, for a character class
 
-# Begins with one class of characters, which the engine finds quickly; one range covers all marks above U+FFFF.
+# The pattern begins with one character class, which `re` finds quickly; one range covers all marks above U+FFFF.
 _FIRST_CHARACTERS = re.sub(r"\\U[0-9A-F]{8}-?", "", _SENTENCE_MARKS) + r"\U00010A56-\U0001DA88\u1361" + _CLAUSE_LETTERS
 _SENTENCE_BOUNDARY = re.compile(
     rf"[{_FIRST_CHARACTERS}](?:"
@@ -114,7 +114,7 @@ _SENTENCE_MARK_PATTERN = re.compile(f"[{_SENTENCE_MARKS}]")
 _FULL_STOPS = ".\u2024"  # full stops, which may belong to an abbreviation
 _OPENING_MARKS = "\"'“‘«‹([{「『（"
 _CLOSING_MARK_SET = frozenset(_CLOSERS.replace("\\", ""))
-# Characters before a full stop that are examined; abbreviations are shorter.
+# Number of characters before a full stop that are examined; abbreviations are shorter.
 _MAX_ABBREVIATION_CHARACTERS = 16
 _ABBREVIATIONS = frozenset(
     """
@@ -135,7 +135,7 @@ _CHARACTER_CLASS_PATTERNS = {
     _STOP: f"[{_FULL_STOPS}]",
     _PLAIN: "[A-Z0-9]",  # characters that may begin a sentence
 }
-_LAST_MARK_CODE_POINT = 0x1DA88
+_LAST_MARK_CODE_POINT = 0x1DA88  # the largest code point in a class
 
 
 @cache
@@ -150,17 +150,17 @@ def _character_classes() -> CharacterClasses:
 def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     """Return [S, 2] int64: (end of a sentence, start of the next) in characters, for each boundary inside a document.
 
-    Between the two lies white space alone, or nothing. `language`: whose rules are used besides.
+    Between the two is only white space, or nothing. `language`: language whose own rules are used, too.
     """
     classes = _character_classes().classify(text)
     if language in UNSPACED_LANGUAGES or (classes & _UNSPACED_MARK).any():
         return np.array(list(_bounds_by_line(text, language)), dtype=np.int64).reshape(-1, 2)
     space = classes & _SPACE
     edges = np.flatnonzero(space[1:] != space[:-1]) + 1
-    edges = edges[space[0] :] if len(space) else edges  # white space before the first sentence is no boundary
+    edges = edges[space[0] :] if len(space) else edges  # white space before the first sentence is not a boundary
     bounds = edges[: len(edges) // 2 * 2].reshape(-1, 2)
     newlines = np.flatnonzero(classes & _NEWLINE != 0)
-    # Line ends are fewer than runs, so each is looked up.
+    # Line ends are fewer than runs of white space, so each line end is looked up in the runs.
     run = np.searchsorted(edges[::2], newlines, side="right") - 1
     chosen = np.zeros(len(bounds) + 1, dtype=np.bool_)
     chosen[run] = True  # the last element is for line ends outside of all sentences
@@ -168,7 +168,7 @@ def sentence_bounds(text: str, language: Language = "any") -> NDArray[np.int64]:
     before = classes.take(bounds[:, 0] - 1)
     marked = np.flatnonzero((before & (_NARROW_MARK | _CLOSER) != 0) & ~chosen)
     closed = before[marked] & _CLOSER != 0
-    marks = np.maximum(bounds[marked, 0] - 1 - closed, 0)  # a text may begin with a closing mark
+    marks = np.maximum(bounds[marked, 0] - 1 - closed, 0)  # 0 if the text begins with a closing mark
     before, behind = classes.take(marks), classes.take(bounds[marked, 1])
     usual = (before & _NARROW_MARK > 0) & (behind & _PLAIN > 0)
     chosen[marked[usual]] = True
@@ -193,8 +193,8 @@ def _full_stops_end_sentences(
     marks: NDArray[np.int64],
     language: Language,
 ) -> list[bool]:
-    """Return whether the full stops at `marks`, before these runs of white space, end sentences. The characters
-    behind them may begin one.
+    """Return for each full stop at `marks` whether it ends a sentence. `runs`: numbers of the runs of white space after
+    the full stops; the character after each run is one that may begin a sentence.
     """
     words = bounds[runs - 1, 1]
     words[(runs == 0) | (marks - words > _MAX_ABBREVIATION_CHARACTERS)] = 0
@@ -207,8 +207,8 @@ def _full_stops_end_sentences(
 
 
 def split_sentences(text: str, language: Language = "any") -> list[str]:
-    """Return the sentences of a document with text in it. Laid end to end they are the document; white space at a
-    boundary begins the later sentence.
+    """Return the sentences of a document; none if it is blank. Joined, they are the document; white space at a boundary
+    belongs to the later sentence.
     """
     if not text.strip():
         return []
@@ -217,7 +217,7 @@ def split_sentences(text: str, language: Language = "any") -> list[str]:
 
 
 def _bounds_by_line(text: str, language: Language) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of sentences, line by line, in a text whose sentences may end without a space."""
+    """Yield `sentence_bounds` line by line, for a text whose sentences may end without a space."""
     end, line_start = -1, 0
     for line in text.split("\n"):
         stripped = line.strip()
@@ -242,7 +242,7 @@ def _boundaries_in_line(line: str, language: Language) -> Iterator[tuple[int, in
 
 
 def _mark_ends_sentence(text: str, mark: int, following: int, language: Language) -> bool:
-    """Return whether the last of the marks, at `mark`, ends a sentence when the next word begins at `following`."""
+    """Return whether the mark at `mark` ends a sentence if the next word begins at `following`."""
     first = text[following]
     if first in _OPENING_MARKS and following + 1 < len(text):
         first = text[following + 1]
@@ -257,7 +257,7 @@ def _mark_ends_sentence(text: str, mark: int, following: int, language: Language
 
 @lru_cache(maxsize=1 << 14)
 def _does_full_stop_end_sentence(word: str, language: Language) -> bool:
-    """Return whether a full stop behind `word`, which may follow an opening mark, ends a sentence."""
+    """Return whether a full stop after `word`, which may begin with opening marks, ends a sentence."""
     if _SENTENCE_MARK_PATTERN.match(word[-1:]):
         return True
     word = word.lstrip(_OPENING_MARKS)

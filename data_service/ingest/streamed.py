@@ -3,8 +3,8 @@ text in pieces of whole documents.
 
 Such a file can only be decompressed and decoded from its beginning. So the size of its text in UTF-8 is measured
 first. Its pieces are then ranges of these bytes, like those of a plain file, and each has its own tasks and receipts.
-Pieces that are done already are only decompressed and decoded, at hundreds of MB/s; tokenising does a few MB/s on a
-core.
+After an interruption, finished pieces are only decompressed and decoded, at hundreds of MB/s; tokenising does a few
+MB/s per core.
 """
 
 import io
@@ -23,8 +23,8 @@ from data_service.ingest.tars import BLOCK_BYTES, max_member_bytes, read_header,
 from data_service.ingest.tasks import BuildTask, FilePiece, TaskReceipt
 from data_service.store.base import Store
 
-_TAIL_BYTES = BLOCK_BYTES
-_SEPARATOR_TESTS: dict[Format, Callable[[bytes], bool]] = {
+_TAIL_BYTES = BLOCK_BYTES  # bytes at the end of a file that are checked
+_SEPARATOR_TESTS: dict[Format, Callable[[bytes], bool]] = {  # whether a line separates documents
     "txt": bytes.isspace,
     "mediawiki": lambda line: line.rstrip().endswith(PAGE_END),
 }
@@ -32,7 +32,7 @@ _SEPARATOR_TESTS: dict[Format, Callable[[bytes], bool]] = {
 
 @dataclass(frozen=True)
 class MeasureTask(BuildTask):
-    """The task of measuring streamed file `index`."""
+    """The task of measuring the text of streamed file `index`."""
 
     file: InputFile
 
@@ -44,7 +44,7 @@ class MeasureTask(BuildTask):
 
 
 class MeasuredFile(TaskReceipt):
-    """The size of a streamed file. `plain_size`: bytes of its text, decompressed, in UTF-8."""
+    """The size of a streamed file's text. `plain_size`: bytes of its text, decompressed, in UTF-8."""
 
     plain_size: int
 
@@ -66,27 +66,27 @@ def measure_file(task: MeasureTask, store: Store) -> MeasuredFile:
 
 
 class PieceReader:
-    """A reader that delivers streamed pieces, of one file after another.
+    """Delivers the text of streamed pieces, one file after another.
 
-    A document may begin at a member of a tar, or after a newline; of .txt after a blank line, of a dump after the end
-    of a page. A piece's text begins at the first such place at or after its `start`, and ends at the first at or after
-    its `stop`. So the text depends only on the piece. Reading the pieces in order takes one pass over the file.
+    A document may begin at a tar member, or after a newline: in .txt after a blank line, in a dump after the end of a
+    page. A piece's text begins at the first such position at or after its `start`, and ends at the first one at or
+    after its `stop`. So the text depends only on the piece. Reading the pieces in order takes one pass over the file.
     """
 
     def __init__(self) -> None:
         self._file: InputFile | None = None
         self._stream: BinaryIO = io.BytesIO()
         self._position = 0
-        self._sought = 0  # from here to `_separator` no document may begin
-        self._separator = 0  # where the separator begins that ends at `_position`
+        self._sought = 0  # no document begins between here and `_separator`
+        self._separator = 0  # start of the separator that ends at `_position`
 
     def read(self, piece: FilePiece, options: BuildOptions) -> FilePiece:
         """Return the piece with its text.
 
-        A document that is too long is truncated, but remains too long to be accepted.
+        A document that is too long is truncated, but stays longer than the limit, so that it is refused later.
 
         Raises:
-            InputError: the data is damaged, or the file has another length than when it was measured.
+            InputError: the data is damaged, or its length has changed since it was measured.
             StoreError: the file cannot be read.
         """
         if piece.file != self._file or piece.start < self._sought:
@@ -94,7 +94,7 @@ class PieceReader:
         self._read_to_boundary(piece.start, options, None)
         start, text = self._position, list[bytes]()
         self._read_to_boundary(piece.stop, options, text)
-        self._check_length(piece)
+        self._check_length_unchanged(piece)
         return replace(piece, text_start=start, text=b"".join(text))
 
     def _open_file(self, file: InputFile) -> None:
@@ -103,8 +103,7 @@ class PieceReader:
         self._position = self._sought = self._separator = 0
 
     def _read_to_boundary(self, bound: int, options: BuildOptions, kept: list[bytes] | None) -> None:
-        """Read up to the first place at or after `bound` where a document may begin. The text read is added to
-        `kept`."""
+        """Read up to the first position at or after `bound` where a document may begin. Append the text to `kept`."""
         self._sought = bound
         if self._file is not None and self._file.format == "tar":
             self._read_to_member(self._file, bound, max_member_bytes(options), kept)
@@ -120,8 +119,8 @@ class PieceReader:
             self._consume_document_lines(limit, kept, _SEPARATOR_TESTS[self._file.format])
 
     def _read_to_member(self, file: InputFile, bound: int, most: int, kept: list[bytes] | None) -> None:
-        """Read members of a tar up to the first whose header, or the empty blocks before it, begin at or after
-        `bound`. The content of those of more than `most` bytes is not kept."""
+        """Read tar members up to the first whose header, or the empty blocks before it, begin at or after `bound`. The
+        content of members of more than `most` bytes is not kept."""
         while self._position < bound:
             skipped, member = read_header(self._stream, file, self._position)
             self._position += skipped
@@ -136,7 +135,7 @@ class PieceReader:
                 raise truncated_archive_error(file)
 
     def _consume_document_lines(self, limit: int, kept: list[bytes] | None, separates: Callable[[bytes], bool]) -> None:
-        """Read lines up to and including one that separates documents. They belong to one document, or to none."""
+        """Read lines up to and including the next separator: the rest of one document, or only the separator."""
         taken = 0
         while line := self._consume_line(limit, kept if taken <= limit else None):
             if separates(line):
@@ -161,7 +160,7 @@ class PieceReader:
             kept.append(self._stream.read(length))
             self._position += len(kept[-1])
 
-    def _check_length(self, piece: FilePiece) -> None:
+    def _check_length_unchanged(self, piece: FilePiece) -> None:
         last = piece.stop == piece.plain_size
         if self._position < piece.stop or (last and (self._position > piece.stop or self._stream.read(1))):
             raise InputError(
@@ -175,7 +174,7 @@ def _open_streamed_file(file: InputFile) -> BinaryIO:
 
 
 def _size_and_tail(stream: BinaryIO) -> tuple[int, bytes]:
-    """Read a stream to its end; return the number of bytes, and the last ones."""
+    """Read a stream to its end; return the number of bytes, and the last `_TAIL_BYTES` bytes."""
     size, tail = 0, b""
     while data := stream.read(MIB):
         size += len(data)
@@ -184,7 +183,7 @@ def _size_and_tail(stream: BinaryIO) -> tuple[int, bytes]:
 
 
 def _skip_bytes(stream: BinaryIO, length: int) -> int:
-    """Read at most `length` bytes and drop them; return their number."""
+    """Skip at most `length` bytes; return the number skipped."""
     passed = 0
     while passed < length and (data := stream.read(min(MIB, length - passed))):
         passed += len(data)

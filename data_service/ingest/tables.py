@@ -1,7 +1,7 @@
-"""Reads tables, Parquet and Arrow files: one document a row, in one column of strings, a few hundred rows at a time.
+"""Reads tables, Parquet and Arrow files: one document per row, in one column of strings, a few hundred rows at a time.
 
-Strings of tables are read as bytes and decoded here, because Arrow does not check that they are UTF-8. Bytes are read
-alike. Only reading such files waits for pyarrow.
+Strings are read as bytes and decoded here, because Arrow does not check that they are UTF-8. Binary columns are read in
+the same way. Only readers of such files import this module, because importing pyarrow takes long.
 """
 
 from collections.abc import Iterator, Mapping
@@ -73,7 +73,7 @@ def _clusters_digest_from_schema(schema: pa.Schema, file: InputFile, options: Bu
     """Return the digest of the clusters that a file of prepared documents names; empty if it names none.
 
     Raises:
-        InputError: the column with their names is gone.
+        InputError: the column with the names of the clusters is missing.
     """
     found: bytes | None = (schema.metadata or {}).get(CLUSTERS_METADATA_KEY.encode())
     if found is None or options.pairs is not None:
@@ -94,7 +94,7 @@ def read_clusters_digest(file: InputFile) -> bytes:
 
 
 def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
-    """Yield the documents of a whole .arrow file, a stream or with a footer. Records are bad as in Parquet.
+    """Yield the documents of a whole .arrow file, in the stream or the file format. Records are bad as in Parquet.
 
     Raises:
         InputError: the file is damaged, or a column is missing or not text.
@@ -108,7 +108,7 @@ def read_arrow(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord |
 
 
 def _read_batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the columns that are read."""
+    """Yield the record batches of the file, with only the columns that are needed."""
     with_footer = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     stream.seek(0)
     open_ipc = pa.ipc.open_file if with_footer else pa.ipc.open_stream
@@ -126,6 +126,7 @@ def _read_batches(stream: BinaryIO, file: InputFile, options: BuildOptions) -> I
 def _read_rows(
     batch: pa.RecordBatch, first_row: int, file: InputFile, options: BuildOptions, clusters: str = ""
 ) -> Iterator[TextRecord | BadRecord]:
+    """Yield the documents of a batch, whose first row is row `first_row` of the file."""
     metadata_names = set(options.metadata_fields or ()) - {options.text_field}
     columns = {
         name: (_to_metadata_values if name in metadata_names else _to_byte_values)(_column_values(batch, name))
@@ -143,7 +144,7 @@ def _read_rows(
 
 
 def _to_byte_values(values: pa.Array) -> list[object]:
-    """Return texts as bytes; lists of texts as lists of these."""
+    """Return a column's values: texts as bytes, lists of texts as lists of bytes."""
     plain = _decode_strings(values)
     if _is_list(plain.type):
         plain = plain.cast(pa.large_list(plain.type.value_type))
@@ -159,7 +160,7 @@ def _to_byte_values(values: pa.Array) -> list[object]:
 
 
 def _to_metadata_values(values: pa.Array) -> list[object]:
-    """Return texts as bytes; numbers, dates and times as Arrow spells them."""
+    """Return a column's values: texts as bytes; numbers, dates and times as the strings that Arrow makes of them."""
     plain = _decode_strings(values)
     if _is_text(plain.type):
         return _to_byte_values(plain)
@@ -179,7 +180,7 @@ def _decode_strings(values: pa.Array) -> pa.Array:
     if isinstance(values, pa.DictionaryArray):
         if values.dictionary.type not in _VIEW_TYPES:
             return _decode_strings(values.dictionary_decode())
-        # Arrow looks up no views by number, except one by one. Converting the whole dictionary for each batch is slow.
+        # Arrow decodes dictionaries of views only value by value. Casting the dictionary for each batch is slower.
         viewed = pa.DictionaryArray.from_arrays(values.indices, values.dictionary.cast(pa.binary_view()))
         return pa.array(viewed.to_pylist(), pa.large_binary())
     if isinstance(values, pa.RunEndEncodedArray):
@@ -198,7 +199,7 @@ def _row_group_start(group: pq.RowGroupMetaData) -> int:
 
 
 def _columns_to_read(schema: pa.Schema, file: InputFile, options: BuildOptions) -> list[str]:
-    """Return the names of the columns to read. Raises InputError: one is missing, there twice, or not text."""
+    """Return the names of the columns to read. Raises InputError: one is missing, duplicated, or not text."""
     lists = options.word_fields if options.pairs is None else options.pairs.negatives
     metadata_names = set(options.metadata_fields or ()) - {options.text_field}
     for column in options.required_fields:
@@ -210,12 +211,12 @@ def _columns_to_read(schema: pa.Schema, file: InputFile, options: BuildOptions) 
 
 
 def _column_path(schema: pa.Schema, name: str) -> list[str]:
-    """Return the name of a column; of a field inside one, such as `meta.text`, the names on the way there."""
+    """Return the path of a column, or of a field in a struct column: `meta`, `text` for `meta.text`."""
     return [name] if name in schema.names else name.split(".")
 
 
 def _column_type(schema: pa.Schema, name: str) -> pa.DataType | None:
-    """Return the type of a column, or of a field inside one; None if it is missing or there twice."""
+    """Return the type of a column, or of a field in a struct column; None if it is missing or duplicated."""
     kind = pa.struct(list(schema))
     for part in _column_path(schema, name):
         if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
@@ -241,6 +242,7 @@ def _required_column_type(schema: pa.Schema, file: InputFile, column: str) -> pa
 
 
 def _check_column(schema: pa.Schema, file: InputFile, column: str, *, lists: bool, any_type: bool) -> None:
+    """Raise InputError unless the column holds text, or is allowed to hold lists of texts or any type."""
     kind = _required_column_type(schema, file, column)
     if any_type:
         return
@@ -267,5 +269,5 @@ def _report_damaged_file(file: InputFile, name: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{file.uri}: not {'an' if name == 'Arrow' else 'a'} {name} file, or a damaged one: {error}",
-            remedy="write or fetch it again",
+            remedy="write or fetch the file again",
         ) from error

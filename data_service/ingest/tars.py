@@ -1,9 +1,9 @@
-"""Reads tar archives of files of text and JSON, packed or not, and archives in archives, as OpenWebText comes.
+"""Reads tar archives of text and JSON files, compressed or not, and archives in archives, such as OpenWebText's.
 
-A member is only looked at, never written to disk, so no name can do harm. Headers are read here one after another, so
-memory does not grow with the number of members. The format is POSIX.1-2001's ustar and pax, with GNU's long names.
-Hidden members (`hidden_file`), those that are no text (`no_text_file`), objects in `.json` without the field of texts
-(`no_text_field`) and links or devices (`no_file`) are no documents; they are counted.
+Members are never written to disk, so their names cannot do harm. Headers are parsed one after another, so memory does
+not grow with the number of members. The format is POSIX.1-2001's ustar and pax, with GNU's long names.
+Hidden members (`hidden_file`), other kinds of files (`no_text_file`), objects in `.json` without the text field
+(`no_text_field`) and links or devices (`no_file`) are not documents; they are counted.
 """
 
 import io
@@ -41,7 +41,7 @@ from data_service.ingest.records import (
 from data_service.ingest.tasks import FilePiece
 
 BLOCK_BYTES = tarfile.BLOCKSIZE
-_MAX_HEADER_BYTES = 1 << 20
+_MAX_HEADER_BYTES = 1 << 20  # largest extended header that is accepted
 _MAX_NESTING = 3  # greatest depth of archives in archives
 _READ_CHUNK_BYTES = 1 << 20
 _EXTENDED_HEADER_TYPES = (
@@ -55,7 +55,7 @@ _TYPES_WITHOUT_CONTENT = (
     *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE),
     *(tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE),
 )
-_SPARSE_HEADER_FLAG, _SPARSE_BLOCK_FLAG = 482, 504  # bytes that say whether a block of the map follows
+_SPARSE_HEADER_FLAG, _SPARSE_BLOCK_FLAG = 482, 504  # offsets of the flags for another block of the map
 _MAX_NUMBER_DIGITS = 19  # digits of a length or size in an extended header
 _LONG_HEADER_REASON = "an extended header is too long or cut short"
 _REFETCH_REMEDY = "fetch or write the archive again; no document of it was used"
@@ -63,7 +63,7 @@ _REFETCH_REMEDY = "fetch or write the archive again; no document of it was used"
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """The header of a member.
+    """The header of an archive's member.
 
     Attributes:
         name: its name; bytes that are not UTF-8 are escaped.
@@ -79,16 +79,16 @@ class TarMember:
 
     @property
     def padded_size(self) -> int:
-        """Bytes of the content as stored, padded."""
+        """Bytes of the content as stored, padded to whole blocks."""
         return -(-self.size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-# The header, the byte at which it begins, and the content, unless the stream does not hold it.
+# The header, the byte at which it begins, and the content; None if the stream does not hold the content.
 _Member = tuple[TarMember, int, BinaryIO | None]
 
 
 def max_member_bytes(options: BuildOptions) -> int:
-    """Return the number of bytes of a member beyond which its content is passed over."""
+    """Return the size in bytes of the largest members whose content is read."""
     return options.max_document_bytes * LINE_TO_DOCUMENT_RATIO
 
 
@@ -111,8 +111,8 @@ def read_tar(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | B
 def _split_members(
     file: InputFile, stream: BinaryIO, position: int = 0, *, max_held_bytes: int | None = None
 ) -> Iterator[_Member]:
-    """Yield the members of a tar stream, which begins at byte `position` of it. The content of each must be read before
-    the next.
+    """Yield the members of a tar stream, whose first byte has offset `position`. Each content must be read before the
+    next member.
 
     `max_held_bytes`: size of the largest members whose content the stream holds; None if it holds all.
     """
@@ -133,12 +133,12 @@ def _split_members(
 
 
 def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, TarMember | None]:
-    """Return the bytes of empty blocks that come next, and the member behind them; None at the end of the stream.
+    """Return the number of bytes of empty blocks, and the member after them; None at the end of the stream.
 
-    Empty blocks end an archive, but another may follow: both are read. `position`: byte of the stream, for messages.
+    Empty blocks end an archive, but another archive may follow and is read, too. `position`: offset for messages.
 
     Raises:
-        InputError: what follows is no header, or cut short.
+        InputError: the next block is not a header, or is cut short.
     """
     skipped, raw, known = 0, b"", dict[str, str]()
     while True:
@@ -156,13 +156,13 @@ def read_header(stream: BinaryIO, file: InputFile, position: int) -> tuple[int, 
         if info.type == tarfile.GNUTYPE_SPARSE:
             raw += _sparse_map_blocks(stream, file, block, position + skipped + len(raw))
         if info.type not in _EXTENDED_HEADER_TYPES:
-            return skipped, _to_member(info, known, raw)
-        payload = _header_payload(stream, file, info, position + skipped + len(raw))
+            return skipped, _parse_member(info, known, raw)
+        payload = _read_extended_header(stream, file, info, position + skipped + len(raw))
         raw += payload
-        known |= _header_fields(info, payload[: info.size])
+        known |= _parse_extended_header(info, payload[: info.size])
 
 
-def _header_payload(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, position: int) -> bytes:
+def _read_extended_header(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, position: int) -> bytes:
     size = -(-info.size // BLOCK_BYTES) * BLOCK_BYTES
     payload = stream.read(size) if 0 <= info.size <= _MAX_HEADER_BYTES else b""
     if len(payload) < size or info.size < 0:
@@ -171,8 +171,8 @@ def _header_payload(stream: BinaryIO, file: InputFile, info: tarfile.TarInfo, po
 
 
 def _sparse_map_blocks(stream: BinaryIO, file: InputFile, header: bytes, position: int) -> bytes:
-    """Return the blocks between the header and the content of a GNU file with holes. They go on with the map of its
-    content, if it does not fit into the header; each says whether another follows."""
+    """Return the blocks between the header and the content of a GNU sparse file. They continue the header's map of
+    the stored ranges; each says whether another follows."""
     blocks, more = bytearray(), header[_SPARSE_HEADER_FLAG]
     while more:
         block = stream.read(BLOCK_BYTES)
@@ -183,8 +183,8 @@ def _sparse_map_blocks(stream: BinaryIO, file: InputFile, header: bytes, positio
     return bytes(blocks)
 
 
-def _header_fields(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
-    """Return what an extended header says of the next member."""
+def _parse_extended_header(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
+    """Return the fields of an extended header, which describe the next member."""
     if info.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": payload.rstrip(b"\0").decode("utf-8", "surrogateescape")}
     known: dict[str, str] = {}
@@ -198,14 +198,14 @@ def _header_fields(info: tarfile.TarInfo, payload: bytes) -> dict[str, str]:
     return known
 
 
-def _to_member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> TarMember:
+def _parse_member(info: tarfile.TarInfo, known: dict[str, str], raw: bytes) -> TarMember:
     name = known.get("path", info.name)
     stated = known.get("size", "")
     size = int(stated) if stated.isdecimal() and len(stated) <= _MAX_NUMBER_DIGITS else info.size
     holes = info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in known)
     kind = "folder" if info.isdir() else "file" if info.isreg() and not holes else "other"
     if info.type in _TYPES_WITHOUT_CONTENT:
-        size = 0  # a link may state its target's size, but holds no bytes; types of later formats do
+        size = 0  # a link may state its target's size, but has no content; members of unknown types may
     shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").removeprefix("./")
     return TarMember(shown, max(0, size), kind, raw)
 
@@ -237,6 +237,7 @@ class _MemberStream(ReadableStream):
 def _read_members(
     archive: InputFile, members: Iterator[_Member], options: BuildOptions, depth: int
 ) -> Iterator[TextRecord | BadRecord]:
+    """Yield the documents of an archive's members. `depth`: number of archives that enclose the archive."""
     for member, begins, content in members:
         if member.kind == "folder":
             continue
@@ -267,7 +268,7 @@ def _read_member(
 ) -> Iterator[TextRecord | BadRecord]:
     if file.format == "tar":
         if depth == _MAX_NESTING:
-            raise InputError(f"{file.uri}: archives in archives, more than {_MAX_NESTING} deep", remedy="unpack it")
+            raise InputError(f"{file.uri}: archives in archives, more than {_MAX_NESTING} deep", remedy="unpack them")
         yield from _read_members(file, _split_members(file, decompress(content, file)), options, depth + 1)
         return
     limit = options.max_document_bytes
@@ -285,7 +286,7 @@ def _read_member(
 
 
 def refuse_named_fields(file: InputFile, options: BuildOptions) -> None:
-    """Raise InputError if the options name fields, which a text file has not."""
+    """Raise InputError if the options name fields, because a text file has none."""
     if options.pairs is not None or options.word_fields or options.metadata_fields:
         need = (
             "pairs need a query and a positive"
@@ -299,7 +300,7 @@ def refuse_named_fields(file: InputFile, options: BuildOptions) -> None:
 
 
 def _read_json_member(text: BinaryIO, place: RecordPlace, options: BuildOptions) -> Iterator[TextRecord | BadRecord]:
-    """Yield the documents of a member of JSON: a value a line, or one value, as webdataset has them."""
+    """Yield the documents of a JSON member: one value per line, or a single value, as in webdataset."""
     most = max_member_bytes(options)
     whole = text.read(most + 1)
     value = _parse_whole_json(place.file, whole)
@@ -331,6 +332,6 @@ def truncated_archive_error(file: InputFile) -> InputError:
 
 def _damaged_archive_error(file: InputFile, position: int, reason: str) -> InputError:
     return InputError(
-        f"{file.uri}: no tar archive, or damaged or cut short at byte {position:,}: {reason}",
+        f"{file.uri}: not a tar archive, or damaged or cut short at byte {position:,}: {reason}",
         remedy=_REFETCH_REMEDY,
     )

@@ -1,12 +1,12 @@
 """Tasks of a build, the splits of the input that they read, and the receipts that they leave.
 
 A split is the text that one task reads and one shard holds. The cut of the inputs into splits is a pure function of
-names, sizes, options and the way in which the text is stored. So it does not depend on the number of workers or on
+names, sizes, options, compression and encoding. So it does not depend on the number of workers or on
 interruptions.
 
 A task is frozen and picklable. It is finished once its receipt exists; the receipt is written last. A build that is
-continued relies on receipts alone. Shards have the same keys in every build, and receipts know only their sizes. So
-before another build writes any, or a task is repeated, the receipts of what they replace are deleted.
+continued relies on receipts alone. Shards have the same keys in every build, and receipts store only their sizes. So
+before shards are overwritten, by another build or a repeated task, their old receipts are deleted.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from data_service.ingest.options import MIB, BuildOptions
 from data_service.store.base import Store, parallel_map
 from data_service.store.errors import KeyMissing
 
-_COMPRESSION_RATIO = 3  # assumed bytes of text in a byte of a compressed or Parquet file
+_COMPRESSION_RATIO = 3  # assumed bytes of text per byte of a compressed or Parquet file
 _OPEN_COST_BYTES = 16 * 1024  # opening a file costs about as much as reading this many bytes
-_MIN_SPLIT_BYTES = 4 * MIB  # smallest split; small corpora are cut into about `_MIN_SPLITS`
-_MIN_SPLITS = 16
-_MAX_WHOLE_SPLITS = 4  # a compressed file of at most so many splits is read by one task, uncut
-# Formats in which records can only be found from the file's beginning.
+_MIN_SPLIT_BYTES = 4 * MIB  # smallest split, unless a smaller one is requested
+_MIN_SPLITS = 16  # approximate number of splits of a small corpus
+_MAX_WHOLE_SPLITS = 4  # one task reads a compressed file of at most so many splits
+# In these formats, records can only be found from the file's beginning.
 _INDIVISIBLE_FORMATS = ("csv", "tsv", "arrow", "warc", "mds")
 
 
@@ -73,25 +73,23 @@ class InputSplit:
 
     @property
     def size(self) -> int:
-        """Number of bytes as stored, compressed or not; of a streamed piece, number of bytes of text."""
+        """Number of stored bytes, compressed or not; for a streamed piece, number of bytes of text."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
     @property
     def streamed_piece(self) -> FilePiece | None:
-        """The streamed piece, which is always alone in its split; None for any other split."""
+        """The streamed piece of the split, which has no other pieces then; None for any other split."""
         return self.pieces[0] if self.pieces[0].plain_size else None
 
     @property
     def source(self) -> str:
-        """Hash of the versions of the files, and of the bounds of a streamed piece, which depend on its decompressed
-        size.
-        """
+        """Hash of the versions of the files, and of the bounds of a streamed piece, which depend on its text's size."""
         bounds = [f"{p.start} {p.stop} {p.plain_size}" for p in self.pieces if p.plain_size]
         return hash_strings([*(f"{p.file.version} {p.file.uri}" for p in self.pieces), *bounds])
 
 
 def hash_strings(parts: Iterable[str | list[object]]) -> str:
-    """Return the sha256 (hex) of the JSON of a list, of which one item is in memory at a time."""
+    """Return the sha256 (hex) of a list's JSON, with one item in memory at a time."""
     content, separator = hashlib.sha256(b"["), ""
     for part in parts:
         content.update(f"{separator}{json.dumps(part)}".encode())
@@ -106,7 +104,7 @@ def streamed_files(files: tuple[InputFile, ...], options: BuildOptions) -> list[
     big = [
         file for file in files if _estimate_text_bytes(file, file.size) > most and not _is_indivisible(file, options)
     ]
-    return [file for file in big if file.format != "parquet" and _needs_decompression(file)]
+    return [file for file in big if file.format != "parquet" and _is_packed(file)]
 
 
 def plan_splits(
@@ -114,7 +112,7 @@ def plan_splits(
 ) -> list[InputSplit]:
     """Return the inputs, in order, cut into splits of about the same amount of text.
 
-    `plain_sizes`: bytes of text of the `streamed_files`, by URI. Files that are not in it are not cut.
+    `plain_sizes`: bytes of text of the `streamed_files`, by URI. Compressed files that are not in it are not cut.
     """
     target, known = _target_split_bytes(files, options), plain_sizes or {}
     splits: list[InputSplit] = []
@@ -145,7 +143,7 @@ def _cut_into_pieces(file: InputFile, target: int, options: BuildOptions, plain_
     else:
         size, text = file.size, _estimate_text_bytes(file, file.size)
         cut = text > target and file.compression == "" and not _is_indivisible(file, options)
-        whole = not cut or (file.format != "parquet" and _needs_decompression(file))
+        whole = not cut or (file.format != "parquet" and _is_packed(file))
     count = 1 if whole else max(1, -(-text // target))
     cuts = [size * i // count for i in range(count + 1)]
     return [FilePiece(file, start, stop, plain_size) for start, stop in pairwise(cuts)]
@@ -155,7 +153,7 @@ def _is_indivisible(file: InputFile, options: BuildOptions) -> bool:
     return file.format in _INDIVISIBLE_FORMATS or (file.format == "txt" and options.txt_documents == "file")
 
 
-def _needs_decompression(file: InputFile) -> bool:
+def _is_packed(file: InputFile) -> bool:
     return file.format == "tar" or not is_uncompressed_utf8(file)
 
 
@@ -208,7 +206,7 @@ class SplitTask(BuildTask):
         return self.split.size
 
     def with_piece(self, piece: FilePiece) -> Self:
-        """Return the same task with the text of its streamed piece."""
+        """Return the same task with `piece`, which holds the text of its streamed piece."""
         return replace(self, split=InputSplit((piece,)))
 
 
@@ -231,9 +229,9 @@ R = TypeVar("R", bound=TaskReceipt)
 
 
 def run_task(function: Callable[[T, Store], R], task: T) -> R:
-    """Do a task by `function`, which is given the store at the root of the output; return the receipt.
+    """Run `function` on a task and the store at the root of the output; store and return the receipt.
 
-    The receipt is stored last: all objects that it names exist by then.
+    The receipt is stored last, when all objects that it names exist.
     """
     store = task.layout.open_output()
     receipt = function(task, store)
@@ -242,7 +240,7 @@ def run_task(function: Callable[[T, Store], R], task: T) -> R:
 
 
 def put_unless_empty(store: Store, key: str, data: bytes | memoryview) -> dict[str, int]:
-    """Store an object that may be empty and then is left out; return its size by key, for the receipt."""
+    """Store an object unless it is empty; return its size by key, for the receipt."""
     if not data:
         return {}
     store.put(key, data)
@@ -252,9 +250,9 @@ def put_unless_empty(store: Store, key: str, data: bytes | memoryview) -> dict[s
 def find_receipts(store: Store, tasks: Sequence[BuildTask], receipt_type: type[R]) -> list[R | None]:
     """Return the receipt of each task; None if the task must be done.
 
-    A receipt counts if its source is one of the task's, and all objects that it names exist with their sizes. Others
-    are deleted: if the task is killed before its new receipt, and its input is then put back, the old receipt would
-    count for objects that the task has replaced.
+    A receipt counts if the task accepts its source, and all objects that it names exist with their sizes. Others are
+    deleted: if the task were killed before its new receipt, and its input were restored, the old receipt would count,
+    although the task has replaced its objects.
     """
     written = _list_sizes(store, [task.receipt_key for task in tasks])
 
@@ -281,6 +279,6 @@ def _read_receipt(store: Store, key: str, kind: type[R]) -> R | None:
 
 
 def _list_sizes(store: Store, keys: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of all objects in the folders of `keys`, by key. Listing takes one request for a thousand."""
+    """Return the sizes of all objects in the folders of `keys`, by key. Listing takes one request per thousand."""
     folders = {key.rpartition("/")[0] + "/" for key in keys}
     return {entry.key: entry.size for folder in folders for entry in store.list(folder)}

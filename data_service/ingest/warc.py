@@ -1,7 +1,7 @@
-"""Reads web archives: the text of WET files, and of the HTML pages in WARC files (warcio, trafilatura).
+"""Reads web archives: WET files of text, and the HTML pages in WARC files (by warcio and trafilatura).
 
 A document is a `conversion` record, or a `response` of status 200 that holds HTML. Requests, metadata, redirects and
-images are no documents. Fields: `id`, `url`, `date` and `language` are those of the record's headers.
+images are not documents. The fields `id`, `url`, `date` and `language` come from the record's headers.
 A page is decoded as browsers do it (`web_encodings.py`); if nothing says its charset, trafilatura guesses it.
 """
 
@@ -27,7 +27,7 @@ _HEADER_BY_FIELD = {
 }
 _REQUIRED_HEADERS = ("WARC-Type", "WARC-Record-ID", "Content-Length")
 _RECORD_END = b"\r\n\r\n"
-_IDENTITY_CODINGS = ("", "identity", "chunked")
+_IDENTITY_CODINGS = ("", "identity", "chunked")  # HTTP codings that need no decompression
 _READABLE_PAGE_REMEDY = "fetch the page again, decoded or as gzip, and in UTF-8"
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 
@@ -50,6 +50,7 @@ def read_warc(piece: FilePiece, options: BuildOptions) -> Iterator[TextRecord | 
 
 
 def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
+    """Yield the archive's records, as warcio returns them. Raises InputError: it is damaged or cut short."""
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
@@ -59,16 +60,16 @@ def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
     while True:
         try:
             record = next(records, None)
-        # warcio raises the last two where the headers of a record end too early
+        # warcio raises AttributeError and TypeError if the headers of a record end too early
         except (ArchiveLoadFailed, EOFError, ValueError, AttributeError, TypeError) as error:
             raise InputError(
                 f"{file.uri}, record {number}: damaged or cut short: {error}",
                 remedy="fetch the archive again; no document of it was used",
             ) from error
-        # warcio takes truncated headers for the end of the file.
+        # At truncated headers, warcio stops as at the end of the file.
         if record is None and tail.last != _RECORD_END:
             raise InputError(
-                f"{file.uri}, record {number}: cut short, or no web archive: it does not end as a record does",
+                f"{file.uri}, record {number}: cut short, or not a web archive: the end of the last record is missing",
                 remedy="fetch the archive again; no document of it was used",
             )
         if record is None:
@@ -78,7 +79,7 @@ def _records(stream: BinaryIO, file: InputFile) -> Iterator[Any]:
 
 
 class _TailStream:
-    """A stream that keeps the last bytes read from it."""
+    """A stream that remembers the last bytes that were read from it."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -111,14 +112,14 @@ def _parse_record(record: Any, options: BuildOptions, place: RecordPlace) -> Tex
             raise too_long_record(place, most)
         text = decode_html_page(data, record.http_headers.get_header("Content-Type")) if page else None
     except ValueError as error:
-        raise BadRecord(place, f"a page that cannot be read: {error}", _READABLE_PAGE_REMEDY) from error
+        raise BadRecord(place, f"the page cannot be read: {error}", _READABLE_PAGE_REMEDY) from error
     values[options.text_field] = _extract_text(text or data, values["url"]) if page else data
     found = parse_document(values, options, place)
     return replace(found, replaced=found.replaced or (page and "\ufffd" in found.text))
 
 
 def _read_page(record: Any, max_bytes: int) -> bytes:
-    """Return at most `max_bytes` + 1 bytes of a page without the codings of HTTP. Raises ValueError: one is unknown."""
+    """Return at most `max_bytes` + 1 bytes of a page, decoded from HTTP codings. Raises ValueError: one is unknown."""
     from warcio.bufferedreaders import ChunkedDataReader
 
     codings: list[str] = []
@@ -138,11 +139,11 @@ def _extract_text(page: bytes | str, url: object) -> str:
 
 
 def _check_record_headers(record: Any, place: RecordPlace) -> None:
-    """Raise InputError if a record lacks the headers that all have."""
+    """Raise InputError if a record lacks a header that every record must have."""
     if missing := [name for name in _REQUIRED_HEADERS if record.rec_headers.get_header(name) is None]:
         raise InputError(
-            f"{place}: no record of a web archive, or one cut short: {missing[0]} is missing",
-            remedy="fetch the archive again, or name it by what it is; no document of it was used",
+            f"{place}: not a record of a web archive, or cut short: the header {missing[0]} is missing",
+            remedy="fetch the archive again, or give the file the suffix of its format; no document of it was used",
         )
 
 

@@ -1,6 +1,6 @@
 """Decodes web pages as browsers do: the codings in which HTTP sends their bytes, and the charsets of their text.
 
-Labels are those of https://encoding.spec.whatwg.org, where `iso-8859-1` means windows-1252. Python's codecs know most.
+Names of charsets follow https://encoding.spec.whatwg.org, where `iso-8859-1` means windows-1252. Python knows most.
 """
 
 import codecs
@@ -12,26 +12,26 @@ from contextlib import suppress
 
 from data_service.ingest.encodings import UTF_8, is_garbled, python_encoding_name
 
-# Arrow's names of HTTP's content codings.
+# HTTP's content codings and Arrow's names of them.
 _CODEC_BY_CODING = dict.fromkeys(("gzip", "x-gzip", "deflate"), "gzip") | {"br": "brotli", "zstd": "zstd"}
 _BOMS = ((codecs.BOM_UTF8, UTF_8), (codecs.BOM_UTF16_BE, "utf-16-be"), (codecs.BOM_UTF16_LE, "utf-16-le"))
-_BYTES_BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"
-# The bytes of a page that are searched for its charset; by the standard 1,024 are enough.
+_BYTES_BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe\0 \t\r\n\f"  # bytes that may precede the first tag
+# Bytes at the start of a page that are searched for its charset. The HTML standard demands 1,024.
 _CHARSET_SEARCH_BYTES = 16 * 1024
 _CHARSET_DECLARATION = re.compile(rb"<!--.*?(?:-->|$)|<(?:meta\b|\?xml\b)[^>]*", re.DOTALL | re.IGNORECASE)
 _CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*=\s*["']?\s*([^\s"';,/>]+)""", re.IGNORECASE)
 _CONTENT_ATTRIBUTE = re.compile(rb"\bcontent\s*=", re.IGNORECASE)
 _HTTP_EQUIV = re.compile(rb"""\bhttp-equiv\s*=\s*["']?\s*content-type""", re.IGNORECASE)
-_NON_TEXT_CODEC = "no-text"
+_NON_TEXT_CODEC = "no-text"  # stands for a charset that is not an encoding of text
 _BROWSER_ERROR_HANDLER = "maskfleet.as_browsers"
 _ISO_8859 = re.compile(r"(?:cs)?iso8859(\d+?)(?:19\d\d)?[ei]?")
-# Codec with which browsers read a page, by the codec that the page names.
+# The codec that browsers use, by the codec that the page names.
 _BROWSER_CODECS = {
     **{"iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
     **{"utf-16": "utf-16-le"},
 }
-# Labels without punctuation that Python does not know, one line for each codec.
+# Names of charsets, without punctuation, that Python does not know. Each line is a codec and its names.
 _CODEC_BY_LABEL = {
     label: codec
     for codec, *labels in map(
@@ -62,17 +62,17 @@ def decode_content(data: bytes, codings: Sequence[str], max_bytes: int) -> bytes
     """Return at most `max_bytes` + 1 bytes of a page that was sent in `codings`, in the order in which they were
     applied.
 
-    A page that is not in its coding, because it was stored decoded or the coding is none, is returned as it is.
+    If decoding fails but the page begins like HTML, because it was stored decoded, it is returned as it is.
 
     Raises:
-        ValueError: it is in a coding that is not known, or damaged.
+        ValueError: a coding is unknown, or the page is damaged.
     """
     for coding in reversed(codings):
         try:
             data = _decompress(data, coding, max_bytes + 1) if data else data
         except (OSError, EOFError, zlib.error, KeyError) as error:
             if not data.lstrip(_BYTES_BEFORE_MARKUP).startswith(b"<"):
-                raise ValueError(f"content coding {coding!r} is not known, or damaged: {error}") from error
+                raise ValueError(f"content coding {coding!r} is unknown, or its data is damaged: {error}") from error
     return data
 
 
@@ -93,10 +93,10 @@ def decode_html_page(page: bytes, content_type: str) -> str | None:
     """Return the text of an HTML page by its byte order mark, else by the charset of its `Content-Type`, else by its
     own `<meta>`; None if none of them says how to read it, so that it must be guessed.
 
-    A charset that leaves more than one character in a hundred unreadable is not the page's.
+    A charset that garbles the text (`is_garbled`) is not used.
 
     Raises:
-        ValueError: it names a charset that stands for no text that is known.
+        ValueError: the page names a charset that is not an encoding of text.
     """
     for mark, codec in _BOMS:
         if page.startswith(mark):
@@ -104,14 +104,14 @@ def decode_html_page(page: bytes, content_type: str) -> str | None:
     for label in _declared_charsets(page, content_type):
         named = _codec_for_label(label)
         if named == _NON_TEXT_CODEC:
-            raise ValueError(f"charset {label!r} stands for no text that is known")
+            raise ValueError(f"charset {label!r} is not an encoding of text")
         if named is not None and not is_garbled(text := _decode_by_codec(page, named)):
             return text
     return None
 
 
 def _declared_charsets(page: bytes, content_type: str) -> Iterator[str]:
-    """Yield the charsets that a page's header and its own beginning name."""
+    """Yield the charset in the page's `Content-Type`, and the first one that the page itself declares."""
     if found := _CHARSET.search(content_type.encode(errors="replace")):
         yield found[1].decode(errors="replace")
     for tag in _CHARSET_DECLARATION.findall(page[:_CHARSET_SEARCH_BYTES]):
@@ -119,7 +119,7 @@ def _declared_charsets(page: bytes, content_type: str) -> Iterator[str]:
         if not found or (_CONTENT_ATTRIBUTE.search(tag) and not _HTTP_EQUIV.search(tag)):
             continue
         label = found[1].decode(errors="replace").lower()
-        # The HTML standard demands both replacements: a label that was read as ASCII is not in a page of UTF-16.
+        # The HTML standard demands both replacements: a page is not UTF-16 if its declaration could be read as ASCII.
         yield UTF_8 if label.startswith("utf-16") else label.replace("x-user-defined", "windows-1252")
         return
 
@@ -138,7 +138,7 @@ def _codec_for_label(label: str) -> str | None:
 
 
 def _decode_by_codec(page: bytes, codec: str) -> str:
-    # Many servers declare cp1252 even for pages in UTF-8, and text in cp1252 is hardly ever valid UTF-8.
+    # Many servers declare cp1252 for pages in UTF-8, and text in cp1252 is hardly ever valid UTF-8.
     if codec == "cp1252":
         with suppress(UnicodeDecodeError):
             return page.decode()
@@ -146,8 +146,8 @@ def _decode_by_codec(page: bytes, codec: str) -> str:
 
 
 def _decode_as_browsers(error: UnicodeError) -> tuple[str, int]:
-    """Return what browsers read where a codec reads nothing: rows that NEC and IBM added to the Japanese set, and the
-    euro sign; else U+FFFD."""
+    """Return the character that browsers decode where Python's codec fails: a NEC or IBM extension of the Japanese
+    charsets, or gb18030's euro sign; else U+FFFD."""
     assert isinstance(error, UnicodeDecodeError)
     if error.encoding == "gb18030" and error.object[error.start] == 0x80:
         return "\u20ac", error.start + 1

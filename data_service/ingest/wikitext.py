@@ -4,16 +4,16 @@ Templates, tables, references, galleries, formulas, comments, and links to pictu
 Headings stay as lines of their own, links as their words.
 
 Links, headings and entities are read by mwparserfromhell. It takes hours for a page of 100 KB that opens thousands of
-templates, tags or brackets and closes none, as a broken page may. So what is left out anyway is cut out before, in
-linear time, and brackets without a partner are escaped.
+templates, tags or brackets and closes none, as a broken page may. So templates, tables and tags are removed before, in
+linear time, and unpaired brackets are escaped.
 """
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
-# Names of tags, as alternatives of a regular expression.
-_UNREAD_TAGS = (
+# Names of tags whose content is left out, as alternatives of a regular expression.
+_OMITTED_TAGS = (
     "table|ref|references|gallery|math|chem|ce|score|timeline|imagemap|graph|hiero|inputbox|categorytree|templatedata"
     "|style|script"
 )
@@ -21,9 +21,9 @@ _BLOCK_TAGS = "br|p|div|li|ul|ol|dl|dt|dd|hr|blockquote|poem|center"
 _INLINE_TAGS = (
     "b|i|u|s|small|big|sub|sup|span|font|em|strong|code|tt|kbd|var|samp|cite|q|abbr|dfn|bdi|bdo|del|ins|strike|ruby|rb"
     "|rp|rt|mark|noinclude|includeonly|onlyinclude|section|time|wbr|pre|source|syntaxhighlight|nowiki|h1|h2|h3|h4|h5|h6"
-    f"|caption|tr|td|th|{_UNREAD_TAGS}"
+    f"|caption|tr|td|th|{_OMITTED_TAGS}"
 )
-_UNREAD_TAG_START = re.compile(rf"<!--|<({_UNREAD_TAGS})\b[^<>]*>", re.IGNORECASE)
+_OMITTED_TAG_START = re.compile(rf"<!--|<({_OMITTED_TAGS})\b[^<>]*>", re.IGNORECASE)
 _BLOCK_TAG = re.compile(rf"</?(?:{_BLOCK_TAGS})\b[^<>]*>", re.IGNORECASE)
 _INLINE_TAG = re.compile(rf"</?(?:{_INLINE_TAGS})\b[^<>]*>", re.IGNORECASE)
 _TEMPLATE_BRACES = re.compile(r"\{\{+|\}\}+")
@@ -31,10 +31,10 @@ _TABLE_MARKUP = re.compile(r"^[ \t:]*(\{\|)|^[ \t]*(\|\})", re.MULTILINE)
 _LIST_MARKERS = re.compile(r"^[*#:;]+", re.MULTILINE)
 _LINK_BRACKETS = re.compile(r"\[\[|\]\]")
 _EXTERNAL_LINK = re.compile(r"\[((?:https?:|ftp:|mailto:)?//?[^\[\]\n]*)\]|\[")
-_MAX_LINK_DEPTH = 16  # greatest depth of links in links, such as in captions of pictures
+_MAX_LINK_DEPTH = 16  # greatest depth of nested links, such as in captions of pictures
 _BEHAVIOR_SWITCH = re.compile(r"__[^\Wa-z]{3,40}?__")  # switches such as __TOC__
 _EMPHASIS_QUOTES = re.compile(r"'{2,}")  # italics and bold face
-# Parentheses in which a template stood, also those of Chinese and Japanese.
+# Parentheses that a removed template left empty, also full-width ones.
 _EMPTY_PARENTHESES = re.compile(" ?[(\uff08][\\s,;:\u3001\uff0c\uff1b]*[)\uff09]")
 _SPACES = re.compile(r"[^\S\n]+")
 _BLANK_LINES = re.compile(r"\n{3,}")
@@ -46,10 +46,10 @@ def wikitext_to_plain_text(source: str, hidden_namespaces: frozenset[str]) -> st
 
     Args:
         source: the wikitext.
-        hidden_namespaces: names in lower case of the namespaces whose links show no words: pictures and categories.
+        hidden_namespaces: lower-case names of the namespaces whose links are left out: pictures and categories.
 
     Raises:
-        ValueError: the parser cannot make sense of it.
+        ValueError: mwparserfromhell cannot parse it.
     """
     from mwparserfromhell import parse
     from mwparserfromhell.parser import ParserError
@@ -57,7 +57,7 @@ def wikitext_to_plain_text(source: str, hidden_namespaces: frozenset[str]) -> st
     try:
         code = parse(_strip_all_but_links(source), skip_style_tags=True)
     except ParserError as error:
-        raise ValueError(f"mwparserfromhell cannot read its wikitext: {error}") from error
+        raise ValueError(f"mwparserfromhell cannot read the wikitext of the page: {error}") from error
     text = _EMPTY_PARENTHESES.sub("", "".join(_visible_parts(code, hidden_namespaces)))
     lines = (_SPACES.sub(" ", line).strip() for line in text.split("\n"))
     kept = (line if any(map(str.isalnum, line)) else "" for line in lines)
@@ -75,10 +75,10 @@ def _strip_all_but_links(source: str) -> str:
 
 
 def _text_outside_tags(text: str) -> Iterator[str]:
-    """Yield what stands outside of comments and of the tags that are not read."""
+    """Yield the text outside of comments and of the tags whose content is left out."""
     lowered, at = text.lower() if len(text.lower()) == len(text) else text, 0
     unclosed: set[str] = set()  # end tags that do not occur in the rest of the text
-    for opening in _UNREAD_TAG_START.finditer(text):
+    for opening in _OMITTED_TAG_START.finditer(text):
         if opening.start() < at or opening[0].endswith("/>"):
             continue
         end = "-->" if opening[1] is None else f"</{opening[1].lower()}>"
@@ -93,8 +93,8 @@ def _text_outside_tags(text: str) -> Iterator[str]:
 
 
 def _text_outside_templates(text: str) -> Iterator[str]:
-    """Yield what stands outside of `{{...}}` and `{{{...}}}`; braces without a partner enclose nothing."""
-    # Where each run of braces begins, and how many of its braces are open.
+    """Yield the text outside of `{{...}}` and `{{{...}}}`; unpaired braces count as text."""
+    # For each run of opening braces: its offset, and how many of its braces are not closed yet.
     open_at: list[tuple[int, int]] = []
     cuts: list[tuple[int, int]] = []
     for run in _TEMPLATE_BRACES.finditer(text):
@@ -113,7 +113,7 @@ def _text_outside_templates(text: str) -> Iterator[str]:
 
 
 def _text_outside_tables(text: str) -> Iterator[str]:
-    """Yield what stands outside of `{| ... |}`."""
+    """Yield the text outside of `{| ... |}`."""
     open_at: list[int] = []
     cuts: list[tuple[int, int]] = []
     for mark in _TABLE_MARKUP.finditer(text):
@@ -125,7 +125,7 @@ def _text_outside_tables(text: str) -> Iterator[str]:
 
 
 def _text_outside_ranges(text: str, cuts: list[tuple[int, int]]) -> Iterator[str]:
-    """Yield the text outside of ranges, which may lie in one another."""
+    """Yield the text outside of the ranges `cuts`, which may be nested."""
     at = 0
     for start, stop in sorted(cuts):
         if start >= at:
@@ -135,7 +135,7 @@ def _text_outside_ranges(text: str, cuts: list[tuple[int, int]]) -> Iterator[str
 
 
 def _escape_unpaired_links(text: str) -> Iterator[str]:
-    """Yield the text; brackets that are no pair, or lie too deep in others, are escaped."""
+    """Yield the text, with unpaired brackets and too deeply nested links escaped."""
     open_at: list[int] = []
     paired: set[int] = set()
     for mark in _LINK_BRACKETS.finditer(text):

@@ -50,19 +50,19 @@ from data_service.types import Level
 
 LENGTH_BINS = 40  # bins of a histogram of documents' lengths in tokens, by powers of two
 
-# A document, a stretch of one, or an example; and whether it is held out.
+# A document, a stretch of a document, or an example; and whether it is held out.
 _Piece = tuple[TextRecord, bool]
 
 
 class PartSummary(BaseModel):
-    """The content of one part, train or heldout, of a split.
+    """The content of one part of a split: train or heldout.
 
     Attributes:
         shard: shard that was written; None if the part has no document.
         text_bytes: number of UTF-8 bytes of its documents' text.
         lengths: numbers of its documents by length; entry k counts those of 2**k to 2**(k + 1) - 1 tokens.
         sidecar: sidecar that was written; None without provenance.
-        values: documents and tokens by source, licence and language.
+        values: numbers of documents and tokens by source, licence and language.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,9 +75,9 @@ class PartSummary(BaseModel):
 
 
 class PartWriter:
-    """A writer of the blocks of one part to `path`, with units of the given `levels`.
+    """Writes the blocks of one part (train or heldout) to `path`, with units of the given `levels`.
 
-    The file is created with the first block, and its sidecar beside it with the first document whose provenance is
+    The file is created with the first block, and its sidecar next to it with the first document whose provenance is
     known. `unigram`: [vocab_size] int64, token counts of the part.
     """
 
@@ -139,7 +139,7 @@ class PartWriter:
 class WriteTask(SplitTask):
     """The task of writing the shards of a split.
 
-    `kept`: documents that are kept; `heldout`: rule of what is held out; `words`: segmentation that finds units.
+    `kept`: documents that are not copies; `heldout`: held-out rule; `words`: how units (such as words) are found.
     """
 
     kept: KeptDocuments
@@ -155,12 +155,12 @@ class WriteReceipt(TaskReceipt):
 
     Attributes:
         train, heldout: content of each part.
-        duplicates: number of documents that are left out as copies.
+        duplicates: number of documents that are left out as copies of earlier ones.
         without_tokens: number of documents whose text gives no tokens.
-        moved: number of sentences that begin inside a token, and so with that token.
+        moved: number of sentences whose first character is inside a token (`EncodedDocument.moved`).
         cuts: number of cuts inside long texts that may have changed tokens.
-        loss: what the tokenizer loses of the text.
-        encoded_by: number of texts by the library that encoded them.
+        loss: text that the tokenizer loses.
+        encoded_by: number of texts that each library tokenised.
     """
 
     train: PartSummary
@@ -177,7 +177,7 @@ def write_split(task: WriteTask, store: Store) -> WriteReceipt:
     """Write a split's shards; return the receipt. Needs memory for two blocks and the text of a streamed piece.
 
     Raises:
-        InputError: the text changed since the first pass; otherwise as `read_documents`.
+        InputError: the text changed since the first pass; otherwise as in `read_documents`.
         StoreError: a shard cannot be stored. OutOfSpace also if the local temporary folder is full.
     """
     tokenizer = _load_tokenizer(store.with_prefix(TOKENIZER_FOLDER).uri, task.tokenizer_hash)
@@ -210,7 +210,7 @@ def write_split(task: WriteTask, store: Store) -> WriteReceipt:
 
 @dataclass
 class _EncodingCounts:
-    """What was counted of the documents that were put into the parts. See `WriteReceipt`."""
+    """Counts of the documents that were put into the parts. See `WriteReceipt`."""
 
     encoder: TextEncoder
     meter: LossMeter
@@ -226,7 +226,7 @@ def _encode_into_parts(
     *,
     parts: tuple[PartWriter, PartWriter],
 ) -> _EncodingCounts:
-    """Put every kept document, or each of its stretches, into its part; return what was counted."""
+    """Put every kept document, or each of its stretches, into its part; return the counts."""
     filled = _EncodingCounts(TextEncoder(tokenizer, task.split.size), LossMeter(tokenizer))
     for batch in _batches(_read_pieces(task, store)):
         encoded = _encode_pieces(task, filled, finder, batch)
@@ -308,14 +308,14 @@ def _store_parts(
 
 @lru_cache(maxsize=1)
 def _load_tokenizer(uri: str, expected: str) -> Tokenizer:
-    """Return the corpus's copy of its tokenizer. A worker process loads it once.
+    """Return the tokenizer that is stored in the corpus. A worker process loads it once.
 
-    Raises CorpusError: it is another tokenizer than at the beginning of the build.
+    Raises CorpusError: it is not the tokenizer with which the build began.
     """
     tokenizer = load_cached_tokenizer(uri)
     if tokenizer.hash != expected:
         raise CorpusError(
-            f"the tokenizer at {uri} is {tokenizer.hash[:12]}, but the build began with {expected[:12]}",
+            f"the tokenizer at {uri} has hash {tokenizer.hash[:12]}, but the build began with {expected[:12]}",
             remedy="delete the half-built corpus and build it again",
         )
     return tokenizer
@@ -323,7 +323,7 @@ def _load_tokenizer(uri: str, expected: str) -> Tokenizer:
 
 @lru_cache(maxsize=1)
 def _load_unit_finder(layout: BuildLayout, words: Segmentation) -> UnitFinder:
-    """Return the finder of units. A worker process loads its dictionaries once; the build has checked them."""
+    """Return the finder of units, such as words. A worker process loads its dictionaries once."""
     store = layout.open_output()
     names = words.model_dump(include={"dictionary", "user_words", "lexicon"}, exclude_none=True)
     return UnitFinder(words, {name: store.get(layout.words_key(name)) for name in names})

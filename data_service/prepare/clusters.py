@@ -1,10 +1,10 @@
-"""Joins pairs of near duplicates to clusters: the connected components of all pairs, each named by its first document.
+"""Joins pairs of near duplicates into clusters: the connected components of all pairs, named by their first documents.
 
-One array holds for every document a lower document of its cluster, or itself: 4 bytes a document, and 4 more if an
-earlier stage left documents that stand for several. Pairs are read a piece at a time. Roots are found for a whole piece
-at once by pointer jumping, and the higher root of each pair gets the lower one as its parent (Shiloach and Vishkin,
-*An O(log n) Parallel Connectivity Algorithm*, 1982). The lowest number of a component is a property of the component,
-so neither the order of pairs nor that of tasks matters.
+An array of parents (4 bytes per document) holds a forest: the parent of a document is an earlier document of its
+cluster, or itself. Weights take 4 more bytes per document if an earlier stage merged copies. Pairs are read in blocks;
+pointer jumping finds the roots of a whole block at once, and the higher root of each pair gets the lower root as parent
+(Shiloach and Vishkin, *An O(log n) Parallel Connectivity Algorithm*, 1982). Each component's root is its lowest
+document, so the order of pairs and tasks makes no difference.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +21,16 @@ from data_service.prepare.layout import ComparingTask, PrepareLayout
 from data_service.prepare.near_duplicates import DocumentSignatures, MatchBandsReceipt, NumberDtype
 from data_service.store.base import Store, digest
 
-_CHUNK_ROWS = 1 << 20  # pairs, or documents, that are processed at a time
-_GROUP_DOCUMENTS = 4_000_000  # documents whose clusters are formed at a time
-_TASK_MEMBERS = 2_000_000  # members that are named by one task, which takes about 500 MB
-_MEMBER_DTYPE = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])
+_CHUNK_ROWS = 1 << 20  # pairs or documents per block
+_GROUP_DOCUMENTS = 4_000_000  # documents per group of chunks whose clusters are written together
+_TASK_MEMBERS = 2_000_000  # cluster members per naming task: about 500 MB of memory
+_MEMBER_DTYPE = np.dtype([("first", "<u8"), ("number", "<u8"), ("size", "<i8")])  # size: that of the cluster
 DocumentNumbers = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
 class FormClustersTask(ComparingTask):
-    """The task of finding clusters. `pairs`: (key, bytes) of the pairs; `groups`: chunks at which groups begin."""
+    """The task of finding clusters. `pairs`: (key, bytes) of stored pairs; `groups`: first chunk of each group."""
 
     signed: DocumentSignatures
     pairs: tuple[tuple[str, int], ...]
@@ -45,8 +45,8 @@ class FormClustersTask(ComparingTask):
 
 @dataclass(frozen=True)
 class MemberPart:
-    """A stored part of the members of a group of clusters. `chunks`: chunks [first, stop) of the clusters' first
-    documents."""
+    """A stored file of cluster members (documents that have copies). `chunks`: range [first, stop) of chunks that holds
+    the clusters' first documents."""
 
     key: str
     size: int
@@ -55,7 +55,7 @@ class MemberPart:
 
 
 class FormClustersReceipt(TaskReceipt):
-    """The clusters found."""
+    """The files that hold the members of all clusters."""
 
     parts: list[MemberPart]
 
@@ -63,7 +63,7 @@ class FormClustersReceipt(TaskReceipt):
 def plan_cluster_task(
     layout: PrepareLayout, kind: str, signed: DocumentSignatures, joined: Sequence[MatchBandsReceipt]
 ) -> FormClustersTask:
-    """Return the task that joins all pairs."""
+    """Return the task that joins all pairs into clusters."""
     pairs = tuple((key, size) for receipt in joined for key, size in receipt.files.items())
     groups, filled = [0], 0
     for number, chunk in enumerate(signed.chunks):
@@ -76,9 +76,9 @@ def plan_cluster_task(
 
 
 def form_clusters(task: FormClustersTask, store: Store, progress: Callable[[int], None]) -> FormClustersReceipt:
-    """Write the members of all clusters, a group of clusters at a time; return the receipt.
+    """Join all pairs and write the members of all clusters, a group at a time; return the receipt.
 
-    `progress` is called with the bytes of pairs that have been read.
+    `progress` is called with the number of bytes of pairs read so far.
     """
     starts = task.signed.chunk_starts
     parents = np.arange(starts[-1], dtype=task.signed.dtype)
@@ -103,8 +103,8 @@ def form_clusters(task: FormClustersTask, store: Store, progress: Callable[[int]
 
 
 def unite_components(parents: DocumentNumbers, pairs: NDArray[np.int64]) -> None:
-    """Join the components of each pair [P, 2] in `parents` [N]. A root is its own parent, and lower than its
-    children."""
+    """Join the components of each pair in `pairs` [P, 2], in place in `parents` [N]. A root is its own parent; parents
+    are lower than their children."""
     one, other = pairs[:, 0], pairs[:, 1]
     while len(one):
         one, other = _find_roots(parents, one), _find_roots(parents, other)
@@ -115,14 +115,14 @@ def unite_components(parents: DocumentNumbers, pairs: NDArray[np.int64]) -> None
 
 
 def flatten_trees(parents: DocumentNumbers) -> None:
-    """Make every document's root its parent."""
+    """Replace every document's parent by its root, in place."""
     for start in range(0, len(parents), _CHUNK_ROWS):
         stop = min(len(parents), start + _CHUNK_ROWS)
         parents[start:stop] = _find_roots(parents, np.arange(start, stop))
 
 
 def _find_roots(parents: DocumentNumbers, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the roots of documents, and shorten the paths to them."""
+    """Return the roots of the documents `numbers`, and shorten their paths in `parents`."""
     places = numbers
     while True:
         above = parents[places]
@@ -142,7 +142,7 @@ def _read_pairs(store: Store, key: str, size: int, dtype: NumberDtype) -> Iterat
 
 
 def _read_weights(store: Store, signed: DocumentSignatures) -> NDArray[np.uint32] | None:
-    """Return [N] numbers of documents for which each stands; None if each stands for itself."""
+    """Return [N]: the number of input documents that each document represents; None if always 1."""
     if not any(chunk.weighted for chunk in signed.chunks):
         return None
     weights = np.ones(signed.chunk_starts[-1], dtype=np.uint32)
@@ -155,7 +155,7 @@ def _read_weights(store: Store, signed: DocumentSignatures) -> NDArray[np.uint32
 def _cluster_members(
     roots: DocumentNumbers, weights: NDArray[np.uint32] | None, first: int, stop: int
 ) -> Iterator[NDArray[np.void]]:
-    """Yield the members of all clusters whose first document is in [first, stop), about `_TASK_MEMBERS` at a time."""
+    """Yield the members of clusters whose first document is in [first, stop), about `_TASK_MEMBERS` at a time."""
     sizes = np.zeros(stop - first, dtype=np.int64)
     for numbers in _documents_with_roots_in(roots, first, stop):
         np.add.at(sizes, roots[numbers].astype(np.int64) - first, _document_weights(weights, numbers))
@@ -175,20 +175,20 @@ def _cluster_members(
 
 
 def _documents_with_roots_in(roots: DocumentNumbers, first: int, stop: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the numbers of documents whose root is in [first, stop), a piece at a time. No root is above them."""
+    """Yield the numbers of documents whose root is in [first, stop), in blocks. Roots precede their documents."""
     for start in range(first, len(roots), _CHUNK_ROWS):
         piece = roots[start : start + _CHUNK_ROWS]
         yield start + np.flatnonzero((piece >= first) & (piece < stop))
 
 
 def _document_weights(weights: NDArray[np.uint32] | None, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [N] int64, how many documents each of `numbers` stands for."""
+    """Return [N] int64: the number of input documents that each of the documents `numbers` represents."""
     return np.ones(len(numbers), dtype=np.int64) if weights is None else weights[numbers].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class NameClustersTask(ComparingTask):
-    """The task of writing a part of the members of clusters for the next pass."""
+    """The task of writing the cluster members of one file, with cluster names, for the next pass."""
 
     signed: DocumentSignatures
     members: MemberPart
@@ -201,7 +201,7 @@ class NameClustersTask(ComparingTask):
 
 
 def plan_naming_tasks(task: FormClustersTask, linked: FormClustersReceipt) -> list[NameClustersTask]:
-    """Return one task for each part of the members."""
+    """Return one task for each file of cluster members."""
     sources = [hash_strings([task.signed.digest, part.digest]) for part in linked.parts]
     return [
         NameClustersTask(task.layout, index, source, task.kind, task.signed, part)
@@ -210,7 +210,7 @@ def plan_naming_tasks(task: FormClustersTask, linked: FormClustersReceipt) -> li
 
 
 def write_members_with_cluster_names(task: NameClustersTask, store: Store) -> CompareHashesReceipt:
-    """Write for each chunk which documents are near duplicates of which, and the sizes of clusters; return the
+    """Write a table for each chunk: which documents are near duplicates of which other, and cluster sizes. Return the
     receipt."""
     starts = np.array(task.signed.chunk_starts)
     members = np.frombuffer(store.get(task.members.key), dtype=_MEMBER_DTYPE)
@@ -236,7 +236,7 @@ def write_members_with_cluster_names(task: NameClustersTask, store: Store) -> Co
 
 
 def _cluster_names(store: Store, task: NameClustersTask, firsts: NDArray[np.int64]) -> list[str]:
-    """Return the ids of the documents by which clusters are named, in ascending order."""
+    """Return the ids of the clusters' first documents. `firsts`: their numbers, ascending."""
     starts = task.signed.chunk_starts
     found = list[str]()
     for number in range(*task.members.chunks):

@@ -1,4 +1,4 @@
-"""Runs what lies between two passes: the tasks that compare all documents."""
+"""Runs the tasks that compare all documents between two passes."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -41,8 +41,8 @@ PrepareRunner = StageRunner[PrepareLayout]
 def compare_texts(
     runner: PrepareRunner, stage: ComparingStage, pass_number: int, receipts: Sequence[PassReceipt]
 ) -> Sequence[ChunkClusters | ParagraphCuts]:
-    """Compare the documents that pass `pass_number` left; return for each chunk where it says what is a copy of
-    what, or what is cut.
+    """Compare the documents that pass `pass_number` kept. Return, for each chunk, where the result is stored: copies or
+    paragraphs to cut.
 
     Raises:
         StoreError: the store cannot be used.
@@ -64,7 +64,7 @@ def compare_texts(
 
 
 def compare_ids(runner: PrepareRunner, receipts: Sequence[PassReceipt]) -> list[CompareHashesReceipt]:
-    """Compare the ids of all documents read."""
+    """Compare the ids of all documents that were read; equal ids count as copies."""
     return _find_equal_hashes(runner, IDS_KIND, [receipt.ids for receipt in receipts if receipt.ids is not None])
 
 
@@ -85,7 +85,7 @@ def _find_near_duplicates(
 
 
 def _form_clusters(runner: PrepareRunner, task: FormClustersTask) -> FormClustersReceipt:
-    """Find clusters in this process, or return the receipt of a task that is done already."""
+    """Form clusters in this process, unless the store holds the task's receipt; return the receipt."""
 
     def report(done: int) -> None:
         finished = int(done == task.input_bytes)

@@ -18,14 +18,14 @@ from data_service.prepare.contamination import Decontaminate
 from data_service.prepare.stages import NearDuplicates, Stage, cuts_text, stage_labels
 from data_service.store.base import Store
 
-RULES_VERSION = 3  # version of the rules: grows when the same inputs and settings would give other bytes
-_ENTRIES_WITHOUT_EFFECT = (FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY)
+RULES_VERSION = 3  # raised when the same inputs and settings would give another output
+_ENTRIES_WITHOUT_EFFECT = (FILE_VERSIONS_ENTRY, SPLIT_HASHES_ENTRY)  # entries that do not determine the output
 FieldName = Literal["id", "url", "licence", "language", "date"]
 ConstantField = Literal["url", "licence", "language", "date"]
 
 
 class ReadOptions(BuildOptions):
-    """Options of reading: those of a corpus build, and the fields that are read besides the text."""
+    """Options of reading: those of a corpus build, and in `metadata` the fields to read in addition to the text."""
 
     metadata: tuple[str, ...] = ()
 
@@ -45,9 +45,9 @@ class InputSource(StrictRecord):
         source: name of the source, which every document records.
         files: files, folders and globs, local or s3://.
         text: field of a JSON line, or column of a table, that holds the text.
-        fields: names of the fields that hold a document's id, URL, licence, language and date. Without a field of ids
-            a document is named by its file and place.
-        constants: values for all documents that have none of their own.
+        fields: names of the fields that hold a document's id, URL, licence, language and date. Without an id field the
+            id is made of the source, the file and the document's position in it.
+        constants: values for documents whose own fields lack them.
         txt_documents, encoding, delimiter, on_bad_bytes, on_bad_records, max_document_bytes: as in `BuildOptions`.
     """
 
@@ -69,7 +69,7 @@ class InputSource(StrictRecord):
         return python_encoding_name(name)
 
     def read_options(self, chunk_bytes: int) -> ReadOptions:
-        """Return the options with which its files are read."""
+        """Return the options for reading the files of this source."""
         return ReadOptions(
             text_field=self.text,
             metadata=tuple(dict.fromkeys(self.fields.values())),
@@ -84,12 +84,12 @@ class InputSource(StrictRecord):
 
 
 class Preparation(StrictRecord):
-    """A preparation.
+    """The settings of `corpus prepare`.
 
     Attributes:
-        inputs: sources; of equal documents the first in this order is kept.
-        stages: stages in the order in which documents go through them.
-        chunk_bytes: bytes of text that one task reads, and from which one part of the output is made.
+        inputs: the sources; the first of equal documents, in this order, is kept.
+        stages: the stages in order of application.
+        chunk_bytes: bytes of text per task, which writes one file of kept documents.
     """
 
     inputs: tuple[InputSource, ...] = Field(min_length=1)
@@ -108,22 +108,22 @@ class Preparation(StrictRecord):
         stages = [stage for stage in self.stages if isinstance(stage, NearDuplicates) and stage.keep == "all"]
         if len(stages) > 1:
             raise ValueError(
-                "two stages near_duplicates have `keep: all`, but a document is in one recorded cluster: set it in "
-                "one stage"
+                "two stages near_duplicates have `keep: all`, but a document can record only one cluster: "
+                "set `keep: all` in one stage"
             )
         return self
 
     @model_validator(mode="after")
     def _check_nothing_cuts_after_search(self) -> Self:
-        """The statistics say that no document holds a text of the indexes, so nothing may join one afterwards."""
+        """Text cut after `decontaminate` may join into an evaluation text, which the statistics say is absent."""
         labels = stage_labels(self.stages)
         last = {stage.sha256: place for place, stage in enumerate(self.stages) if isinstance(stage, Decontaminate)}
         for place in last.values():
             cutting = next((i for i in range(place + 1, len(labels)) if cuts_text(self.stages[i])), None)
             if cutting is not None:
                 raise ValueError(
-                    f"the stage {labels[cutting]} cuts text behind {labels[place]}, and what it joins can be a text of "
-                    f"its index: put `decontaminate` with this index behind {labels[cutting]}, there or once more"
+                    f"the stage {labels[cutting]} cuts text after {labels[place]}, and the remaining text may form "
+                    f"an evaluation text: add or move a stage `decontaminate` with this index after {labels[cutting]}"
                 )
         return self
 
@@ -151,8 +151,8 @@ def list_input_files(preparation: Preparation, store: Store) -> list[InputListin
 
 
 def describe_identity(preparation: Preparation, listings: list[InputListing]) -> dict[str, object]:
-    """Return the settings and inputs that decide the output, as JSON values; also the versions of the input files,
-    which do not (`ingest.configuration.make_configuration`)."""
+    """Return the settings and inputs that determine the output, as JSON values. The entry FILE_VERSIONS_ENTRY (versions
+    of the input files) does not determine it (see `ingest.configuration.make_configuration`)."""
     names = [[[file.uri, file.size] for file in listing.files] for listing in listings]
     return {
         "rules": RULES_VERSION,
@@ -165,7 +165,7 @@ def describe_identity(preparation: Preparation, listings: list[InputListing]) ->
 
 
 def short_hash(configuration: dict[str, object]) -> str:
-    """Return a short hash of the entries of an identity that decide the output."""
+    """Return a short hash of the entries that determine the output."""
     decisive = {key: value for key, value in configuration.items() if key not in _ENTRIES_WITHOUT_EFFECT}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -174,7 +174,7 @@ def claim_output(store: Store, configuration: dict[str, object]) -> None:
     """Reserve the output for this preparation.
 
     Raises:
-        PrepareError: the output holds documents, complete or not, that were prepared in another way.
+        PrepareError: the output holds documents of another preparation, complete or not.
     """
     text = json.dumps(configuration, indent=1).encode()
     if store.put_if_absent(PREPARATION_KEY, text):
@@ -186,10 +186,10 @@ def claim_output(store: Store, configuration: dict[str, object]) -> None:
 def check_same_configuration(
     store: Store, stored: dict[str, object], requested: dict[str, object], content: str
 ) -> None:
-    """Raise PrepareError if the output holds documents that were prepared by other settings or from other inputs."""
+    """Raise PrepareError if the output was prepared with other settings or inputs. `content`: what it holds."""
     lines = describe_differences(stored, requested, _ENTRIES_WITHOUT_EFFECT)
     if lines:
         raise PrepareError(
             "\n".join([f"{store.uri} holds {content} of another preparation:", *lines]),
-            remedy="give another OUT folder, or delete these files; to continue, give the same file and inputs",
+            remedy="give another OUT folder, or delete these files; to continue, give the same settings and inputs",
         )

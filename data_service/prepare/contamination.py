@@ -1,11 +1,11 @@
-"""Finds documents that hold text of evaluation sets: a run of 13 neighbouring units that an evaluation text has, too.
+"""Finds documents that contain text of evaluation sets: a run of 13 consecutive units (`shingles.py`, about words).
 
-An index is made once, of the texts of the dev and test splits (`maskfleet tasks ngrams`), and is given to the stage as
-a file with its hash. It holds the hashes of all runs, sorted, so a document is looked up by binary search. Texts of 8
-to 12 units are looked up whole. Shorter ones are not: they occur by chance. A run that more than `MAX_TEXTS_PER_RUN`
-texts of one split is a template and not looked up; so a text may have no run left. The index says how many texts of
-each split are looked up. Source of the method: Brown et al. 2020, "Language Models are Few-Shot Learners", appendix
-C.
+`maskfleet tasks ngrams` makes an index of the texts of the dev and test splits; the stage gets it as a file with its
+hash. It holds the sorted hashes of all runs, so a document is looked up by binary search. Texts of 8 to 12 units are
+looked up whole; shorter texts are not, because they occur by chance. A run that is in more than `MAX_TEXTS_PER_RUN`
+texts of one split is a template and is not looked up, so that a text may be left without runs. The index records how
+many texts of each split are looked up. Source of the method: Brown et al. 2020, "Language Models are Few-Shot
+Learners", appendix C.
 """
 
 import io
@@ -31,13 +31,13 @@ from data_service.prepare.shingles import hash_runs, hash_units, hash_units_by_l
 
 RUN_WORDS, MIN_TEXT_WORDS, MAX_TEXTS_PER_RUN = 13, 8, 10
 _INDEX_REMEDY = "make it with `maskfleet tasks ngrams`"
-_MAX_LISTED_TEXTS = 3  # texts that the detail of a dropped document names
-_INDEX_TITLE = np.frombuffer(b"maskfleet ngrams 2", dtype=np.uint8)
+_MAX_LISTED_TEXTS = 3  # evaluation texts named in the detail of a dropped document
+_INDEX_TITLE = np.frombuffer(b"maskfleet ngrams 2", dtype=np.uint8)  # format and version of an index file
 
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """A text of an evaluation set. `split`: task and split, such as `sst2/dev`; `number`: of the example, from 0."""
+    """A text of an evaluation set. `split`: task and split, such as `sst2/dev`; `number`: index of the example."""
 
     split: str
     number: int
@@ -46,13 +46,13 @@ class EvaluationText:
 
 @dataclass(frozen=True)
 class NgramIndex:
-    """The runs of evaluation texts.
+    """The index of all runs of units in evaluation texts.
 
     Attributes:
-        splits: the splits.
-        spans: [K] numbers of units of a run, ascending.
-        keys: [N] uint64 hashes of runs, ascending, each once.
-        texts: [N] int64, the first text that has the run: the split's number times 2**32 and the example's.
+        splits: the indexed splits.
+        spans: [K] lengths of runs in units that occur in the index, ascending.
+        keys: [N] uint64 hashes of runs, ascending, without repetitions.
+        texts: [N] int64, the first text with the run: the split's number times 2**32 plus the example's number.
     """
 
     splits: tuple[IndexedSplit, ...]
@@ -61,14 +61,14 @@ class NgramIndex:
     texts: NDArray[np.int64]
 
     def find_matching_texts(self, text: str) -> list[tuple[str, int]]:
-        """Return (split, example) of the evaluation texts that `text` shares a run with, each once, in order."""
+        """Return (split, example) of the evaluation texts that share a run with `text`, each once, in order."""
         found = set[int]()
         for _, matched in self._match_runs(hash_units(text)):
             found.update(self.texts[matched[matched >= 0]].tolist())
         return [(self.splits[one >> 32].split, one & 0xFFFFFFFF) for one in sorted(found)]
 
     def mark_covered_units(self, units: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return [U], whether each of the units belongs to a run that an evaluation text has."""
+        """Return [U]: whether each unit belongs to a run that is in the index."""
         covered = np.zeros(len(units), dtype=np.bool_)
         for span, matched in self._match_runs(units):
             for start in np.flatnonzero(matched >= 0).tolist():
@@ -76,20 +76,20 @@ class NgramIndex:
         return covered
 
     def _match_runs(self, units: NDArray[np.uint64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield each span and, for each run of it, its place in `keys`; -1 for a run that is not there."""
+        """Yield (span, indices) for each span: `indices` gives each run's index in `keys`, -1 if it is not there."""
         for span in self.spans.tolist():
             wanted = hash_runs(units, span)
             places = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
             yield span, np.where(self.keys[places] == wanted, places, -1)
 
 
-_KeyedTexts = tuple[NDArray[np.uint64], NDArray[np.int64]]
+_KeyedTexts = tuple[NDArray[np.uint64], NDArray[np.int64]]  # `keys` and `texts` of one split, as in NgramIndex
 
 
 def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
-    """Return the index of texts, which come split by split.
+    """Return the index of the texts. The index numbers the splits in the order of their first texts.
 
-    Memory: 32 bytes a run of all texts. Raises PrepareError: no text is long enough.
+    Memory: 32 bytes for each run. Raises PrepareError: no text is long enough.
     """
     by_split: dict[str, list[EvaluationText]] = {}
     for text in texts:
@@ -102,11 +102,11 @@ def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
         spans |= used
     if not sum(split.looked_up for split in splits):
         raise PrepareError(
-            f"no text of {', '.join(by_split) or 'any split'} has {MIN_TEXT_WORDS} words, so none can be looked up",
-            remedy="name other tasks or files",
+            f"no text of {', '.join(by_split) or 'any split'} has {MIN_TEXT_WORDS} words, so there is nothing to index",
+            remedy="give other tasks or files",
         )
     keys, texts_of = (np.concatenate(column) for column in zip(*parts, strict=True))
-    # `unique` keeps the first of equal runs, which is that of the first split that has it.
+    # `unique` keeps the first of equal runs, so that a run belongs to the first split that has it.
     keys, first = np.unique(keys, return_index=True)
     return NgramIndex(tuple(splits), np.array(sorted(spans), dtype=np.int64), keys, texts_of[first])
 
@@ -114,8 +114,8 @@ def build_index(texts: Iterable[EvaluationText]) -> NgramIndex:
 def _index_split(
     number: int, split: str, texts: Sequence[EvaluationText]
 ) -> tuple[IndexedSplit, _KeyedTexts, set[int]]:
-    """Return the description of a split, its runs and texts, and the numbers of units of its runs."""
-    # The reversed order keeps the first of equal texts.
+    """Return the description of a split, the hashes of its runs with the text of each, and the lengths of its runs."""
+    # The dict keeps the last value of a key: in reversed order that is the number of the first of equal texts.
     different = {text.text: text.number for text in reversed(texts)}
     keys, owners, spans = list[NDArray[np.uint64]](), list[NDArray[np.int64]](), set[int]()
     for place, text in enumerate(different):
@@ -139,7 +139,7 @@ def _index_split(
 
 
 def hash_text_set(texts: Iterable[str]) -> str:
-    """Return the blake2b hash (16 bytes, hex) of a split's different texts, in whatever order they come."""
+    """Return the BLAKE2b hash (16 bytes, hex) of a split's distinct texts; it does not depend on their order."""
     digest = blake2b(digest_size=16)
     for text in sorted(set(texts)):
         digest.update(len(text).to_bytes(8) + text.encode(errors="surrogatepass"))
@@ -147,7 +147,7 @@ def hash_text_set(texts: Iterable[str]) -> str:
 
 
 def dump_index(index: NgramIndex) -> bytes:
-    """Return the bytes of an index. The same index always gives the same bytes."""
+    """Return an index as bytes of an .npz file. Equal indexes give equal bytes."""
     splits_json = json.dumps([split.model_dump() for split in index.splits]).encode()
     file = io.BytesIO()
     np.savez(
@@ -162,7 +162,7 @@ def dump_index(index: NgramIndex) -> bytes:
 
 
 def load_index(path: str) -> NgramIndex:
-    """Return the index in a file. Raises PrepareError: it cannot be read, or is no index."""
+    """Return the index in a file. Raises PrepareError: the file cannot be read, or is not an index."""
     try:
         with np.load(Path(path), allow_pickle=False) as stored:
             found = {name: stored[name] for name in ("title", "splits", "spans", "keys", "texts")}
@@ -178,16 +178,16 @@ def load_index(path: str) -> NgramIndex:
 
 
 def _no_index_error(path: str) -> PrepareError:
-    return PrepareError(f"{path} is no index of evaluation texts", remedy=_INDEX_REMEDY)
+    return PrepareError(f"{path} is not an index of evaluation texts", remedy=_INDEX_REMEDY)
 
 
 class Decontaminate(StrictRecord):
-    """Drops documents that hold a run of words of an evaluation text, or cuts the lines that hold it.
+    """Drops documents that contain a run of words of an evaluation text, or cuts the lines that contain it.
 
     Attributes:
-        index: path of the index, the same on all workers.
+        index: path of the index file, the same on all workers.
         sha256: hash of the file, in hexadecimal.
-        found: what becomes of documents in which a run is found. `cut` removes every line with a part of one.
+        found: action on documents with such a run: `drop` them, or `cut` every line with a part of a run.
     """
 
     stage: Literal["decontaminate"]
@@ -199,10 +199,10 @@ class Decontaminate(StrictRecord):
 def make_decontamination_filter(
     stage: Decontaminate,
 ) -> Callable[[Document], Document | DropDecision | CutDecision]:
-    """Return the function that decides about documents. The reason of a drop is the first split found.
+    """Return the function that applies the stage to a document. A drop's reason is the first matching split.
 
     Raises:
-        PrepareError: the file is missing, has another hash, or is no index.
+        PrepareError: the file is missing, has another hash, or is not an index.
     """
     check_file_hash(stage.index, stage.sha256, "index of evaluation texts")
     index = _load_index_cached(stage.index, stage.sha256)
@@ -221,9 +221,9 @@ def make_decontamination_filter(
 
 
 def _remove_matching_lines(text: str, index: NgramIndex) -> str:
-    """Return the text without the lines that hold a part of a run.
+    """Return the text without the lines that contain a part of a run found in the index.
 
-    Empty if nothing is left, or if a run is left after all: lines that were apart can make one.
+    Return "" if nothing remains, or if the remaining lines, now adjacent, form another run of the index.
     """
     lines, units, line_of = hash_units_by_line(text)
     gone = set(line_of[index.mark_covered_units(units)].tolist())
@@ -232,9 +232,9 @@ def _remove_matching_lines(text: str, index: NgramIndex) -> str:
 
 
 def indexed_splits(stages: Iterable[object]) -> list[IndexedSplit]:
-    """Return the splits in the indexes of all stages that look for evaluation texts, each once.
+    """Return the distinct splits in the indexes of all `decontaminate` stages.
 
-    Raises PrepareError as `load_index`.
+    Raises PrepareError: as `load_index`.
     """
     indexes = (_load_index_cached(stage.index, stage.sha256) for stage in stages if isinstance(stage, Decontaminate))
     return list(dict.fromkeys(split for index in indexes for split in index.splits))

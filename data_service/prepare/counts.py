@@ -1,4 +1,4 @@
-"""What became of the documents of a chunk in a pass, in numbers."""
+"""Counts of the documents of a chunk that a pass kept, changed and dropped."""
 
 from collections import Counter, defaultdict
 
@@ -6,21 +6,21 @@ from pydantic import BaseModel, ConfigDict
 
 
 class PassCounts(BaseModel):
-    """What became of a chunk's documents in a pass.
+    """Counts of a chunk's documents in a pass.
 
     Attributes:
-        entered: number of documents that entered the pass; in the first, of records of the input.
-        left: number that left it.
-        entered_bytes, left_bytes: their text in UTF-8.
-        dropped: number by stage and reason.
+        entered: number of documents that entered the pass; for the first pass, of input records.
+        left: number of documents that left the pass, that is, were kept.
+        entered_bytes, left_bytes: bytes of these documents' texts in UTF-8.
+        dropped: number of dropped documents, by stage and reason.
         changed: number of documents whose text a stage changed, by stage.
-        clustered: number of documents that a stage found near duplicates of and kept, by stage.
-        cut: number of those of which it removed a part, by stage and reason.
-        paragraphs_cut, characters_cut: numbers of paragraphs and of characters that were cut as frequent, by stage.
+        clustered: number of documents kept as members of clusters of near duplicates, by stage.
+        cut: number of documents from which a stage removed a part, by stage and reason.
+        paragraphs_cut, characters_cut: numbers of cut frequent paragraphs and of their characters, by stage.
         odd: number of documents read that do not look like text (`is_garbled`).
-        languages, licences: number of documents that left the last pass, by value; "" for none.
-        lengths_read, lengths_left: number of documents with text that entered the first pass, and that left the last,
-            by their characters: the largest power of two that is not above them.
+        languages, licences: number of documents that left the last pass, by value; "" for an unknown value.
+        lengths_read, lengths_left: number of documents with text that entered the first pass, and that left the last
+            pass, by length: the number of characters, rounded down to a power of two.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -43,5 +43,5 @@ class PassCounts(BaseModel):
 
 
 def count_length(lengths: Counter[int], text: str) -> None:
-    """Count a text by its length."""
+    """Count a text under its number of characters, rounded down to a power of two."""
     lengths[1 << max(0, len(text).bit_length() - 1)] += 1

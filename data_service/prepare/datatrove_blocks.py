@@ -1,8 +1,8 @@
 """datatrove's filters, called as functions of one document. Nothing else of datatrove is used.
 
-Its blocks are made to be lines of a pipeline: some download, some keep a state from document to document. Here each is
-built so that it does neither, and tried on a text before any work starts, which shows what is missing. Filters of
-quality have the block's settings, and `quality.py` decides as the block would.
+datatrove's pipeline blocks may download files, or keep state between documents. Here a block is created so that it does
+neither, and is tried on a sample text before any work starts, which reveals missing packages and rules. For quality
+filters the block holds only the settings; `quality.py` makes the same decisions faster.
 """
 
 import csv
@@ -24,13 +24,13 @@ from data_service.prepare.quality import FILTER_BY_NAME
 from data_service.prepare.words import get_splitter
 
 _TESTED_VERSIONS = SpecifierSet(">=0.10.1,<0.11")
-_TRIAL_TEXT = "The bank of the river is where they met, and that is what it has to be. " * 8
+_TRIAL_TEXT = "The bank of the river is where they met, and that is what it has to be. " * 8  # tried on each filter
 
 
 class GopherQuality(StrictRecord):
     """Gopher's rules for the quality of a text: number and length of words, symbols, bullets, ellipses, stop words.
 
-    `language`: three letters, as datatrove names it, of the rules that find words. Defaults are Gopher's.
+    `language`: datatrove's three-letter code of the language whose rules split words. Defaults are Gopher's.
     """
 
     stage: Literal["gopher_quality"]
@@ -48,7 +48,7 @@ class GopherQuality(StrictRecord):
 
 
 class GopherRepetition(StrictRecord):
-    """Gopher's rules for repetition: of lines, paragraphs and n-grams within a document."""
+    """Gopher's rules against repeated lines, paragraphs and n-grams within a document."""
 
     stage: Literal["gopher_repetition"]
     language: str = "eng"
@@ -59,10 +59,10 @@ class GopherRepetition(StrictRecord):
 
 
 class C4Quality(StrictRecord):
-    """C4's rules: lines that are short or end in no punctuation go, and documents of too few sentences.
+    """C4's rules: drop short lines, lines without final punctuation, and documents with too few sentences.
 
-    Documents with a curly bracket or "lorem ipsum" anywhere are dropped, as the paper says (1910.10683, section 2.2).
-    C4's own code and datatrove look for both only in lines that other rules kept.
+    Documents with a curly bracket or "lorem ipsum" anywhere are dropped, as in the paper (arXiv 1910.10683, section
+    2.2). C4's own code and datatrove look for both only in lines that passed the other rules.
     """
 
     stage: Literal["c4_quality"]
@@ -79,7 +79,7 @@ class C4Quality(StrictRecord):
 
 
 class FineWebQuality(StrictRecord):
-    """FineWeb's own rules: ends of lines, short lines, repeated lines, lists."""
+    """FineWeb's own rules: lines without final punctuation, short lines, repeated lines, lists."""
 
     stage: Literal["fineweb_quality"]
     language: str = "eng"
@@ -95,9 +95,9 @@ class UrlFilter(StrictRecord):
     """Drops documents by their URL: listed domains and URLs, banned words. A document without URL passes.
 
     Attributes:
-        integrated_lists: whether the lists that datatrove brings along count, too.
-        domains, urls, banned_words, banned_subwords, soft_banned_words: more of each.
-        soft_word_threshold: number of soft banned words that are too many.
+        integrated_lists: whether datatrove's own lists are used, too.
+        domains, urls, banned_words, banned_subwords, soft_banned_words: further entries of these lists.
+        soft_word_threshold: number of soft banned words from which a URL is dropped.
     """
 
     stage: Literal["url_filter"]
@@ -114,17 +114,17 @@ DatatroveFilter = GopherQuality | GopherRepetition | C4Quality | FineWebQuality 
 
 
 def make_datatrove_filter(stage: DatatroveFilter) -> Callable[[Document], Document | DropDecision]:
-    """Return the function that decides about documents.
+    """Return the function that applies the stage to a document.
 
     Raises:
-        PrepareError: a package is missing, or there are no rules for the language, or only those of another script.
-        LibraryChanged: datatrove is of a version that was not tested.
+        PrepareError: a package is missing, or datatrove has no rules for the language, or only for another script.
+        LibraryChanged: the installed version of datatrove was not tested.
     """
     _check_version(stage.stage)
     try:
         from loguru import logger
 
-        logger.disable("datatrove")  # loguru would print on standard error what datatrove unpacks
+        logger.disable("datatrove")  # datatrove would log its unpacking of lists on standard error
         if not isinstance(stage, UrlFilter):
             _check_script(stage.stage, stage.language)
         decide = _make_filter(stage)
@@ -132,9 +132,9 @@ def make_datatrove_filter(stage: DatatroveFilter) -> Callable[[Document], Docume
     except (ImportError, LookupError, OSError, ValueError) as error:
         message = next(iter(str(error).splitlines()), "") or type(error).__name__
         raise PrepareError(
-            f"stage {stage.stage} cannot work: {message}",
-            remedy=f"{INSTALL_REMEDY}, or the package that is named here, which only some languages need; if a "
-            "language is meant, name one that datatrove has rules for, such as eng",
+            f"stage {stage.stage} cannot start: {message}",
+            remedy=f"{INSTALL_REMEDY}, and any other package that the message names; if the message is about the "
+            "language, set `language` to one that datatrove has rules for, such as eng",
         ) from error
     return decide
 
@@ -146,16 +146,16 @@ def _check_version(stage: str) -> None:
         raise PrepareError(f"stage {stage} needs datatrove, which is not installed", remedy=INSTALL_REMEDY) from error
     if found not in _TESTED_VERSIONS:
         raise LibraryChanged(
-            f"stage {stage} was tested with datatrove {_TESTED_VERSIONS}, and {found} is installed",
+            f"stage {stage} needs datatrove {_TESTED_VERSIONS}, but {found} is installed",
             remedy=INSTALL_REMEDY,
         )
 
 
 def _check_script(stage: str, language: str) -> None:
-    """Raises PrepareError: for this code datatrove has the rules of another script than the one its table marks.
+    """Raise PrepareError if datatrove would split this language by the rules for a script that is not its default.
 
-    datatrove 0.10.1 takes the table's text FALSE for true, so that of several scripts the last one counts: `zho` is cut
-    at spaces, as Chinese in Latin letters, and `arb` and `hin` by the rules of Maltese and Kurdish.
+    datatrove 0.10.1 reads the text FALSE in its table as true, so the last of several scripts wins: `zho` is split at
+    spaces, like Chinese in Latin letters, and `arb` and `hin` by the rules of Maltese and Kurdish.
     """
     from datatrove.utils.word_tokenizers import load_tokenizer_assignments
 
@@ -168,9 +168,9 @@ def _check_script(stage: str, language: str) -> None:
         marked = f"{language}_{row['script']}"
         if marked in rules and rules[marked].args != rules[language].args:
             raise PrepareError(
-                f"stage {stage}: for the language {language} datatrove {version('datatrove')} takes the rules of "
-                f"another script than {row['script']}",
-                remedy=f"write language: {marked}",
+                f"stage {stage}: for the language {language} datatrove {version('datatrove')} uses the rules of "
+                f"another script instead of {row['script']}",
+                remedy=f"write `language: {marked}`",
             )
 
 
@@ -179,14 +179,14 @@ def _make_filter(stage: DatatroveFilter) -> Callable[[Document], Document | Drop
 
     if isinstance(stage, UrlFilter):
         return partial(_decide_by_url, _url_filter(stage))
-    theirs = getattr(filters, f"{type(stage).__name__}Filter")  # our classes have the names of theirs
-    block = theirs(**stage.model_dump(exclude={"stage"}, exclude_none=True))
+    filter_class = getattr(filters, f"{type(stage).__name__}Filter")  # GopherQuality has GopherQualityFilter
+    block = filter_class(**stage.model_dump(exclude={"stage"}, exclude_none=True))
     check = FILTER_BY_NAME[stage.stage](block, get_splitter(stage.language))
 
     def filter_document(document: Document) -> Document | DropDecision:
         text = document.text
         if not any(map(str.isalnum, text)):
-            return DropDecision("no_words")  # filters divide by the number of words
+            return DropDecision("no_words")  # the filters would divide by zero words
         if isinstance(stage, C4Quality) and (reason := _page_drop_reason(stage, text)):
             return DropDecision(reason)
         reason, left = check(text)
@@ -228,6 +228,6 @@ def _url_filter(stage: UrlFilter) -> Any:
         soft_banned_words=stage.soft_banned_words,
         use_integrated_lists=stage.integrated_lists,
     )
-    # datatrove's extractor would fetch the current list of public suffixes: results would depend on day and network.
+    # datatrove's extractor would download the current list of public suffixes, so that results would change over time.
     block.tldextractor = TLDExtract(suffix_list_urls=(), cache_dir=None)
     return block

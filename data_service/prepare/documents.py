@@ -1,6 +1,6 @@
 """The documents that `prepare` reads, keeps and drops, and the Parquet files that hold them.
 
-A part is made in memory, a row group at a time, and stored as one object. Equal rows give equal bytes.
+A part is one Parquet file. It is encoded in memory, a row group at a time. Equal rows give equal bytes.
 """
 
 import io
@@ -16,22 +16,21 @@ from data_service.ingest.tables import CLUSTER_COLUMN, CLUSTERS_METADATA_KEY
 from data_service.ingest.tasks import put_unless_empty
 from data_service.store.base import Store, digest
 
-_ROW_GROUP_BYTES = 8 << 20  # bytes of text in a row group; `corpus build` cuts its work at row groups
-_ROW_GROUP_ROWS = 16_384
+_ROW_GROUP_BYTES = 8 << 20  # characters of text in a row group; `corpus build` splits its work between row groups
+_ROW_GROUP_ROWS = 16_384  # most rows in a row group
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document.
+    """A document that is read, prepared and kept.
 
     Attributes:
-        id: name that no other document of the preparation has.
-        text: its text.
-        source: name of the input that it came from.
-        url, licence, language, date: values that the input states, as text; None where it states none.
-        cluster_size: number of documents that this one stands for: itself and its copies.
-        cluster: name of the cluster of near duplicates to which it belongs, if all of them are kept; None if it is
-            alone.
+        id: unique id within the preparation.
+        text: the document's text.
+        source: name of the input source.
+        url, licence, language, date: values that the input states, as text; None for a missing value.
+        cluster_size: number of input documents that this one represents: itself and its dropped copies.
+        cluster: name of its cluster of near duplicates, if all members are kept; None without near duplicates.
     """
 
     id: str
@@ -47,7 +46,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class DropDecision:
-    """The decision to leave a document out. `reason`: kind of reason; `detail`: the values behind it."""
+    """The decision to drop a document. `reason`: kind of reason; `detail`: values that explain it."""
 
     reason: str
     detail: str = ""
@@ -63,13 +62,13 @@ class CutDecision:
 
 @dataclass(frozen=True, slots=True)
 class DroppedDocument:
-    """A document that was left out.
+    """A document that was dropped.
 
     Attributes:
-        id, source: as in `Document`. A record that could not be read has its place as id.
-        stage: label of the stage that dropped it; `read` if it is empty or could not be read.
+        id, source: as in `Document`. The id of an unreadable record is made of its source, file and position.
+        stage: label of the stage that dropped the document; `read` if it is empty or unreadable.
         reason: kind of reason, which statistics count.
-        detail: the values behind it, such as the document of which it is a copy.
+        detail: values that explain the reason, such as the id of the document of which it is a copy.
     """
 
     id: str
@@ -80,7 +79,7 @@ class DroppedDocument:
 
 
 def encode_content(document: Document | DroppedDocument) -> bytes:
-    """Return the bytes of a document as it was read, by which it is told whether it changed."""
+    """Return a document as bytes. Their hash shows whether the input has changed since it was read."""
     return json.dumps(astuple(document)).encode()
 
 
@@ -96,9 +95,8 @@ KEPT_SCHEMA = pa.schema(
 
 
 def kept_schema(clusters: str) -> pa.Schema:
-    """Return the schema of kept documents. `clusters`: digest of the clusters of which all documents are kept, which
-    `corpus build` finds in the file; empty if there are none.
-    """
+    """Return the schema of kept documents. `clusters`: digest of the clusters whose members are all kept, stored in the
+    file for `corpus build`; "" without such clusters."""
     if not clusters:
         return KEPT_SCHEMA
     return KEPT_SCHEMA.append(pa.field(CLUSTER_COLUMN, pa.string())).with_metadata({CLUSTERS_METADATA_KEY: clusters})
@@ -108,7 +106,7 @@ DROPPED_SCHEMA = pa.schema([pa.field(field.name, pa.string(), nullable=False) fo
 
 
 class RowsWriter:
-    """Collects rows of a part: `Document`s (schema `kept_schema`) or `DroppedDocument`s (schema `DROPPED_SCHEMA`)."""
+    """Encodes the rows of a part: `Document`s (schema `kept_schema`) or `DroppedDocument`s (`DROPPED_SCHEMA`)."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -128,7 +126,7 @@ class RowsWriter:
         return put_unless_empty(store, key, self.finish())
 
     def finish(self) -> memoryview:
-        """Return the part's bytes; none if it has no row."""
+        """Return the part's bytes; empty if it has no row."""
         self._flush()
         if self._writer is not None:
             self._writer.close()
@@ -147,7 +145,7 @@ class RowsWriter:
 
 
 def read_part_documents(data: bytes) -> Iterator[Document]:
-    """Yield the documents of a part with a schema of `kept_schema`."""
+    """Yield the documents of a part of kept documents."""
     with pq.ParquetFile(pa.BufferReader(data)) as table:
         names = table.schema_arrow.names
         for batch in table.iter_batches(1024, use_threads=False):

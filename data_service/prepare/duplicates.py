@@ -1,8 +1,9 @@
 """Finds documents with equal hashes over all chunks, one range of hashes at a time so that memory is bounded.
 
-Each chunk leaves its hashes, sorted, with the documents' ids in the same order. A compare task reads one range of all
-chunks, and writes for each chunk which of its documents are copies of which earlier one, and how many copies the
-others have. Documents are ordered by chunk, then by place in it, so the result depends on nothing else.
+For each chunk a pass has stored the sorted hashes, and the documents' ids in the same order. A compare task reads one
+range of hashes of all chunks. It writes for each chunk which documents are copies of which earlier document, and how
+many copies the first documents have. "Earlier" is the order of chunks, then of documents within a chunk, so the result
+does not depend on the order of tasks.
 """
 
 from array import array
@@ -31,9 +32,9 @@ from data_service.prepare.layout import (
 )
 from data_service.store.base import Store, digest, parallel_map
 
-_PARTITION_DOCUMENTS = 1_000_000  # documents that are compared together, in about 250 MB
-# A document's hash as two big-endian words, its number in its chunk, the number of documents that it stands for, and
-# the place of its id among the ids behind the records, in bytes.
+_PARTITION_DOCUMENTS = 1_000_000  # documents per task: about 250 MB of memory
+# A document's hash as two big-endian words, its number in its chunk, the number of input documents that it represents,
+# and the byte range of its id in the ids after the records.
 _HASH_RECORD_DTYPE = np.dtype(
     [("high", ">u8"), ("low", ">u8"), ("ordinal", "<u4"), ("weight", "<u4"), ("id_start", "<u8"), ("id_length", "<u4")]
 )
@@ -41,20 +42,20 @@ _CLUSTERS_SCHEMA = pa.schema([("ordinal", pa.uint32()), ("weight", pa.int64()), 
 
 
 class HashCollector:
-    """The hashes of a chunk's documents."""
+    """Collects the hashes of a chunk's documents, with ids and weights."""
 
     def __init__(self) -> None:
         self._digests = bytearray()
         self._weights, self._ids = array("I"), list[bytes]()
 
     def add(self, text: str, document_id: str, weight: int = 1) -> None:
-        """Add a document by the text that is compared."""
+        """Add a document. `text`: the text to compare; `weight`: number of input documents that it represents."""
         self._digests += blake2b(text.encode(), digest_size=16).digest()
         self._ids.append(document_id.encode())
         self._weights.append(min(weight, 0xFFFFFFFF))
 
     def store(self, store: Store, key: str) -> StoredRecords:
-        """Store the sorted hashes and, behind them, the ids. Return what the receipt says of them."""
+        """Store the sorted hashes and, after them, the ids. Return their description for the receipt."""
         words = np.frombuffer(self._digests, dtype=">u8").reshape(-1, 2)
         order = np.lexsort((words[:, 1], words[:, 0]))
         ids = [self._ids[place] for place in order.tolist()]
@@ -69,7 +70,7 @@ class HashCollector:
 
 
 class CompareHashesTask(BucketsTask):
-    """The task of comparing the hashes of one partition."""
+    """The task of comparing the hashes of one partition, that is, one range of hashes of all chunks."""
 
     stage: ClassVar[str] = "compare"
     dtype: ClassVar[np.dtype[np.void]] = _HASH_RECORD_DTYPE
@@ -79,8 +80,8 @@ class CompareHashesReceipt(ByChunkReceipt):
     """The result of comparing a partition: a table of clusters for each chunk.
 
     Attributes:
-        copies: number of documents that are copies of another.
-        first_copy: (chunk, number in it) of a copy and of the document that it is a copy of; None without copies.
+        copies: number of documents that are copies of an earlier document.
+        first_copy: (chunk, number in the chunk) of a copy and of its original; None without copies.
     """
 
     copies: int
@@ -88,7 +89,7 @@ class CompareHashesReceipt(ByChunkReceipt):
 
 
 def plan_compare_tasks(layout: PrepareLayout, kind: str, chunks: Sequence[StoredRecords]) -> list[CompareHashesTask]:
-    """Cut the hash space into partitions of about `_PARTITION_DOCUMENTS` documents."""
+    """Return one task for each partition of the hash space, of about `_PARTITION_DOCUMENTS` documents."""
     documents = sum(chunk.records for chunk in chunks)
     source = hash_strings(chunk.digest for chunk in chunks)
     return [
@@ -98,7 +99,7 @@ def plan_compare_tasks(layout: PrepareLayout, kind: str, chunks: Sequence[Stored
 
 
 def compare_hashes(task: CompareHashesTask, store: Store) -> CompareHashesReceipt:
-    """Write which documents of the partition are copies of an earlier one; return the receipt."""
+    """Write which documents of the partition are copies of an earlier document; return the receipt."""
     read = list(parallel_map(partial(_read_hashes_and_ids, store, task.buckets), task.chunks))
     parts = [records for records, _ in read]
     records, names = np.concatenate(parts), b"".join(ids for _, ids in read)
@@ -142,7 +143,7 @@ def _read_hashes_and_ids(
 def _find_clusters(
     records: NDArray[np.void], chunk: NDArray[np.uint32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return, for each document that has a copy: its row, the row of the first of its cluster, the cluster's weight."""
+    """Return, for each document in a cluster of copies: its row, the row of the first copy, the cluster's weight."""
     order = np.lexsort((records["ordinal"], chunk, records["low"], records["high"]))
     found = records[order]
     begins = np.append(np.ones(min(1, len(order)), dtype=np.bool_), ~is_equal_to_previous(found))
@@ -156,19 +157,19 @@ def _find_clusters(
 def make_clusters_table(
     ordinals: NDArray[np.uint32], weights: NDArray[np.int64], copy_of: Sequence[str | None]
 ) -> pa.Table:
-    """Return the table of the documents in clusters that the next pass reads.
+    """Return the table of the documents in clusters, for the next pass.
 
     Args:
-        ordinals: [N] number of each in its chunk.
-        weights: [N] number of documents for which its cluster stands.
-        copy_of: id of the document that stays; None for that document itself.
+        ordinals: [N] number of the document in its chunk.
+        weights: [N] number of input documents in its cluster.
+        copy_of: [N] id of the cluster's first document; None for that document itself.
     """
     columns = [pa.array(ordinals), pa.array(weights, pa.int64()), pa.array(copy_of, pa.string())]
     return pa.table(columns, schema=_CLUSTERS_SCHEMA)
 
 
 def group_by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tuple[bytes, list[int]]:
-    """Return one Arrow stream a chunk that has rows, joined; and [count + 1] at which byte each begins."""
+    """Return one Arrow stream for each chunk with rows, joined; and [count + 1] byte offsets of the streams."""
     order = np.lexsort((table.column("ordinal").to_numpy(), chunk))
     table, edges = table.take(pa.array(order)), np.searchsorted(chunk[order], np.arange(count + 1)).tolist()
     streams = []
@@ -183,15 +184,15 @@ def group_by_chunk(table: pa.Table, chunk: NDArray[np.uint32], count: int) -> tu
 
 @dataclass(frozen=True)
 class ChunkClusters:
-    """What is known of a chunk's documents that have copies. `slices`: (key, start, length) of its tables; `digest`:
-    of all partitions."""
+    """Where the clusters of a chunk's documents are stored. `slices`: (key, start, length) of the chunk's tables;
+    `digest`: hash of the tables of all chunks."""
 
     slices: tuple[tuple[str, int, int], ...]
     digest: str
 
     def read_clusters(self, store: Store) -> tuple[dict[int, str], dict[int, int]]:
-        """Return the ids of the documents of which documents are copies, and the sizes of clusters, both by number of
-        the document in its chunk."""
+        """Return two dicts by the number of a document in its chunk: for copies the id of the first document, for first
+        documents the size of the cluster."""
         copies: dict[int, str] = {}
         weights: dict[int, int] = {}
         for key, start, length in self.slices:

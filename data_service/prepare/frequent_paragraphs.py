@@ -1,9 +1,8 @@
-"""Finds the paragraphs that many documents have, over all chunks, one range of hashes at a time so that memory is
-bounded.
+"""Finds paragraphs that are in many documents of all chunks, one range of hashes at a time so that memory is bounded.
 
-Each chunk leaves the hashes of its paragraphs and how many of its documents have each (`paragraphs.py`). A task adds up
-one range of all chunks, and writes for each chunk which of its hashes are frequent: so the next pass over a chunk loads
-no more hashes than the chunk has. Sums depend neither on the order of tasks nor on who computes them.
+For each chunk a pass has stored the hashes of its paragraphs, each with the number of documents (`paragraphs.py`). A
+task adds up these numbers for one range of hashes, and writes for each chunk which of its hashes are frequent: the next
+pass loads only hashes of its own chunk. The result does not depend on the order of tasks or the number of workers.
 """
 
 import io
@@ -28,7 +27,7 @@ from data_service.prepare.layout import (
 from data_service.prepare.paragraphs import PARAGRAPH_RECORD_DTYPE, DuplicateParagraphs, ListedParagraph, ParagraphCuts
 from data_service.store.base import Store, digest
 
-_PARTITION_RECORDS = 4_000_000  # records; about 200 MB while they are added up
+_PARTITION_RECORDS = 4_000_000  # records per task: about 200 MB of memory
 _TABLE_SCHEMA = pa.schema(
     [
         pa.field("paragraph", pa.string(), nullable=False),
@@ -39,7 +38,7 @@ _TABLE_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class CountParagraphsTask(BucketsTask):
-    """The task of adding up one range of hashes."""
+    """The task of counting the documents that have each paragraph, for one range of hashes."""
 
     settings: DuplicateParagraphs
 
@@ -48,9 +47,9 @@ class CountParagraphsTask(BucketsTask):
 
 
 class CountParagraphsReceipt(ByChunkReceipt):
-    """The result of adding up a range: the frequent hashes of each chunk.
+    """The result of a count task: the frequent hashes of each chunk.
 
-    `first`: (hash, number of documents, first chunk that has it) of the most frequent ones, as many as are listed.
+    `first`: (hash, number of documents, first chunk) of the most frequent paragraphs, at most `settings.listed`.
     """
 
     first: list[tuple[int, int, int]]
@@ -59,7 +58,7 @@ class CountParagraphsReceipt(ByChunkReceipt):
 def plan_count_tasks(
     layout: PrepareLayout, kind: str, stage: DuplicateParagraphs, chunks: Sequence[StoredRecords]
 ) -> list[CountParagraphsTask]:
-    """Cut the hashes into ranges of about `_PARTITION_RECORDS` records."""
+    """Return one task for each range of hashes, of about `_PARTITION_RECORDS` records."""
     source, records = hash_strings(chunk.digest for chunk in chunks), sum(chunk.records for chunk in chunks)
     return [
         CountParagraphsTask(layout, index, source, kind, tuple(chunks), buckets, stage)
@@ -68,18 +67,18 @@ def plan_count_tasks(
 
 
 def count_paragraph_range(task: CountParagraphsTask, store: Store) -> CountParagraphsReceipt:
-    """Write which paragraphs of each chunk are frequent; return the receipt."""
+    """Write the hashes of the frequent paragraphs of each chunk; return the receipt."""
     parts = task.read_chunks(store)
     records = np.concatenate(parts)
     chunk = np.repeat(np.arange(len(parts), dtype=np.uint32), [len(part) for part in parts])
-    # A key's first record is that of the first chunk that has it.
+    # `first` is the index of a key's first record, which comes from the first chunk that has the key.
     keys, first, number = np.unique(records["key"], return_index=True, return_inverse=True)
     sums = np.zeros(len(keys), dtype=np.int64)
     np.add.at(sums, number, records["documents"])
     frequent = sums > task.settings.most_documents
     rows = np.flatnonzero(frequent[number])
     data = records["key"][rows].astype("<u8").tobytes()
-    # Of equal counts those of the lower hash are listed.
+    # The most frequent are listed; among equal counts the lower hash comes first.
     listed = np.flatnonzero(frequent)
     listed = listed[np.argsort(-sums[listed], kind="stable")][: task.settings.listed]
     columns = (keys[listed], sums[listed], chunk[first[listed]])
@@ -93,7 +92,7 @@ def count_paragraph_range(task: CountParagraphsTask, store: Store) -> CountParag
 
 
 def plan_paragraph_cuts(task: CountParagraphsTask, counted: Sequence[CountParagraphsReceipt]) -> list[ParagraphCuts]:
-    """Return, for each chunk, the paragraphs to cut from its documents. `task`: a task of any receipt."""
+    """Return, for each chunk, the paragraphs to cut from its documents. `task`: any of the count tasks."""
     every = sorted((-documents, key, chunk) for each in counted for key, documents, chunk in each.first)
     listed: list[list[tuple[int, int]]] = [[] for _ in task.chunks]
     for documents, key, chunk in every[: task.settings.listed]:

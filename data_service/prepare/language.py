@@ -1,4 +1,4 @@
-"""Finds the language of a document with a fastText model, which is given as a file and its hash."""
+"""Detects the language of a document with a fastText model, given as a file and its hash."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,17 +13,17 @@ from data_service.prepare.documents import Document, DropDecision
 from data_service.prepare.model_file import check_file_hash
 
 _LABEL_PREFIX = "__label__"
-_DETECTION_CHARACTERS = 20_000  # characters at a document's beginning from which its language is detected
+_DETECTION_CHARACTERS = 20_000  # length of the beginning of a document that is used for detection
 
 
 class Language(StrictRecord):
-    """Drops documents of other languages; writes the language found into those that stay.
+    """Drops documents in other languages; records the detected language of kept documents.
 
     Attributes:
         model: path of a fastText model for languages (lid.176.bin, GlotLID), the same on all workers.
         sha256: hash of the file, in hexadecimal.
-        languages: labels that are kept, as the model writes them without `__label__`; empty: all.
-        least: smallest probability with which the label must be found.
+        languages: labels of the model to keep, without their prefix `__label__`; empty to keep all.
+        least: smallest probability of the detected label; documents below it are dropped.
     """
 
     stage: Literal["language"]
@@ -34,10 +34,10 @@ class Language(StrictRecord):
 
 
 def make_language_filter(stage: Language) -> Callable[[Document], Document | DropDecision]:
-    """Return the function that decides about documents.
+    """Return the function that applies the stage to a document.
 
     Raises:
-        PrepareError: the file is missing or has another hash, it is no model, or the package is missing.
+        PrepareError: the file is missing, has another hash or is not a model, or fasttext is not installed.
     """
     check_file_hash(stage.model, stage.sha256, "language model")
     try:
@@ -48,7 +48,7 @@ def make_language_filter(stage: Language) -> Callable[[Document], Document | Dro
         model = fasttext.load_model(stage.model)
     except (ValueError, RuntimeError, MemoryError) as error:
         raise PrepareError(
-            f"{stage.model} is no fastText model: {error}", remedy="name a .bin or .ftz file of fastText"
+            f"{stage.model} is not a fastText model: {error}", remedy="give a .bin or .ftz file of fastText"
         ) from error
 
     def filter_document(document: Document) -> Document | DropDecision:

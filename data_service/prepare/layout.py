@@ -1,5 +1,5 @@
-"""The keys of a preparation: its results, and what it needs only until it is done (below `build/`); and what the tasks
-that compare documents have in common.
+"""The keys of a preparation's results and, below `build/`, of its temporary objects; also the common base of the tasks
+that compare documents.
 """
 
 from collections.abc import Sequence
@@ -14,31 +14,31 @@ from data_service.ingest.file_kinds import PREPARED_DOCUMENTS_PREFIX
 from data_service.ingest.tasks import BuildTask, TaskReceipt
 from data_service.store.base import Store, parallel_map
 
-_BUCKET_BITS = 12
+_BUCKET_BITS = 12  # leading bits of a hash that are the number of its bucket
 BUCKET_COUNT = 1 << _BUCKET_BITS
 _START_DTYPE = np.dtype("<u4")
-STARTS_BYTES = (BUCKET_COUNT + 1) * _START_DTYPE.itemsize
+STARTS_BYTES = (BUCKET_COUNT + 1) * _START_DTYPE.itemsize  # size of the result of `bucket_starts`
 DROPPED_PREFIX, PARAGRAPHS_PREFIX = "dropped/", "paragraphs/"
 
 
 @dataclass(frozen=True)
 class PrepareLayout(BuildLayout):
-    """The keys that the tasks of one preparation read and write. A pass ends before a stage that compares documents."""
+    """The keys that the tasks of one preparation read and write. Passes are numbered from 0 (see `passes.py`)."""
 
     def kept_key(self, chunk: int) -> str:
-        """Return the key of the documents of a chunk that are kept in the end."""
+        """Return the key of a chunk's documents in the output, which the last pass kept."""
         return f"{PREPARED_DOCUMENTS_PREFIX}{chunk:06d}.parquet"
 
     def dropped_key(self, chunk: int, pass_number: int) -> str:
-        """Return the key of the documents of a chunk that pass `pass_number` dropped."""
+        """Return the key of a chunk's documents that pass `pass_number` dropped."""
         return f"{DROPPED_PREFIX}{chunk:06d}-{pass_number}.parquet"
 
     def between_passes_key(self, chunk: int, pass_number: int) -> str:
-        """Return the key of the documents of a chunk that pass `pass_number` hands on."""
+        """Return the key of a chunk's documents that pass `pass_number` kept for the next pass."""
         return f"{BUILD_FOLDER}{self.build}/documents/{pass_number}/{chunk:06d}.parquet"
 
     def hashes_of_kind_key(self, kind: str, chunk: int) -> str:
-        """Return the key of the sorted hashes of a chunk: of its `ids`, or of its texts before pass `kind`."""
+        """Return the key of a chunk's sorted hashes. `kind`: `ids`, or `texts-N` for the texts that pass N kept."""
         return f"{BUILD_FOLDER}{self.build}/hashed/{kind}/{chunk:06d}.bin"
 
     def listed_paragraphs_key(self, pass_number: int) -> str:
@@ -48,7 +48,7 @@ class PrepareLayout(BuildLayout):
 
 @dataclass(frozen=True)
 class ComparingTask(BuildTask):
-    """A task that compares documents of all chunks. `kind`: what is compared, as in the keys."""
+    """A task that compares documents of all chunks. `kind`: kind of hashes, as in `hashes_of_kind_key`."""
 
     layout: PrepareLayout
     kind: str
@@ -58,21 +58,21 @@ class ComparingTask(BuildTask):
         return self.layout.receipt_key(f"{self.stage}-{self.kind}", self.index)
 
     def output_key(self, part: int = 0) -> str:
-        """Return the key of a part of what the task found."""
+        """Return the key of one object of the task's result."""
         return f"{BUILD_FOLDER}{self.layout.build}/{self.stage}-{self.kind}/{self.index:06d}-{part:06d}.bin"
 
 
 @dataclass(frozen=True)
 class StoredRecords:
-    """What is compared of a chunk, stored as one object: tables of records that are sorted by a hash of 64 bits.
+    """A stored object with the hashes of a chunk to compare: tables of records, sorted by a 64-bit hash.
 
-    All tables have the same number of records. Before them the object holds their `bucket_starts`.
+    All tables have the same number of records. The object starts with the `bucket_starts` of each table.
 
     Attributes:
         key: key of the object.
         digest: digest of its bytes.
-        size: number of bytes, 0 if there is no object.
-        records: number of records of a table.
+        size: number of bytes; 0 if there is no object.
+        records: number of records in each table.
     """
 
     key: str
@@ -81,13 +81,13 @@ class StoredRecords:
     records: int
 
     def object_sizes(self) -> dict[str, int]:
-        """Return the size of the stored object, by key."""
+        """Return {key: size} of the object; an empty dict if there is no object."""
         return {self.key: self.size} if self.size else {}
 
     def read_records(
         self, store: Store, dtype: np.dtype[np.void], buckets: tuple[int, int], table: int = 0, tables: int = 1
     ) -> NDArray[np.void]:
-        """Return the records of a table whose hashes are in buckets [first, stop). `tables`: number of all tables."""
+        """Return the records of table `table` with hashes in `buckets` [first, stop). `tables`: number of tables."""
         first, stop = buckets
         begin = end = 0
         if self.records:
@@ -101,15 +101,15 @@ class StoredRecords:
 
 
 def bucket_starts(hashes: NDArray[np.uint64]) -> bytes:
-    """Return [BUCKET_COUNT + 1] uint32, the places at which the sorted hashes of each bucket begin, and the end. The
-    leading bits of a hash are its bucket."""
+    """Return the bytes of [BUCKET_COUNT + 1] uint32: the index of each bucket's first hash in the sorted `hashes`, and
+    their number. The leading bits of a hash are its bucket."""
     edges = np.arange(1, BUCKET_COUNT, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
     return np.array([0, *np.searchsorted(hashes, edges).tolist(), len(hashes)], dtype=_START_DTYPE).tobytes()
 
 
 @dataclass(frozen=True)
 class BucketsTask(ComparingTask):
-    """A task that compares records of all chunks whose hashes are in buckets [first, stop).
+    """A task that compares the records of all chunks with hashes in `buckets` [first, stop).
 
     `dtype`: type of the records.
     """
@@ -125,7 +125,7 @@ class BucketsTask(ComparingTask):
         return sum(chunk.records for chunk in self.chunks) * self.dtype.itemsize * (stop - first) // BUCKET_COUNT
 
     def read_chunks(self, store: Store, table: int = 0, tables: int = 1) -> list[NDArray[np.void]]:
-        """Return the records of each chunk, as `StoredRecords.read_records`."""
+        """Return each chunk's records of the task's buckets. Arguments as for `StoredRecords.read_records`."""
 
         def read(chunk: StoredRecords) -> NDArray[np.void]:
             return chunk.read_records(store, self.dtype, self.buckets, table, tables)
@@ -134,10 +134,10 @@ class BucketsTask(ComparingTask):
 
 
 class ByChunkReceipt(TaskReceipt):
-    """The result of a task that writes one object, with a part for each chunk.
+    """The result of a task that writes one object with a byte range for each chunk.
 
     Attributes:
-        starts: [chunks + 1], byte at which the part of each chunk begins in the object, and the end.
+        starts: [chunks + 1] byte offsets of the chunks' ranges in the object, and its size.
         digest: digest of the object.
     """
 
@@ -146,7 +146,7 @@ class ByChunkReceipt(TaskReceipt):
 
 
 def locate_chunk_parts(chunk: int, receipts: Sequence[ByChunkReceipt]) -> tuple[tuple[str, int, int], ...]:
-    """Return (key, start, length) of a chunk's parts in all objects."""
+    """Return (key, start, length) of a chunk's byte ranges in the objects of all receipts, without empty ranges."""
     return tuple(
         (key, receipt.starts[chunk], length)
         for receipt in receipts

@@ -1,4 +1,4 @@
-"""Files that a stage needs on every machine, each named with its hash, so that all workers decide alike."""
+"""Checks files that a stage needs on every machine by their hashes, so that all workers decide alike."""
 
 import hashlib
 from functools import lru_cache
@@ -9,7 +9,7 @@ from data_service.errors import PrepareError
 
 @lru_cache(maxsize=8)
 def check_file_hash(path: str, expected: str, file_kind: str) -> None:
-    """Check that a file has a SHA-256. It is read once in a process. `file_kind`: what it is, for messages.
+    """Check a file's SHA-256, once per process. `expected`: in hexadecimal; `file_kind`: name for messages.
 
     Raises PrepareError: the file is missing or has another hash.
     """
@@ -19,10 +19,10 @@ def check_file_hash(path: str, expected: str, file_kind: str) -> None:
     except OSError as error:
         raise PrepareError(
             f"the {file_kind} {path} cannot be read: {error}",
-            remedy="bring the file to that place on every machine, or name another one; nothing was started",
+            remedy="put the file at this path on every machine, or give another path; nothing was started",
         ) from error
     if seen.hexdigest() != expected:
         raise PrepareError(
             f"the {file_kind} {path} has the SHA-256 {seen.hexdigest()}, not {expected}",
-            remedy="fetch the file again, or give the hash of the one that is meant",
+            remedy="fetch the file again, or set `sha256` to the hash of the intended file",
         )

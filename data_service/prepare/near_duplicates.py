@@ -1,10 +1,10 @@
-"""Finds pairs of near duplicates over all chunks. Candidates have an equal band; a task compares one range of hashes of
-one band.
+"""Finds pairs of near duplicates over all chunks. Candidates have an equal band (`minhash.py`); a task compares one
+range of the hashes of one band.
 
-Within a group of documents with the same band every document is compared with the first. Those that are similar to it
-by their sketches are linked to it; the others form a group of their own, up to `_MAX_GROUPING_ROUNDS` times. So the
-work is linear in the documents, even if all share a band. Documents are ordered by chunk, then by place in it, and
-links depend on nothing else.
+In a group of documents with the same band, every document is compared with the first by their sketches. Similar
+documents are paired with the first; the others form a new group, up to `_MAX_GROUPING_ROUNDS` times. So the work is
+linear in the number of documents, even if all share a band. The first document is the first by chunk, then by position
+in the chunk, so the pairs do not depend on the order of tasks.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ from data_service.prepare.minhash import HASH_COUNT, BandSettings
 from data_service.prepare.signatures import BAND_RECORD_DTYPE, ChunkSignatures
 from data_service.store.base import Store, digest
 
-_PARTITION_DOCUMENTS = 2_000_000  # documents; about 300 MB while they are compared
-_MAX_GROUPING_ROUNDS = 16
+_PARTITION_DOCUMENTS = 2_000_000  # documents per task: about 300 MB of memory
+_MAX_GROUPING_ROUNDS = 16  # rounds of forming new groups from dissimilar documents
 NumberDtype = np.dtype[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
 class DocumentSignatures:
-    """The signatures of all chunks. Documents are numbered through all chunks.
+    """The signatures of all chunks. Documents are numbered consecutively over all chunks.
 
     Attributes:
         chunks: signatures of each chunk.
-        bands: how signatures are cut.
-        digest: digest of everything that they hold.
+        bands: how signatures are cut into bands.
+        digest: hash of all signatures and of the bands.
     """
 
     chunks: tuple[ChunkSignatures, ...]
@@ -43,12 +43,12 @@ class DocumentSignatures:
 
     @property
     def chunk_starts(self) -> list[int]:
-        """[chunks + 1], number of each chunk's first document, and of all documents."""
+        """[chunks + 1]: the number of each chunk's first document, and the total of documents."""
         return [0, *accumulate(chunk.documents for chunk in self.chunks)]
 
     @property
     def dtype(self) -> NumberDtype:
-        """The type of documents' numbers."""
+        """The NumPy type that holds document numbers."""
         return np.dtype("<u4" if self.chunk_starts[-1] < 2**32 else "<u8")
 
 
@@ -64,7 +64,7 @@ class MatchBandsTask(BucketsTask):
 
 
 class MatchBandsReceipt(TaskReceipt):
-    """The result of a join. `digest`: digest of the linked pairs."""
+    """The result of a task that finds pairs. `digest`: digest of the pairs."""
 
     digest: str
 
@@ -72,7 +72,7 @@ class MatchBandsReceipt(TaskReceipt):
 def plan_band_tasks(
     layout: PrepareLayout, kind: str, chunks: Sequence[ChunkSignatures], bands: BandSettings
 ) -> list[MatchBandsTask]:
-    """Cut each band's hashes into ranges of about `_PARTITION_DOCUMENTS` documents."""
+    """Return one task for each range of each band's hashes, of about `_PARTITION_DOCUMENTS` documents."""
     signed = DocumentSignatures(tuple(chunks), bands, hash_strings([str(bands), *(one.digest for one in chunks)]))
     ranges = partition_ranges(sum(chunk.records for chunk in chunks), _PARTITION_DOCUMENTS, BUCKET_COUNT)
     return [
@@ -82,7 +82,7 @@ def plan_band_tasks(
 
 
 def match_band_range(task: MatchBandsTask, store: Store) -> MatchBandsReceipt:
-    """Write [P, 2] numbers of documents, the first of a group and one similar to it; return the receipt."""
+    """Write [P, 2] document numbers: the first of a group and a similar document; return the receipt."""
     signed = task.signed
     read = task.read_chunks(store, task.band, signed.bands.count)
     records = np.concatenate(read)
@@ -100,13 +100,13 @@ def match_band_range(task: MatchBandsTask, store: Store) -> MatchBandsReceipt:
 def find_pairs(
     keys: NDArray[np.uint64], numbers: NDArray[np.int64], sketches: NDArray[np.uint8], min_equal_bits: int
 ) -> NDArray[np.int64]:
-    """Return [P, 2] pairs of documents with one key whose sketches have at least `min_equal_bits` equal bits.
+    """Return [P, 2] pairs of documents with equal keys whose sketches have at least `min_equal_bits` equal bits.
 
     Args:
-        keys: [N], sorted.
+        keys: [N] hashes of a band, sorted.
         numbers: [N] numbers of the documents, ascending within a key.
-        sketches: [N, SKETCH].
-        min_equal_bits: number of bits.
+        sketches: [N, SKETCH] sketches of the documents.
+        min_equal_bits: least number of equal bits.
     """
     found = [np.empty((0, 2), dtype=np.int64)]
     rows = np.arange(len(keys))

@@ -1,9 +1,10 @@
-"""Paragraphs, or lines, that return in many documents: hashed chunk by chunk, and cut from the documents.
+"""Hashes the paragraphs (or lines) of each chunk, and cuts paragraphs that many documents share.
 
-Two paragraphs are the same if their letters and digits are: case, accents, punctuation and white space make no
-difference. Each chunk leaves the different hashes of its paragraphs, sorted, each with the number of its documents that
-have it (`frequent_paragraphs.py` adds them up). Source of the idea: Wenzek et al. 2020, *CCNet*, section 3.1; there a
-paragraph is cut from its second occurrence on, here everywhere, once more than a given number of documents have it.
+Paragraphs are equal if their letters and digits are equal: case, accents, punctuation and white space make no
+difference. For each chunk the distinct hashes of its paragraphs are stored, sorted, each with the number of the chunk's
+documents that have it (`frequent_paragraphs.py` adds them up). Source of the idea: Wenzek et al. 2020, *CCNet*, section
+3.1. CCNet cuts a paragraph from its second occurrence on. Here a paragraph is cut everywhere, if more than a
+given number of documents have it.
 """
 
 import re
@@ -22,20 +23,20 @@ from data_service.ingest.tasks import put_unless_empty
 from data_service.prepare.layout import StoredRecords, bucket_starts
 from data_service.store.base import Store, digest
 
-PARAGRAPH_RECORD_DTYPE = np.dtype([("key", "<u8"), ("documents", "<u4")])
+PARAGRAPH_RECORD_DTYPE = np.dtype([("key", "<u8"), ("documents", "<u4")])  # key: hash of a paragraph
 _BLANK_LINES = re.compile(r"(\n(?:[^\S\n]*\n)+)")
-MAX_SHOWN_CHARACTERS = 200  # characters of a paragraph that the table shows
+MAX_SHOWN_CHARACTERS = 200  # length to which paragraphs in the table are cut
 
 
 class DuplicateParagraphs(StrictRecord):
-    """Cuts lines or paragraphs that more than a number of documents have, over all inputs.
+    """Cuts lines or paragraphs that are in more than `most_documents` documents of all inputs.
 
     Attributes:
-        unit: `line`, or `paragraph`: what is between blank lines.
-        most_documents: number of documents that may have the same one; in more it is cut from all.
-        least_characters: letters and digits of the shortest one that is cut.
-        least_words: a document from which something was cut is dropped if fewer words are left.
-        listed: number of the most frequent ones that are listed in a table, with their documents.
+        unit: `line`, or `paragraph` for text between blank lines.
+        most_documents: largest number of documents that may share a line or paragraph; above it, all copies are cut.
+        least_characters: letters and digits of the shortest line or paragraph that is cut.
+        least_words: a document with cuts is dropped if fewer words remain.
+        listed: number of the most frequent lines or paragraphs to list in a table, with their numbers of documents.
     """
 
     stage: Literal["duplicate_paragraphs"]
@@ -46,14 +47,14 @@ class DuplicateParagraphs(StrictRecord):
     listed: int = Field(default=1000, ge=0, le=100_000)
 
     def split_pieces(self, text: str) -> list[tuple[str, str]]:
-        """Return (line or paragraph, separator behind it) for all of a text. Joined they are the text."""
+        """Return (line or paragraph, separator after it) for the whole text; joined they give the text."""
         found = text.split("\n") if self.unit == "line" else _BLANK_LINES.split(text)
         if self.unit == "line":
             return [(line, "\n") for line in found[:-1]] + [(found[-1], "")]
         return list(zip(found[::2], [*found[1::2], ""], strict=True))
 
     def hash_piece(self, piece: str) -> int | None:
-        """Return the hash of a line or paragraph, 64 bits; None for one that is too short to be cut."""
+        """Return the 64-bit hash of a line or paragraph; None if it is too short to be cut."""
         if is_blank(piece):
             return None
         plain = fold_text(piece)
@@ -63,19 +64,19 @@ class DuplicateParagraphs(StrictRecord):
 
 
 class ParagraphHashCollector:
-    """Collects the hashes of a chunk's paragraphs: 8 bytes of memory each, and 40 while they are stored."""
+    """Collects the hashes of a chunk's paragraphs: 8 bytes of memory for each hash, and 40 during `store`."""
 
     def __init__(self, stage: DuplicateParagraphs) -> None:
         self._stage = stage
         self._keys = array("Q")
 
     def add(self, text: str) -> None:
-        """Add a document."""
+        """Add the text of a document."""
         keys = (self._stage.hash_piece(piece) for piece, _ in self._stage.split_pieces(text))
         self._keys.extend({key for key in keys if key is not None})
 
     def store(self, store: Store, key: str) -> StoredRecords:
-        """Store the sorted records; return what the receipt says of them."""
+        """Store the sorted records; return their description for the receipt."""
         keys, counts = np.unique(np.frombuffer(self._keys, dtype=np.uint64), return_counts=True)
         records = np.empty(len(keys), dtype=PARAGRAPH_RECORD_DTYPE)
         records["key"], records["documents"] = keys, counts
@@ -85,7 +86,7 @@ class ParagraphHashCollector:
 
 
 class ListedParagraph(StrictRecord):
-    """A paragraph of the table. `paragraph`: its first characters; `documents`: number of documents that had it."""
+    """A row of the table of cut paragraphs. `paragraph`: its beginning; `documents`: number of documents with it."""
 
     paragraph: str
     documents: int
@@ -97,9 +98,9 @@ class ParagraphCuts:
 
     Attributes:
         stage: the settings.
-        slices: (key, start, length) of the objects that hold the hashes of what is cut.
-        listed: (hash, number of documents) of the paragraphs of the table that this chunk is the first to have.
-        digest: of all partitions.
+        slices: (key, start, length) of the stored hashes of these paragraphs.
+        listed: (hash, number of documents) of paragraphs for the table that occur in this chunk first.
+        digest: hash of the frequent hashes of all chunks and of `listed`.
     """
 
     stage: DuplicateParagraphs
@@ -108,16 +109,16 @@ class ParagraphCuts:
     digest: str
 
     def open_cutter(self, store: Store) -> "ParagraphCutter":
-        """Return the cutter of these paragraphs, whose hashes are read from the store. Raises StoreError."""
+        """Read the hashes of these paragraphs from the store; return their cutter. Raises StoreError."""
         read = (np.frombuffer(store.get_range(key, start, length), "<u8") for key, start, length in self.slices)
         return ParagraphCutter(self.stage, (key for part in read for key in part.tolist()), dict(self.listed))
 
 
 class ParagraphCutter:
-    """Cuts paragraphs from documents, and remembers the text of those that are listed.
+    """Cuts frequent paragraphs from documents, and collects the rows of the table.
 
     Attributes:
-        listed: paragraphs of the table that were found.
+        listed: rows of the table found so far.
     """
 
     def __init__(self, stage: DuplicateParagraphs, keys: Iterable[int], listed: dict[int, int]) -> None:
@@ -125,7 +126,7 @@ class ParagraphCutter:
         self.listed: list[ListedParagraph] = []
 
     def cut_paragraphs(self, text: str) -> tuple[str, int, int]:
-        """Return the text that is left, and the numbers of paragraphs and of characters that were cut."""
+        """Return the remaining text, and the numbers of paragraphs and of characters that were cut."""
         kept, paragraphs = list[str](), 0
         for piece, separator in self._stage.split_pieces(text):
             key = self._stage.hash_piece(piece)
@@ -141,5 +142,5 @@ class ParagraphCutter:
         return left, paragraphs, len(text) - len(left)
 
     def is_too_short(self, text: str) -> bool:
-        """Return whether too little is left of a document."""
+        """Return whether the remaining text of a document is blank or has fewer than `least_words` words."""
         return is_blank(text) or len(text.split()) < self._stage.least_words

@@ -1,7 +1,7 @@
-"""The passes over the documents: each takes every chunk through the stages up to the next that compares documents.
+"""The passes over the documents. A pass applies stages to every chunk, up to the next stage that compares documents.
 
-The first pass reads the inputs; every later one reads what the pass before handed on, and applies what comparing found.
-A chunk's task writes one part of documents and one of dropped documents, and its receipt last.
+The first pass reads the inputs. Later passes read the documents that the previous pass kept, and first drop or cut what
+the comparison found. The task of a chunk writes one file of kept and one of dropped documents, and its receipt last.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,23 +38,23 @@ from data_service.prepare.signatures import ChunkSignatures, SignatureCollector
 from data_service.prepare.stages import ComparingStage, DocumentStage, ExactDuplicates, NearDuplicates, open_filter
 from data_service.store.base import Store
 
-READ_STAGE = "read"
-IDS_KIND = "ids"
+READ_STAGE = "read"  # label of the reading of inputs, as if it were a stage
+IDS_KIND = "ids"  # kind of the hashes of ids, as in `PrepareLayout.hashes_of_kind_key`
 
 
 def text_hashes_kind(number: int) -> str:
-    """Return the kind of hashes that pass `number` leaves of the texts that are compared after it."""
+    """Return the kind, used in keys, of the hashes of texts that pass `number` stores to be compared after it."""
     return f"texts-{number}"
 
 
 @dataclass(frozen=True)
 class PreparePass:
-    """Pass `number`: the stages that it takes documents through, and the stage behind it that compares documents.
+    """A pass: stages for single documents, and the following stage that compares documents.
 
     Attributes:
-        stages: (label, settings) of stages that look at one document alone.
-        compared: label of the stage that compares what is left; None for the last pass.
-        comparing: that stage.
+        number: number of the pass, from 0.
+        stages: (label, settings) of the stages for single documents.
+        compared, comparing: label and settings of the comparing stage after the pass; None for the last pass.
     """
 
     number: int
@@ -67,13 +67,13 @@ class PassReceipt(TaskReceipt):
     """The result of a pass over a chunk.
 
     Attributes:
-        counts: what became of the documents.
-        digest: hash of everything that it wrote.
-        content: hash of the documents that the first pass read; empty in later passes.
-        parts: digest of each part that belongs to the output, by key.
-        ids: hashes of the ids of all documents read.
-        texts: hashes or signatures of the texts, or hashes of their paragraphs, that are compared next.
-        listed: frequent paragraphs that are listed, and that this chunk is the first to have.
+        counts: counts of documents kept, changed and dropped.
+        digest: hash of all objects that the task wrote.
+        content: hash of the documents that the first pass read; "" for later passes.
+        parts: digests of the written files that belong to the output, by key.
+        ids: stored hashes of the ids of all documents read; None for later passes.
+        texts: stored hashes or signatures of texts, or hashes of paragraphs, to be compared after the pass.
+        listed: frequent paragraphs for the table that occur in this chunk first.
     """
 
     counts: PassCounts
@@ -87,7 +87,7 @@ class PassReceipt(TaskReceipt):
 
 @dataclass(frozen=True)
 class ReadTask(SplitTask):
-    """The task of reading a chunk of an input, and of taking its documents through the first pass."""
+    """The task of reading a chunk of an input and applying the first pass to its documents."""
 
     layout: PrepareLayout
     entry: InputSource
@@ -98,14 +98,14 @@ class ReadTask(SplitTask):
 
 @dataclass(frozen=True)
 class LaterPassTask(BuildTask):
-    """The task of taking a chunk's documents through a later pass.
+    """The task of applying a later pass to a chunk's documents.
 
     Attributes:
         run: the pass.
-        compared: label of the stage that compared what the pass before left; `comparing`: that stage.
-        size: bytes of the documents that the pass before handed on.
-        found: what comparing them found.
-        named: digest of the clusters whose names documents have; empty if they have none.
+        compared, comparing: label and settings of the comparing stage before the pass.
+        size: bytes of the documents that the previous pass kept.
+        found: result of the comparison: copies, or paragraphs to cut.
+        named: digest of the near-duplicate clusters recorded in the documents; "" without such clusters.
     """
 
     layout: PrepareLayout
@@ -126,7 +126,7 @@ class LaterPassTask(BuildTask):
 
 
 def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
-    """Read a chunk and take its documents through the first pass; return the receipt.
+    """Read a chunk and apply the first pass to its documents; return the receipt.
 
     Raises:
         InputError, StoreError: as `read_records`.
@@ -150,19 +150,19 @@ def read_chunk(task: ReadTask, store: Store) -> PassReceipt:
 
 
 class HashContentTask(ReadTask):
-    """The task of reading a chunk of a complete output again, to know whether its documents changed since."""
+    """The task of reading a chunk of an input again, to check whether it has changed since the output was made."""
 
     stage: ClassVar[str] = "content"
 
 
 class ContentReceipt(TaskReceipt):
-    """The hash of the documents of a chunk, as in `PassReceipt.content`."""
+    """The receipt of a HashContentTask. `content`: hash of the chunk's documents, as in `PassReceipt`."""
 
     content: str
 
 
 def hash_chunk(task: HashContentTask, store: Store) -> ContentReceipt:
-    """Read a chunk and hash its documents; return the receipt. Nothing else is written.
+    """Read a chunk and hash its documents; return the receipt. Writes no documents.
 
     Raises:
         InputError, StoreError: as `read_records`.
@@ -174,7 +174,7 @@ def hash_chunk(task: HashContentTask, store: Store) -> ContentReceipt:
 
 
 def read_documents(task: ReadTask) -> Iterator[tuple[RecordPlace, Document | DroppedDocument]]:
-    """Yield (place, document) of all documents of a chunk; empty and bad ones are dropped."""
+    """Yield (place in the input, document) for a chunk; empty and unreadable documents as DroppedDocument."""
     named = task.options.metadata_fields or ()
     numbers: dict[str, int] = {name: named.index(field) for name, field in task.entry.fields.items()}
     for record in read_records(task.split, task.options):
@@ -206,13 +206,13 @@ def _to_document(record: TextRecord, place: RecordPlace, entry: InputSource, num
 
 
 def _fallback_id(place: RecordPlace, entry: InputSource) -> str:
-    """Return the id of a document that has none: source, file and place in it."""
+    """Return an id for a document without its own: the source, the file and the position in the file."""
     name = f"{entry.source}/{place.file.key}"
     return f"{name}:{place.unit}-{place.number}" if place.unit else name
 
 
 def run_later_pass(task: LaterPassTask, store: Store) -> PassReceipt:
-    """Take a chunk through a later pass; return the receipt.
+    """Apply a later pass to a chunk's documents; return the receipt.
 
     Raises:
         StoreError: the store cannot be used.
@@ -230,7 +230,7 @@ def run_later_pass(task: LaterPassTask, store: Store) -> PassReceipt:
 def _cut_paragraphs(
     store: Store, task: LaterPassTask, cuts: ParagraphCuts, sink: "_PassOutput"
 ) -> list[ListedParagraph]:
-    """Cut frequent paragraphs from the documents; return those of the table."""
+    """Cut frequent paragraphs from the documents and filter these; return rows of the table of paragraphs."""
     cutter, label = cuts.open_cutter(store), task.compared
     for found in sink.count_entering(_read_intermediate_documents(store, task)):
         text, paragraphs, characters = cutter.cut_paragraphs(found.text)
@@ -249,7 +249,7 @@ def _cut_paragraphs(
 
 
 def _drop_copies(store: Store, task: LaterPassTask, clusters: ChunkClusters, sink: "_PassOutput") -> None:
-    """Drop the documents that are copies of others, or name their clusters."""
+    """Drop documents that are copies, or record their clusters (`keep: all`); filter the kept documents."""
     copies, weights = clusters.read_clusters(store)
     for ordinal, found in enumerate(sink.count_entering(_read_intermediate_documents(store, task))):
         first = copies.get(ordinal)
@@ -275,7 +275,7 @@ def _read_intermediate_documents(store: Store, task: LaterPassTask) -> Iterator[
 
 
 class _PassOutput:
-    """Takes a chunk's documents through the stages of a pass, and writes what becomes of them."""
+    """Applies the stages of a pass to a chunk's documents, and writes the kept and dropped documents."""
 
     def __init__(self, layout: PrepareLayout, index: int, run: PreparePass, clusters: str = "") -> None:
         self.counts = PassCounts()
@@ -285,13 +285,14 @@ class _PassOutput:
         self._texts = _make_text_collector(run.comparing)
 
     def count_entering(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents, and count them as entering the pass."""
+        """Yield the documents, counting them as entered."""
         for document in documents:
             self.counts.entered += 1
             self.counts.entered_bytes += len(document.text.encode())
             yield document
 
     def apply_filters(self, document: Document) -> None:
+        """Apply the stages to a document; add it to the kept or dropped documents."""
         for label, decide in self._filters:
             decided = decide(document)
             if isinstance(decided, DropDecision):
@@ -330,6 +331,7 @@ class _PassOutput:
         ids: StoredRecords | None,
         listed: Sequence[ListedParagraph] = (),
     ) -> PassReceipt:
+        """Store the kept and dropped documents, and the hashes of texts; return the receipt."""
         last, number = self._run.compared is None, self._run.number
         key = self._layout.kept_key(self._index) if last else self._layout.between_passes_key(self._index, number)
         dropped_key = self._layout.dropped_key(self._index, number)
@@ -356,7 +358,7 @@ class _PassOutput:
 def _make_text_collector(
     comparing: ComparingStage | None,
 ) -> HashCollector | SignatureCollector | ParagraphHashCollector | None:
-    """Return the collector of hashes for the stage that compares the texts; None without such a stage."""
+    """Return the collector of the hashes that a comparing stage needs; None without such a stage."""
     match comparing:
         case None:
             return None

@@ -1,10 +1,11 @@
-"""Replaces e-mail addresses and public IP addresses, and leaves numbers that only look like one.
+"""Replaces e-mail addresses and public IP addresses, but not numbers that only look like an IP address.
 
-An address stands alone: it is no part of a longer word or dotted number. Four numbers with dots are no address:
+An address is never part of a longer word or dotted number. Four dotted numbers are not taken for an IPv4 address:
 
-- if one is above 255, or has a leading zero, or if the address is not public;
-- behind a word such as "section" or "version", or a name with a hyphen or slash ("nginx/1.2.3.4"), and in a list there;
-- at the start of a line before a word, if all are at most `MAX_OUTLINE_NUMBER`: the number of a heading.
+- if one of them is above 255 or has a leading zero, or if the address is not public;
+- after a word such as "section" or "version" (also in a list of such numbers), or after a name with a hyphen or slash
+  ("nginx/1.2.3.4");
+- at the start of a line before a word, if all numbers are at most `MAX_OUTLINE_NUMBER`: the number of a heading.
 """
 
 import re
@@ -16,8 +17,8 @@ from typing import Literal
 from data_service.formats import StrictRecord
 from data_service.prepare.documents import Document
 
-MAX_OUTLINE_NUMBER = 30
-_CONTEXT_CHARACTERS = 80  # characters before an address that are looked at
+MAX_OUTLINE_NUMBER = 30  # largest number of a chapter or section in a heading such as 1.2.3.4
+_CONTEXT_CHARACTERS = 80  # length of the text before an address that is examined
 _DOMAIN_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _EMAIL_PATTERN = re.compile(
     r"(?<![A-Za-z0-9_.+%-])([A-Za-z0-9_.+%-][A-Za-z0-9!$%'*+^_`{|}~.-]{0,63})@"
@@ -25,28 +26,28 @@ _EMAIL_PATTERN = re.compile(
 )
 _PUNCTUATION_BEFORE_EMAIL = re.compile(
     r"(?:.*\.\.)?[-.+%]*"
-)  # marks before an address that belong to the sentence, not to the address
-# Four numbers, or the first group of version 6: all its public addresses are in 2000::/3.
+)  # punctuation before an address that belongs to the sentence
+# Four dotted numbers, or the first group of an IPv6 address: public ones are all in 2000::/3.
 _IP_START = re.compile(
     r"(?<![A-Za-z0-9_])(?<![0-9]\.)(?:(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![A-Za-z0-9_]|\.[0-9])"
     r"|(?P<group>[23][0-9A-Fa-f]{3}:))"
 )
 _IPV6_REST = re.compile(r"[0-9A-Fa-f:.]*+")
 _WORD_CHARACTER = re.compile(r"[A-Za-z0-9_]")
-_WORD_BEHIND = re.compile(r"\.?[ \t]+[^\W\d_]")
+_WORD_AFTER = re.compile(r"\.?[ \t]+[^\W\d_]")
 _MARKS_BEFORE_HEADING = " \t#>*-"
-_NUMBERING_BEFORE = re.compile(
+_NUMBERING_BEFORE = re.compile(  # text before four dotted numbers that are a version or a section
     r"(?:(?:\b(?:version|ver|v|release|revision|rev|build|firmware|(?:sub)?section|sec|sect|chapter|chap|clause|article"
     r"|art|paragraph|para|appendix|annex|figure|fig|table|item|step|rule|part)s?|§)[.:]?\s*\(?"
     r"(?:[0-9]+(?:\.[0-9]+)+\s*(?:,|;|&|and|or|to|[-\u2013])\s*)*|[A-Za-z]\w*[-/])\Z",
     re.IGNORECASE,
 )
-# The group before a match that lies inside a longer IPv6 address.
+# The group before a match shows that the match lies inside a longer IPv6 address.
 _IPV6_GROUP_BEFORE = re.compile(r"(?<![A-Za-z0-9_])[0-9A-Fa-f]{0,4}:\Z")
 
 
 class Pii(StrictRecord):
-    """Replaces e-mail addresses with a domain name, and public IP addresses of both versions; drops nothing."""
+    """Replaces e-mail addresses with a domain name, and public IPv4 and IPv6 addresses. Drops no documents."""
 
     stage: Literal["pii"]
     emails: bool = True
@@ -69,6 +70,7 @@ class Pii(StrictRecord):
         return found[0] if kept == found[1] or found[1].endswith(".") else kept + self.email_replacement
 
     def _parts_without_ips(self, text: str) -> Iterator[str]:
+        """Yield the text in parts, with public IP addresses replaced."""
         copied = 0
         for start, end in find_possible_ips(text):
             found = text[start:end]
@@ -82,10 +84,10 @@ class Pii(StrictRecord):
 
 
 def find_possible_ips(text: str) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of what may be an IP address, with marks behind it.
+    """Yield (start, end) of every possible IP address, including punctuation after it.
 
-    Many groups of a run of version 6's characters may begin an address. The run is read once, or a long one that is
-    none would take a time that grows with its square.
+    Many groups in a run of IPv6 characters can start an address. The end of the run is searched only once; otherwise
+    the time would be quadratic in the length of a run.
     """
     at = run_end = 0
     while found := _IP_START.search(text, at):
@@ -107,19 +109,19 @@ def _is_public(address: str) -> bool:
 
 
 def _is_not_address(text: str, start: int, end: int, *, ip_version: int) -> bool:
-    """Return whether four numbers with dots are that of a version, a section or a heading; of version 6, whether they
-    are the end of a longer row of groups."""
+    """Return whether four dotted numbers are the number of a version, section or heading; for `ip_version` 6, whether a
+    longer sequence of groups contains the match."""
     context = text[max(0, start - _CONTEXT_CHARACTERS) : start]
     if ip_version == 6:
         return _IPV6_GROUP_BEFORE.search(context) is not None
     if _NUMBERING_BEFORE.search(context):
         return True
     outline = max(map(int, text[start:end].split("."))) <= MAX_OUTLINE_NUMBER
-    return outline and _WORD_BEHIND.match(text, end) is not None and _begins_line(text, start)
+    return outline and _WORD_AFTER.match(text, end) is not None and _begins_line(text, start)
 
 
 def _begins_line(text: str, start: int) -> bool:
-    """Return whether only the marks of a heading stand before `start` in its line, which may be long."""
+    """Return whether the line of `start` has only white space and heading marks before it."""
     while start and text[start - 1] in _MARKS_BEFORE_HEADING:
         start -= 1
     return not start or text[start - 1] == "\n"

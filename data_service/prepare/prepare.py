@@ -1,13 +1,12 @@
-"""`prepare` reads documents, takes them through the stages of a preparation, and stores those that are kept, and those
-that are dropped, as Parquet.
+"""`prepare` reads documents, applies the stages of a preparation, and stores kept and dropped documents as Parquet.
 
 1. Inputs are cut into chunks (`ingest/tasks.py`); each chunk is a task. Equal inputs and settings give equal chunks.
-2. The first pass reads them and applies the stages up to the first that compares documents (`passes.py`).
-3. Hashes of all chunks are compared, a range at a time (`duplicates.py`); the next pass applies what that found.
-4. The statistics come last. An output without them is not complete.
+2. The first pass reads the chunks and applies the stages before the first comparison of documents (`passes.py`).
+3. Hashes of all chunks are compared, a range at a time (`duplicates.py`); the next pass drops or cuts what was found.
+4. The statistics are written last. An output without statistics is not complete.
 
-Every task is a pure function of its input and leaves a receipt. So any number of workers writes the same bytes, and an
-interrupted preparation repeats only tasks without a receipt.
+Every task is a pure function of its input and stores a receipt at its end. So any number of workers writes the same
+bytes, and an interrupted preparation repeats only tasks without a receipt.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,23 +65,23 @@ AnyReadTask = TypeVar("AnyReadTask", bound=ReadTask)
 
 
 def prepare(preparation: Preparation, output: str, workers: int, progress: ReportProgress) -> Statistics:
-    """Prepare documents and return the statistics. Continue what was interrupted; of a complete output only return the
-    statistics.
+    """Prepare documents and return the statistics. Continues an interrupted preparation; reuses a complete output.
 
     Args:
-        output: folder or s3:// prefix for the documents alone. All workers must be able to reach it.
+        output: folder or s3:// prefix for the output alone. All workers must be able to reach it.
         workers: number of workers: 0 or 1 for this process alone, more for Ray. It never changes the output.
         progress: function that is called in this process as tasks finish.
 
     Raises:
-        InputError: inputs are missing or not valid, or two documents have one id. The message names file and place.
-        PrepareError: a stage lacks a file or a package, the output holds another preparation or one of other documents,
-            or no document is left.
+        InputError: inputs are missing or invalid, or two documents have the same id. The message names the file and the
+            position in it.
+        PrepareError: a stage lacks a file or a package, the output was prepared with other settings or documents, or no
+            document is left.
         StoreError: a store cannot be used.
     """
     for stage in preparation.stages:
         if not isinstance(stage, ComparingStage):
-            open_filter(stage)  # before any work, all files and packages must be there
+            open_filter(stage)  # fails before any work if a file or package is missing
     store = open_store(output)
     listings = list_input_files(preparation, store)
     wanted = describe_identity(preparation, listings)
@@ -100,7 +99,7 @@ def prepare(preparation: Preparation, output: str, workers: int, progress: Repor
             with _open_passes(preparation, listings, wanted, store, workers, progress) as passes:
                 statistics = passes.run(wanted)
         except (InputError, PrepareError):
-            # Frees the place for corrected settings; this preparation's receipts stay until another one begins.
+            # Without this file the output accepts corrected settings. The tasks' receipts stay, to continue from them.
             store.delete(PREPARATION_KEY)
             raise
         remove_foreign_objects(store, (PREPARED_DOCUMENTS_PREFIX, DROPPED_PREFIX, PARAGRAPHS_PREFIX), statistics.parts)
@@ -113,15 +112,15 @@ def load_statistics(store: Store) -> Statistics:
     """Return the statistics of a complete preparation.
 
     Raises:
-        KeyMissing: there are none.
-        PrepareError: they are damaged, or of a newer version.
+        KeyMissing: the store holds no statistics.
+        PrepareError: the statistics are damaged, or of a newer version.
     """
     try:
         return Statistics.model_validate_json(store.get(STATISTICS_KEY))
     except ValueError as error:
         raise PrepareError(
             f"{store.uri}/{STATISTICS_KEY} does not hold the statistics of prepared documents: {error}",
-            remedy="give another OUT folder, or delete the files in this one",
+            remedy="give another OUT folder, or delete the files in this folder",
         ) from error
 
 
@@ -134,7 +133,7 @@ def _open_passes(
     workers: int,
     progress: ReportProgress,
 ) -> "Iterator[_Passes]":
-    """Yield the passes of a preparation; within the block their workers live."""
+    """Yield the passes of a preparation. Their workers are stopped at the end of the block."""
     options = [entry.read_options(preparation.chunk_bytes) for entry in preparation.inputs]
     streams = any(streamed_files(each.files, one) for each, one in zip(listings, options, strict=True))
     with WorkerPool(workers, preparation.chunk_bytes if streams else 0) as pool:
@@ -145,19 +144,19 @@ def _open_passes(
 def _check_documents_unchanged(
     passes: "_Passes", statistics: Statistics, store: Store, progress: ReportProgress
 ) -> None:
-    """Read inputs whose files were written again after the output was completed.
+    """Read the inputs again, because the versions of their files differ from those of the complete output.
 
     Raises:
-        InputError: they are not valid any more.
-        PrepareError: their documents differ.
+        InputError: the inputs are not valid any more.
+        PrepareError: documents have changed.
     """
     try:
         splits, now = passes.hash_chunks()
         changed = name_changed_files(splits, now, statistics.preparation.get(SPLIT_HASHES_ENTRY))
         if changed:
             raise PrepareError(
-                f"{store.uri} holds documents of other text: {changed} changed since they were prepared",
-                remedy="give another OUT folder, or delete these files",
+                f"the inputs of {store.uri} have changed since they were prepared: {changed}",
+                remedy="give another OUT folder, or delete the files in this folder",
             )
     except (InputError, PrepareError):
         remove_build_files(store, progress)
@@ -177,7 +176,7 @@ class _Passes:
         self._preparation, self._listings, self._options = preparation, listings, options
         self._runner = runner
         self._passes = plan_passes(preparation)
-        self._named = ""  # digest of the clusters by whose names documents are labelled
+        self._named = ""  # digest of the near-duplicate clusters recorded in documents (`keep: all`)
 
     def run(self, configuration: dict[str, object]) -> Statistics:
         """Run all passes; return the statistics.
@@ -190,7 +189,7 @@ class _Passes:
         self._refuse_equal_ids(tasks, receipts[0])
         tables: dict[str, StoredFile] = {}
         for number, of_pass in enumerate(self._passes[1:], start=1):
-            later = self._later_tasks(of_pass, receipts[number - 1])
+            later = self._plan_next_pass(of_pass, receipts[number - 1])
             receipts.append(self._runner.run_stage("filtering", later, run_later_pass, receipt=PassReceipt))
             if isinstance(later[0].found, ParagraphCuts):
                 tables |= self._store_paragraph_table(number, receipts[number])
@@ -200,24 +199,24 @@ class _Passes:
         content = {SPLIT_HASHES_ENTRY: [receipt.content for receipt in receipts[0]]}
         statistics = gather_statistics(configuration | content, labels, sources, receipts, searched, tables)
         if not statistics.documents_kept:
-            raise _nothing_left_error(statistics)
+            raise _nothing_kept_error(statistics)
         return statistics
 
     def _store_paragraph_table(self, number: int, receipts: list[PassReceipt]) -> dict[str, StoredFile]:
-        """Store the table of the most frequent paragraphs that were cut; return it by key."""
+        """Store the table of the most frequent cut paragraphs; return its key with size and digest."""
         data = encode_paragraph_table([each for receipt in receipts for each in receipt.listed])
         key = self._runner.layout.listed_paragraphs_key(number)
         self._runner.layout.open_output().put(key, data)
         return {key: StoredFile(len(data), digest(data))}
 
     def hash_chunks(self) -> tuple[list[InputSplit], list[str]]:
-        """Return the chunks, and hashes of the documents in them. Raises InputError, StoreError: as `prepare`."""
+        """Return the chunks, and a hash of the documents in each. Raises InputError, StoreError: as `prepare`."""
         tasks = self._plan_tasks(HashContentTask)
         hashed = self._runner.run_stage("reading", tasks, hash_chunk, receipt=ContentReceipt)
         return [task.split for task in tasks], [receipt.content for receipt in hashed]
 
     def _plan_tasks(self, kind: type[AnyReadTask]) -> list[AnyReadTask]:
-        """Measure big packed files; return a task of this kind for each chunk."""
+        """Return a task of class `kind` for each chunk. Measures large compressed files first."""
         packed = [
             file
             for listing, options in zip(self._listings, self._options, strict=True)
@@ -234,8 +233,8 @@ class _Passes:
             for index, (split, options, entry) in enumerate(chunks)
         ]
 
-    def _later_tasks(self, next_pass: PreparePass, previous_receipts: list[PassReceipt]) -> list[LaterPassTask]:
-        """Compare what the pass before left; return the tasks of the next one."""
+    def _plan_next_pass(self, next_pass: PreparePass, previous_receipts: list[PassReceipt]) -> list[LaterPassTask]:
+        """Compare the documents that the previous pass kept; return the tasks of `next_pass`."""
         earlier = self._passes[next_pass.number - 1]
         assert earlier.comparing is not None, "a later pass follows a comparison"
         found = compare_texts(self._runner, earlier.comparing, earlier.number, previous_receipts)
@@ -265,14 +264,14 @@ class _Passes:
             return
         (name, place), (_, other) = (_find_document(tasks[chunk], ordinal) for chunk, ordinal in first)
         raise InputError(
-            f"{equal:,} documents have the id of an earlier one; the first is {name!r}: {other}, and again {place}",
-            remedy="name a field of ids under which each document has its own, or leave `id` out of `fields`: then "
-            "documents are named by source, file and place (files of equal names need sources of different names)",
+            f"{equal:,} documents have the id of an earlier document; the first is {name!r}: at {other} and at {place}",
+            remedy="set `id` in `fields` to a field of unique values, or leave `id` out of `fields`: then ids have "
+            "source, file and position (give files with equal names different sources)",
         )
 
 
 def plan_passes(preparation: Preparation) -> list[PreparePass]:
-    """Return the passes: one more than there are stages that compare documents."""
+    """Return the passes: one before each stage that compares documents, and a last one."""
     passes: list[PreparePass] = []
     stages: list[tuple[str, DocumentStage]] = []
     for label, stage in zip(stage_labels(preparation.stages), preparation.stages, strict=True):
@@ -285,14 +284,14 @@ def plan_passes(preparation: Preparation) -> list[PreparePass]:
 
 
 def _find_document(task: ReadTask, ordinal: int) -> tuple[str, str]:
-    """Return the id of a chunk's document, and its place."""
+    """Return the id of document `ordinal` of a chunk, and its place in the input as text."""
     if task.split.streamed_piece:
         task = task.with_piece(PieceReader().read(task.split.streamed_piece, task.options))
     place, found = next(islice(read_documents(task), ordinal, None))
     return found.id, str(place)
 
 
-def _nothing_left_error(statistics: Statistics) -> PrepareError:
+def _nothing_kept_error(statistics: Statistics) -> PrepareError:
     lines = [
         f"  {stage.stage} dropped {sum(stage.dropped.values()):,} of {stage.entered:,}: "
         + ", ".join(f"{reason} {count:,}" for reason, count in stage.dropped.items())
@@ -300,6 +299,6 @@ def _nothing_left_error(statistics: Statistics) -> PrepareError:
         if stage.dropped
     ]
     return PrepareError(
-        "\n".join([f"no document is left of {statistics.documents_read:,}:", *lines]),
-        remedy="relax the stage that drops most; the folder dropped/ of the output names each document and its reason",
+        "\n".join([f"none of the {statistics.documents_read:,} documents was kept:", *lines]),
+        remedy="relax the stage that drops most; the folder dropped/ of the output lists each document with its reason",
     )

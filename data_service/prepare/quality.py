@@ -1,8 +1,8 @@
-"""datatrove's quality filters, computed by arrays: same decisions and reasons as in its release 0.10.1.
+"""datatrove's quality filters, computed by NumPy arrays: same decisions and reasons as in datatrove 0.10.1.
 
-Each function takes a filter of datatrove, whose settings and lists it uses, and returns a function that decides about a
-text. A count by hashes may be above the true one. So it only shows that a text is within a limit; if it does not,
-datatrove's own function counts.
+Each function takes a filter of datatrove (for its settings and lists) and a word splitter, and returns a function that
+decides about a text. Repetitions are counted by hashes, so the count may be too high because of collisions. If the
+count exceeds a limit, datatrove's own function counts again.
 """
 
 import math
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from data_service.prepare.shingles import HASH_FACTOR, mix_bits
 from data_service.prepare.words import WordSplitter, WordTable
 
-Decision = tuple[str, str]  # the reason to drop a text ("" to keep it), and the text without dropped lines
+Decision = tuple[str, str]  # the reason to drop a text ("" to keep it), and the remaining text
 _LINE_BREAKS = re.compile("\n+")
-_SPACE_HASH = mix_bits(np.array([32], dtype=np.uint64))  # the hash of a space
+_SPACE_HASH = mix_bits(np.array([32], dtype=np.uint64))  # hash of the character " "
 
 
 def gopher_quality(datatrove_filter: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
-    """Decide as GopherQualityFilter."""
+    """Return a function that decides like GopherQualityFilter."""
 
     def drop_reason(text: str) -> str:
         words = splitter.split(text)
@@ -61,7 +61,7 @@ def gopher_quality(datatrove_filter: Any, splitter: WordSplitter) -> Callable[[s
 
 
 def gopher_repetition(block: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
-    """Decide as GopherRepetitionFilter."""
+    """Return a function that decides like GopherRepetitionFilter."""
 
     def drop_reason(text: str) -> str:
         for kind, parts, most, most_characters in (
@@ -89,11 +89,11 @@ def _count_duplicates(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def _common_ngram_reason(block: Any, words: WordTable, size: int) -> str:
-    """Return the reason to drop a text of `size` characters for its most common run of words, if there is one."""
+    """Return the reason to drop a text of `size` characters if its most common n-gram is too frequent; else ""."""
     from datatrove.pipeline.filters.gopher_repetition_filter import find_top_duplicate, get_n_grams
 
     hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
-    hashes += powers * _SPACE_HASH  # the hash of the word and a space
+    hashes += powers * _SPACE_HASH  # hash of the word with a space after it
     powers *= np.uint64(HASH_FACTOR)
     ends = np.cumsum(lengths + 1)
     found, span = hashes, 1
@@ -113,7 +113,7 @@ def _common_ngram_reason(block: Any, words: WordTable, size: int) -> str:
 
 
 def _repeated_ngrams_reason(block: Any, words: WordTable, size: int) -> str:
-    """Return the reason to drop a text of `size` characters for runs of words that stand twice, if there is one."""
+    """Return the reason to drop a text of `size` characters if repeated n-grams cover too much of it; else ""."""
     from datatrove.pipeline.filters.gopher_repetition_filter import find_all_duplicate
 
     hashes, powers, lengths = (words.rows[name].copy() for name in ("hash", "power", "length"))
@@ -138,7 +138,7 @@ def _repeated_ngrams_reason(block: Any, words: WordTable, size: int) -> str:
 def _extend_ngram_hashes(
     runs: NDArray[np.uint64], hashes: NDArray[np.uint64], powers: NDArray[np.uint64], more: int
 ) -> NDArray[np.uint64]:
-    """Return the hashes of runs that have `more` words more at their beginning."""
+    """Return the hashes `runs` of n-grams, extended by `more` words at the beginning of each."""
     for _ in range(more):
         count = max(0, len(runs) - 1)
         runs = hashes[:count] + powers[:count] * runs[1:]
@@ -146,11 +146,11 @@ def _extend_ngram_hashes(
 
 
 def c4_quality(block: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
-    """Decide as C4QualityFilter does by lines. Curly brackets have dropped a page before."""
+    """Return a function that decides like C4QualityFilter, but ignores curly brackets: the caller checks them."""
     from datatrove.pipeline.filters import c4_filters as c4
 
     def clean_line(whole: str) -> str | None:
-        """Return what is left of a line, if anything is."""
+        """Return the line without citations; None if the line must be dropped."""
         line = c4.CITATION_REGEX.sub("", whole) if block.remove_citations and "[" in whole else whole
         ends = line.endswith(c4.END_PUNCTUATION) and not line.endswith(c4.ELLIPSIS)
         if block.filter_no_terminal_punct and not ends:
@@ -181,7 +181,7 @@ def c4_quality(block: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
 
 
 def _has_enough_sentences(block: Any, splitter: WordSplitter, lines: Sequence[str]) -> bool:
-    """Return whether lines have at least the required number of sentences. Each line has at least one."""
+    """Return whether lines have the required number of sentences. Each line counts as at least one."""
     from datatrove.utils.text import split_into_sentences
 
     least: int = block.min_num_sentences
@@ -194,7 +194,7 @@ def _has_enough_sentences(block: Any, splitter: WordSplitter, lines: Sequence[st
 
 
 def fineweb_quality(block: Any, splitter: WordSplitter) -> Callable[[str], Decision]:
-    """Decide as FineWebQualityFilter."""
+    """Return a function that decides like FineWebQualityFilter."""
     stops = frozenset(block.stop_chars)
 
     def drop_reason(text: str) -> str:

@@ -1,13 +1,13 @@
-"""Cuts a text into units, and hashes every run of a few neighbouring units: the shingles by which texts are compared.
+"""Cuts a text into units (about words), and hashes its shingles: all runs of a few consecutive units.
 
 A unit is a run of letters, digits and marks. A letter of a script without spaces (`tokenizers/words.py`: Han, kana,
-Thai, Khmer ...) begins a unit, so there a unit is about a character. In a run of more than `MAX_UNIT_LETTERS` letters
-every character is a unit, so that texts of scripts unknown here, or of none, are compared too. Case, Unicode forms,
-punctuation and white space make no difference. A text that has neither letters nor digits is compared by all its
-characters but white space.
+Thai, Khmer ...) starts a new unit, so there a unit is about a character. In a run of more than `MAX_UNIT_LETTERS`
+letters every character is a unit, so that texts in other scripts without spaces are compared, too. Case, Unicode forms,
+punctuation and white space make no difference. In a text without letters and digits every character except white space
+is a unit.
 
-All of it is done by arrays: a hash of a unit is a polynomial in its characters, as of Rabin and Karp, a hash of a
-shingle one in the hashes of its units.
+NumPy arrays hold all hashes. The hash of a unit is a polynomial in the hashes of its characters (Rabin and Karp); the
+hash of a shingle combines the hashes of its units.
 """
 
 import unicodedata
@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 from data_service.tokenizers.words import LETTERS_WITHOUT_SPACES
 
 MAX_UNIT_LETTERS = 32  # largest number of letters in a unit
-_BEGINS_UNIT, _CONTINUES_UNIT = np.uint8(2), np.uint8(1)
-HASH_FACTOR = 0x9E3779B97F4A7C15  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
-_MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # a multiplier of Pelle Evensen's rrmxmx and many other hashes
+_BEGINS_UNIT, _CONTINUES_UNIT = np.uint8(2), np.uint8(1)  # kinds of characters; 0 for others
+HASH_FACTOR = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: powers spread over 64 bits
+_MIX_FACTOR = np.uint64(0xD6E8FEB86659FD93)  # odd multiplier of Pelle Evensen's hash rrmxmx
 _MIX_SHIFT_BITS = np.uint64(32)
-_CHUNK_CHARACTERS = 1 << 20  # characters that are hashed at a time
+_CHUNK_CHARACTERS = 1 << 20  # characters hashed at a time
 
 
 def hash_shingles(text: str, words_per_shingle: int) -> NDArray[np.uint64]:
-    """Return [S] hashes of all runs of `words_per_shingle` units of a text; of a shorter text, one of all its units.
+    """Return [S] hashes of all runs of `words_per_shingle` units of a text. A shorter text is a single shingle.
 
-    A text of nothing but white space has none.
+    A text of white space alone has no shingles.
     """
     units = hash_units(text)
     return hash_runs(units, min(words_per_shingle, len(units)))
@@ -41,9 +41,9 @@ def hash_units(text: str) -> NDArray[np.uint64]:
 
 
 def hash_units_by_line(text: str) -> tuple[list[str], NDArray[np.uint64], NDArray[np.int64]]:
-    """Return the lines of a text, [U] hashes of their units, and [U] the line of each.
+    """Return the lines of a text, [U] hashes of their units, and [U] the number of each unit's line.
 
-    The units are those of `hash_units`, unless a unit goes on where a piece of a million characters ends.
+    The units are those of `hash_units`, except where a cut at `_CHUNK_CHARACTERS` splits a unit.
     """
     lines = text.split("\n")
     found = [hash_units(line) if _has_units(line) else np.empty(0, dtype=np.uint64) for line in lines]
@@ -59,7 +59,7 @@ def _code_points(text: str) -> NDArray[np.uint32]:
 
 
 def hash_runs(units: NDArray[np.uint64], span: int) -> NDArray[np.uint64]:
-    """Return [U - span + 1] hashes of all runs of `span` units; none if there are fewer units, or `span` is 0."""
+    """Return [U - span + 1] hashes of all runs of `span` units; [0] if there are fewer units, or `span` is 0."""
     count = len(units) - span + 1 if span else 0
     if count <= 0:
         return np.empty(0, dtype=np.uint64)
@@ -71,8 +71,8 @@ def hash_runs(units: NDArray[np.uint64], span: int) -> NDArray[np.uint64]:
 
 
 def _folded_pieces(text: str) -> list[str]:
-    """Return the text with case and forms folded, in pieces that end at a space if there is one in a million
-    characters."""
+    """Return the text with case and Unicode forms folded, in pieces of at most `_CHUNK_CHARACTERS` characters. Pieces
+    end at a space where possible."""
     plain = text.lower() if text.isascii() else _fold_forms(text)
     pieces, start = [], 0
     while len(plain) - start > _CHUNK_CHARACTERS:
@@ -84,12 +84,12 @@ def _folded_pieces(text: str) -> list[str]:
 
 
 def _fold_forms(text: str) -> str:
-    """Return the text with case and forms folded. NFKC comes first, too, as it makes capitals: "Nokia™" has a TM."""
+    """Return the text with case and Unicode forms folded. NFKC must also come first: it turns "™" into capitals."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def _hash_piece_units(text: str) -> NDArray[np.uint64]:
-    """Return [U] hashes of the units of a text."""
+    """Return [U] hashes of the units of one piece of a text."""
     codes = _code_points(text)
     kinds = _character_kinds()[codes]
     inside = kinds != 0
@@ -110,7 +110,7 @@ def _hash_piece_units(text: str) -> NDArray[np.uint64]:
 
 
 def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each number."""
+    """Return a 64-bit hash of each number: its bits mixed."""
     values = (values + np.uint64(1)) * _MIX_FACTOR
     values ^= values >> _MIX_SHIFT_BITS
     return values * _MIX_FACTOR
@@ -118,13 +118,13 @@ def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=1)
 def _hash_factor_powers() -> NDArray[np.uint64]:
-    """Return [MAX_UNIT_LETTERS] powers of an odd number."""
+    """Return [MAX_UNIT_LETTERS] powers of `HASH_FACTOR`, modulo 2**64."""
     return np.array([pow(HASH_FACTOR, i, 1 << 64) for i in range(MAX_UNIT_LETTERS)], dtype=np.uint64)
 
 
 @lru_cache(maxsize=1)
 def _character_kinds() -> NDArray[np.uint8]:
-    """Return [0x110000] uint8: for each character, whether it begins a unit, continues one, or belongs to none."""
+    """Return [0x110000] uint8: for each code point `_BEGINS_UNIT`, `_CONTINUES_UNIT`, or 0 outside units."""
     kinds = np.array([unicodedata.category(chr(code))[0] in "LNM" for code in range(0x110000)], dtype=np.uint8)
     for start, stop in LETTERS_WITHOUT_SPACES:
         kinds[start : stop + 1] *= _BEGINS_UNIT

@@ -1,8 +1,8 @@
-"""The signatures that a chunk leaves for the search for near duplicates, in one object.
+"""The MinHash signatures of a chunk, stored as one object for the search for near duplicates.
 
-It holds one table of records for each band, sorted by the hash of the band, so that a task can read one range of hashes
-of one band; then the documents that equal an earlier one of the chunk, then the weights and the ids of all documents.
-Documents of equal signatures leave one record a band, so that a million copies of one page weigh as much as one.
+The object holds one table of records for each band, sorted by the hash of the band, so that a task can read one range
+of hashes; then the documents with the signature of an earlier document of the chunk; then the weights and ids of all
+documents. Equal signatures share one record per band, so that a million copies of a page cost as much as one page.
 """
 
 from array import array
@@ -18,17 +18,17 @@ from data_service.store.base import Store, digest
 
 # The hash of a band, the document's number in its chunk, and its sketch.
 BAND_RECORD_DTYPE = np.dtype([("key", "<u8"), ("ordinal", "<u4"), ("sketch", "u1", SKETCH_BYTES)])
-_NUMBER_DTYPE = np.dtype("<u4")
+_NUMBER_DTYPE = np.dtype("<u4")  # weights, lengths of ids, document numbers
 
 
 @dataclass(frozen=True)
 class ChunkSignatures(StoredRecords):
-    """The stored signatures of a chunk: a table of records for each band, with one record for each different signature.
+    """The stored signatures of a chunk: a table for each band, with one record for each distinct signature.
 
     Attributes:
         documents: number of documents.
-        weighted: whether a document stands for several.
-        id_bytes: bytes of the ids.
+        weighted: whether a document represents several input documents (itself and dropped copies).
+        id_bytes: bytes of all ids.
     """
 
     documents: int
@@ -36,18 +36,18 @@ class ChunkSignatures(StoredRecords):
     id_bytes: int
 
     def read_copy_pairs(self, store: Store) -> NDArray[np.uint32]:
-        """Return [C, 2] numbers in the chunk: a document with the signature of an earlier one, and the first
-        document with that signature."""
+        """Return [C, 2] pairs of document numbers in the chunk: a document with the signature of an earlier document,
+        and the first document with this signature."""
         copies = self.documents - self.records
         start = self._weights_start - 2 * copies * _NUMBER_DTYPE.itemsize
         return self._read_numbers(store, start, 2 * copies).reshape(-1, 2)
 
     def read_weights(self, store: Store) -> NDArray[np.uint32]:
-        """Return [documents] numbers of documents for which each stands."""
+        """Return [documents]: the number of input documents that each document represents."""
         return self._read_numbers(store, self._weights_start, self.documents)
 
     def read_ids(self, store: Store, ordinals: list[int]) -> list[str]:
-        """Return the ids of the documents with these numbers in the chunk."""
+        """Return the ids of the documents with the numbers `ordinals` in the chunk."""
         if not ordinals:
             return []
         start = self._weights_start + self.documents * _NUMBER_DTYPE.itemsize
@@ -57,7 +57,7 @@ class ChunkSignatures(StoredRecords):
 
     @property
     def _weights_start(self) -> int:
-        """Byte at which the weights begin."""
+        """Byte offset of the weights in the object."""
         return self.size - self.id_bytes - 2 * self.documents * _NUMBER_DTYPE.itemsize
 
     def _read_numbers(self, store: Store, start: int, count: int) -> NDArray[np.uint32]:
@@ -67,7 +67,7 @@ class ChunkSignatures(StoredRecords):
 
 
 class SignatureCollector:
-    """Collects the signatures of a chunk's documents: 400 bytes of memory a document, and 600 while they are stored."""
+    """Collects the signatures of a chunk's documents: 400 bytes of memory per document, 600 during `store`."""
 
     def __init__(self, words: int, bands: BandSettings) -> None:
         self._words, self._bands = words, bands
@@ -77,7 +77,7 @@ class SignatureCollector:
         self._ids = bytearray()
 
     def add(self, text: str, document_id: str, weight: int = 1) -> None:
-        """Add a document."""
+        """Add a document. `weight`: number of input documents that it represents."""
         signature, ordinal = compute_signature(text, self._words), len(self._weights)
         first = self._first.setdefault(signature.digest(), ordinal)
         if first == ordinal:
@@ -91,7 +91,7 @@ class SignatureCollector:
         self._weights.append(min(weight, 0xFFFFFFFF))
 
     def store(self, store: Store, key: str) -> ChunkSignatures:
-        """Store everything; return what the receipt says of it."""
+        """Store the collected signatures, weights and ids; return their description for the receipt."""
         ordinals = np.fromiter(self._first.values(), dtype=np.uint32, count=len(self._first))
         keys = np.frombuffer(self._keys, dtype=np.uint64).reshape(len(ordinals), self._bands.count)
         sketches = np.frombuffer(self._sketches, dtype=np.uint8).reshape(len(ordinals), SKETCH_BYTES)

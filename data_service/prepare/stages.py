@@ -1,8 +1,8 @@
-"""The stages of a preparation: their settings, and the functions that decide about documents.
+"""The stages of a preparation: their settings, and the functions that apply them to documents.
 
-A stage looks at one document alone, and keeps it, changes it or drops it with a reason; or it compares all documents
-(`ExactDuplicates`, see `duplicates.py`; `NearDuplicates`, see `near_duplicates.py`; `DuplicateParagraphs`, see
-`paragraphs.py`). Every stage is a pure function of documents and settings.
+A document stage keeps, changes or drops a single document. A comparing stage compares all documents: `ExactDuplicates`
+(`duplicates.py`), `NearDuplicates` (`near_duplicates.py`), `DuplicateParagraphs` (`paragraphs.py`). Every stage is a
+pure function of documents and settings.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ DocumentFilter = Callable[[Document], Document | DropDecision | CutDecision]
 
 
 class Length(StrictRecord):
-    """Drops documents that are too short or too long, in characters or in words between white space."""
+    """Drops documents that are too short or too long, in characters or in words separated by white space."""
 
     stage: Literal["length"]
     least_characters: NonNegativeInt = 0
@@ -66,11 +66,11 @@ class Length(StrictRecord):
 
 
 class Licence(StrictRecord):
-    """Drops documents of other licences.
+    """Drops documents whose licence is not allowed.
 
     Attributes:
-        allowed: licences that are kept, as the inputs write them. `*` stands for any text; case makes no difference.
-        unstated: what becomes of documents whose licence the input does not say.
+        allowed: allowed licences, as written in the inputs. `*` matches any text; case makes no difference.
+        unstated: action on documents without a stated licence.
     """
 
     stage: Literal["licence"]
@@ -87,22 +87,22 @@ class Licence(StrictRecord):
 
 
 class ExactDuplicates(StrictRecord):
-    """Of documents with the same text, over all inputs, keeps the first in input order.
+    """Keeps only the first of documents with equal texts, in the order of all inputs.
 
-    White space at ends of lines and blank lines make no difference.
+    White space at line ends and blank lines are ignored.
     """
 
     stage: Literal["exact_duplicates"]
 
 
 class NearDuplicates(StrictRecord):
-    """Of documents whose texts are nearly the same, over all inputs, keeps the first in input order, or all of them.
+    """Finds clusters of documents with nearly equal texts over all inputs; keeps the first document of each, or all.
 
     Attributes:
-        keep: `first` drops all but the first document of a cluster. `all` drops none, and gives each its cluster's
-            name, the id of the first, so that `corpus build` holds out whole clusters.
-        similarity: Jaccard similarity of two texts' shingles from which on 99 % of all pairs are found.
-        words: units of a shingle (`shingles.py`).
+        keep: `first` keeps only the first document of a cluster, in input order. `all` drops none and records the
+            cluster's name (the id of its first document), so that `corpus build` holds out whole clusters.
+        similarity: least Jaccard similarity of two texts' shingles; 99 % of the pairs with this similarity are found.
+        words: number of units in a shingle (`shingles.py`).
     """
 
     stage: Literal["near_duplicates"]
@@ -129,8 +129,7 @@ Stage = Annotated[DocumentStage | ComparingStage, Field(discriminator="stage")]
 
 @lru_cache(maxsize=32)
 def open_filter(stage: DocumentStage) -> DocumentFilter:
-    """Return the function that decides about documents. Files and packages that the stage needs are loaded, once in a
-    process."""
+    """Return the function that applies a stage to a document. Loads its files and packages, once per process."""
     match stage:
         case Length() | Licence() | Pii():
             return stage.filter_document
@@ -145,14 +144,14 @@ def open_filter(stage: DocumentStage) -> DocumentFilter:
 
 
 def stage_labels(stages: tuple[Stage, ...]) -> tuple[str, ...]:
-    """Return a name for each stage. The second stage of a kind is called `length 2`."""
+    """Return a unique label for each stage: its kind, and a number from the second of a kind on, as in `length 2`."""
     names = [stage.stage for stage in stages]
     counts = [names[: place + 1].count(name) for place, name in enumerate(names)]
     return tuple(name if count == 1 else f"{name} {count}" for name, count in zip(names, counts, strict=True))
 
 
 def cuts_text(stage: Stage) -> bool:
-    """Return whether a stage cuts parts out of texts, so that what was apart is joined."""
+    """Return whether a stage cuts parts out of texts, so that text before and after a cut is joined."""
     return isinstance(stage, C4Quality | DuplicateParagraphs) or (
         isinstance(stage, Decontaminate) and stage.found == "cut"
     )

@@ -1,4 +1,4 @@
-"""Results of a preparation: the content of `statistics.json`, which is written last and completes the output."""
+"""Statistics of a preparation: the content of `statistics.json`, which is written last and completes the output."""
 
 import json
 from collections import Counter, defaultdict
@@ -14,11 +14,11 @@ from data_service.formats import StrictRecord
 from data_service.prepare.passes import PassReceipt
 from data_service.store.base import Store
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # version of the format of `statistics.json`
 
 
 class SourceCounts(StrictRecord):
-    """What became of a source's documents. `dropped`: number by stage and reason."""
+    """Counts of a source's documents. `odd`: documents that do not look like text; `dropped`: by stage and reason."""
 
     documents_read: int
     documents_kept: int
@@ -29,19 +29,20 @@ class SourceCounts(StrictRecord):
 
 
 class Statistics(StrictRecord):
-    """What a preparation did.
+    """The statistics of a complete preparation.
 
     Attributes:
-        format: format of this object.
-        preparation: settings and inputs, as `configuration.describe_identity` returns them, and hashes of their text.
-        documents_read, documents_kept: number of documents; the difference is dropped, each by one reason.
-        stages: what each stage did, in order; first `read`.
-        sources: what became of each source's documents.
-        languages, licences: number of documents kept, by value; "" for those of which the input says nothing.
-        lengths_read, lengths_kept: number of documents with text, by their characters: the largest power of two that is
-            not above them. Empty in outputs of older versions.
-        parts: the stored parts of the output.
-        searched: evaluation splits whose texts were searched for, so that no kept document holds them.
+        format: version of this format.
+        preparation: settings and inputs, as `configuration.describe_identity` returns them, and hashes of the documents
+            read.
+        documents_read, documents_kept: numbers of documents; all others were dropped, each for one reason.
+        stages: counts of each stage, in order; the first is `read`.
+        sources: counts of each source, by its name.
+        languages, licences: number of kept documents, by value; "" for an unknown value.
+        lengths_read, lengths_kept: number of documents with text, by number of characters, rounded down to a power of
+            two. Empty in outputs of older versions.
+        parts: the stored files of the output, by key.
+        searched: evaluation splits whose indexed texts no kept document contains.
     """
 
     format: int = FORMAT_VERSION
@@ -70,8 +71,8 @@ def gather_statistics(
 ) -> Statistics:
     """Return the statistics of all passes.
 
-    `labels`: of the stages, in order; `sources`: source of each chunk; `searched`: splits of tasks that the documents
-    were searched for; `tables`: further objects of the output.
+    `labels`: labels of the stages, in order; `sources`: source of each chunk; `passes`: receipts by pass and chunk;
+    `searched`: evaluation splits that were searched for; `tables`: further files of the output, by key.
     """
     by_source = {
         name: _source_counts([[p[i] for i, s in enumerate(sources) if s == name] for p in passes])
@@ -157,5 +158,5 @@ def _most_frequent(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def save_statistics(store: Store, key: str, statistics: Statistics) -> None:
-    """Store the statistics."""
+    """Store the statistics as JSON under `key`."""
     store.put(key, (json.dumps(statistics.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n").encode())

@@ -1,8 +1,9 @@
-"""Splits texts into words where datatrove's tokenizers do, with what filters ask of each word in arrays.
+"""Splits texts into words exactly like datatrove's tokenizers, and keeps the properties of words that filters need in
+arrays.
 
-spaCy's rules look at a chunk alone: a run of characters without white space. Only its special cases (`:)`, `a.m.`) are
-also looked for where their parts stand in neighbouring chunks with a space between them. So each different chunk goes
-through spaCy once, together with its neighbours where a special case may span them. Other tokenizers get whole texts.
+A chunk is a run of characters without white space. spaCy splits each chunk independently; only its special cases (`:)`,
+`a.m.`) may also span neighbouring chunks with a space between them. So each distinct chunk is split by spaCy only once,
+joined with its neighbour where a special case may span both. Other tokenizers get whole texts.
 """
 
 import re
@@ -17,37 +18,37 @@ from numpy.typing import NDArray
 
 from data_service.prepare.shingles import HASH_FACTOR, mix_bits
 
-_CACHE_CHARACTERS = 8 << 20  # size of the cache; each chunk counts `_CHUNK_OVERHEAD_CHARACTERS` more
-_CHUNK_OVERHEAD_CHARACTERS = 32
-_BATCH_CHUNKS = 4096  # chunks that spaCy gets at a time
-_TRIAL_TEXT = (
+_CACHE_CHARACTERS = 8 << 20  # limit of the cache, in characters of all chunks with their overhead
+_CHUNK_OVERHEAD_CHARACTERS = 32  # counted in addition for each cached chunk
+_BATCH_CHUNKS = 4096  # chunks per call of spaCy
+_TRIAL_TEXT = (  # sample: if our words of it differ from datatrove's, datatrove splits all texts
     "It's 5a.m. (e.g. in Co. A: ( o : ) = ):= - ( end). don't http://a.b/c?d=e; x-y/z 'S \u2019s 3,000km\n\t\xa0."
 )
 
-# hash: sum of the characters' hashes, each times FACTOR to the power of its place; power: FACTOR to that of the length;
-# whether it has a letter, is punctuation by datatrove's list, ends a sentence, is punctuation by Unicode.
+# hash: sum of the hash of character i times HASH_FACTOR**i; power: HASH_FACTOR**length; letters: has a letter; symbols:
+# all characters are in datatrove's list of punctuation; ends: ends a sentence; mark: is punctuation by Unicode.
 WORD_RECORD_DTYPE = np.dtype("<u8,<u8,<i8,?,?,?,?", align=True)
 WORD_RECORD_DTYPE.names = ("hash", "power", "length", "letters", "symbols", "ends", "mark")
 
 
 class WordTable:
-    """The words of a text. `rows`: [W] WORD."""
+    """The words of a text. `rows`: [W] WORD, the properties of each word (`WORD_RECORD_DTYPE`)."""
 
     def __init__(self, rows: NDArray[np.void], texts: list[str], places: NDArray[np.int64]) -> None:
         self.rows, self._texts, self._places = rows, texts, places
 
     def texts(self) -> list[str]:
-        """Return the words themselves."""
+        """Return the words as strings."""
         return [self._texts[place] for place in self._places.tolist()]
 
     def min_sentence_count(self) -> int:
-        """Return a number that is not above spaCy's number of sentences, which also counts white space as a word."""
+        """Return a lower bound of spaCy's number of sentences. (spaCy also treats white space as words.)"""
         others = np.cumsum(self.rows["ends"])[~(self.rows["ends"] | self.rows["mark"])]
         return 1 + int(np.count_nonzero(np.diff(others, prepend=0)))
 
 
 class WordSplitter:
-    """Splits texts into words by the rules of a language, as datatrove names it."""
+    """Splits texts into words by the rules of a language. `language`: datatrove's code of it."""
 
     def __init__(self, language: str) -> None:
         self._language, self._spacy = language, _SpaCy.load(language)
@@ -75,14 +76,14 @@ class WordSplitter:
         return found
 
     def _clear_cache(self) -> None:
-        self._known: dict[str, int] = {"": 0}  # number of each cached chunk
+        self._known: dict[str, int] = {"": 0}  # chunk to its number in the cache
         self._texts: list[str] = []  # words of all cached chunks, in order
         self._ends, self._rows = np.zeros(1 << 12, dtype=np.int64), np.empty(1 << 12, dtype=WORD_RECORD_DTYPE)
         self._characters = 0
         self._text = None
 
     def _cached_chunk_numbers(self, chunks: Sequence[str]) -> NDArray[np.int64]:
-        """Return [chunks] int64, the number of each chunk in the cache; add chunks that it lacks."""
+        """Return [chunks] int64: the number of each chunk in the cache. Adds missing chunks to the cache."""
         numbers = np.fromiter(map(self._known.get, chunks, repeat(-1)), dtype=np.int64, count=len(chunks))
         if (missing := numbers < 0).any():
             fresh = list(dict.fromkeys(compress(chunks, missing.tolist())))
@@ -97,7 +98,7 @@ class WordSplitter:
         return numbers
 
     def _add_to_cache(self, chunks: list[str]) -> None:
-        """Add chunks, and the words of each, to the tables."""
+        """Add new chunks and their words to the cache."""
         found = self._spacy.split_words(chunks) if self._spacy else [[chunk] for chunk in chunks]
         first, row = len(self._known), len(self._texts)
         words = [word for part in found for word in part]
@@ -114,7 +115,7 @@ class _SpaCy:
 
     Attributes:
         ends: words that end a sentence.
-        is_mark: whether a word is punctuation by Unicode.
+        is_mark: function that returns whether a word is punctuation by Unicode.
     """
 
     def __init__(self, language: Any) -> None:
@@ -128,12 +129,12 @@ class _SpaCy:
         self.ends = frozenset(language.get_pipe("sentencizer").punct_chars)
         self._rules = frozenset(theirs.rules)
         self.is_mark = language.vocab.lex_attr_getters[IS_PUNCT]
-        # A fresh vocabulary saves time: it does not compute shapes and norms of words.
+        # A new vocabulary saves time, because it does not compute shapes and norms of words.
         self._tokenizer = Tokenizer(Vocab(), rules=theirs.rules, **affixes)
-        # This word is created before the memory zone, whose end would free it but leave it in the vocabulary.
+        # Create this word before the memory zone: at its end the zone frees its words, but this one stays referenced.
         self._tokenizer.vocab["IS_ALPHA"]
         without_rules = Tokenizer(self._tokenizer.vocab, rules={}, **affixes)
-        # Pairs of neighbouring words in special cases, by the two letters at which they meet.
+        # Pairs of adjacent words in special cases, by the last character of the first and the first of the second word.
         self._pairs: dict[str, list[tuple[str, str]]] = {}
         with self._tokenizer.vocab.memory_zone():
             for rule in theirs.rules:
@@ -142,7 +143,7 @@ class _SpaCy:
 
     @staticmethod
     def load(language: str) -> "_SpaCy | None":
-        """Return spaCy's tokenizer if datatrove uses it for the language, by rules for one chunk alone; else None."""
+        """Return spaCy's tokenizer if datatrove uses it for the language and it splits chunk by chunk; else None."""
         from datatrove.utils.word_tokenizers import SpaCyTokenizer, load_word_tokenizer
 
         found = load_word_tokenizer(language)
@@ -153,7 +154,7 @@ class _SpaCy:
         return _SpaCy(found.tokenizer) if type(found.tokenizer.tokenizer) is Tokenizer else None
 
     def chunks(self, text: str) -> list[str]:
-        """Return the text without white space; chunks that a special case may span are one, with the space."""
+        """Return the chunks of a text. Neighbours that a special case may span form one chunk, with their space."""
         chunks, pairs = text.split(), self._pairs
         spanned = {
             place
@@ -181,7 +182,7 @@ class _SpaCy:
         return [[chunk] if one else next(split) for chunk, one in zip(chunks, whole, strict=True)]
 
     def _is_single_word(self, chunk: str) -> bool:
-        """Return whether a chunk of letters is one word: no special case, and no rule cuts it."""
+        """Return whether a chunk is surely one word: letters only, no special case, not cut by any rule."""
         cuts = self._tokenizer
         return (
             chunk.isalpha()
@@ -191,7 +192,7 @@ class _SpaCy:
 
 
 def _word_records(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
-    """Return [words] WORD."""
+    """Return [words] WORD: the properties of each word."""
     from datatrove.utils.text import PUNCTUATION_SET
 
     rows = np.zeros(len(words), dtype=WORD_RECORD_DTYPE)
@@ -209,11 +210,11 @@ def _word_records(words: list[str], spacy: _SpaCy | None) -> NDArray[np.void]:
 
 
 def _grown_table(table: NDArray[Any], size: int) -> NDArray[Any]:
-    """Return the table, or twice as long a copy of it if it has fewer than `size` rows."""
+    """Return the table, or a copy with at least twice as many rows if it has fewer than `size` rows."""
     return table if size <= len(table) else np.resize(table, max(size, 2 * len(table)))
 
 
 @lru_cache(maxsize=4)
 def get_splitter(language: str) -> WordSplitter:
-    """Return the splitter of a language, which is one for all stages of a process."""
+    """Return the splitter of a language, shared by all stages of a process."""
     return WordSplitter(language)

@@ -1,22 +1,21 @@
-"""The corrupted form of a row that a denoising autoencoder reads, to write the row itself (BART: Lewis et al. 2019).
+"""Corruption of rows for a denoising autoencoder: its encoder reads the corrupted row, its decoder predicts the
+original row (BART: Lewis et al. 2019).
 
-Two ways of corruption, one after the other (arXiv 1910.13461, section 2.2):
+Two corruptions are applied in this order (arXiv 1910.13461, section 2.2):
 
-Sentence permutation: the sentences of each document are put in a random order. A row's part of a document counts as
-    the document.
-Text infilling: spans whose numbers of units are drawn from a Poisson distribution are each replaced by one mask token.
-    A span without units puts a mask between two units. So the form does not say how much is missing.
+Sentence permutation: the sentences of each document in a row are put in a random order.
+Text infilling: spans of units (tokens or words) are each replaced by one mask token. Span lengths have a Poisson
+    distribution; a span of length 0 inserts a mask between two units. So masks do not show how much text is missing.
 
-Spans are laid out as follows: lengths are drawn until they make up the row's budget, the last one cut; then the spans
-and the units that stay are put in a uniformly random order, as two kinds of beads on a string. So spans never overlap,
-and any arrangement is as likely as any other. (facebookresearch/fairseq draws a first word for each span, and spans
-that overlap are merged, so somewhat less is hidden.) A span may go on behind a separator, which stays: its mask stands
-where it begins.
+Span lengths are drawn until they add up to the row's budget; the last span is cut to fit. Then the spans and the units
+outside spans are put in a uniformly random order. So spans never overlap, and all arrangements are equally likely.
+(facebookresearch/fairseq draws a first word for each span and merges spans that overlap, so it hides somewhat less.) A
+span may extend past a separator, which is kept; the span's mask is put where the span begins.
 
-A row's form is never longer than the row, whose length the model's table of positions limits: spans without units that
-outnumber the room made by the others are left out. At the published settings that happens only in rows of a few units.
+A corrupted row is never longer than the original, since the model has a limited number of positions: surplus spans of
+length 0 are dropped. At the published settings this happens only in rows of a few units.
 
-Shapes: N rows, U units, T tokens of text, P tokens with special ones, K spans.
+Shapes: N rows, U units, T tokens of text, P tokens of text and special tokens, K spans.
 """
 
 from dataclasses import dataclass
@@ -34,16 +33,16 @@ from data_service.samples.selection import Units
 from data_service.samples.spans import LengthDistribution
 from data_service.types import Level, Tokens
 
-_MAX_SPAN_UNITS = 128  # units in the longest span: at a mean of 16, longer ones have a probability below 1e-60
+_MAX_SPAN_UNITS = 128  # longest span in units; at a mean of 16, longer ones have a probability below 1e-60
 
 
 class Denoising(RowMasking):
     """Text infilling and sentence permutation (Lewis et al. 2019, section 2.2). Every token of a row is a target.
 
     Attributes:
-        rate: share of a row's units that spans cover. The number is rounded up or down at random, so that its mean is
+        rate: share of a row's units that spans cover. The number of units is rounded at random, so that its mean is
             exact.
-        unit: what a span consists of: tokens, or whole words (facebookresearch/fairseq).
+        unit: unit of spans: tokens, or whole words (facebookresearch/fairseq).
         span_mean: mean number of units in a span, the Poisson distribution's lambda.
         permute_sentences: whether sentences are put in a random order.
     """
@@ -70,7 +69,7 @@ class Denoising(RowMasking):
         return length
 
     def mean_form_tokens(self, length: int) -> int:
-        """Return the mean number of tokens in the form of a row of `length` tokens, if units are as long as tokens."""
+        """Return the mean number of tokens in the corrupted form of a row of `length` tokens, if words are tokens."""
         return length - round(self.rate * (length - SPECIAL_TOKENS_PER_ROW) * (1 - 1 / self.span_mean))
 
     def mask(self, rows: MaskableRows) -> Samples:
@@ -78,7 +77,7 @@ class Denoising(RowMasking):
         text = _RowsToInfill.from_rows(laid_out, rows.units)
         targets = np.flatnonzero(text.learned)
         if self.permute_sentences:
-            assert rows.sentences is not None  # ensured by `reads_sentences`
+            assert rows.sentences is not None  # given, because `reads_sentences` is true
             text = text.reorder_text(sentence_order(laid_out, rows.sentences, _token_draws(rows, "sentences")))
         spans = self._draw_spans(rows)
         tokens, offsets = text.replace_spans(spans, rows.units.edges, laid_out.offsets, rows.vocabulary.mask)
@@ -104,24 +103,24 @@ class Denoising(RowMasking):
 
 
 def _token_draws(rows: MaskableRows, name: str) -> NDArray[np.uint32]:
-    """Return [T] uniform 32-bit draws for one purpose, one for each token of the text."""
+    """Return [T] uniform 32-bit draws, one for each token of the text. `name`: purpose of the draws."""
     edges = rows.slots.edges
     return draw_uint32(purpose_key(rows.key, name), int(edges[0]), int(edges[-1]))
 
 
 def poisson_lengths(mean: float) -> LengthDistribution:
-    """Return the Poisson distribution of a span's units, shifted by 1: a `LengthDistribution` begins with 1."""
+    """Return the Poisson distribution of span lengths plus 1, since a `LengthDistribution` begins with length 1."""
     return LengthDistribution.from_weights(np.cumprod(np.append(1.0, mean / np.arange(1, _MAX_SPAN_UNITS))))
 
 
 def sentence_order(rows: LaidOutRows, sentences: NDArray[np.int64], draws: NDArray[np.uint32]) -> Indices:
-    """Return [T]: for each place of the text the offset of the token that stands there once sentences are
-    permuted, those of one document of one row among themselves.
+    """Return [T], a permutation of the text's token offsets in which the sentences of each document in a row are
+    shuffled.
 
     Args:
         rows: rows before masking.
         sentences: offsets in the text at which sentences begin, in any order.
-        draws: [T] uniform draws. Those at the first tokens of sentences decide.
+        draws: [T] uniform draws. The draws at the first tokens of sentences decide the order.
     """
     total = int(rows.edges[-1])
     parts = np.unique(np.concatenate([rows.edges[:-1], rows.separators]))
@@ -135,15 +134,15 @@ def sentence_order(rows: LaidOutRows, sentences: NDArray[np.int64], draws: NDArr
 def cut_spans_to_budget(
     budgets: NDArray[np.int64], lengths: NDArray[np.int64], draw_counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return [K] int64, the row of each span, and [K] int64, its number of units, which may be 0.
+    """Return for each of K spans its row, [K] int64, and its number of units, [K] int64, which may be 0.
 
-    In each row, spans are taken in the order drawn until they have `budgets` units; the last one is cut. Of those
-    without units, at most as many stay as make the row's form no longer than the row.
+    In each row, spans are taken as drawn until they cover `budgets` units; the last one is cut to fit. Spans of length
+    0 are dropped if they would make the corrupted row longer than the row.
 
     Args:
         budgets: [N] int64, number of units to cover.
-        lengths: [D] int64, numbers of units that are drawn for the rows, row after row.
-        draw_counts: [N] int64, how many of them belong to each row.
+        lengths: [D] int64, drawn span lengths in units, row after row.
+        draw_counts: [N] int64, number of drawn lengths for each row.
     """
     row = np.repeat(np.arange(len(budgets)), draw_counts)
     left = budgets[row] - _row_prefix_sums(lengths, draw_counts)
@@ -156,7 +155,7 @@ def cut_spans_to_budget(
 
 
 def _row_prefix_sums(values: NDArray[np.int64] | NDArray[np.bool_], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [D] int64, the sum of the values before each one in its row. `counts`: [N], number of values in each."""
+    """Return [D] int64: for each value the sum of the row's earlier values. `counts`: [N], number of values per row."""
     total = np.append(0, np.cumsum(values, dtype=np.int64))
     before: NDArray[np.int64] = total[:-1] - np.repeat(total[np.cumsum(counts) - counts], counts)
     return before
@@ -164,12 +163,12 @@ def _row_prefix_sums(values: NDArray[np.int64] | NDArray[np.bool_], counts: NDAr
 
 @dataclass(frozen=True)
 class Spans:
-    """K spans of units, those of one row in no order.
+    """K spans of units, row after row; within a row they are not sorted.
 
     Attributes:
         rows: [K] int64, row of each span.
-        starts: [K] int64, number of the first unit of each span; of one without units, of the unit behind it, or of the
-            next row's first.
+        starts: [K] int64, number of each span's first unit. A span of length 0 has the number of the unit after it,
+            which may be the next row's first.
         sizes: [K] int64, number of units.
     """
 
@@ -186,13 +185,13 @@ class Spans:
         draws: NDArray[np.uint32],
         draw_counts: NDArray[np.int64],
     ) -> "Spans":
-        """Put the spans of each row, and the units that stay, in a uniformly random order.
+        """Arrange the spans of each row, and its units outside spans, in a uniformly random order.
 
         Args:
-            rows, sizes: [K] int64, as in the class; rows ascending. A row has no more spans than they have units.
+            rows, sizes: [K] int64, as the attributes; rows ascending. A row's spans are at most as many as their units.
             unit_counts: [N] int64, number of units in each row.
             draws: [D] uniform draws, row after row, at least one for each unit.
-            draw_counts: [N] int64, how many of them belong to each row.
+            draw_counts: [N] int64, number of draws for each row.
         """
         per_row = np.bincount(rows, minlength=len(unit_counts))
         covered = np.bincount(rows, weights=sizes, minlength=len(unit_counts)).astype(np.int64)
@@ -200,7 +199,7 @@ class Spans:
         owner, total = np.repeat(np.arange(len(unit_counts)), beads), int(beads.sum())
         shift = np.repeat(np.cumsum(draw_counts) - draw_counts - np.cumsum(beads) + beads, beads)
         mine = draws[shift + np.arange(total)].astype(np.int64)
-        # Shuffles the items of each row: its spans and its units outside of spans.
+        # Shuffle the items of each row: its spans, and its units outside spans.
         order = np.argsort((owner << 32) | mine, kind="stable")
         first = (np.cumsum(beads) - beads)[rows]
         at = order[first + _row_prefix_sums(np.ones(len(rows), dtype=np.int64), per_row)]
@@ -214,11 +213,11 @@ class _RowsToInfill:
     """Rows with special tokens, before infilling.
 
     Attributes:
-        tokens: [P], tokens, special ones included.
-        places: [T] int64, indices of the text in them.
+        tokens: [P], tokens of the rows, special tokens included.
+        places: [T] int64, indices in `tokens` of the text's tokens.
         inside: [P] bool, whether a token belongs to a unit.
-        first: [P] bool, whether it is its unit's first.
-        learned: [P] bool, whether it is a target: all but tokens of the text that are never masked.
+        first: [P] bool, whether a token is the first of its unit.
+        learned: [P] bool, whether a token is a target: all except text tokens that are never masked.
     """
 
     tokens: Tokens
@@ -239,8 +238,8 @@ class _RowsToInfill:
         return cls(rows.tokens, places, inside, first, learned)
 
     def reorder_text(self, order: Indices) -> "_RowsToInfill":
-        """Return the rows with the text in another order; a unit's tokens stay together. Targets are left as they
-        were."""
+        """Return the rows with the text in the given `order`, which keeps units together. `learned` does not
+        change."""
         origin = np.arange(len(self.tokens))
         origin[self.places] = self.places[order]
         return _RowsToInfill(self.tokens[origin], self.places, self.inside[origin], self.first[origin], self.learned)
@@ -248,10 +247,10 @@ class _RowsToInfill:
     def replace_spans(
         self, spans: Spans, edges: NDArray[np.int64], offsets: NDArray[np.int64], mask_id: int
     ) -> tuple[Tokens, NDArray[np.int64]]:
-        """Return the tokens after infilling, and the rows' offsets in them.
+        """Return the tokens of all corrupted rows, and the offsets of the rows in them.
 
         Args:
-            spans: spans, by numbers of units in this order of the text.
+            spans: spans of units, numbered in the current order of the text.
             edges: [N + 1] int64, numbers of units; row i has units edges[i] to edges[i + 1].
             offsets: [N + 1] int64, offsets of the rows in `tokens`.
             mask_id: id of the mask token.
@@ -278,8 +277,8 @@ class _RowsToInfill:
         edges: NDArray[np.int64],
         offsets: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Return [P] int64, the number of masks that are put before each token: before the first of each of `units`,
-        or before the row's last token if its units are at an end."""
+        """Return [P] int64, the number of masks to insert before each token for spans of length 0: before the first
+        token of unit `units`, or before the last token of row `rows` if that unit is in the next row."""
         last = offsets[rows + 1] - 1
         starts = np.append(np.flatnonzero(self.first), 0)
         return np.bincount(np.where(units < edges[rows + 1], starts[units], last), minlength=len(self.tokens))

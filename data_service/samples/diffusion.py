@@ -1,12 +1,11 @@
-"""Masked diffusion: each row has a rate of its own, and each of its tokens is hidden with that probability.
+"""Masked diffusion: a masking rate is drawn for each row, and each token of the row is hidden with this probability.
 
 This is the forward process of Sahoo et al. 2024 (MDLM, arXiv 2406.07524, section 3.1, with the linear schedule alpha =
 1 - t) and of Nie et al. 2025 (LLaDA, arXiv 2502.09992, section 2.1): t is uniform between 0 and 1, every token becomes
 the mask token with probability t, independently of the others, and nothing else stands in its place.
 
 Both papers' code draws no rate below 0.001, because the loss of a row is divided by its rate. Rates of different rows
-are independent, as in LLaDA's code; MDLM's spreads those of a batch evenly, which a row that knows only its own key
-cannot do.
+are independent, as in LLaDA's code. MDLM's code spreads the rates of a batch evenly; here rows do not know their batch.
 """
 
 from typing import Literal
@@ -18,17 +17,17 @@ from data_service.rng import UINT32_RANGE, draw_uint32
 from data_service.samples.masking import MaskableRows, RowMasking, purpose_key
 from data_service.samples.samples import Samples
 
-MIN_MASK_RATE = 1e-3
+MIN_MASK_RATE = 1e-3  # smallest share of a row's tokens to hide
 
 
 class DiffusionMasking(RowMasking):
-    """Masks of masked diffusion. Nothing can be set; each reading of a row has another rate and other masks."""
+    """The masking of masked diffusion. It has no settings; rate and masks of a row change in each epoch."""
 
     kind: Literal["diffusion"] = "diffusion"
 
     @property
     def unit(self) -> Literal["token"]:
-        """The unit that is masked: single tokens."""
+        """The unit of masking: single tokens."""
         return "token"
 
     def expected_target_count(self, length: int, maskable: int) -> float:
@@ -51,6 +50,6 @@ class DiffusionMasking(RowMasking):
 
 
 def mask_rate_by_row(draws: NDArray[np.uint32]) -> NDArray[np.float32]:
-    """Return [N] float32, a rate for each of N uniform draws: uniform between `MIN_MASK_RATE` and 1."""
+    """Return [N] float32, masking rates uniform between `MIN_MASK_RATE` and 1, for [N] uniform 32-bit draws."""
     uniform = (draws.astype(np.float64) + 0.5) / UINT32_RANGE
     return (MIN_MASK_RATE + (1 - MIN_MASK_RATE) * uniform).astype(np.float32)

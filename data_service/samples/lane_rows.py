@@ -1,13 +1,14 @@
-"""Rows for permuted language modelling: lanes of text, their targets and their factorisation order.
+"""Makes XLNet's rows (`lanes.py`) for permuted language modelling, with their targets and factorisation order.
 
-This module decides where A ends, which B a row has, and where words begin, in the direction in which the row is read.
+For each row this module decides where segment A ends, which text is segment B, and where words begin in the direction
+in which the row is read.
 
 The rule is that of zihangdai/xlnet, data_utils.py, `_split_a_and_b`: A ends with a sentence. B is what follows, or, in
 a share `random` of the rows, begins with a sentence elsewhere in the block. There are two differences:
 
 - If no sentence ends inside the window, the official code always draws a random B; here A then ends anywhere.
-- The official code shortens A to make room for the whole sentence in which B ends. Here B ends with the window, so that
-  every row whose B follows A is the window's whole text in order.
+- The official code shortens A so that B can end with a whole sentence. Here B ends with the window, so that a row whose
+  B follows A is the window's whole text in order.
 
 As in the official code, a row read backward is the row of the reversed text, with `<sep>` and `<cls>` at its end.
 """
@@ -26,19 +27,19 @@ from data_service.samples.selection import excluded_token_offsets
 from data_service.tokenizers.specials import SpecialIds
 from data_service.types import Block, Tokens
 
-_DRAWS_PER_ROW = 3  # draws of a row: whether B is random, where A ends, where B begins
+_DRAWS_PER_ROW = 3  # draws per row: whether B is random, where A ends, where a random B begins
 _WORD_START_BIT, _FIXED_BIT, _REMOVED_BIT = np.uint8(1), np.uint8(2), np.uint8(4)
 
 
 @dataclass(frozen=True)
 class LaneRowTokens:
-    """The tokens of N rows as a rectangle.
+    """The tokens of N rows of equal length.
 
     Attributes:
         tokens: [N, length], token ids.
         begins: [N, length] bool, whether a word begins with the token, in the direction in which the row is read.
         fixed: [N, length] bool, whether the token is special, so that it is never predicted.
-        segment_starts: [N] int32, place in the row at which B begins.
+        segment_starts: [N] int32, index in the row of B's first token.
         backward: [N] bool, whether the row is read backward; None if no row is.
         removed: [N, length] bool, tokens in place of removed documents; None if there are none in the block.
     """
@@ -52,7 +53,7 @@ class LaneRowTokens:
 
     @property
     def sep_and_cls_mask(self) -> NDArray[np.bool_]:
-        """[N, length] bool, true for each row's two `<sep>` and its `<cls>`, but not for ends of documents in the
+        """[N, length] bool, true for each row's two `<sep>` and its `<cls>`, but not for end-of-document tokens in its
         text."""
         found = np.zeros(self.tokens.shape, dtype=np.bool_)
         found[:, -2:] = True
@@ -62,14 +63,14 @@ class LaneRowTokens:
 
 @dataclass(frozen=True)
 class DirectedBlockText:
-    """A block's text, forward and, if rows are read backward, once more from its last token to its first.
+    """A block's text, followed by the reversed text if some rows are read backward.
 
     Attributes:
-        size: number of tokens of the text, ends of documents included.
+        size: number of tokens of the text, end-of-document tokens included.
         tokens: [size] or [2 * size], token ids.
-        bounds: [B] int64, offsets in `tokens` at which sentences begin, ascending, and its end.
-        flags: uint8, as long as `tokens`. Bit 0: a word begins with the token; bit 1: the token is special; bit 2: it
-            stands in place of a removed document.
+        bounds: [B] int64, ascending offsets in `tokens` at which sentences begin, and the end of the text.
+        flags: uint8, as long as `tokens`. Bit 0: a word begins with the token; bit 1: the token is special; bit 2: the
+            token replaces a token of a removed document.
         holes: whether bit 2 is set anywhere.
     """
 
@@ -89,10 +90,10 @@ class DirectedBlockText:
         *,
         backward: bool,
     ) -> Self:
-        """Return the reading of a block; `backward`: also from its end. `excluded_ids` are never predicted.
+        """Return the text of a block; `backward`: also reversed. `excluded_ids` are never predicted.
 
-        `starts_word`: [vocab_size] bool, table of pieces that begin a word, for blocks that do not store where words
-        begin. None: every token is a word.
+        `starts_word`: [vocab_size] bool, which pieces begin a word, for blocks that do not store where words begin.
+        None: every token is a word.
         """
         end = special.sep if special.eod is None else special.eod
         ends = block.sentences[block.documents[1:]]
@@ -113,7 +114,7 @@ class DirectedBlockText:
         holes = block.removed is not None
         if not backward:
             return cls(len(text), text, bounds, flags, holes)
-        # Where text is read backward, a word's last piece begins the word.
+        # In reversed text, a word begins with its last piece.
         mirrored = (begins[1:] * _WORD_START_BIT) | (flags & (_FIXED_BIT | _REMOVED_BIT))
         return cls(
             len(text),
@@ -124,7 +125,7 @@ class DirectedBlockText:
         )
 
     def lay_out(self, rows: LaneRows, start: int, stop: int, special: SpecialIds, key: Key) -> LaneRowTokens:
-        """Return the tokens of rows `start` to `stop`. `key`: key of the draws of this block in this epoch."""
+        """Return the tokens of rows `start` to `stop - 1`. `key`: random key of this block in this epoch."""
         firsts, sizes, seconds, backward = self.segments_of_rows(rows, start, stop, key)
         places = _token_offsets(firsts, sizes, seconds, rows)
         between = rows.reuse + sizes
@@ -148,8 +149,8 @@ class DirectedBlockText:
     def segments_of_rows(
         self, rows: LaneRows, start: int, stop: int, key: Key
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return four arrays [N]: the offsets at which rows `start` to `stop` begin, the sizes of A, the offsets at
-        which B begins, and whether rows are read backward. The reused text and A are one stretch."""
+        """Return four arrays [N] for rows `start` to `stop - 1`: offset in `tokens` of the row's text, size of A,
+        offset of B, and whether the row is read backward. A directly follows the reused text."""
         numbers = np.arange(start, stop)
         backward = numbers % rows.directions == 1
         firsts = numbers // rows.directions * rows.reuse
@@ -168,9 +169,9 @@ class DirectedBlockText:
         first_row: int,
         key: Key,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the sizes of A, [N], and the offsets at which B begins, [N], for second parts of rows.
+        """Return for N rows the size of A, [N], and the offset in `tokens` at which B begins, [N].
 
-        The second parts have `room` tokens and begin at `places`.
+        `places`: [N], offsets at which A begins. `room`: number of tokens of A and B together.
         """
         stop = first_row + len(places)
         draws = draw_uint32(stream_key(key.hex(), "segments"), _DRAWS_PER_ROW * first_row, _DRAWS_PER_ROW * stop)
@@ -179,7 +180,7 @@ class DirectedBlockText:
         choices = np.searchsorted(self.bounds, places + room) - low
         at_sentence = self.bounds[low + scale_draws(cut, np.maximum(choices, 1))] - places
         sizes = np.where(choices > 0, at_sentence, 1 + scale_draws(cut, room - 1))
-        # A random segment B begins where a sentence begins, early enough to fit.
+        # A random B begins with the sentence around a random offset, which leaves room for all of B.
         anywhere = backward * self.size + scale_draws(place, self.size - (room - sizes) + 1)
         elsewhere = self.bounds[np.searchsorted(self.bounds, anywhere, side="right") - 1]
         return sizes, np.where(drawn < round(random * (1 << 32)), elsewhere, places + sizes)
@@ -188,10 +189,10 @@ class DirectedBlockText:
 def lane_text_ranges(
     block: Block, rows: LaneRows, special: SpecialIds, key: Key
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return three arrays [S] int64: the row of each stretch of text that the rows of a block hold, its first token in
-    the block and the one behind it. A random B is a stretch of its own.
+    """Return which text of a block its rows hold, as three arrays [S] int64: row, first token in the block, and the one
+    after the last. A row has one entry, or a second one for a random B.
 
-    `key`: key of the draws of this block in this epoch.
+    `key`: random key of this block in this epoch.
     """
     reading = DirectedBlockText.from_block(block, special, (), None, backward=rows.directions == 2)
     firsts, sizes, seconds, backward = reading.segments_of_rows(rows, 0, len(rows), key)
@@ -205,7 +206,7 @@ def lane_text_ranges(
     mirrored = backward[of_row]
     whole = 2 * reading.size
     starts, stops = np.where(mirrored, whole - stops, starts), np.where(mirrored, whole - starts, stops)
-    with_ends = rows.ends + np.arange(len(rows.ends))  # places of the end-of-document tokens
+    with_ends = rows.ends + np.arange(len(rows.ends))  # offsets in the text of the end-of-document tokens
     in_block = [places - np.searchsorted(with_ends, places) for places in (starts, stops)]
     order = np.argsort(of_row, kind="stable")
     return of_row[order], in_block[0][order], in_block[1][order]
@@ -214,8 +215,8 @@ def lane_text_ranges(
 def _token_offsets(
     row_starts: NDArray[np.int64], a_sizes: NDArray[np.int64], b_starts: NDArray[np.int64], rows: LaneRows
 ) -> NDArray[np.int64]:
-    """Return [N, length] int64, the offset in the reading of each token of the rows; any number for `<sep>` and
-    `<cls>`."""
+    """Return [N, length] int64: for each token of the rows its offset in `DirectedBlockText.tokens`; arbitrary for
+    `<sep>` and `<cls>`."""
     columns = np.arange(rows.length)
     between = rows.reuse + a_sizes
     shift = b_starts - between - 1
@@ -224,7 +225,7 @@ def _token_offsets(
     return places
 
 
-_CHUNK_TOKENS = 1 << 18  # tokens that are permuted at a time: their arrays stay in a processor's cache
+_CHUNK_TOKENS = 1 << 18  # tokens of rows made at once, so that the arrays fit into the CPU cache
 
 
 def permuted_rows(
@@ -238,9 +239,9 @@ def permuted_rows(
     key: Key,
     starts_word: NDArray[np.bool_] | None,
 ) -> Samples:
-    """Return rows `start` to `stop` of a block with their targets and orders.
+    """Return rows `start` to `stop - 1` of a block with their targets and factorisation orders.
 
-    `key`: key of the draws of this block in this epoch. Other arguments as for `DirectedBlockText.from_block`.
+    `key`: random key of this block in this epoch. Other arguments as for `DirectedBlockText.from_block`.
     """
     reading = DirectedBlockText.from_block(block, special, excluded_ids, starts_word, backward=rows.directions == 2)
     size = max(1, _CHUNK_TOKENS // rows.length)
@@ -270,13 +271,13 @@ def _to_samples(text: LaneRowTokens, targets: NDArray[np.bool_], order: NDArray[
 def _choose_targets(
     text: LaneRowTokens, reuse: int, first_row: int, config: PermutedPrediction, key: Key
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-    """Return the targets of rows, [N, length] bool, and the order of their tokens, [N, length] int32.
+    """Return which tokens are targets, [N, length] bool, and the factorisation order, [N, length] int32.
 
     `first_row`: number of the first row in its block.
     """
     count, length = text.tokens.shape
     of_ngrams = _row_draws(key, "ngrams", first_row, count, config.predict)
-    # One draw a token: its upper half selects single targets, its lower half is its place in the order.
+    # One draw per token: the upper half decides whether it becomes a single target, the lower half orders the targets.
     of_tokens = _row_draws(key, "tokens", first_row, count, length)
     selects, places = (of_tokens >> np.uint64(32)).astype(np.uint32), of_tokens.astype(np.uint32)
     first_goal, second_goal = config.target_counts_by_part
@@ -301,6 +302,6 @@ def _choose_targets(
 
 
 def _row_draws(key: Key, purpose: str, first_row: int, count: int, per_row: int) -> NDArray[np.uint64]:
-    """Return [count, per_row] uint64 draws: those of `count` rows from `first_row` on. Each row has fixed draws."""
+    """Return [count, per_row] uint64 draws of `count` rows from `first_row` on. A row always gets the same draws."""
     draws = draw_uint64(stream_key(key.hex(), purpose), per_row * first_row, per_row * (first_row + count))
     return draws.reshape(count, per_row)

@@ -1,4 +1,4 @@
-"""Makes training rows from a block: calls the functions that each input and objective needs."""
+"""Makes training rows from a block: cuts it, lays out the rows, and masks them, as the stream's spec says."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ from data_service.samples.texts import text_rows
 from data_service.types import Block
 
 CutRows = RowCuts | LaneRows
-"""The rows that a block is cut into, of any input."""
+"""The rows into which a block is cut: their boundaries, without tokens."""
 
 
 def cut_block(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> CutRows:
-    """Return where a block of a source is cut into rows.
+    """Return where a block of source number `source` is cut into rows.
 
-    `key`: key of the draws (`cutting_key`), for inputs whose boundaries are drawn.
+    `key`: random key (`cutting_key`), for inputs with random row boundaries.
     """
     return spec.input_for_source(source).cut(block, spec.length, key)
 
@@ -34,10 +34,10 @@ def cut_block(block: Block, spec: StreamSpec, key: Key, source: int = 0) -> CutR
 def row_text_ranges(
     block: Block, rows: CutRows, spec: StreamSpec, key: Key
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return three arrays [S] int64: the row of each stretch of text that the rows of a block hold, its first token in
-    the block, and the one behind it; row after row.
+    """Return which text of a block its rows hold, as three arrays [S] int64, row after row: row, first token in the
+    block, and the one after the last.
 
-    `key`: key of the draws of this block in this masking epoch (`masking_key`), for inputs that draw what a row holds.
+    `key`: random key of this block in this masking epoch (`masking_key`), for inputs with random segments.
     """
     if isinstance(rows, LaneRows):
         return lane_text_ranges(block, rows, spec.special, key)
@@ -45,7 +45,7 @@ def row_text_ranges(
 
 
 def token_ranges_of_row(block: Block, rows: CutRows, row: int, spec: StreamSpec, key: Key) -> tuple[range, ...]:
-    """Return the ranges of the block's tokens that one row holds, in order. `key`: as for `row_text_ranges`."""
+    """Return the token ranges of the block that row number `row` holds, in order. `key`: as for `row_text_ranges`."""
     of_row, starts, stops = row_text_ranges(block, rows, spec, key)
     mine = of_row == row
     return tuple(range(*ends) for ends in zip(starts[mine].tolist(), stops[mine].tolist(), strict=True))
@@ -62,19 +62,19 @@ def make_rows(
     source: int = 0,
     rates: NDArray[np.float64] | None = None,
 ) -> Samples:
-    """Return rows `start` to `stop` of a block, ready to train on.
+    """Return rows `start` to `stop - 1` of a block, masked and ready to train on.
 
     Args:
-        block, rows: the block, and the places where it is cut (`cut_block`).
-        start, stop: range of the rows to make. A row has the same bytes in any range.
+        block, rows: the block, and its row boundaries from `cut_block`.
+        start, stop: range of the rows to make. A row is the same in any range.
         spec: spec of the stream.
-        key: key of the draws of this block in this masking epoch; see `masking_key`.
-        tables: tables that the spec's masking needs besides the block.
+        key: random key of this block in this masking epoch; see `masking_key`.
+        tables: further tables that the spec's masking needs.
         source: number of the source that the block belongs to.
-        rates: [N] float64, the rate of each row's masks, if they differ.
+        rates: [N] float64, masking rate of each row, if rows differ.
     """
     if isinstance(rows, LaneRows):
-        assert isinstance(spec.masking, PermutedPrediction)  # the spec's input and masking agree
+        assert isinstance(spec.masking, PermutedPrediction)  # checked by `StreamSpec`
         return permuted_rows(
             block, rows, start, stop, spec.masking, spec.special, spec.never_masked, key, tables.starts_word
         )
@@ -95,7 +95,7 @@ def _packed_samples(
     tables: MaskingTables,
     rates: NDArray[np.float64] | None,
 ) -> Samples:
-    """Return rows with their targets, segments and labels, and the holes that removed documents left."""
+    """Return rows `start` to `stop - 1` with targets, segments and labels, and the holes left by removed documents."""
     text = rows.text(block, start, stop)
     laid_out = lay_out(text, rows, start, stop, spec.special)
     fixed = excluded_token_offsets(text, spec.never_masked)
@@ -106,7 +106,7 @@ def _packed_samples(
         densest = spec.masking_at_highest_rate
         assert isinstance(masking, RowMasking)
         assert isinstance(densest, RowMasking)
-        # `Corpora` reads the word starts that the masking needs.
+        # `Corpora` provides `starts_word` for every masking of whole units.
         assert masking.unit_level is None or starts_word is not None
         slots = densest.draw_slots(rows.edges[start : stop + 1], start)
         units, sentences = token_units(laid_out.edges, fixed), None
@@ -128,10 +128,10 @@ def _packed_samples(
 
 
 def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
-    """Return `samples`, rows of one source, with the arrays that rows of other sources of `spec` have, too.
+    """Return `samples`, rows of one source, with the arrays added that all rows of the stream must have.
 
-    If some rows of the stream are translations, all rows say where their second segment begins. If the model has
-    languages, all rows have theirs.
+    If some rows of the stream are translations, all rows have segment starts. If the model has languages, all rows have
+    language numbers.
     """
     if isinstance(spec.input, Translations) and samples.segment_starts is None:
         ends = np.diff(samples.offsets).astype(np.int32)
@@ -144,13 +144,13 @@ def _add_languages(samples: Samples, spec: StreamSpec, source: int) -> Samples:
 
 
 def masking_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
-    """Return the key of one block's draws in reading `epoch` of its source, or of the copy of the masks used in it."""
+    """Return the random key for masking a block in epoch `epoch` of its source. Epochs with the same masks share it."""
     fingerprint = spec.sources[source].manifest_fingerprint
     return stream_key("rows", spec.seed, spec.masking.epoch_of_draws(epoch), fingerprint, spec.split, block)
 
 
 def cutting_key(spec: StreamSpec, source: int, block: int, epoch: int) -> Key:
-    """Return the key of the draws that cut one block in reading `epoch` of its source."""
+    """Return the random key for cutting a block into rows in epoch `epoch` of its source."""
     fingerprint = spec.sources[source].manifest_fingerprint
     copy = epoch % spec.input.cut_count
     return stream_key("structure", spec.seed, copy, fingerprint, spec.split, block)

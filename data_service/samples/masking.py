@@ -1,7 +1,8 @@
-"""Masking, the host half of an objective: it chooses the tokens of a row that are predicted, and replaces them.
+"""Masking, the part of a training objective that runs on the CPU: it chooses the tokens of a row that the model must
+predict (targets), and replaces them.
 
 `RowMasking` is the interface for packed rows, `MlmMasking` is masked language modelling; masked diffusion has a file of
-its own (`diffusion.py`). `NoMasking` masks nothing, for contrastive training, which compares vectors of whole texts.
+its own (`diffusion.py`). `NoMasking` masks nothing; it is for contrastive training, which compares embeddings of texts.
 """
 
 import math
@@ -26,11 +27,11 @@ from data_service.types import Level
 
 @dataclass(frozen=True)
 class MaskingTables:
-    """The tables that masking needs besides a block. Each is None if the spec's masking does not need it.
+    """Tables that a masking may need. Each is None if the spec's masking does not need it.
 
     Attributes:
-        starts_word: [vocab_size] bool, table of the pieces that begin a word, if whole words are masked. It is used for
-            blocks that do not store where words begin.
+        starts_word: [vocab_size] bool, which pieces begin a word, if whole words are masked. It is used for blocks that
+            do not store where words begin.
         unigram: [vocab_size] int64, token counts of the corpora, if random replacements are drawn by frequency.
         similar: table of similar words, if words are replaced by similar ones.
     """
@@ -48,16 +49,16 @@ class MaskableRows:
     """Packed rows before their targets are chosen.
 
     Attributes:
-        rows: tokens of the rows, in which a masking overwrites those that it hides.
-        units: units that may be chosen: single tokens, or words if the masking's unit needs them.
-        slots: places of each row's draws.
-        vocabulary: ids that may be written.
-        key: key of the block's draws in this masking epoch.
-        tables: tables that the masking needs.
-        rates: [N] float64, the share of each row's tokens to predict, if rows differ (`Annealing`); None: the
-            masking's own.
-        sentences: offsets in the rows' text at which sentences begin, in no order, some perhaps twice; None if the
-            masking does not ask for them.
+        rows: tokens of the rows; a masking overwrites them in place.
+        units: units that may be chosen: single tokens, or words if the masking needs them.
+        slots: range of each row's random draws.
+        vocabulary: ids that may replace targets.
+        key: random key of the block in this masking epoch.
+        tables: further tables that the masking needs.
+        rates: [N] float64, share of each row's tokens to predict, if it changes from row to row (`Annealing`); None:
+            the masking's `rate`.
+        sentences: unsorted offsets in the rows' text at which sentences begin, some perhaps twice; None if the masking
+            does not need them.
     """
 
     rows: LaidOutRows
@@ -71,68 +72,68 @@ class MaskableRows:
 
 
 class RowMasking(StrictRecord, ABC):
-    """The host half of an objective on packed rows: it chooses the targets and replaces them.
+    """The masking of packed rows: it chooses the targets and replaces them.
 
-    A subclass has a `unit`: "token", or a unit for which words are looked up. Its draws depend only on the rows' key.
+    A subclass has a `unit`: "token", or a larger unit. Its random draws depend only on `MaskableRows.key`.
 
     Attributes:
-        kind: name of the masking in a stream's spec.
+        kind: name of the masking in a `StreamSpec`.
     """
 
     kind: str
 
     @property
     def unit_level(self) -> Level | None:
-        """Level of the block's units that are chosen whole; None for single tokens."""
+        """Units that are chosen whole: "word", "phrase" or "entity"; None for single tokens."""
         return None
 
     @property
     def reads_sentences(self) -> bool:
-        """Whether `mask` needs to know where sentences begin."""
+        """Whether `mask` needs `MaskableRows.sentences`."""
         return False
 
     @property
     def makes_corrupted_form(self) -> bool:
-        """Whether rows get a second form, which an encoder reads (`Samples.corrupted`)."""
+        """Whether rows get a corrupted form, which an encoder reads (`Samples.corrupted`)."""
         return False
 
     def epoch_of_draws(self, epoch: int) -> int:
-        """Return the epoch whose draws are used in `epoch`."""
+        """Return the epoch whose random draws are used in `epoch`; the same number means the same masks."""
         return epoch
 
     def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
-        """Return the places of each row's draws, by default one for each token of its text. Arguments as for
+        """Return the range of each row's random draws, by default one draw for each token of its text. Arguments as for
         `DrawSlots.for_rate`."""
         return DrawSlots(edges, first_row)
 
     @abstractmethod
     def expected_target_count(self, length: int, maskable: int) -> float:
-        """Return the mean number of targets in a row of `length` tokens, of which `maskable` are not special."""
+        """Return the mean number of targets in a row of `length` tokens. `maskable`: number that are not special."""
 
     def max_target_count(self, tokens: int) -> float:
-        """Return the largest number of targets in a row of `tokens` tokens, by default all."""
+        """Return the largest possible number of targets in a row of `tokens` tokens, by default all."""
         return tokens
 
     @abstractmethod
     def mask(self, rows: MaskableRows) -> Samples:
-        """Return the rows with their targets."""
+        """Choose the targets and replace them in `rows`; return the rows with their targets."""
 
 
 class DeterministicMasking(StrictRecord):
-    """A masking that draws nothing, so all epochs have the same rows."""
+    """A masking without random draws, so all epochs have the same rows."""
 
     @property
     def unit(self) -> Literal["token"]:
-        """The unit of prediction: single tokens, so words are not looked up."""
+        """The unit of prediction: single tokens."""
         return "token"
 
     def epoch_of_draws(self, epoch: int) -> int:
-        """Return the epoch whose draws are used in `epoch`: always 0."""
+        """Return 0: all epochs have the same rows."""
         return 0
 
 
 class NoMasking(DeterministicMasking):
-    """A masking without targets."""
+    """A masking without targets, for contrastive training."""
 
     kind: Literal["none"] = "none"
 
@@ -155,17 +156,17 @@ class MlmMasking(RowMasking, GrowingRecord):
             section 3.1; google-research/albert); or spans of 1 to `longest` words, their length geometric with
             `span_p`, overlapping and adjacent ones merged and replaced alike (Joshi et al. 2020, section 3.1).
             Words are never cut: facebookresearch/SpanBERT cuts the last one at the budget, the paper does not.
-            Or, with a corpus that was built with a lexicon, its entities whole, or its phrases and entities, and single
-            tokens between them (Sun et al. 2019, section 3.2).
+            In a corpus that was built with a lexicon also: whole entities, or whole phrases and entities, besides
+            single tokens between them (Sun et al. 2019, section 3.2).
         longest: number of words in the longest n-gram (null: 3) or span (null: 10).
         ngram_weights: weights of n-grams of 1, 2, ... words, instead of `longest` (MacBERT: 0.4, 0.3, 0.2, 0.1).
         span_p: parameter p of the geometric distribution of span lengths (null: 0.2).
         copies: "dynamic" draws new masks every epoch; a number k draws k masks of each row and uses them in rotation.
-        replace: shares of the tokens that replace targets.
+        replace: shares of targets replaced by the mask token, by a random token, and so on.
         count: number of targets in a row of n maskable tokens. "stochastic": floor(rate * n + u), u uniform in [0, 1)
             (fairseq), whose mean is exact; "bert": max(1, round(rate * n)), halves to even; "ceil":
-            ceil(rate * n) (SpanBERT); "drawn": BERT's number of positions drawn with replacement, each counted
-            once, so somewhat fewer (google-research/electra); by token only.
+            ceil(rate * n) (SpanBERT); "drawn": BERT's number of positions, drawn with replacement, so that
+            distinct ones are somewhat fewer (google-research/electra); only with unit token.
         count_special: whether n counts all tokens of the row, special ones included, though these are never targets: 77
             targets in a row of 512 instead of 76 (google-research/bert, electra, albert; microsoft/DeBERTa).
         max_predictions: largest number of targets in a row (BERT: 20 at length 128); None for no limit.
@@ -188,21 +189,21 @@ class MlmMasking(RowMasking, GrowingRecord):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.longest is not None and self.unit not in ("ngram", "span"):
-            raise ValueError(f"longest needs unit ngram or span; leave it out with unit {self.unit}")
+            raise ValueError(f"longest needs unit ngram or span; leave longest out with unit {self.unit}")
         if self.span_p is not None and self.unit != "span":
-            raise ValueError(f"span_p applies only to unit span; leave it out with unit {self.unit}")
+            raise ValueError(f"span_p applies only to unit span; leave span_p out with unit {self.unit}")
         if self.ngram_weights is not None and (self.unit != "ngram" or self.longest is not None):
             raise ValueError("ngram_weights need unit ngram, and cannot be combined with longest")
         if self.replace.word_shares and self.unit_level is None:
             named = " and ".join(self.replace.word_shares)
-            raise ValueError(f"{named} words replace whole words; choose another unit than {self.unit}")
+            raise ValueError(f"a share of {named} words replaces whole words; choose another unit than {self.unit}")
         if self.count == "drawn" and self.unit != "token":
-            raise ValueError(f"count drawn needs unit token; choose another count with unit {self.unit}")
+            raise ValueError(f"count: drawn needs unit token; choose another count with unit {self.unit}")
         return self
 
     @property
     def unit_level(self) -> Level | None:
-        """Level of the block's units that are masked whole; None for single tokens."""
+        """Units that are masked whole: "word", "phrase" or "entity"; None for single tokens."""
         match self.unit:
             case "token":
                 return None
@@ -212,7 +213,7 @@ class MlmMasking(RowMasking, GrowingRecord):
                 return "word"
 
     def epoch_of_draws(self, epoch: int) -> int:
-        """Return the epoch whose masks are used in `epoch`."""
+        """Return the epoch whose masks are used in `epoch`; see `copies`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
     def draw_slots(self, edges: NDArray[np.int64], first_row: int) -> DrawSlots:
@@ -220,7 +221,7 @@ class MlmMasking(RowMasking, GrowingRecord):
 
     def expected_target_count(self, length: int, maskable: int) -> float:
         wanted = self.rate * (length if self.count_special else maskable)
-        if self.count == "drawn":  # positions are drawn with replacement, and each counts once
+        if self.count == "drawn":  # the mean number of distinct positions in draws with replacement
             wanted = maskable * (1 - (1 - 1 / maskable) ** wanted)
         if self.count == "ceil":
             wanted = math.ceil(wanted)
@@ -238,7 +239,7 @@ class MlmMasking(RowMasking, GrowingRecord):
         counted = np.diff(laid_out.offsets) if self.count_special else maskable
         wanted = (self.rate if rows.rates is None else rows.rates) * counted
         counts = round_target_counts(self, wanted, maskable, slots.first_row, purpose_key(key, "counts"))
-        # Each target needs a draw; slots are fewer only in rows of almost nothing but separators.
+        # Each target needs a draw. Only rows of almost nothing but separators have fewer draws than targets.
         counts = np.minimum(counts, slots.draws_per_row)
         chosen = np.flatnonzero(_select_units(laid_out, units, counts=counts, slots=slots, masking=self, key=key))
         text = units.token_offsets(chosen)
@@ -248,7 +249,7 @@ class MlmMasking(RowMasking, GrowingRecord):
         target_ids = laid_out.tokens[positions]
         draws = _row_draws(per_row, slots, purpose_key(key, "replacements"))
         if self.replace.similar:
-            assert similar is not None  # `Corpora` reads the table that the masking needs
+            assert similar is not None  # `Corpora` provides the table
             assert sizes is not None
             laid_out.tokens[positions] = replace_words(
                 target_ids, sizes[chosen], draws, self.replace, vocabulary, similar
@@ -266,10 +267,10 @@ def round_target_counts(
     first_row: int,
     key: Key,
 ) -> NDArray[np.int64]:
-    """Return [N] int64, the number of targets in each row, of which the first is row `first_row` of its block.
+    """Return [N] int64, the number of targets in each row, rounded and limited as `masking` says.
 
-    `unrounded_counts`: [N] float64, the rate times the tokens that it is a share of. `maskable`: [N] int64, number of
-    tokens of each row that can be targets.
+    `unrounded_counts`: [N] float64, rate times number of tokens. `maskable`: [N] int64, number of tokens of each row
+    that can be targets. `first_row`: number of the first row in its block.
     """
     match masking.count:
         case "stochastic":
@@ -295,7 +296,7 @@ def _select_units(
     masking: MlmMasking,
     key: Key,
 ) -> NDArray[np.bool_]:
-    """Return [U] bool, whether the tokens of each unit are targets."""
+    """Return [U] bool, whether each unit is chosen, so that its tokens become targets."""
     match masking.unit:
         case "token" | "whole_word" | "phrase" | "entity":
             if masking.count == "drawn":
@@ -314,7 +315,7 @@ def _select_units(
 
 
 def _row_draws(targets_per_row: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.uint64]:
-    """Return [M] uint64, a draw for each target. Target r of a row uses the row's slot r."""
+    """Return [M] uint64, a random draw for each target. Target r of a row gets draw r of the row."""
     words = draw_uint64(key, int(slots.edges[0]), int(slots.edges[-1]))
     before = np.cumsum(targets_per_row) - targets_per_row
     shift = np.repeat(slots.edges[:-1] - slots.edges[0] - before, targets_per_row)
@@ -322,11 +323,11 @@ def _row_draws(targets_per_row: NDArray[np.int64], slots: DrawSlots, key: Key) -
 
 
 def _first_targets_of_runs(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [M] int64, for each of the sorted targets the number of the first target of its run of neighbours."""
+    """Return [M] int64: for each target the index of the first target in its run of adjacent targets."""
     starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
     return np.repeat(starts, np.diff(np.append(starts, len(positions))))
 
 
 def purpose_key(key: Key, purpose: str) -> Key:
-    """Return the key of the draws for one purpose, from the key of a block's draws."""
+    """Derive a random key for one purpose, such as "targets", from a block's key, so that purposes are independent."""
     return stream_key(key.hex(), purpose)

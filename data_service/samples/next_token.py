@@ -1,12 +1,12 @@
-"""The host half of next-token prediction: nothing is hidden, and nearly every token is predicted from those before it.
+"""Targets of next-token prediction: no token is replaced, and nearly every token is predicted from those before it.
 
-Targets are all tokens of the text that have a token of the same stretch of text before them in their row. A row's first
-token has none there, nor has the first token after a separator: of a document, or of a second segment. Special tokens
-are never targets: where a row ends is a matter of its length, not of the text.
+All tokens of the text are targets, except the first of a row and the first after a separator, which begins a document
+or a second segment: no token of the same text precedes them. Special tokens are never targets: where a row ends depends
+on its length, not on the text.
 
-Nothing is drawn, so the rows of all epochs are the same. Rows are marked as causal (`Samples.causal`): attention must
-then hide from each token the later ones, among which is what it predicts. Documents that share a row see each other as
-they do under masks: a later one sees the earlier.
+There are no random draws, so all epochs have the same rows. Rows are marked as causal (`Samples.causal`), which tells
+the model's attention to hide later tokens from each token. Of several documents in a row, later ones see earlier ones,
+as with masking.
 """
 
 from typing import Literal
@@ -27,11 +27,11 @@ class NextToken(DeterministicMasking):
     kind: Literal["clm"] = "clm"
 
     def expected_target_count(self, length: int, maskable: int) -> float:
-        """Return the number of targets in a row of one stretch with `maskable` tokens that are not special."""
+        """Return the number of targets in a row of one document. `maskable`: number of tokens that are not special."""
         return float(max(0, maskable - 1))
 
     def max_target_count(self, tokens: int) -> float:
-        """Return the largest number of targets in a row of `tokens` tokens."""
+        """Return the largest possible number of targets in a row of `tokens` tokens."""
         return float(tokens)
 
 

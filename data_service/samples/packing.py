@@ -1,14 +1,14 @@
-"""Packing cuts a block into rows. The cut is a pure function of the block, so any row can be found again.
+"""Packing cuts a block into rows. Row boundaries are a pure function of the block, so any row can be made again.
 
 Packed rows never share or lose a token: they are the text between consecutive `edges`. A row is laid out as
 `<s> text </s>`, with one more `</s>` before every document that begins inside it. The packings:
 
 full_sentences: whole sentences while they fit; rows cross documents.
 doc_sentences: the same, but a row ends with its document.
-contiguous: full rows, cut anywhere. The number of rows follows from the manifest alone.
+contiguous: full rows, cut anywhere. The number of rows can be computed from the manifest.
 
-Rows of several segments consist of stretches of a block. The segments of all rows, one after another, are the rows'
-text, on which layout and masking work as on a block's text. It may hold a token of the block more than once, or not at
+Rows of several segments consist of token ranges of a block. The segments of all rows, one after another, form the rows'
+text, which is laid out and masked like a block's text. It may contain a token of the block several times, or not at
 all.
 """
 
@@ -28,28 +28,28 @@ V = TypeVar("V", bound=np.generic)
 
 
 class RowInput(StrictRecord):
-    """The settings under a recipe's `input`, which decide how documents become rows.
+    """The settings under a recipe's `input`: how documents become rows.
 
-    Each subclass has a method `cut`, which cuts a block.
+    Each subclass has a method `cut`, which cuts a block into rows.
     """
 
     @property
     def cut_count(self) -> int:
-        """Number of ways in which a corpus is cut. Each reading of the corpus uses the next one."""
+        """Number of different ways of cutting the corpus into rows. Successive epochs use them in rotation."""
         return 1
 
     @property
     def mean_token_uses(self) -> float:
-        """Approximate mean number of times that a token of the corpus is used in one reading of it."""
+        """Approximate mean number of times that a token of the corpus is used in one epoch."""
         return 1.0
 
     @property
     def texts_per_row(self) -> int:
-        """Number of texts in a row. Each is cut to the phase's length and has its own special tokens."""
+        """Number of texts in a row. Each is truncated to the phase's length and has its own special tokens."""
         return 1
 
     def with_single_cut(self) -> Self:
-        """Return the same settings with only one way of cutting the corpus."""
+        """Return the same settings with `cut_count` 1."""
         return self
 
 
@@ -57,15 +57,15 @@ Packing = Literal["full_sentences", "doc_sentences", "contiguous"]
 
 
 class PackedInput(RowInput):
-    """Rows of one segment, in which every token occurs once an epoch.
+    """Rows of one segment; every token occurs in exactly one row.
 
-    RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, section 4.2), and plain cutting.
+    RoBERTa's FULL-SENTENCES and DOC-SENTENCES (Liu et al. 2019, section 4.2), or cuts regardless of sentences.
     """
 
     packing: Packing
 
     def cut(self, block: Block, length: int, key: Key) -> "RowCuts":
-        """Return where a block is cut. Nothing is drawn."""
+        """Return where a block is cut into rows. `key` is not used."""
         return pack_block(block, self.packing, length)
 
 
@@ -90,23 +90,23 @@ class Segments:
         second: tuple[NDArray[np.int64], NDArray[np.int64]],
         labels: NDArray[np.int8] | None = None,
     ) -> Self:
-        """Return segments, given the offsets in the block at which A (`first`) and B (`second`) start and stop."""
+        """Return the segments with these offsets in the block: `first` is (starts, stops) of A, `second` of B."""
         starts, stops = (np.stack(ends, axis=1) for ends in zip(first, second, strict=True))
         return cls(starts, stops - starts, labels)
 
     def slice_rows(self, start: int, stop: int) -> "Segments":
-        """Return the segments of rows `start` to `stop`."""
+        """Return the segments of rows `start` to `stop - 1`."""
         labels = None if self.labels is None else self.labels[start:stop]
         return Segments(self.starts[start:stop], self.sizes[start:stop], labels)
 
     def select_tokens(self, values: NDArray[V]) -> NDArray[V]:
-        """Return the values of the tokens in the segments, in order. `values`: [T], one for each token of the block."""
+        """Return the values of the segments' tokens, in order. `values`: [T], one value for each token of the block."""
         return values[expand_ranges(self.starts.ravel(), self.sizes.ravel())]
 
     def sentence_starts(self, block: Block) -> NDArray[np.int64]:
         """Return the offsets in the rows' text at which a sentence or a segment B begins.
 
-        They are not sorted, and some occur twice.
+        The offsets are not sorted, and some occur twice.
         """
         starts, sizes = self.starts.ravel(), self.sizes.ravel()
         before = np.cumsum(sizes) - sizes
@@ -117,20 +117,20 @@ class Segments:
         return np.concatenate([inside, before[1::2][paired]])
 
 
-SPECIAL_TOKENS_PER_ROW = 2  # special tokens of a row: <s> and </s>
+SPECIAL_TOKENS_PER_ROW = 2  # <s> and </s>
 
 
 @dataclass(frozen=True)
 class RowCuts:
-    """N rows of a block. Their text is the block's, or consists of segments taken from it.
+    """The boundaries of N rows of a block. The rows' text is the block's text, or consists of segments of it.
 
     Attributes:
         edges: [N + 1] int64, offsets in the rows' text. Row i lies from edges[i] to edges[i + 1] and is never empty.
-        separators: [K] int64, sorted offsets in the rows' text before which separators stand: beginnings of further
-            segments, and of documents inside a row, after its first token. An offset that occurs twice stands for the
-            end of one text and the beginning of another.
-        segments: segments of which the rows' text consists; None if it is the block's.
-        restarts: whether positions begin again with each further segment.
+        separators: [K] int64, sorted offsets in the rows' text before which a separator is inserted: where a document
+            or a further segment begins inside a row. An offset that occurs twice stands for the end of one text
+            (`</s>`) and the beginning of the next (`<s>`).
+        segments: segments of which the rows' text consists; None if it is the block's text.
+        restarts: whether position numbers restart at 0 with each further segment.
     """
 
     edges: NDArray[np.int64]
@@ -140,14 +140,14 @@ class RowCuts:
 
     @classmethod
     def from_segments(cls, segments: Segments) -> "RowCuts":
-        """Return rows of segments, with a separator before each further one."""
+        """Return rows of segments, with a separator before each segment of a row but the first."""
         edges = np.append(0, np.cumsum(segments.sizes.sum(axis=1)))
         further = edges[:-1, None] + np.cumsum(segments.sizes, axis=1)[:, :-1]
         return cls(edges, further[segments.sizes[:, 1:] > 0], segments)
 
     @classmethod
     def from_separate_segments(cls, segments: Segments) -> "RowCuts":
-        """Return rows of segments of which each has its own special tokens, and positions from 0."""
+        """Return rows in which each segment has its own `<s>` and `</s>`, and positions from 0."""
         joined = cls.from_segments(segments)
         return replace(joined, separators=np.repeat(joined.separators, 2), restarts=True)
 
@@ -155,22 +155,22 @@ class RowCuts:
         return len(self.edges) - 1
 
     def text(self, block: Block, start: int, stop: int) -> Tokens:
-        """Return the text of rows `start` to `stop`, without special tokens."""
+        """Return the text of rows `start` to `stop - 1`, without special tokens."""
         return self.select_tokens(block.tokens, start, stop)  # type: ignore[return-value]
 
     def select_tokens(self, values: NDArray[V], start: int, stop: int) -> NDArray[V]:
-        """Return the values of the tokens in rows `start` to `stop`, in order.
+        """Return the values of the tokens in rows `start` to `stop - 1`, in order.
 
-        `values`: [T], one for each token of the block.
+        `values`: [T], one value for each token of the block.
         """
         if self.segments is not None:
             return self.segments.slice_rows(start, stop).select_tokens(values)
         return values[self.edges[start] : self.edges[stop]]
 
     def sentence_starts(self, block: Block, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the offsets in the text of rows `start` to `stop` at which a sentence or a second segment begins.
+        """Return the offsets in the text of rows `start` to `stop - 1` at which a sentence or a second segment begins.
 
-        They are not sorted, and some may occur twice.
+        The offsets are not sorted, and some may occur twice.
         """
         if self.segments is not None:
             return self.segments.slice_rows(start, stop).sentence_starts(block)
@@ -180,7 +180,7 @@ class RowCuts:
         return starts
 
     def add_segment_labels(self, samples: Samples, start: int, stop: int) -> Samples:
-        """Return `samples`, which are rows `start` to `stop`, with the rows' segments and labels added."""
+        """Return `samples`, which are rows `start` to `stop - 1`, with segment starts and pair labels added."""
         if self.segments is None:
             return samples
         segments = self.segments.slice_rows(start, stop)
@@ -190,8 +190,8 @@ class RowCuts:
         return replace(samples, segment_starts=begins, pair_label=segments.labels, restarts=restarts)
 
     def text_ranges(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return three arrays [S] int64: the row of each stretch of text that the rows hold, its first token in the
-        block, and the one behind it; row after row, segments in order."""
+        """Return which text of the block the rows hold, as three arrays [S] int64, row after row, segments in order:
+        row, first token in the block, and the one after the last."""
         if self.segments is None:
             return np.arange(len(self)), self.edges[:-1], self.edges[1:]
         rows, number = np.nonzero(self.segments.sizes)
@@ -211,7 +211,7 @@ def pack_block(block: Block, packing: Packing, length: int) -> RowCuts:
     it is packed with the next sentences.
     """
     room, sentences = length - SPECIAL_TOKENS_PER_ROW, block.sentences
-    starts = sentences[block.documents]  # token offsets of the documents, and the end
+    starts = sentences[block.documents]  # token offsets of the documents, and of the block's end
     match packing:
         case "contiguous":
             edges = _contiguous_edges(starts, room)
@@ -225,16 +225,16 @@ def pack_block(block: Block, packing: Packing, length: int) -> RowCuts:
 
 
 def count_contiguous_rows(tokens: NDArray[np.int64], documents: NDArray[np.int64], length: int) -> NDArray[np.int64]:
-    """Return [B] int64, the number of rows that `contiguous` packing cuts from blocks.
+    """Return [B] int64, the number of rows into which `contiguous` packing cuts each of B blocks.
 
-    `tokens`, `documents`: [B], their numbers in each block.
+    `tokens`, `documents`: [B], numbers of tokens and documents in each block.
     """
     return -(-(tokens + documents - 1) // (length - SPECIAL_TOKENS_PER_ROW))
 
 
 def _contiguous_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-    """Return the edges of rows of `room` tokens, separators included. A separator at an edge is left out."""
-    places = starts + np.arange(len(starts))  # places of the documents' first tokens, separators included
+    """Return the edges of rows of `room` tokens, separators included. A separator between two rows is dropped."""
+    places = starts + np.arange(len(starts))  # offsets of the documents' first tokens when separators are inserted
     end = int(places[-1]) - 1
     cuts = np.append(np.arange(0, end, room), end)
     edges: NDArray[np.int64] = cuts - np.searchsorted(places[1:-1], cuts, side="right")
@@ -242,7 +242,7 @@ def _contiguous_edges(starts: NDArray[np.int64], room: int) -> NDArray[np.int64]
 
 
 def cut_long_sentences(sentences: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-    """Return sentence boundaries in which every sentence longer than `room` is cut after each `room` tokens."""
+    """Return the sentence boundaries with a cut after every `room` tokens of sentences longer than `room`."""
     lengths = np.diff(sentences)
     if lengths.max() <= room:
         return sentences
@@ -255,14 +255,15 @@ def cut_long_sentences(sentences: NDArray[np.int64], room: int) -> NDArray[np.in
 def _greedy_edges(
     sentences: NDArray[np.int64], starts: NDArray[np.int64], room: int, *, cross_documents: bool
 ) -> NDArray[np.int64]:
-    """Return the edges of rows that are filled greedily with sentences.
+    """Return the edges of rows that are filled greedily with sentences. `starts`: token offsets of documents.
 
-    The end of a row is computed for a start at every sentence; then the rows are followed from the first sentence.
+    For every sentence, the end of a row that would begin with it is computed; then the rows are followed from the
+    first.
     """
     begins_document = np.zeros(len(sentences) - 1, dtype=np.int64)
     begins_document[np.searchsorted(sentences, starts[1:-1])] = 1
     document = np.cumsum(begins_document)
-    if cross_documents:  # separators take places, too: count those before each sentence's start and end
+    if cross_documents:  # separators take room: add those before each sentence to its offsets
         begin, end = sentences[:-1] + document, sentences[1:] + document
         following = np.searchsorted(end, begin + room, side="right")
     else:
@@ -277,14 +278,14 @@ def _greedy_edges(
 
 @dataclass(frozen=True)
 class LaidOutRows:
-    """N rows with special tokens, T tokens in all, before masking.
+    """N rows with special tokens, before masking; T tokens in all.
 
     Attributes:
         tokens: [T], writable; each row is `<s> text </s>` with a further `</s>` between documents or segments.
         offsets: [N + 1] int64, offsets in `tokens`; row i is tokens[offsets[i]:offsets[i + 1]].
-        edges: [N + 1] int64, offsets in the text, counted from the first row's first token; row i holds text tokens
+        edges: [N + 1] int64, offsets in the rows' text, which begins with the first row; row i holds text tokens
             edges[i] to edges[i + 1].
-        separators: [K] int64, offsets in the text before which a separator stands, counted likewise.
+        separators: [K] int64, offsets in the rows' text before which a separator stands.
     """
 
     tokens: Tokens
@@ -293,8 +294,8 @@ class LaidOutRows:
     separators: NDArray[np.int64]
 
     def token_indices(self, text: Indices, counts_per_row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices in `tokens` of sorted text offsets. `counts_per_row`: [N], number of the offsets in
-        each row."""
+        """Return the indices in `tokens` of sorted text offsets. `counts_per_row`: [N], number of offsets in each
+        row."""
         shift = np.repeat(1 + SPECIAL_TOKENS_PER_ROW * np.arange(len(counts_per_row)), counts_per_row)
         if len(self.separators):
             passed = np.searchsorted(text, self.separators)
@@ -303,15 +304,14 @@ class LaidOutRows:
         return shift
 
     def marked_token_indices(self, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return the sorted indices in `tokens` of the marked tokens of the text. `marked`: [T] bool."""
+        """Return the sorted indices in `tokens` of the text tokens for which `marked` is true."""
         text = np.flatnonzero(marked)
         return self.token_indices(text, np.diff(np.searchsorted(text, self.edges)))
 
     def hole_indices(self, removed: NDArray[np.bool_], shift: int = 0) -> NDArray[np.int64]:
-        """Return `Samples.holes`: all tokens of rows without other text than removed documents, and the removed tokens
-        of the others, `shift` places further.
+        """Return `Samples.holes`: all tokens of rows whose whole text is removed, and the removed tokens of other rows.
 
-        `removed`: [T] bool, tokens of the text in place of removed documents.
+        `removed`: whether each text token replaces one of a removed document. `shift`: added to indices of text tokens.
         """
         lost = np.logical_and.reduceat(removed, self.edges[:-1])
         found = np.repeat(lost, np.diff(self.offsets))
@@ -320,7 +320,7 @@ class LaidOutRows:
 
 
 def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: SpecialIds) -> LaidOutRows:
-    """Return rows `start` to `stop`, whose text is `text`, with special tokens."""
+    """Return rows `start` to `stop - 1`, whose text is `text`, with special tokens."""
     first, last = rows.edges[start], rows.edges[stop]
     edges = rows.edges[start : stop + 1] - first
     low, high = np.searchsorted(rows.separators, (first, last))
@@ -339,7 +339,7 @@ def lay_out(text: Tokens, rows: RowCuts, start: int, stop: int, special: Special
     ):
         tokens[places] = token
         is_text[places] = False
-    # The second of two separators begins a text.
+    # The second of two separators at one offset begins a text: it is <s>.
     tokens[between[1:][separators[1:] == separators[:-1]]] = special.cls
     tokens[is_text] = text
     return LaidOutRows(tokens, offsets, edges, separators)

@@ -1,24 +1,24 @@
-"""Rows of two segments: BERT's with next sentences, ALBERT's with their order, ELECTRA's without a label, XLM's of
-translations.
+"""Rows of two segments A and B: for BERT's next-sentence task, ALBERT's sentence-order task, ELECTRA (no label), and
+XLM's translations.
 
 Next sentence: the second segment follows the first or comes from another document. The rule is google-research/bert,
-create_pretraining_data.py, within one block. A row that is too long is cut, so a long sentence is not seen whole.
-In one reading every sentence is seen in its own place; random second segments are read in addition.
+create_pretraining_data.py, within one block. A row that is too long is truncated, so long sentences lose text.
+In one epoch every sentence is read in context once; random second segments are read in addition.
 
-Sentence order: two consecutive segments, swapped or not, every token once a reading. The rule is
+Sentence order: two consecutive segments, swapped or not; every token once per epoch. The rule is
 google-research/albert, create_pretraining_data.py, except where that loses text: here a chunk takes another sentence
 only while the row has room for it, and a sentence longer than a row is cut into full rows. With `lone_sentence: random`
 tokens are still lost, because a lone sentence must make room for random text.
 
-ELECTRA's: consecutive text in one or two segments, every token once a reading. The rule is google-research/electra,
-build_pretraining_dataset.py, with two differences. The official code cuts off what does not fit; here a row takes
+ELECTRA: consecutive text in one or two segments; every token once per epoch. The rule is google-research/electra,
+build_pretraining_dataset.py, with two differences. The official code drops text that does not fit; here a row takes
 another sentence only while there is room, and a sentence longer than a row is cut into full rows. And here everything
 after the beginning of the second segment belongs to it; in the official code a short sentence may still be added to the
 first.
 
 Translations (Conneau and Lample 2019, section 3.3): a row is a sentence and its translation, `<s> one </s><s> other
-</s>`, each with positions from 0. Pairs that are too long for the row lose the end of the longer sentence, then of
-both. Nothing is drawn: an example is a row.
+</s>`, each with positions from 0. If a pair is too long for the row, the end of the longer sentence is dropped, then of
+both. There are no random draws: an example is a row.
 """
 
 from abc import ABC, abstractmethod
@@ -45,16 +45,16 @@ from data_service.samples.sentence_chunks import (
 from data_service.samples.texts import first_texts
 from data_service.types import Block, Share
 
-_SHORT_ROW_TOKENS = 5  # least target length of ELECTRA's short rows, special tokens included
-TRANSLATION_TEXTS = 2  # texts of a translation: query and positive, without negatives
+_SHORT_ROW_TOKENS = 5  # smallest target length of ELECTRA's short rows, special tokens included
+TRANSLATION_TEXTS = 2  # a translation is the first two texts of an example: query and positive
 
 
 class RandomlyCutRows(RowInput, ABC):
-    """Rows whose boundaries are drawn.
+    """Rows with random boundaries.
 
     Attributes:
-        copies: number of ways in which the corpus is cut, each with its own draws (BERT's duplication factor). They are
-            read one after another, and then the first again. Their rows are counted in advance.
+        copies: number of different ways of cutting the corpus (BERT's duplication factor). Successive epochs use
+            them in rotation. The rows of all ways are counted before training.
     """
 
     copies: PositiveInt = 10
@@ -68,18 +68,18 @@ class RandomlyCutRows(RowInput, ABC):
 
     @abstractmethod
     def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
-        """Return the segments of the rows of a block. `key`: key of the draws."""
+        """Draw the segments of all rows of a block. `key`: random key of the block and the copy."""
 
     def cut(self, block: Block, length: int, key: Key) -> RowCuts:
-        """Return where a block is cut. `key`: key of the draws."""
+        """Return where a block is cut into rows. `key`: random key of the block and the copy."""
         return RowCuts.from_segments(self.draw_segments(block, length, key))
 
 
 class _RandomPairs(RandomlyCutRows):
-    """Rows of two segments, of which the second follows the first or is drawn from another document.
+    """Rows of two segments; the second follows the first or comes from a random document.
 
     Attributes:
-        random: share of rows whose second segment is drawn from elsewhere, among rows that could have either.
+        random: share of rows with a random second segment, among rows that could also have the following text.
     """
 
     random: Share = 0.5
@@ -91,7 +91,7 @@ class _RandomPairs(RandomlyCutRows):
 
 
 class SegmentPairs(_RandomPairs):
-    """Rows of two segments of many sentences, which fill the row (Devlin et al. 2019, appendix A.2).
+    """Rows of two segments of several sentences each, which fill the row (Devlin et al. 2019, appendix A.2).
 
     Attributes:
         short: share of documents whose rows are filled to a random shorter length.
@@ -101,10 +101,10 @@ class SegmentPairs(_RandomPairs):
     short: Share = 0.1
 
     def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
-        """Return rows made of chunks of sentences that are filled up to the row's target.
+        """Make a row of each chunk of sentences, which is filled up to a target length.
 
-        A ends at a random sentence. B is the rest of the chunk (label 0), or text of the missing length from elsewhere
-        (label 1); then the rest goes to the next chunk. A chunk of one sentence always has a random B.
+        A ends at a random sentence. B is the rest of the chunk (label 0), or random text of the missing length (label
+        1); then the next chunk begins with the rest. A chunk of one sentence always has a random B.
         """
         room = length - PAIR_SPECIAL_TOKENS
         sentences = Sentences.from_block(block)
@@ -127,9 +127,9 @@ class SentencePairs(_RandomPairs):
     packing: Literal["sentence_pair"]
 
     def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
-        """Return rows of a sentence and the next one of its document (label 0), or one from elsewhere (label 1).
+        """Make rows of a sentence and the next one of its document (label 0) or a random one (label 1).
 
-        In the latter case the next sentence begins the next row. The last sentence of a document always has a random B.
+        With a random B, the next row begins with the next sentence. A document's last sentence always has a random B.
         """
         sentences = Sentences.from_block(block)
         every = np.arange(len(sentences))
@@ -159,8 +159,8 @@ def _pair_segments(
     room: int,
     key: Key,
 ) -> Segments:
-    """Return segments cut to `room`. If `random`, B is `wanted_tokens` tokens from elsewhere in place of the following
-    text."""
+    """Return segments truncated to `room` tokens. Where `random` is true, about `wanted_tokens` tokens of random text
+    replace B."""
     a, b = following
     other = draw_random_second_segments(sentences, first, wanted_tokens, key)
     b = (np.where(random, other[0], b[0]), np.where(random, other[1], b[1]))
@@ -173,8 +173,8 @@ class OrderedPairs(RandomlyCutRows):
     Attributes:
         short: share of documents whose rows are filled to a random shorter length.
         swapped: share of rows in which the segments are swapped.
-        lone_sentence: treatment of a row of one sentence. "cut": it is cut in two like any other text (the paper's
-            definition of the task). "random": it gets a random second segment (google-research/albert).
+        lone_sentence: how a row of one sentence gets two segments. "cut": the sentence is cut in two (the paper's
+            definition of the task). "random": random text is the second segment (google-research/albert).
     """
 
     packing: Literal["ordered_pair"]
@@ -183,7 +183,7 @@ class OrderedPairs(RandomlyCutRows):
     lone_sentence: Literal["cut", "random"] = "cut"
 
     def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
-        """Return rows made of chunks of sentences up to the row's target, each cut in two at a random sentence.
+        """Make a row of each chunk of sentences: filled up to a target length, then cut in two at a random sentence.
 
         Label 1: B precedes A in the text. With `lone_sentence: cut` a chunk of one sentence is cut at a random token; a
         chunk of one token is a row of one segment, with label 0. With `random` a chunk of one sentence gets a random
@@ -210,9 +210,9 @@ class OrderedPairs(RandomlyCutRows):
 
 
 def _random_middles(sentences: Sentences, first: SentenceNumbers, end: SentenceNumbers, key: Key) -> SentenceNumbers:
-    """Return [N], the token offsets at which chunks are cut in two.
+    """Return [N], random token offsets at which chunks are cut in two.
 
-    They are cut between sentences; a chunk of one sentence is cut between tokens, if it has at least two.
+    A chunk is cut between sentences, or between tokens if it is a single sentence of at least two tokens.
     """
     start, stop = sentences.token_range(first, end)
     lone = end == first + 1
@@ -224,7 +224,7 @@ def _random_middles(sentences: Sentences, first: SentenceNumbers, end: SentenceN
 def _ranges_around_middle(
     start: SentenceNumbers, middle: SentenceNumbers, stop: SentenceNumbers, swapped: NDArray[np.bool_]
 ) -> tuple[TokenRanges, TokenRanges]:
-    """Return the ranges before and after `middle`; the other way round if `swapped`."""
+    """Return the token ranges before and after `middle`, exchanged where `swapped` is true."""
     return (
         (np.where(swapped, middle, start), np.where(swapped, stop, middle)),
         (np.where(swapped, start, middle), np.where(swapped, middle, stop)),
@@ -245,10 +245,10 @@ class TwoSegments(RandomlyCutRows):
     short: Share = 0.05
 
     def draw_segments(self, block: Block, length: int, key: Key) -> Segments:
-        """Return rows made of chunks of sentences up to the row's target.
+        """Make a row of each chunk of sentences, which is filled up to a target length.
 
-        The first sentence goes to A, and further ones while A stays shorter than half the target. The next sentence
-        goes to A in half of the rows; the rest goes to B.
+        A takes the first sentence, and further ones while it stays shorter than half the target. In half of the rows
+        A also takes the next sentence. B is the rest of the chunk.
         """
         sentences = Sentences.from_block(block, max_tokens=length - PAIR_SPECIAL_TOKENS)
         every = np.arange(len(sentences))
@@ -269,33 +269,33 @@ class TwoSegments(RandomlyCutRows):
 
 
 Pairs = SegmentPairs | SentencePairs | OrderedPairs | TwoSegments
-"""The settings of all rows of two segments of running text."""
+"""Settings of all inputs whose rows are two segments of running text."""
 
 
 class Translations(RowInput):
     """Rows of a sentence and its translation, one for each example of a corpus of pairs (Conneau and Lample 2019,
     section 3.3: TLM).
 
-    Each sentence has its own special tokens and positions. Corpora of text in the same stream give rows of one segment.
+    Each sentence has its own special tokens and positions. Plain-text corpora in the stream have rows of one segment.
 
     Attributes:
-        text: packing of these rows; the published way is `contiguous`.
+        text: packing of the rows of plain-text corpora; the paper's is `contiguous`.
     """
 
     packing: Literal["translations"]
     text: Packing = "contiguous"
 
     def cut(self, block: Block, length: int, key: Key) -> RowCuts:
-        """Return a row for each document of a corpus of pairs. Raises CorpusError: a document has but one text."""
+        """Return a row for each document of a corpus of pairs. Raises CorpusError: a document has only one text."""
         starts, sizes = first_texts(block, TRANSLATION_TEXTS)
         sizes = _fit_pair_sizes(sizes, length - TRANSLATION_TEXTS * SPECIAL_TOKENS_PER_ROW)
         return RowCuts.from_separate_segments(Segments(starts, sizes))
 
 
 def _fit_pair_sizes(sizes: NDArray[np.int64], room: int) -> NDArray[np.int64]:
-    """Return [N, 2] sizes of pairs shortened to at most `room` tokens.
+    """Return [N, 2], the sizes of pairs of texts shortened to at most `room` tokens in sum.
 
-    The longer text is shortened, down to half of the room at most; then the other is, too.
+    The longer text is shortened, at most down to half of the room; then the other one, too.
     """
     one, other = sizes[:, 0], sizes[:, 1]
     other = np.minimum(other, np.maximum(room - one, room // 2))

@@ -2,9 +2,9 @@
 
 Targets are n-grams, each inside a context of tokens that are not predicted. The rule is that of zihangdai/xlnet,
 data_utils.py, `_sample_mask`: draw n with probability proportional to 1 / n, skip a random part of the n-gram's
-context, take the n words that follow, skip the rest of the context, and begin again. Single tokens make up what is
-missing at the end. There are two differences: special tokens are never chosen and end an n-gram; and if n words are
-longer than what is left, only as many are taken as fit (the official code could exceed the count).
+context, take the n words that follow, skip the rest of the context, and begin again. At the end, single tokens are
+added until the number of targets is reached. There are two differences: special tokens are never chosen and end an
+n-gram; and an n-gram longer than the remaining number of targets is shortened (the official code exceeds the number).
 """
 
 from typing import Literal
@@ -21,12 +21,12 @@ class PermutedPrediction(StrictRecord):
     """Targets and factorisation order of a row (zihangdai/xlnet, data_utils.py).
 
     Attributes:
-        predict: number of targets in a row, half of them (rounded up) in its first part.
-        context, chosen: numbers alpha (6) and beta (1): n * context / chosen tokens around an n-gram are not predicted.
-        longest: largest n of an n-gram; n is drawn with probability proportional to 1 / n.
-        unit: unit that n counts: whole words (the paper), or pieces from a word's start on (the official code).
-        permutation: number of tokens that are permuted together; those of a later group follow them.
-        copies: "dynamic" draws again in every epoch; a number k draws k times and uses the draws in rotation.
+        predict: number of targets in a row; half of them (rounded up) are among its reused tokens.
+        context, chosen: the code's alpha (6) and beta (1): n * context / chosen tokens around an n-gram are no targets.
+        longest: largest n of n-grams; n is drawn with probability proportional to 1 / n.
+        unit: unit of n-grams: whole words (the paper), or pieces, the first of which begins a word (the official code).
+        permutation: number of adjacent tokens that are permuted as a group; groups stay in order.
+        copies: "dynamic" chooses new targets in every epoch; a number k makes k choices and uses them in rotation.
     """
 
     kind: Literal["plm"] = "plm"
@@ -39,7 +39,7 @@ class PermutedPrediction(StrictRecord):
     copies: Literal["dynamic"] | PositiveInt = "dynamic"
 
     def epoch_of_draws(self, epoch: int) -> int:
-        """Return the epoch whose draws are used in `epoch`."""
+        """Return the epoch whose random draws are used in `epoch`; see `copies`."""
         return epoch if self.copies == "dynamic" else epoch % self.copies
 
     def expected_target_count(self, length: int, maskable: int) -> float:
@@ -48,7 +48,7 @@ class PermutedPrediction(StrictRecord):
 
     @property
     def target_counts_by_part(self) -> tuple[int, int]:
-        """Numbers of targets in a row's two parts."""
+        """Numbers of targets in the reused and in the new part of a row."""
         return self.predict - self.predict // 2, self.predict // 2
 
 
@@ -59,15 +59,15 @@ def factorisation_order(
 
     Each token sees exactly the tokens that it sees in zihangdai/xlnet, data_utils.py, `_local_perm`. A row has two
     parts; the first `reuse` tokens are the first part. In each part, the tokens that are not `ordered` come first and
-    share one position: they see each other and all of the earlier part. Then come the `ordered` tokens, one after
-    another in random order. So the first part sees nothing of the second.
+    share one position: they see each other and, in the second part, all of the first. Then come the `ordered` tokens in
+    random order. So the first part sees nothing of the second.
 
     Args:
         ordered: [N, L] bool, true for targets, `<sep>` and `<cls>`.
-        keys: [N, L] random numbers, by which the `ordered` tokens of a group are sorted.
+        keys: [N, L] random numbers that sort the `ordered` tokens of a group.
         reuse: number of tokens in the first part.
-        group_tokens: number of tokens of a part that are permuted together. (The official code permutes all such groups
-            of a part alike, here each has its own order; at the published sizes a part is one group.)
+        group_tokens: number of tokens in a group that is permuted. (The official code uses the same order in all groups
+            of a part, here each has its own; at the published sizes a part is one group.)
     """
     first = _order_ranks(ordered[:, :reuse], keys[:, :reuse], group_tokens)
     second = _order_ranks(ordered[:, reuse:], keys[:, reuse:], group_tokens)
@@ -75,11 +75,11 @@ def factorisation_order(
 
 
 def _order_ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], group_tokens: int) -> NDArray[np.int32]:
-    """Return [N, P] int32: the `ordered` tokens of each row numbered from 1 by group and key, the others 0."""
+    """Return [N, P] int32: rank from 1, by group and key, of each `ordered` token in its row; 0 for other tokens."""
     rows, columns = np.nonzero(ordered)
     counts = ordered.sum(axis=1)
     within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    # Group, key and column in one number: sorted by value, so that equal keys have one order on every machine.
+    # Group, key and column in one number, so that sorting by value gives the same order on every machine.
     keyed = ((columns // group_tokens) << 48).view(np.uint64) | (keys[ordered].astype(np.uint64) << np.uint64(16))
     places = np.full((len(ordered), int(counts.max(initial=0))), np.iinfo(np.uint64).max)
     places[rows, within] = keyed | columns.view(np.uint64)
@@ -91,7 +91,7 @@ def _order_ranks(ordered: NDArray[np.bool_], keys: NDArray[np.uint32], group_tok
 
 _MAX_UINT64 = np.uint64(0xFFFFFFFFFFFFFFFF)
 _LOW_32_BITS = np.uint64(0xFFFFFFFF)
-_KEY_SHIFT_BITS = np.uint64(32)
+_KEY_SHIFT_BITS = np.uint64(32)  # a 32-bit random key stands above a 32-bit column number
 
 
 def choose_targets(
@@ -102,17 +102,17 @@ def choose_targets(
     draws: NDArray[np.uint64],
     keys: NDArray[np.uint32],
 ) -> NDArray[np.bool_]:
-    """Return [N, P] bool, the targets: `target_count` tokens of each row of P tokens, or all that are not fixed if
-    fewer.
+    """Return [N, P] bool, the targets: `target_count` tokens of each row of P tokens, or all that are not special if
+    these are fewer.
 
     Args:
-        word_starts: [N, P] bool, whether a word begins with the token. Fixed tokens and those after them count as
-            beginnings.
-        special_mask: [N, P] bool, whether the token is never chosen.
+        word_starts: [N, P] bool, whether a word begins with the token; true for special tokens and the tokens after
+            them.
+        special_mask: [N, P] bool, whether the token is special, so that it is never chosen.
         target_count: number of tokens to choose in each row.
-        config: settings by which n-grams are drawn.
-        draws: [N, D], one draw for each n-gram; D = `target_count` is always enough.
-        keys: [N, P] random numbers by which single tokens are chosen.
+        config: settings of the n-grams.
+        draws: [N, D] random numbers, one for each n-gram; D = `target_count` is always enough.
+        keys: [N, P] random numbers that choose single tokens.
     """
     chosen = choose_ngrams(word_starts, special_mask, target_count, config, draws)
     free = ~(chosen | special_mask)
@@ -134,7 +134,7 @@ def choose_ngrams(
     config: PermutedPrediction,
     draws: NDArray[np.uint64],
 ) -> NDArray[np.bool_]:
-    """Return [N, P] bool, the targets in n-grams, at most `target_count` in a row. Arguments as for
+    """Return [N, P] bool: the targets that n-grams cover, at most `target_count` in a row. Arguments as for
     `choose_targets`."""
     rows, width = word_starts.shape
     units = _RowUnits(word_starts, special_mask)
@@ -142,7 +142,7 @@ def choose_ngrams(
     row = np.arange(rows)
     at, left = row * (width + 1), np.full(rows, target_count)
     marks = np.zeros(rows * (width + 1) + 1, dtype=np.int8)
-    # Each turn of the loop draws one n-gram of every row.
+    # Each pass of the loop draws one n-gram in every row.
     for of_turn in draws.T:
         word = of_turn[row]
         n = np.minimum(1 + np.searchsorted(likely, word >> _KEY_SHIFT_BITS, side="right"), left)
@@ -163,16 +163,16 @@ def choose_ngrams(
 
 
 class _RowUnits:
-    """The words and fixed tokens of rows, and an end after each row, which counts as fixed.
+    """The words and special tokens of rows, with one more special token added after each row.
 
-    Places are counted over all rows, each with its end.
+    Places are indices of tokens, counted through all rows, each with its added token.
     """
 
     def __init__(self, begins: NDArray[np.bool_], fixed: NDArray[np.bool_]) -> None:
         first = np.pad(begins, ((0, 0), (0, 1)), constant_values=True).ravel()
         is_fixed = np.pad(fixed, ((0, 0), (0, 1)), constant_values=True).ravel()
         self._places = np.flatnonzero(first)
-        self._from = np.cumsum(first, dtype=np.int32) - first  # the first unit at or after each place
+        self._first_unit = np.cumsum(first, dtype=np.int32) - first  # index of the first unit at or after each place
         number = np.arange(len(self._places))
         barrier = is_fixed[self._places]
         last = len(number) - 1
@@ -186,12 +186,11 @@ class _RowUnits:
         max_tokens: NDArray[np.int64],
         whole_words: bool,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the places at which the n-gram after each place `places` starts and stops. They are equal if none
-        fits.
+        """Return the places at which the next n-gram at or after each of `places` starts and stops; equal if none fits.
 
-        n counts words or, from a word's beginning on, tokens. An n-gram of words has at most `max_tokens` tokens.
+        An n-gram has n tokens from the beginning of a word on; or n words, or fewer that fit into `max_tokens` tokens.
         """
-        unit = self._next_word[self._from[places]]
+        unit = self._next_word[self._first_unit[places]]
         start, barrier = self._places[unit], self._next_fixed[unit]
         if not whole_words:
             return start, np.minimum(start + n, self._places[barrier])
@@ -204,13 +203,12 @@ class _RowUnits:
 
 
 def _reversed_cumulative_minimum(units: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the smallest of each number and those after it."""
+    """Return for each element the minimum of it and all later elements."""
     smallest: NDArray[np.int64] = np.minimum.accumulate(units[::-1])[::-1]
     return smallest
 
 
 def _ngram_thresholds(longest: int) -> NDArray[np.uint64]:
-    """Return [longest - 1] uint64 thresholds. A 32-bit draw at or above the k-th means an n-gram of more than k
-    words."""
+    """Return [longest - 1] uint64 thresholds: a uniform 32-bit draw at or above the k-th one means n > k (k from 1)."""
     shares = 1 / np.arange(1, longest + 1)
     return np.round(np.cumsum(shares / shares.sum())[:-1] * (1 << 32)).astype(np.uint64)

@@ -1,7 +1,7 @@
 """Replacement of targets by the mask token, a random token, or the token itself.
 
-A rule that replaces whole words otherwise has its own file (`similar_words.py`) and a share here. `masking.py` calls
-the rule whose share is above 0.
+Replacement of whole words by similar words has its own file (`similar_words.py`); `masking.py` uses it if the share
+`Replacement.similar` is above 0.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from data_service.types import Share, Tokens
 
 
 class Replacement(GrowingRecord):
-    """The shares of targets that are replaced in each way. They add up to 1.
+    """The shares of targets that are replaced in each way. All shares add up to 1.
 
     Attributes:
         mask: share replaced by the mask token.
         random: share replaced by a random token.
-        keep: share that stays as it is.
-        similar: share of words replaced by a similar word (MacBERT). If it is above 0, all shares are of words, and a
-            random word is one of the table of similar words.
-        random_from: "vocabulary" draws random tokens uniformly from the ordinary ones, "unigram" by their frequency in
-            the corpora (SpanBERT).
+        keep: share that is not changed.
+        similar: share of words replaced by a similar word (MacBERT). If it is above 0, all shares are shares of words,
+            and random words come from the table of similar words.
+        random_from: how random tokens are drawn: "vocabulary": uniformly from all that are not special; "unigram": by
+            their frequency in the corpora (SpanBERT).
     """
 
     later_fields: ClassVar = ("similar",)
@@ -41,7 +41,7 @@ class Replacement(GrowingRecord):
     def _check_shares(self) -> Self:
         shares = {"mask": self.mask, "random": self.random, "keep": self.keep, **self.word_shares}
         if abs(sum(shares.values()) - 1) > 1e-9:
-            raise ValueError(f"{' + '.join(shares)} is {sum(shares.values()):g}, it must be 1")
+            raise ValueError(f"{' + '.join(shares)} is {sum(shares.values()):g}, but must be 1")
         if self.similar and self.random_from == "unigram":
             raise ValueError("random words come from the table of similar words; leave random_from out")
         if self.random_from == "unigram" and not self.random:
@@ -50,19 +50,19 @@ class Replacement(GrowingRecord):
 
     @property
     def word_shares(self) -> dict[str, float]:
-        """Shares above 0 of rules that replace whole words. If there is one, all shares are of words."""
+        """The shares above 0 of replacements of whole words, by name; currently only `similar`."""
         return {"similar": self.similar} if self.similar else {}
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The ids that masking writes.
+    """The ids that may replace targets.
 
     Attributes:
         mask: id of the mask token.
-        ordinary: [V], ids of the ordinary tokens, ascending, in the corpus's dtype. Random replacements are drawn from
-            them.
-        counts: [V] int64, number of occurrences of each in the corpora; None to draw uniformly.
+        ordinary: [V], ascending ids of the tokens that are not special, in the corpus's dtype. Random replacements are
+            drawn from them.
+        counts: [V] int64, number of occurrences of each ordinary token in the corpora; None: draw uniformly.
     """
 
     mask: int
@@ -70,7 +70,7 @@ class Vocabulary:
     counts: NDArray[np.int64] | None = None
 
     def draw_ids(self, draws: NDArray[np.uint32]) -> Tokens:
-        """Return [N] ordinary ids for [N] uniform 32-bit draws: by frequency if there are counts, else uniformly.
+        """Return [N] random ordinary ids for [N] uniform 32-bit draws: by frequency if `counts` is given, else uniform.
 
         Frequencies are rounded to multiples of 2**-32.
         """
@@ -93,8 +93,8 @@ def replace_targets(
     Args:
         target_ids: [M], ids of the targets.
         draws: [M] uniform 64-bit draws. The upper half decides how a target is replaced, the lower half its random id.
-        first_target_of_run: [M], number of the target whose draw decides how each target is replaced; None if each has
-            its own.
+        first_target_of_run: [M], for each target the index of the target whose draw decides how it is replaced; None:
+            its own draw.
     """
     action = draws >> np.uint64(32)
     if first_target_of_run is not None:

@@ -1,6 +1,6 @@
-"""`Samples` holds rows of different lengths one after another, without padding; an attention kernel adds it if needed.
+"""`Samples` holds rows of different lengths one after another, without padding; attention kernels pad if they must.
 
-Functions here select, join and reorder rows. What they do to a column follows from the axis that its type names.
+Functions here select, join and reorder rows. How they treat a column depends on its `ColumnAxis`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +15,13 @@ from data_service.types import Tokens
 
 
 class ColumnAxis(Enum):
-    """What the entries of a column belong to. A row has one entry on the first axis, and any number on the others."""
+    """What a column has one entry for: each row, token, target, hole, or token of a corrupted form."""
 
     ROW = auto()
     TOKEN = auto()
     TARGET = auto()
     HOLE = auto()
-    FORM = auto()  # axis of the tokens of the rows' corrupted forms
+    FORM = auto()  # tokens of the corrupted forms of rows
 
 
 _T = TypeVar("_T", bound=np.generic)
@@ -35,32 +35,32 @@ class Samples:
     """N rows of training data with T tokens and M targets in all.
 
     Attributes:
-        tokens: [T] uint16 or uint32, the rows' input ids after masking, row after row, special ones included.
+        tokens: [T] uint16 or uint32, input ids after masking, row after row, special tokens included.
         offsets: [N + 1] int64, offsets in `tokens`; row i is tokens[offsets[i]:offsets[i + 1]].
         target_positions: [M] int64, sorted indices in `tokens` of the tokens that the model must predict.
-        target_ids: [M], original ids of these tokens, in the dtype of `tokens`.
-        segment_starts: [N] int32, place in the row at which its second segment begins; the row's length if it has none.
-            None if the input has single segments.
-        restarts: [N] bool, whether positions begin again with the second segment (translations); None if they never do.
-        languages: [N, 2] uint16, numbers of the languages of both segments, twice the same in a row of one segment. In
-            an example of several texts: languages of the first and of the others. None if the model has no languages.
+        target_ids: [M], original ids of the targets, in the dtype of `tokens`.
+        segment_starts: [N] int32, index in the row at which its second segment begins; the row's length if it has none.
+            None if all rows have one segment.
+        restarts: [N] bool, whether positions restart at 0 with the second segment (translations); None: in no row.
+        languages: [N, 2] uint16, language numbers of both segments, equal in a row of one segment. In an example of
+            several texts: language of the first text and of the others. None if the model has no language embeddings.
         pair_label: [N] int8, sentence-pair label (NSP, SOP); None without pairs.
-        order: [T] int32, factorisation order within the row (permuted LM); None otherwise. A token's content may use
-            tokens of the same or a lower number, its prediction only those of a lower number.
-        reversed_rows: [N] bool, whether the row's text runs from its last token to its first; None if none can.
-        text_starts: [N, G] int32, place in the row at which each of the G texts of an example begins, the first at 0.
+        order: [T] int32, position of each token in the row's factorisation order (permuted LM); None otherwise. The
+            content stream sees tokens of the same or a lower position, the prediction only those of a lower one.
+        reversed_rows: [N] bool, whether the row's text is reversed; None: in no row.
+        text_starts: [N, G] int32, index in the row at which each of the G texts of an example begins, the first at 0.
             Each text has its own special tokens. None if rows are not examples of several texts.
         cls_last: [N] bool, whether the row's texts end with their classification token (XLNet); None if texts begin
             with it, or if rows are not examples.
         causal: [N] bool, whether each token of the row sees only itself and the tokens before it; None if every token
             sees its whole row.
         holes: [H] int64, sorted indices in `tokens` at which nothing is learned: padding ids in place of removed
-            documents, and all tokens of a row without other text. None if the blocks have no removed documents.
+            documents, and all tokens of rows whose whole text is removed. None if no document is removed.
         rates: [N] float32, probability with which each token of the row's text was hidden (masked diffusion); None
             otherwise.
         maskable: [N] int32, number of tokens of each row that could be hidden; None without `rates`.
-        corrupted: [C], corrupted forms of the rows, row after row, in the dtype of `tokens`: an encoder reads them, and
-            a decoder predicts `tokens` (denoising). A row's form may be shorter than the row. None otherwise.
+        corrupted: [C], corrupted forms of the rows (denoising), row after row, in the dtype of `tokens`: an encoder
+            reads them, and a decoder predicts `tokens`. A form may be shorter than its row. None otherwise.
         corrupted_offsets: [N + 1] int64, offsets in `corrupted`; None without it.
     """
 
@@ -89,7 +89,7 @@ class Samples:
 
     @property
     def nbytes(self) -> int:
-        """Size of all arrays in bytes."""
+        """Total size of all arrays in bytes."""
         return sum(column.nbytes for column in _present_columns(self).values())
 
 
@@ -97,25 +97,25 @@ _COLUMN_AXES: dict[str, ColumnAxis] = {
     name: hint.__metadata__[0] for name, hint in get_type_hints(Samples, include_extras=True).items()
 }
 _OFFSET_COLUMNS = ("offsets", "corrupted_offsets")
-_INDEX_COLUMNS = ("target_positions", "holes")  # columns of indices in `tokens`, shifted when rows move
+_INDEX_COLUMNS = ("target_positions", "holes")  # columns whose entries are indices in `tokens`
 
 
 def _present_columns(samples: Samples) -> dict[str, NDArray[Any]]:
-    """Return the columns that the samples have, by name."""
+    """Return the columns that are not None, by name."""
     found = {field.name: getattr(samples, field.name) for field in fields(samples)}
     return {name: column for name, column in found.items() if column is not None}
 
 
 def _row_edges_by_axis(samples: Samples, chosen: Sequence[int] | slice) -> dict[ColumnAxis, Edges]:
-    """Return where the rows begin and end along each ragged axis: those that `chosen` takes of [N + 1] edges."""
+    """Return [N + 1] offsets of the rows along each axis other than ROW; of them only those that `chosen` selects."""
     columns, offsets = _present_columns(samples), samples.offsets[chosen]
     places = {_COLUMN_AXES[name]: np.searchsorted(columns[name], offsets) for name in _INDEX_COLUMNS if name in columns}
     return {_COLUMN_AXES[name]: columns[name][chosen] for name in _OFFSET_COLUMNS if name in columns} | places
 
 
 def slice_rows(samples: Samples, start: int, stop: int) -> Samples:
-    """Return rows `start` to `stop`. Their tokens are a view; target positions count from the first row and are
-    copied."""
+    """Return rows `start` to `stop - 1`. Tokens are a view; indices and offsets are copies that count from the first
+    of these rows."""
     edges = _row_edges_by_axis(samples, [start, stop])
     found: dict[str, Any] = {}
     for name, column in _present_columns(samples).items():
@@ -153,13 +153,13 @@ def join_rows(parts: Sequence[Samples]) -> Samples:
 
 
 def distribute_rows(samples: Samples, parts: Iterable[NDArray[np.int64]]) -> list[Samples]:
-    """Return for each of `parts`, [N] row numbers, the samples of these rows, in this order."""
+    """Return one `Samples` for each of `parts`, an array of row numbers, with these rows in this order."""
     edges = _row_edges_by_axis(samples, slice(None))
     return [_take_rows(samples, edges, part) for part in parts]
 
 
 def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArray[np.int64]) -> Samples:
-    """`edges`: [N + 1], where all rows begin and end along each ragged axis."""
+    """Return the given rows in order. `edges`: [N + 1] offsets of all rows along each axis other than ROW."""
     taken = {axis: _take_ragged(all_edges, rows) for axis, all_edges in edges.items()}
     moved = taken[ColumnAxis.TOKEN][1][:-1] - samples.offsets[rows]
     found: dict[str, Any] = {}
@@ -175,19 +175,19 @@ def _take_rows(samples: Samples, edges: Mapping[ColumnAxis, Edges], rows: NDArra
 
 
 def _take_ragged(edges: Edges, rows: NDArray[np.int64]) -> tuple[Indices, Edges]:
-    """Return the indices of all elements of `rows` in a ragged array, and the edges of these rows after the selection.
+    """Return the indices of all elements of `rows` in a ragged array, and the offsets of these rows in the selection.
 
-    `edges`: offsets of the array's rows.
+    `edges`: offsets of all rows in the array.
     """
     lengths = edges[rows + 1] - edges[rows]
     return expand_ranges(edges[rows], lengths), np.append(0, np.cumsum(lengths))
 
 
 def expand_ranges(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Indices:
-    """Return the integers of the ranges that begin at `starts` and have `sizes`, one range after another."""
+    """Return the integers of all ranges with these `starts` and `sizes`, one range after another."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
-    # int32 indices are computed and read twice as fast as int64.
+    # Indices in int32 are computed and read twice as fast as in int64.
     dtype = np.int32 if starts.max(initial=0) + total < np.iinfo(np.int32).max else np.int64
     found = np.repeat((starts - ends + sizes).astype(dtype), sizes)
     found += np.arange(total, dtype=dtype)

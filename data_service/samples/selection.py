@@ -1,10 +1,10 @@
 """Selects an exact number of tokens from each row, uniformly, without replacement, for all rows at once.
 
-A unit is selected as a whole: it is a token or a word. Units are drawn with replacement from fixed slots of a keyed
-stream. Only the first draw of a unit counts, because the distinct units of such a sequence are in uniform random
-order. A row gets as many slots as it is expected to need, and some spare ones; the few rows that need more finish
-with a random order of their remaining units. Slots depend only on the row's place in its block, so the result is the
-same for a row alone and among others.
+A unit is a token or a word and is selected as a whole. Units are drawn with replacement. Only the first draw of a unit
+counts, because the distinct units of such a sequence are in uniform random order. Each row has a fixed range of the
+block's random numbers (its slots): as many as it is expected to need, and some spare ones. The few rows that need more
+finish with a random order of their remaining units. The range depends only on the row's position in its block, so the
+result for a row is the same, whichever rows are made with it.
 """
 
 import math
@@ -23,7 +23,7 @@ class Units:
     """U maskable units in N rows, in order.
 
     Attributes:
-        edges: [N + 1] int64, numbers of units; row i has units edges[i] to edges[i + 1].
+        edges: [N + 1] int64, row i has units edges[i] to edges[i + 1] - 1.
         starts: [U] int64, text offset of each unit's first token; None if unit u is the token at offset u.
         sizes: [U] int64, number of tokens in each unit; None if each has one.
     """
@@ -39,7 +39,7 @@ class Units:
 
 
 def excluded_token_offsets(text: Tokens, excluded_ids: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return the sorted offsets of the tokens whose id is in `excluded_ids`. Usually there are none."""
+    """Return the sorted offsets in `text` of the tokens whose id is in `excluded_ids`."""
     found = np.zeros(len(text), dtype=np.bool_)
     for token in excluded_ids:
         found |= text == token
@@ -47,7 +47,7 @@ def excluded_token_offsets(text: Tokens, excluded_ids: tuple[int, ...]) -> NDArr
 
 
 def token_units(edges: NDArray[np.int64], fixed: NDArray[np.int64]) -> Units:
-    """Return units of one token each: all tokens except those at `fixed`. Row i is text edges[i] to edges[i + 1]."""
+    """Return all tokens as units, except those at offsets `fixed`. Row i is text edges[i] to edges[i + 1]."""
     if not len(fixed):
         return Units(edges)
     starts = np.delete(np.arange(edges[-1]), fixed)
@@ -60,12 +60,12 @@ def word_units(
     fixed: NDArray[np.int64],
     separator_offsets: NDArray[np.int64],
 ) -> Units:
-    """Return units of whole words. A word extends from a piece that begins one to the next such piece.
+    """Return units of whole words. A word extends from a token that begins a word up to the next such token.
 
-    Words also end at ends of rows, at `separator_offsets` and at `fixed` tokens.
+    Words also end with their row, before `separator_offsets`, and before `fixed` tokens.
 
     Args:
-        starts: [T] bool, whether a word, or another unit, begins with each token of the rows.
+        starts: [T] bool, whether a word (or another unit) begins with each token of the rows.
         edges: [N + 1] int64, text offsets; row i is text edges[i] to edges[i + 1].
         fixed: offsets of tokens that belong to no unit.
         separator_offsets: offsets at which a word always begins (sentence starts).
@@ -82,17 +82,17 @@ def word_units(
     return Units(np.searchsorted(firsts, edges), firsts, sizes)
 
 
-_EXPECTED_DRAWS_FACTOR = 1.06  # factor by which slots exceed the expected number of draws
-_SPARE_SLOTS_PER_ROW = 10  # slots that each row has in addition
-_FIXED_POINT_BITS = 16
+_EXPECTED_DRAWS_FACTOR = 1.06  # slots of a row per expected draw
+_SPARE_SLOTS_PER_ROW = 10  # slots of each row in addition to that
+_FIXED_POINT_BITS = 16  # slots per token are a multiple of 2**-16
 
 
 @dataclass(frozen=True)
 class DrawSlots:
-    """The places of each row's draws in the streams of its block.
+    """The range of random numbers (slots) of each row in the random streams of its block.
 
     Attributes:
-        edges: [N + 1] int64, numbers of draws; row i has draws edges[i] to edges[i + 1]: of a fixed rate at least
+        edges: [N + 1] int64; row i has random numbers edges[i] to edges[i + 1] - 1. With `for_rate`, they are at least
             rate * tokens + 1.
         first_row: number of the first row in its block.
     """
@@ -102,11 +102,11 @@ class DrawSlots:
 
     @classmethod
     def for_rate(cls, text_edges: NDArray[np.int64], first_row: int, rate: float) -> "DrawSlots":
-        """Return slots for selecting a share `rate` (below 1) of the tokens of each row.
+        """Return random-number ranges that suffice to select a share `rate` (below 1) of each row's tokens.
 
         `text_edges`: [N + 1], offsets in the block's text; row i lies from text_edges[i] to text_edges[i + 1].
         """
-        # Draws per token after which the share `rate` of a long row has been drawn.
+        # Expected draws per token until a share `rate` of a long row's tokens has been drawn.
         expected = -math.log1p(-rate)
         per_token = math.ceil(expected * _EXPECTED_DRAWS_FACTOR * (1 << _FIXED_POINT_BITS))
         rows = np.arange(first_row, first_row + len(text_edges))
@@ -118,17 +118,16 @@ class DrawSlots:
 
 
 def select_units(units: Units, budgets: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.bool_]:
-    """Return [U] bool, whether each unit is selected.
+    """Return [U] bool, whether each unit is selected. `budgets`: [N], number of tokens to select in each row.
 
-    Of single tokens, exactly `budgets` [N] are selected in each row. Words are taken in random order, and those that
-    would exceed the row's budget are skipped (BERT's whole-word rule), so a row may stay below its budget if no other
-    word fits.
+    Single tokens are selected until the budget is reached. Words are taken in random order; words that would exceed
+    the budget are skipped (BERT's whole-word rule), so a row may stay below its budget if no other word fits.
     """
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
     drawn, counts = _draw_units(units, slots, key)
     order = np.arange(len(drawn), dtype=np.int32)
     latest = np.empty(len(chosen), dtype=np.int32)
-    latest[drawn[::-1]] = order[::-1]  # reversed, so that each unit's first draw is assigned last
+    latest[drawn[::-1]] = order[::-1]  # in reverse, so that each unit's first draw overwrites later ones
     first = latest[drawn] == order
     if units.sizes is None:
         left = _select_first_drawn(chosen, drawn, counts, first, budgets)
@@ -141,7 +140,7 @@ def select_units(units: Units, budgets: NDArray[np.int64], slots: DrawSlots, key
 
 
 def select_by_draw_count(units: Units, draws: NDArray[np.int64], slots: DrawSlots, key: Key) -> NDArray[np.bool_]:
-    """Return [U] bool, whether each unit is drawn if `draws` [N] units of each row are drawn with replacement."""
+    """Return [U] bool: the units drawn when `draws[i]` units of each row i are drawn with replacement."""
     chosen = np.zeros(int(units.edges[-1]), dtype=np.bool_)
     drawn, counts = _draw_units(units, slots, key)
     before = np.cumsum(counts) - counts
@@ -150,7 +149,7 @@ def select_by_draw_count(units: Units, draws: NDArray[np.int64], slots: DrawSlot
 
 
 def _draw_units(units: Units, slots: DrawSlots, key: Key) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return units drawn with replacement, row after row, and their number in each row (0 if a row has no unit)."""
+    """Return units drawn with replacement, row after row, and the number drawn in each row (0 if it has no units)."""
     counts, available = slots.draws_per_row, np.diff(units.edges)
     draws = draw_uint32(key, int(slots.edges[0]), int(slots.edges[-1]))
     if not available.all():
@@ -168,7 +167,7 @@ def _select_first_drawn(
     is_first_draw: NDArray[np.bool_],
     budgets: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Select the first `budgets` distinct units of each row; return the number of units that each row still lacks."""
+    """Select in `chosen` the first `budgets` distinct units of each row; return how many units each row still needs."""
     distinct = np.cumsum(is_first_draw)
     ends = np.append(0, distinct)[np.cumsum(np.append(0, counts))]
     within = distinct <= np.repeat(ends[:-1] + budgets, counts)
@@ -185,9 +184,9 @@ def _select_until_budget(
     sizes: NDArray[np.int64],
     budgets: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Select each row's distinct units in order, skipping those that do not fit; return the tokens that each row lacks.
+    """Select each row's units in order, skipping those that do not fit; return how many tokens each row still needs.
 
-    Each pass selects the units up to the first that does not fit, and drops all that can never fit.
+    Each pass selects the units before the first that does not fit, and drops all that cannot fit any more.
     """
     left = budgets.copy()
     while len(drawn):
@@ -207,9 +206,9 @@ def _select_until_budget(
 def select_remaining(
     chosen: NDArray[np.bool_], units: Units, remaining_tokens: NDArray[np.int64], first_row: int, key: Key
 ) -> None:
-    """Select further units of each row in random order, as far as they fit into its `remaining_tokens` [N] tokens.
+    """Select further units of each row in random order, as long as they fit into `remaining_tokens` [N].
 
-    This goes row by row, because only few rows have such a unit. `first_row`: number of the first row in its block.
+    This loops over rows, because only few rows have such units. `first_row`: number of the first row in its block.
     """
     rows = np.flatnonzero(remaining_tokens)
     if units.sizes is not None and len(rows):

@@ -1,9 +1,8 @@
-"""Chunks: runs of sentences of one document, from which rows of two segments are made.
+"""Chunks: runs of consecutive sentences of one document, from which rows of two segments are made.
 
-The draws of a chunk are numbered by its first sentence, so a chunk is a function of its first sentence. Everything is
-computed for all sentences of a block at once, as if a chunk began at each of them. This also gives the sentence at
-which the next chunk would begin. The chunks that really exist are found by following these links from the first
-sentence on.
+A chunk's random draws are numbered by its first sentence, so they do not depend on other chunks. Everything is computed
+for all sentences of a block at once, as if a chunk began with each of them. This also gives the sentence with which the
+next chunk would begin. The actual chunks are found by following these links from the first sentence on.
 """
 
 from dataclasses import dataclass
@@ -16,21 +15,21 @@ from data_service.rng import UINT32_RANGE, Key, draw_uint32, draw_uint64, scale_
 from data_service.samples.packing import cut_long_sentences
 from data_service.types import Block
 
-PAIR_SPECIAL_TOKENS = 3  # special tokens of a row of two segments
-_BITS_PER_DRAW = 64
+PAIR_SPECIAL_TOKENS = 3  # <s>, and </s> after each of two segments
+_BITS_PER_DRAW = 64  # coin tosses per 64-bit draw
 
 SentenceNumbers = NDArray[np.int64]
 TokenRanges = tuple[SentenceNumbers, SentenceNumbers]
-"""Token offsets at which segments start and stop, each [N]."""
+"""Token offsets in the block at which N segments start and stop, each [N]."""
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """The S sentences of a block, in D documents.
+    """The S sentences of a block of D documents.
 
     Attributes:
-        edges: [S + 1] int64, token offsets of the sentences, and the end.
-        documents: [D + 1] int64, number of each document's first sentence, and the end.
+        edges: [S + 1] int64, token offsets of the sentences, and the end of the block.
+        documents: [D + 1] int64, number of each document's first sentence, and S.
         document: [S] int64, number of the document that each sentence belongs to.
     """
 
@@ -40,7 +39,7 @@ class Sentences:
 
     @classmethod
     def from_block(cls, block: Block, max_tokens: int | None = None) -> Self:
-        """Return the sentences of a block. Sentences of more than `max_tokens` tokens are cut after each `max_tokens`
+        """Return the sentences of a block. Sentences of more than `max_tokens` tokens are cut after every `max_tokens`
         tokens."""
         edges, documents = block.sentences, block.documents
         if max_tokens is not None:
@@ -52,31 +51,31 @@ class Sentences:
         return len(self.document)
 
     def document_end(self, first: SentenceNumbers) -> SentenceNumbers:
-        """Return, for each sentence of `first`, the number of the sentence after the end of its document."""
+        """Return for each sentence number in `first` the number of the sentence after its document's last one."""
         return self.documents[self.document[first] + 1]
 
     def chunk_ends_at_least(self, first: SentenceNumbers, tokens: SentenceNumbers) -> SentenceNumbers:
-        """Return the ends of chunks that begin at sentences `first` and continue until they have `tokens` tokens, or
+        """Return the ends of chunks that begin with sentences `first` and continue until they have `tokens` tokens, or
         the document ends.
         """
         reached = np.searchsorted(self.edges, self.edges[first] + tokens)
         return np.clip(reached, first + 1, self.document_end(first))
 
     def chunk_ends_at_most(self, first: SentenceNumbers, tokens: SentenceNumbers | int) -> SentenceNumbers:
-        """Return the ends of the longest chunks that begin at sentences `first` and have at most `tokens` tokens.
+        """Return the ends of the longest chunks that begin with sentences `first` and have at most `tokens` tokens.
 
-        A chunk has at least its first sentence, even if that is longer.
+        A chunk has at least one sentence, even if this is longer.
         """
         reached = np.searchsorted(self.edges, self.edges[first] + tokens, side="right") - 1
         return np.clip(reached, first + 1, self.document_end(first))
 
     def token_range(self, first: SentenceNumbers, stop: SentenceNumbers) -> TokenRanges:
-        """Return the token offsets at which sentences `first` to `stop` begin and end."""
+        """Return the token offsets at which sentences `first` to `stop - 1` begin and end."""
         return self.edges[first], self.edges[stop]
 
 
 def chunk_starts(following: SentenceNumbers) -> SentenceNumbers:
-    """Return [N], the sentences at which chunks begin, from 0 on. `following`: the next such sentence after each."""
+    """Return the first sentences of all chunks. `following`: end of the chunk that begins with each sentence."""
     table, found, at = following.tolist(), [], 0
     while at < len(table):
         found.append(at)
@@ -87,20 +86,20 @@ def chunk_starts(following: SentenceNumbers) -> SentenceNumbers:
 def draw_integers_below(
     key: Key, purpose: str, draw_numbers: SentenceNumbers, bounds: SentenceNumbers | int
 ) -> SentenceNumbers:
-    """Return [N] draws, uniform over 0 to `bounds` - 1. `draw_numbers`: [N], numbers of the draws in the stream."""
+    """Return [N] integers, uniform over 0 to `bounds` - 1. `draw_numbers`: [N], indices in the random stream."""
     draws = draw_uint32(stream_key(key.hex(), purpose), 0, int(draw_numbers.max(initial=-1)) + 1)
     return scale_draws(draws[draw_numbers], bounds)
 
 
 def draw_bernoulli(key: Key, purpose: str, draw_numbers: SentenceNumbers, share: float) -> NDArray[np.bool_]:
-    """Return [N] bool, each true with probability `share`."""
+    """Return [N] bool, each true with probability `share`. Arguments as for `draw_integers_below`."""
     return draw_integers_below(key, purpose, draw_numbers, UINT32_RANGE) < round(share * UINT32_RANGE)
 
 
 def draw_target_lengths(sentences: Sentences, room: int, short_share: float, key: Key) -> SentenceNumbers:
-    """Return [S], the number of tokens to which a chunk that begins at each sentence is filled.
+    """Return [S], the target length in tokens of the chunk that begins with each sentence.
 
-    It is `room`, or in a share `short_share` of the documents a number uniform in 2 to `room`.
+    It is `room`, or in a share `short_share` of the documents uniform over 2 to `room`.
     """
     documents = np.arange(len(sentences.documents) - 1)
     is_short = draw_bernoulli(key, "short document", documents, short_share)
@@ -111,10 +110,10 @@ def draw_target_lengths(sentences: Sentences, room: int, short_share: float, key
 def draw_random_second_segments(
     sentences: Sentences, first: SentenceNumbers, tokens: SentenceNumbers, key: Key
 ) -> TokenRanges:
-    """Return random text (start and end) for the second segments of chunks that begin at sentences `first`.
+    """Return the token ranges of random second segments for chunks that begin with sentences `first`.
 
-    It begins at a random sentence of a random other document, and continues until it has `tokens` tokens (at least one
-    sentence) or the document ends. If the block has only one document, that one is used, as in google-research/bert.
+    A segment begins with a random sentence of a random other document, and continues until it has `tokens` tokens (at
+    least one sentence) or the document ends. A block's only document is used itself, as in google-research/bert.
     """
     own, others = sentences.document[first], len(sentences.documents) - 2
     document = draw_integers_below(key, "other document", first, max(others, 1))
@@ -128,13 +127,13 @@ def draw_random_second_segments(
 def truncate_pairs(first: TokenRanges, second: TokenRanges, room: int, key: Key) -> tuple[TokenRanges, TokenRanges]:
     """Return pairs of segments shortened to at most `room` tokens.
 
-    One token after another is removed from the segment that is currently longer (the second if they are equal), at a
-    random end.
+    Tokens are removed one by one, from the segment that is longer at the time (the second if they are equal), at its
+    beginning or end at random.
     """
     sizes = np.stack([first[1] - first[0], second[1] - second[0]], axis=1)
     excess = np.maximum(sizes.sum(axis=1) - room, 0)
     difference = sizes[:, 0] - sizes[:, 1]
-    # Tokens cut from the longer text before both are cut in turns.
+    # Number of tokens cut from the longer segment before both are cut in turns.
     at_once = np.minimum(excess, np.abs(difference))
     turns = excess - at_once
     lost = np.stack([turns // 2, turns - turns // 2], axis=1)

@@ -4,9 +4,9 @@ A share of the chosen words is replaced by similar words, a share by random ones
 similar word in the table is replaced by a random one. The words of an n-gram are replaced one by one. A random word
 is any word of the table with as many tokens; if there is none, random tokens are used.
 
-The table is a text file: a header of one JSON object, then a line for each word with its token ids, those of the
-similar word (or none), and both words as text, for people. All ids are of one tokenizer, and both words of a line
-have the same number of tokens.
+The table is a text file: the first line is a JSON header; each other line has a word's token ids, the ids of the
+similar word (may be empty), and both words as text, for people, separated by tabs. All ids are of one tokenizer, and
+both words of a line have the same number of tokens.
 """
 
 import hashlib
@@ -28,22 +28,22 @@ from data_service.store.errors import KeyMissing
 from data_service.store.open import open_store_of_file
 from data_service.types import Tokens
 
-MAX_WORD_TOKENS = 8  # largest number of tokens of a word in the table
+MAX_WORD_TOKENS = 8  # longest word of the table, in tokens
 
-_FORMAT = "maskfleet-similar-words"
-_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # odd, its bits evenly mixed: 2**64 divided by the golden ratio
+_FORMAT = "maskfleet-similar-words"  # value of the key `format` in the header of a table
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / phi: an odd multiplier that mixes bits well
 
 
 class SimilarSource(StrictRecord):
-    """The table of similar words in a spec: its URI, which is not part of the identity, and sha256 (hex) of its
-    file."""
+    """The reference in a `StreamSpec` to a table of similar words: URI (no part of the stream's identity) and sha256
+    (hex) of the file."""
 
     uri: str
     hash: str
 
 
 class SimilarPair(NamedTuple):
-    """A word and the word that may replace it, if there is one: token ids, and texts for people."""
+    """A word and its similar word: token ids (`similar` is empty if there is none), and texts for people."""
 
     ids: tuple[int, ...]
     similar: tuple[int, ...]
@@ -63,13 +63,13 @@ class _Header(BaseModel):
 
 @dataclass(frozen=True)
 class WordsOfLength:
-    """The W words of the table that have s tokens each, ordered by hash.
+    """The W words of a table that have s tokens each, ordered by hash.
 
     Attributes:
         hashes: [W] uint64, hashes of the words, ascending.
         ids: [W, s] uint32, token ids of the words.
-        similar: [W, s] uint32, token ids of the similar words; any numbers if there is none.
-        has_similar: [W] bool, whether there is a similar word.
+        similar: [W, s] uint32, token ids of the similar words; arbitrary for a word without one.
+        has_similar: [W] bool, whether the word has a similar word.
     """
 
     hashes: NDArray[np.uint64]
@@ -79,7 +79,7 @@ class WordsOfLength:
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[SimilarPair]) -> Self:
-        """Return a table of words of one size. Of two words with the same hash the first is kept."""
+        """Return the table of words that all have the same size. Of words with equal hashes the first is kept."""
         listed = list(pairs)
         ids = np.array([pair.ids for pair in listed], dtype=np.uint32)
         similar = np.array([pair.similar or pair.ids for pair in listed], dtype=np.uint32)
@@ -88,7 +88,7 @@ class WordsOfLength:
         return cls(hashes, ids[first], similar[first], has_similar[first])
 
     def find(self, words: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return [N], the number of each of `words` [N, s] in the table; -1 if it is not in it."""
+        """Return [N], the index in the table of each of `words` [N, s]; -1 if the table lacks the word."""
         places = np.searchsorted(self.hashes, _hash_words(words))
         places = np.minimum(places, len(self.hashes) - 1)
         return np.where((self.ids[places] == words).all(axis=1), places, -1)
@@ -96,11 +96,11 @@ class WordsOfLength:
 
 @dataclass(frozen=True)
 class SimilarWords:
-    """The table, by the number of tokens of a word.
+    """A table of similar words.
 
     Attributes:
-        tokenizer: hash of the tokenizer of the ids.
-        by_size: words by their number of tokens.
+        tokenizer: hash of the tokenizer whose ids the table holds.
+        by_size: words of the table, by their number of tokens.
     """
 
     tokenizer: str
@@ -110,9 +110,9 @@ class SimilarWords:
 def dump_similar_words(
     pairs: Iterable[SimilarPair], *, tokenizer: str, vocab_size: int, build_settings: Mapping[str, object]
 ) -> bytes:
-    """Return the bytes of the table's file. The same words always give the same bytes.
+    """Return the bytes of a table's file. The same words always give the same bytes.
 
-    `build_settings`: settings with which the table was made, for information.
+    `build_settings`: settings with which the table was made; they are stored, but not used.
     """
     header = {
         "format": _FORMAT,
@@ -130,12 +130,12 @@ def dump_similar_words(
 
 
 def table_hash(content: bytes) -> str:
-    """Return the name of a table in a stream's identity: the sha256 (hex) of its file."""
+    """Return the sha256 (hex) of a table's file, which identifies the table in a `StreamSpec`."""
     return hashlib.sha256(content).hexdigest()
 
 
 def read_similar_words(uri: str) -> bytes:
-    """Return the file at a path or URI.
+    """Return the bytes of the file at a path or URI.
 
     Raises:
         CorpusError: the file does not exist.
@@ -146,12 +146,12 @@ def read_similar_words(uri: str) -> bytes:
         return store.get(name)
     except KeyMissing as error:
         raise CorpusError(
-            f"{uri}: no such table of similar words", remedy="make one with `maskfleet corpus similar-words`"
+            f"{uri}: no such table of similar words", remedy="make a table with `maskfleet corpus similar-words`"
         ) from error
 
 
 def parse_similar_words(content: bytes, where: str) -> SimilarWords:
-    """Return the table in a file's bytes. `where`: the file's name in messages.
+    """Return the table in a file's bytes. `where`: the file's name in errors.
 
     Raises CorpusError: the file is damaged or not such a table, or a newer version of Maskfleet wrote it.
     """
@@ -161,47 +161,47 @@ def parse_similar_words(content: bytes, where: str) -> SimilarWords:
         if header.format == _FORMAT and header.version > 1:
             raise CorpusError(newer_version_message(where), remedy=NEWER_REMEDY)
         if (header.format, header.version) != (_FORMAT, 1):
-            raise ValueError(f"it is of format {header.format}, version {header.version}")
+            raise ValueError(f"the file has format {header.format}, version {header.version}")
         pairs = [_parse_line(line, header.vocab_size) for line in lines]
     except (UnicodeDecodeError, ValueError, ValidationError) as error:
         reason = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
         raise CorpusError(
-            f"{where} is no table of similar words: {reason}",
-            remedy="make it with `maskfleet corpus similar-words`, or restore it from a copy",
+            f"{where} is not a table of similar words: {reason}",
+            remedy="make the table with `maskfleet corpus similar-words`, or restore it from a copy",
         ) from error
     by_size = groupby(sorted(pairs, key=lambda pair: len(pair.ids)), key=lambda pair: len(pair.ids))
     return SimilarWords(header.tokenizer, {size: WordsOfLength.from_pairs(of_size) for size, of_size in by_size})
 
 
 def load_similar_words(source: SimilarSource | None, tokenizer_hash: str) -> SimilarWords:
-    """Return the table that a spec names, for corpora of a tokenizer.
+    """Return the table that a `StreamSpec` refers to. `tokenizer_hash`: tokenizer of the corpora.
 
-    Raises CorpusError: the spec names no table, its file is missing or has another hash, or it is of another tokenizer.
+    Raises CorpusError: `source` is None, the file is missing or has another hash, or the table is of another tokenizer.
     """
     if source is None:
         raise CorpusError(
-            "words are to be replaced by similar ones, but no table of similar words is given",
-            remedy="set similar_words.uri to a table that `maskfleet corpus similar-words` has written",
+            "words are to be replaced by similar words, but no table of similar words is given",
+            remedy="set similar_words.uri to a table made with `maskfleet corpus similar-words`",
         )
     content = read_similar_words(source.uri)
     found = table_hash(content)
     if found != source.hash:
         raise CorpusError(
             f"the table of similar words at {source.uri} has hash {found[:12]}, expected {source.hash[:12]}",
-            remedy="give the URI of the table with which the run was created, or start a new run with this one",
+            remedy="give the URI of the table that the run was created with, or start a new run with this table",
         )
     return _parse_fitting_table(content, source.uri, tokenizer_hash)
 
 
 def describe_similar_words_table(uri: str, tokenizer_hash: str) -> SimilarSource:
-    """Return the entry of a spec for the table at `uri`. Raises CorpusError: there is no table, or it does not fit."""
+    """Return a `StreamSpec`'s reference to the table at `uri`. Raises CorpusError: it is missing or does not fit."""
     content = read_similar_words(uri)
     _parse_fitting_table(content, uri, tokenizer_hash)
     return SimilarSource(uri=uri, hash=table_hash(content))
 
 
 def _parse_fitting_table(content: bytes, uri: str, tokenizer_hash: str) -> SimilarWords:
-    """Return and raise as `parse_similar_words`. Raises CorpusError: the corpora are of another tokenizer."""
+    """Parse a table's file. Raises CorpusError: as `parse_similar_words`, or the table is of another tokenizer."""
     table = parse_similar_words(content, uri)
     if table.tokenizer != tokenizer_hash:
         raise CorpusError(
@@ -218,14 +218,14 @@ def _parse_line(line: str, vocab_size: int) -> SimilarPair:
         raise ValueError(f"a line has {len(fields)} fields, not 4: {line[:60]!r}")
     ids, similar = (tuple(int(number) for number in field.split()) for field in fields[:2])
     if not ids or (similar and len(similar) != len(ids)):
-        raise ValueError(f"a line has words of {len(ids)} and {len(similar)} tokens: {line[:60]!r}")
+        raise ValueError(f"a line has words of different lengths, {len(ids)} and {len(similar)} tokens: {line[:60]!r}")
     if not all(0 <= number < vocab_size for number in (*ids, *similar)):
-        raise ValueError(f"a line has ids beyond the vocabulary of {vocab_size:,}: {line[:60]!r}")
+        raise ValueError(f"a line has token ids outside the vocabulary of {vocab_size:,}: {line[:60]!r}")
     return SimilarPair(ids, similar, *fields[2:])
 
 
 def _hash_words(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Return [N] uint64, the hash of each of `words` [N, s]."""
+    """Return [N] uint64, the hash of the token ids of each of `words` [N, s]."""
     found = np.zeros(len(words), dtype=np.uint64)
     for column in words.T:
         found = (found + column + np.uint64(1)) * _GOLDEN_RATIO
@@ -246,9 +246,8 @@ def replace_words(
     Args:
         target_ids: [M], ids of the targets, word after word.
         sizes: [K], number of tokens of each word.
-        draws: [M] uniform 64-bit draws. The upper half of the draw of a word's first token decides how the word is
-            replaced, the lower half decides its random word. The lower half of each token's draw decides its random
-            token.
+        draws: [M] uniform 64-bit draws. In the draw of a word's first token, the upper half decides how the word is
+            replaced, and the lower half chooses a random word. The lower half of a token's draw chooses a random token.
     """
     starts = np.cumsum(sizes) - sizes
     action = draws[starts] >> np.uint64(32)

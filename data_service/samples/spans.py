@@ -1,9 +1,10 @@
-"""Selects stretches, words that are masked together, for all rows at once: n-grams (ALBERT) or spans (SpanBERT).
+"""Selects runs of words that are masked together, n-grams (ALBERT) or spans (SpanBERT), for all rows at once. Both are
+called stretches here.
 
-The number of words in a stretch is drawn from a distribution that differs between the two. Each row has its own draws,
-each of a first word and a number of words, until its budget is used up. The effect of a draw depends on the earlier
-draws, so all rows advance together, one draw in a round. The draws are slots of a keyed stream, as in `selection`, so
-the result is the same for a row alone and among others.
+A stretch is drawn as its first word and its number of words; n-grams and spans differ in the distribution of this
+number. Each row draws stretches until its budget of tokens is used up. The effect of a draw depends on earlier draws,
+so all rows advance together, one draw per round. As in `selection`, each row has a fixed range of random numbers, so
+its result does not depend on other rows.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from data_service.samples.selection import DrawSlots, Units, select_remaining
 
 @dataclass(frozen=True)
 class LengthDistribution:
-    """A distribution over 1 to L words.
+    """A distribution of lengths from 1 to L words.
 
     Attributes:
         edges: [L - 1] uint32, ascending. A uniform 32-bit draw below edges[0] means 1 word, else below edges[1] 2, ...
@@ -27,8 +28,8 @@ class LengthDistribution:
 
     @classmethod
     def from_weights(cls, weights: NDArray[np.float64]) -> "LengthDistribution":
-        """Return the distribution in which n words have probability proportional to weights[n - 1] (positive)."""
-        # All machines round sums and one division alike, so that the same draws give the same lengths.
+        """Return the distribution in which n words have a probability proportional to weights[n - 1] > 0."""
+        # Sums and one division are rounded alike on all machines, so the same draws give the same lengths.
         upper = np.cumsum(weights)
         return cls(np.rint(upper[:-1] / upper[-1] * UINT32_RANGE).clip(0, UINT32_RANGE - 1).astype(np.uint32))
 
@@ -37,7 +38,7 @@ class LengthDistribution:
         return len(self.edges) + 1
 
     def lengths_from_draws(self, draws: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return [N] int64, the number of words for each of [N] uniform 32-bit draws."""
+        """Return [N] int64, random numbers of words for [N] uniform 32-bit draws."""
         return np.searchsorted(self.edges, draws, side="right") + 1
 
 
@@ -55,12 +56,12 @@ def span_lengths(p: float, max_words: int) -> LengthDistribution:
 
 @dataclass(frozen=True)
 class SpanRule:
-    """The kind of stretches to choose.
+    """How stretches are drawn.
 
     Attributes:
         lengths: distribution of the number of words in a stretch.
-        overlap: whether a stretch that reaches one chosen earlier is merged with it (spans); otherwise it is dropped
-            (n-grams). No stretch begins inside another.
+        overlap: whether a stretch that overlaps an earlier one is merged with it (spans); otherwise it is dropped
+            (n-grams). A stretch that begins inside an earlier one is always dropped.
     """
 
     lengths: LengthDistribution
@@ -77,13 +78,13 @@ def select_spans(
 ) -> NDArray[np.bool_]:
     """Return [U] bool, whether each word is selected.
 
-    First words are uniform among the row's. A stretch ends early at the end of its row, before a separator or a
-    token that is never masked, and before the first word that would exceed the row's budget. So a row never has
-    more than its budget, and less only if no other word fits. If the row's slots are used up first,
+    The first word of a stretch is uniform over the row's words. A stretch ends early at the end of its row, before a
+    separator or a token that is never masked, and before a word that would exceed the row's budget. So a row never
+    exceeds its budget, and stays below it only if no other word fits. If a row's random numbers are used up first,
     single words in random order fill the rest.
 
-    `separators`: sorted text offsets before which a special token stands inside a row. `budgets`: [N] int64, largest
-    number of tokens to choose in each row.
+    `separators`: sorted text offsets before which a separator stands inside a row. `budgets`: [N] int64, largest
+    number of tokens to select in each row.
     """
     rounds = _SpanSelection(units, separators, budgets, rule)
     words = draw_uint64(key, int(slots.edges[0]), int(slots.edges[-1]))
@@ -99,16 +100,16 @@ def select_spans(
 
 
 class _SpanSelection:
-    """The words chosen so far, and the tokens that each row may still take.
+    """The words chosen so far (`chosen`), and the number of tokens that each row may still select (`left`).
 
-    `chosen` and `sizes` extend past the last word by the length of one stretch, so that stretches can be handled as a
-    rectangle, wherever they begin.
+    Arrays of words are padded at the end by the largest stretch, so that stretches from all first words can be indexed
+    as one matrix.
     """
 
     def __init__(
         self, units: Units, separators: NDArray[np.int64], budgets: NDArray[np.int64], stretches: SpanRule
     ) -> None:
-        assert units.starts is not None  # words have starts and sizes
+        assert units.starts is not None  # set, because units are words
         assert units.sizes is not None
         self._first, self._available = units.edges[:-1], np.diff(units.edges)
         width = min(stretches.lengths.max_length, int(self._available.max(initial=1)))
@@ -120,7 +121,7 @@ class _SpanSelection:
         self.left = budgets.copy()
 
     def select_drawn_spans(self, rows: NDArray[np.int64], draws: NDArray[np.uint64]) -> None:
-        """Choose for each of `rows` the stretch of its draw, which may be empty."""
+        """Select in each of `rows` the stretch that its draw stands for, as far as the rule and the budget allow."""
         start = self._first[rows] + scale_draws((draws >> np.uint64(32)).astype(np.uint32), self._available[rows])
         stop = start + self._stretches.lengths.lengths_from_draws(draws.astype(np.uint32))
         stop = np.minimum(stop, self._ends[np.searchsorted(self._ends, start, side="right")])
@@ -141,6 +142,6 @@ def _forced_span_ends(
     edges: NDArray[np.int64],
     separators: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Return the sorted numbers of the words before which every earlier stretch must end."""
+    """Return the sorted indices of words before which a stretch must end, at row ends, gaps and separators."""
     gaps = np.flatnonzero(starts[1:] != starts[:-1] + sizes[:-1]) + 1
     return np.unique(np.concatenate([edges, gaps, np.searchsorted(starts, separators)]))

@@ -1,4 +1,4 @@
-"""`StreamSpec` holds everything that decides the samples of a stream. Equal specs give equal bytes on any machine."""
+"""`StreamSpec` holds everything that decides the samples of a stream. Equal specs give equal samples on any machine."""
 
 import hashlib
 from functools import cached_property
@@ -22,10 +22,10 @@ from data_service.samples.similar_words import SimilarSource
 from data_service.samples.texts import ClassTokenPlace, RepeatedSentences, TextPairs, Texts
 from data_service.tokenizers.specials import SpecialIds
 
-WINDOW_BATCHES = 16  # batches that are shuffled together
+WINDOW_BATCHES = 16  # number of batches that are shuffled together
 
 
-class _Config(GrowingRecord):
+class _SpecRecord(GrowingRecord):
     model_config = ConfigDict(allow_inf_nan=False)
 
 
@@ -39,21 +39,21 @@ Masking = Annotated[
     MlmMasking | PermutedPrediction | DiffusionMasking | Denoising | NoMasking | NextToken,
     Field(discriminator="kind"),
 ]
-"""What is predicted, and what stands in its place."""
+"""How targets are chosen and replaced."""
 
 
-class SourceSpec(_Config):
+class SourceSpec(_SpecRecord):
     """One corpus of a mixture.
 
     Attributes:
         name: name of the source in the recipe.
-        uri: URI of the corpus. It is not part of the stream's identity: the same corpus at another place gives the same
+        uri: URI of the corpus. It is not part of the stream's identity, since a copy of the corpus gives the same
             samples.
         manifest_fingerprint: `CorpusManifest.fingerprint` of the corpus.
-        weight: share of an epoch's samples, relative to the other sources' weights. None, for all sources or for none:
-            each source is read once an epoch, so they mix by their rows (but see `StreamSpec.temperature`).
-        languages: language of its text; for translations both languages, the query's first; empty if not given.
-        removals: digest of the last of the removals that are left out (`RemovalChain.digest`); empty if none are.
+        weight: share of an epoch's samples, relative to the other sources' weights. None (then for all sources): each
+            source is read once per epoch, so its share is its number of rows (but see `StreamSpec.temperature`).
+        languages: language of the text; for translations both languages, the query's first; empty if not given.
+        removals: digest of the removals whose documents are not read (`RemovalChain.digest`); empty if there are none.
     """
 
     later_fields: ClassVar = ("languages", "removals")
@@ -71,21 +71,21 @@ class SourceSpec(_Config):
         return len(self.languages) > 1
 
 
-class Stage(_Config):
-    """The part of the sources that a training phase takes, if the sources are continued from phase to phase.
+class Stage(_SpecRecord):
+    """What a training phase reads, if each phase continues the sources where the previous phase ended.
 
     Attributes:
         phase: number of the phase, for messages.
         length: largest number of tokens in a row.
-        units: number of samples, or of tokens of samples, in an epoch of the stage.
-        in_tokens: whether units are tokens.
+        units: number of samples, or of tokens if `in_tokens`, in an epoch of the stage.
+        in_tokens: whether `units` counts tokens.
         epochs: number of epochs of the stage.
-        weights: shares of the sources by tokens of text; 0: not read in this stage; None: in proportion to size **
-            (1 / T), of what the numbers, then parts of 1, leave. Empty: the sources' own weights, or in proportion to
-            their text.
-        temperature: T; None: the stream's.
-        most_readings: largest number of readings of any source from the beginning of the first stage to the end of this
-            one; None for no limit.
+        weights: shares of the sources, by tokens of text. 0: the source is not read in this stage. None: the given
+            shares add up to less than 1, and sources without a share divide the rest by size ** (1 / T). Empty: the
+            sources' own weights, or their amounts of text.
+        temperature: T in `weights`; None: the stream's.
+        most_readings: largest number of times that any source may be read from the first stage to the end of this one;
+            None: no limit.
     """
 
     later_fields: ClassVar = ("temperature",)
@@ -106,17 +106,17 @@ class Stage(_Config):
             if sum(numbers) >= 1:
                 raise ValueError("if a source has no weight, the other weights must add up to less than 1")
         elif self.temperature is not None and self.weights:
-            raise ValueError("a stage has a temperature for sources without a weight")
+            raise ValueError("a stage has a temperature, which is for sources without a weight, but all have one")
         return self
 
 
-class Annealing(_Config):
-    """A masking rate that changes linearly with each sample, from the masking's own rate to `end`.
+class Annealing(_SpecRecord):
+    """A masking rate that changes linearly from the masking's `rate` to `end`, then stays.
 
     Attributes:
-        end: rate after the last sample.
-        samples: number of samples from the masking's own rate to `end`.
-        before: number of them that precede the stream's first sample.
+        end: last rate.
+        samples: number of samples during which the rate changes.
+        before: number of these samples that precede the stream's first one.
     """
 
     end: float = Field(gt=0, le=0.8)
@@ -124,21 +124,21 @@ class Annealing(_Config):
     before: NonNegativeInt = 0
 
     def rates_at_samples(self, start: float, samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the rate of each of `samples`, numbered from the beginning of epoch 0. `start`: the masking's own."""
+        """Return the masking rate at each sample number, counted from epoch 0 on. `start`: the masking's `rate`."""
         done = np.minimum((self.before + samples) / self.samples, 1.0)
         rates: NDArray[np.float64] = start + (self.end - start) * done
         return rates
 
 
-class WindowSize(_Config):
-    """The size of a window, whose samples are shuffled together. It is part of the identity: the order depends on it.
+class WindowSize(_SpecRecord):
+    """The size of the windows in which samples are shuffled. It is part of the stream's identity.
 
     Attributes:
         samples: smallest number of samples (16 global batches).
         least_tokens: smallest number of tokens.
-        most_tokens: approximate largest number of tokens, so that memory is bounded (about 8 bytes a token to build).
-            It overrides the two others.
-        stretches: number of stretches of the window to which consecutive rows of the text are dealt (`SpreadOrder`).
+        most_tokens: approximate largest number of tokens, which bounds memory (building takes about 8 bytes a token).
+            It overrides `samples` and `least_tokens`.
+        stretches: number of parts of the window over which consecutive rows of the text are spread (`SpreadOrder`).
             With 1, rows are shuffled over the whole window.
     """
 
@@ -149,38 +149,38 @@ class WindowSize(_Config):
 
     @classmethod
     def from_batches(cls, rows: int, *, is_spread: bool) -> Self:
-        """Return the size of a window for batches of `rows` rows. `is_spread`: whether neighbours in the text are
-        spread."""
+        """Return the size of a window for batches of `rows` rows. `is_spread`: whether consecutive rows of the text
+        are spread over the window."""
         return cls(samples=WINDOW_BATCHES * rows, stretches=WINDOW_BATCHES if is_spread else 1)
 
 
-class StreamSpec(_Config):
-    """The definition of a stream, an immutable array of samples, epoch after epoch.
+class StreamSpec(_SpecRecord):
+    """The definition of a stream: an immutable sequence of samples, epoch after epoch.
 
     Attributes:
         sources: corpora of the mixture.
-        split: split that is read: train, or heldout (evaluation).
+        split: split to read: train, or heldout (evaluation).
         input: settings by which blocks are cut into rows.
         length: largest number of tokens in a row, or in each text of a row of several; special tokens included.
-        masking: host half of the objective, which chooses and replaces the targets.
-        lanes: number of rows in a step, if each continues a row of the previous step (`Lanes` input). None if rows are
+        masking: how targets are chosen and replaced.
+        lanes: number of rows per step, if each continues a row of the previous step (`Lanes` input). None: rows are
             independent and shuffled.
-        one_source: number of rows in a step, if all of them come from one source (contrastive training). None if
-            batches mix the sources.
-        temperature: temperature T. Sources without weights are mixed in proportion to size ** (1 / T); 1: by size. The
-            sources of one language, or of translations between the same two, count as one, and divide its share by
-            size.
-        translations: share of the rows that are translations, if sources have no weights; None: by size.
-        languages: all languages that the model knows, in the order of their numbers; empty if rows have none.
-        layout: place of the classification token in each text of a row of several.
+        one_source: number of rows per step, if all of them come from one source (contrastive training). None: batches
+            mix the sources.
+        temperature: T. Sources without weights are mixed in proportion to size ** (1 / T); with 1, by size. Sources of
+            the same language, or of translations between the same two languages, are treated as one source, and share
+            its rows by size.
+        translations: share of rows that are translations, if sources have no weights; None: by size.
+        languages: all languages of the model, in the order of their numbers; empty if rows have no languages.
+        layout: whether the classification token is first or last in each text, in rows of several texts.
         similar: table of similar words, if words are replaced by similar ones.
-        stages: all phases up to the stream's own, which is the last: each source continues where the earlier phases
-            ended (`data_service.stream.stages`). Empty: each source starts again.
-        annealing: how the rate of masks changes from sample to sample; None: it does not.
+        stages: all training phases up to this stream's, the last one: each source continues where the previous phase
+            ended (`data_service.stream.stages`). Empty: the stream begins each source at its start.
+        annealing: how the masking rate changes; None: it is constant.
         special: ids of the special tokens, by role.
-        never_masked: ids that are neither targets nor random replacements: all special ones.
+        never_masked: ids that are never targets or random replacements: all special tokens.
         vocab_size: number of ids.
-        seed: seed of all draws.
+        seed: seed of all random draws.
         window: size of the window in which samples are shuffled.
     """
 
@@ -229,24 +229,22 @@ class StreamSpec(_Config):
             )
         texts = isinstance(self.input, TextPairs | RepeatedSentences)
         if texts != isinstance(self.masking, NoMasking):
-            raise ValueError(
-                "inputs of several texts (pairs, sentences) need masking none, and all other inputs need a masking"
-            )
+            raise ValueError("inputs pairs and sentences need masking none, and all other inputs need another masking")
         if isinstance(self.masking, Denoising) and not isinstance(self.input, PackedInput):
-            raise ValueError("denoising corrupts rows of one segment: it needs packed rows")
+            raise ValueError("denoising needs rows of one segment: full_sentences, doc_sentences or contiguous")
         return self
 
     @model_validator(mode="after")
     def _check_languages(self) -> Self:
         for source in self.sources if self.languages else ():
             if not source.languages or not set(source.languages) <= set(self.languages):
-                raise ValueError(f"source {source.name} needs languages, of {', '.join(self.languages)}")
+                raise ValueError(f"source {source.name} needs `languages` out of {', '.join(self.languages)}")
         return self
 
     @model_validator(mode="after")
     def _check_annealing(self) -> Self:
         if self.annealing is not None and not isinstance(self.masking, MlmMasking):
-            raise ValueError("a masking rate that changes needs objective.mlm")
+            raise ValueError("only objective.mlm can have a masking rate that changes")
         return self
 
     @model_validator(mode="after")
@@ -254,32 +252,32 @@ class StreamSpec(_Config):
         if not self.stages:
             return self
         if isinstance(self.input, Lanes) or self.one_source is not None:
-            raise ValueError("stages need rows that are independent of each other, in batches that mix the sources")
+            raise ValueError("stages need rows independent of each other: no input lanes, no batches of one source")
         if self.stages[-1].length != self.length:
             raise ValueError("the rows of the last stage must have the stream's length")
         for stage in self.stages:
             reads = any(weight is None or weight > 0 for weight in stage.weights)
             if stage.weights and (len(stage.weights) != len(self.sources) or not reads):
-                raise ValueError("a stage needs a weight for each source, not all 0, or no weights")
+                raise ValueError("a stage needs no weights, or a weight for each source, not all 0")
         return self
 
     @property
     def masking_at_highest_rate(self) -> Masking:
-        """The masking, with the highest rate that it has in this stream."""
+        """The masking with its highest rate in this stream, which differs from `masking.rate` only with `annealing`."""
         if self.annealing is None or not isinstance(self.masking, MlmMasking):
             return self.masking
         return self.masking.model_copy(update={"rate": max(self.masking.rate, self.annealing.end)})
 
     def input_for_source(self, source: int) -> Input:
-        """Return the settings by which the blocks of one source are cut. Beside translations, the
-        sources that are plain text have their own: packed rows."""
+        """Return the settings by which blocks of a source are cut. With input translations, sources of plain text have
+        packed rows."""
         if isinstance(self.input, Translations) and not self.sources[source].is_translation:
             return PackedInput(packing=self.input.text)
         return self.input
 
     @property
     def row_length(self) -> int:
-        """Largest number of tokens in a row, all its texts together."""
+        """Largest number of tokens in a row, with all its texts."""
         return self.length * self.input.texts_per_row
 
     @cached_property
@@ -292,7 +290,7 @@ class StreamSpec(_Config):
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The ids that masking writes."""
+        """The ids that may replace targets."""
         ordinary = np.delete(np.arange(self.vocab_size), self.never_masked)
         narrow = self.vocab_size <= 1 << 16
         return Vocabulary(self.special.mask, ordinary.astype(np.uint16) if narrow else ordinary.astype(np.uint32))

@@ -1,7 +1,7 @@
 """Rows of several texts, each with its own special tokens: the examples of contrastive training.
 
-A row is an example. Its texts follow one another: query, positive and negatives, or one sentence twice. Each text is
-truncated at its end, so that with its special tokens it has at most the phase's length.
+A row is an example: a query, its positive and its negatives one after another, or a sentence twice. The end of a text
+is cut off if the text with its special tokens is longer than the phase's length.
 """
 
 from typing import Literal
@@ -25,7 +25,7 @@ class TextPairs(RowInput):
     """Rows of a query, its positive and negatives, one for each example of a corpus of pairs (contrastive training).
 
     Attributes:
-        negatives: number of an example's negatives that are used, the first ones.
+        negatives: number of negatives to use, the first ones of an example.
     """
 
     packing: Literal["pairs"]
@@ -42,11 +42,11 @@ class TextPairs(RowInput):
 
 
 class RepeatedSentences(RowInput):
-    """Rows of a sentence of a plain corpus, repeated. Dropout makes the two differ (Gao et al. 2021, "SimCSE", section
-    3).
+    """Rows of a sentence of a plain corpus, twice. Dropout makes the two embeddings differ (Gao et al. 2021, "SimCSE",
+    section 3).
 
     Attributes:
-        shortest: smallest number of tokens, without special ones; shorter sentences are left out.
+        shortest: smallest number of tokens, without special tokens; shorter sentences are left out.
     """
 
     packing: Literal["sentences"]
@@ -61,7 +61,7 @@ class RepeatedSentences(RowInput):
         return 2
 
     def cut(self, block: Block, length: int, key: Key) -> RowCuts:
-        """Return a row for each sentence that is long enough."""
+        """Return a row for each sentence of at least `shortest` tokens."""
         sizes = np.diff(block.sentences)
         chosen = np.flatnonzero(sizes >= self.shortest)
         starts, sizes = block.sentences[chosen], np.minimum(sizes[chosen], length - SPECIAL_TOKENS_PER_ROW)
@@ -71,12 +71,12 @@ class RepeatedSentences(RowInput):
 
 
 Texts = TextPairs | RepeatedSentences
-"""Rows of several texts, in which nothing is masked."""
+"""Settings of all inputs whose rows are several texts; nothing is masked."""
 
 
 def first_texts(block: Block, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the offsets in the block, and the sizes, of the first `count` texts of each document of a corpus of pairs,
-    both [N, count] int64. Raises CorpusError: a document has fewer texts."""
+    """Return (offsets in the block, sizes) of the first `count` texts of each document of a corpus of pairs, both
+    [N, count] int64. Raises CorpusError: a document has fewer texts."""
     if np.diff(block.documents).min() < count:
         raise CorpusError(
             f"a document of a corpus of pairs has fewer than {count} texts",
@@ -90,11 +90,11 @@ def first_texts(block: Block, count: int) -> tuple[NDArray[np.int64], NDArray[np
 def text_rows(
     block: Block, rows: RowCuts, start: int, stop: int, special: SpecialIds, layout: ClassTokenPlace
 ) -> Samples:
-    """Return rows `start` to `stop` with special tokens and without targets."""
+    """Return rows `start` to `stop - 1` with special tokens and without targets."""
     assert rows.segments is not None
     laid_out = lay_out(rows.text(block, start, stop), rows, start, stop, special)
     sizes = rows.segments.sizes[start:stop] + SPECIAL_TOKENS_PER_ROW
-    # Each text's first token becomes its last.
+    # The roll by one token makes each text's first token, <cls>, its last.
     shift = -1 if layout == "cls_last" else 0
     tokens, holes = np.roll(laid_out.tokens, shift), None
     if block.removed is not None:

@@ -1,4 +1,4 @@
-"""`FeedClient`: a rank's reader of a stream that the feed delivers. It requests lost samples again."""
+"""`FeedClient`: the reader by which a rank gets a stream's samples from the feed. Lost samples are requested again."""
 
 import logging
 import threading
@@ -20,13 +20,13 @@ from data_service.stream.stream import SlabLayout, StepStart
 from data_service.stream.token_axis import TokenAxis
 
 _log = logging.getLogger(__name__)
-_POLL_INTERVAL_S = 2.0
-_MAX_FAILED_BUILDS = 3  # failed builds of a window after which its read fails; each build has retried its requests
+_POLL_INTERVAL_S = 2.0  # seconds between checks whether another thread or the feed has made progress
+_MAX_FAILED_BUILDS = 3  # builds of a window that may fail because of the store before the read fails
 
 
 @dataclass
 class _HeldWindow:
-    """The parts of a window that a client holds: references to slabs of one build, and the slabs it has fetched."""
+    """What a client holds of one build of a window: references to slabs, and the slabs fetched so far."""
 
     name: str
     layout: SlabLayout
@@ -35,16 +35,16 @@ class _HeldWindow:
 
 
 class _BuildLost(Exception):
-    """A build that failed or was lost. The window will be built again."""
+    """The build of a window failed or was lost. The window will be built again."""
 
 
 class FeedClient:
     """A reader of one stream. It returns the same bytes as `Stream.read`, even if the feed or workers die meanwhile.
 
-    The caller reads in one thread. A thread of the client fetches the ranges that `prefetch` announced.
+    The caller reads in one thread. A thread of the client fetches the ranges that were announced by `prefetch`.
 
-    `counted`: function that is called while the stream is opened. The first time, the feed may count the rows of a
-    whole corpus, for hours. Every few seconds the function gets the number of blocks counted so far.
+    `counted`: function that gets the number of blocks counted so far, every few seconds while the stream is opened.
+    Opening a corpus for the first time may take hours, because the feed counts all its rows.
 
     Raises:
         CorpusError, PlanError, StoreError: the stream cannot be opened.
@@ -58,7 +58,7 @@ class FeedClient:
         self._counted = counted
         self._spec_json = spec.model_dump_json()
         self._opened: OpenStream = self._wait_for_answer(feed.open.remote(self._spec_json))
-        self._changed = threading.Condition()  # guards the attributes below
+        self._changed = threading.Condition()  # guards all following attributes
         self._held: dict[EpochWindow, _HeldWindow] = {}
         self._steps: StepStart | None = None
         self._announced = self._make_announced_windows(())
@@ -75,12 +75,12 @@ class FeedClient:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on the stream's plan, for people to read."""
+        """Human-readable remarks on the stream's plan."""
         return self._opened.notes
 
     @property
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of each slab that this client holds, by the id of its Ray object. Ranks of a node share an object."""
+        """Bytes of each held slab, by the id of its Ray object, which the ranks of a node share."""
         with self._changed:
             held = [
                 (held.refs[slab], samples)
@@ -90,7 +90,7 @@ class FeedClient:
         return {ref.hex(): samples.nbytes for ref, samples in held}
 
     def token_axis(self) -> TokenAxis:
-        """Return the stream's axis in tokens, for batches of a number of tokens. All ranks of a node share one object.
+        """Return the stream's token axis, for batches of a given number of tokens. All ranks of a node share one copy.
 
         The first time, the feed measures the length of every row.
         """
@@ -99,18 +99,18 @@ class FeedClient:
             try:
                 found: TokenAxis = _get_result(axis)
             except ray.exceptions.ObjectLostError:
-                # The axis was lost with the actor that held it; the next feed computes it again.
+                # The feed died, and the axis with it. The restarted feed computes the axis again.
                 continue
             return found
 
     def read(self, epoch: int, start: int, stop: int) -> Samples:
-        """Return samples `start` to `stop` (at least one) of an epoch. The arrays are read-only.
+        """Return the samples [start, stop) of an epoch, at least one. The arrays are read-only.
 
         Raises:
             IndexError: the range is empty or outside the epoch.
             CorruptBlock, StoreError: a block cannot be read, even after retries.
-            BuildFailed: the processes that build a window died repeatedly, most likely for lack of memory; or the
-                object stores had no room for the window.
+            BuildFailed: the processes that build a window died repeatedly, most likely because of lack of memory; or
+                the object stores had no room for the window.
         """
         if start >= stop:
             raise IndexError(f"the range of samples from {start} to {stop} is empty")
@@ -127,15 +127,14 @@ class FeedClient:
         return join_rows(parts)
 
     def prefetch(self, ranges: Iterable[tuple[int, int, int]], steps: StepStart | None = None) -> None:
-        """Announce the ranges that will be read, in order, so that they are fetched ahead.
+        """Announce the ranges that will be read, in order, to fetch them ahead. Replaces earlier announcements.
 
-        Ranges are taken from the iterator only as far as memory allows, so it may reach to the end of the run. Earlier
-        announcements are dropped.
+        The iterator is consumed only as far as memory allows, so it may yield all ranges of a run.
 
         Args:
             ranges: ranges (epoch, start, stop) that this reader will read, the current one included.
-            steps: layout of the steps that all readers share, if they do. Windows are cut into slabs so that each
-                reader finds its part of every step in few slabs.
+            steps: the steps, if all readers read the same steps together. Windows are then cut into slabs so that each
+                reader finds its samples of every step in few slabs.
         """
         with self._changed:
             self._steps = steps
@@ -159,13 +158,13 @@ class FeedClient:
         return AnnouncedWindows(spans, self._opened.windows_held, self._slab_layout)
 
     def _slab_layout(self, window: EpochWindow) -> SlabLayout:
-        """Return the layout with which a window is built; before that, the layout that we would request."""
+        """Return the slab layout of a window's build; without a build, the layout that this client would request."""
         if window in self._held:
             return self._held[window].layout
         return SlabLayout.for_window(self._opened.epoch_layout, *window, rows=self._opened.slab_rows, steps=self._steps)
 
     def _sample_parts(self, window: EpochWindow, first: int, last: int) -> list[Samples]:
-        """Return samples `first` to `last` of a window, in order."""
+        """Return samples `first` to `last` (exclusive) of a window, in order, one part per slab."""
         while True:
             held = self._get_window(window, lambda layout: layout.slabs_with_samples(first, last))
             try:
@@ -177,7 +176,7 @@ class FeedClient:
                 continue
 
     def _advance_windows(self) -> None:
-        """Drop windows that have been read or are no longer announced, and make further ones current."""
+        """Drop windows that were read or are no longer announced. Let the prefetch thread start the next windows."""
         self._announced.advance_past(self._reading)
         kept = self._reading | self._announced.windows.keys()
         for window in self._held.keys() - kept:
@@ -187,7 +186,7 @@ class FeedClient:
         self._changed.notify()
 
     def _run_prefetch_thread(self) -> None:
-        """Fetch announced slabs that are not here yet, in order, until `close`. The client's thread runs this."""
+        """Fetch missing slabs of announced windows, in order, until `close`. The body of the client's thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._next_missing_slab() is not None)
@@ -200,7 +199,7 @@ class FeedClient:
                 continue
             except (UserError, ray.exceptions.RayError) as error:
                 with self._changed:
-                    self._failures[coming[0]] = error  # The read that needs this window raises it.
+                    self._failures[coming[0]] = error  # the read of this window raises it
 
     def _fetch_announced_slab(self, window: EpochWindow, layout: SlabLayout, slab: int) -> None:
         held = self._get_window(window, lambda found: [slab] if found == layout else [])
@@ -216,7 +215,7 @@ class FeedClient:
         return None
 
     def _get_slab(self, window: EpochWindow, held: _HeldWindow, slab: int) -> Samples:
-        """Return one slab, from here or from the object store. Raises _BuildLost: another build is needed."""
+        """Return one slab; fetch it if it is not held. Raises _BuildLost: another build is needed."""
         if slab in held.slabs:
             return held.slabs[slab]
         try:
@@ -226,7 +225,7 @@ class FeedClient:
                 raise
             raise _BuildLost from error
         except UserError:
-            self._discard_build(window, held, 1)  # the next build may succeed
+            self._discard_build(window, held, 1)  # so that a later read tries another build
             raise
         except ray.exceptions.RayError as error:
             if tasks.is_worker_death(error) or tasks.is_object_store_full(error):
@@ -241,9 +240,9 @@ class FeedClient:
         return samples
 
     def _fetch_slab(self, window: EpochWindow, held: _HeldWindow, slab: int) -> Samples:
-        """Return the slab as soon as either thread has it. Raises _BuildLost: it is not needed any more.
+        """Return the slab as soon as this or the other thread has it. Raises _BuildLost: the build was dropped.
 
-        It polls, because if two threads ask Ray for the same object, one of them sometimes waits for ever.
+        This method polls: if two threads wait for the same Ray object, one of them sometimes waits forever.
         """
         ref = held.refs[slab]
         while not ray.wait([ref], timeout=_POLL_INTERVAL_S)[0]:
@@ -256,7 +255,7 @@ class FeedClient:
         return samples
 
     def _report_failed_build(self, window: EpochWindow, held: _HeldWindow, error: Exception) -> None:
-        """Tell the feed that a build died or found no room; in the latter case wait a while for room.
+        """Tell the feed that a build's process died or the object store was full. If it was full, wait a while.
 
         Raises BuildFailed: too many builds in a row have failed.
         """
@@ -266,7 +265,7 @@ class FeedClient:
         if failed == most:
             raise tasks.build_failed_error(name, self._opened.epoch_layout.window_bytes, error) from error
         if failed:
-            why = "there was no room for it" if full else "its build died"
+            why = "the object store was full" if full else "the build's process died"
             reason = tasks.death_reason(error)
             _log.warning("%s: %s (%s), %d of %d in a row; building again", name, why, reason, failed, most)
         if full:
@@ -274,9 +273,9 @@ class FeedClient:
                 self._changed.wait_for(lambda: self._closed, timeout=2.0 ** (failed - 1))
 
     def _get_window(self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]]) -> _HeldWindow:
-        """Return the held build of a window with references to all needed slabs, after asking the feed if need be.
+        """Return the held build of a window with references to all needed slabs. Ask the feed for missing references.
 
-        `needed`: function that returns the numbers of the needed slabs in a layout.
+        `needed`: function that returns the numbers of the needed slabs for a layout.
         """
         while True:
             with self._changed:
@@ -298,7 +297,7 @@ class FeedClient:
     def _missing_slabs_request(
         self, window: EpochWindow, needed: Callable[[SlabLayout], Iterable[int]] = lambda layout: ()
     ) -> SlabRequest:
-        """Return the request for those slabs that are needed or announced and to which we have no reference yet."""
+        """Return the request for needed and announced slabs of a window to which this client has no reference yet."""
         layout, slabs = self._slab_layout(window), dict[int, None]()
         slabs.update(dict.fromkeys(needed(layout)))
         if window in self._announced.windows:
@@ -318,16 +317,16 @@ class FeedClient:
             self._announced.windows[window].replace_layout(build.layout)
 
     def _wait_for_answer(self, answer: Any) -> Any:
-        """Wait for an answer that may take a counting pass, and return it. Raises the feed's error."""
+        """Return the feed's answer; meanwhile report the progress of counting rows. Raises the feed's error."""
         while self._counted is not None and not ray.wait([answer], timeout=_POLL_INTERVAL_S)[0]:
             progress = self._feed.progress.remote()
-            # No answer comes while the feed is being restarted.
+            # A feed that is being restarted does not answer.
             if ray.wait([progress], timeout=_POLL_INTERVAL_S)[0]:
                 self._counted(_get_result(progress))
         return _get_result(answer)
 
     def _discard_build(self, window: EpochWindow, held: _HeldWindow, most: int = 0) -> int:
-        """Tell the feed that another build is needed. `most` and the result are as for `Feed.forget`."""
+        """Drop a build here and in the feed. `most` and the returned number of failures are as for `Feed.forget`."""
         with self._changed:
             if self._held.get(window) is held:
                 del self._held[window]
@@ -336,7 +335,7 @@ class FeedClient:
 
 
 def _get_result(ref: Any) -> Any:
-    """Return the result of `ray.get`. Raises the error of the task without Ray's wrapping."""
+    """Return the value of a Ray reference. Raises a task's UserError without Ray's wrapping."""
     try:
         return ray.get(ref)
     except ray.exceptions.RayTaskError as error:

@@ -1,8 +1,10 @@
-"""The feed: the one actor that owns the windows in Ray's object store. If it restarts, its clients request them again.
+"""The feed: the one Ray actor that owns the windows of samples in Ray's object store. If it restarts, clients request
+their windows again.
 
-It knows streams and windows, not steps or ranks. A window that a reader needs now is built at once. Windows that will
-be needed later are built ahead while there are workers and memory. The least recently requested windows are dropped
-first. Ray keeps an object only while its owner is alive, so if the feed dies, its windows are built again.
+A window is a range of consecutive samples of an epoch, built by one task; slabs are its parts, the unit of transfer.
+The feed knows no steps or ranks. A window that a reader needs now is built at once; windows needed later are built
+while there are workers and memory. The least recently requested windows are dropped first. Ray keeps an object only
+while its owner lives, so if the feed dies, its windows are built again.
 """
 
 from collections import OrderedDict
@@ -33,7 +35,7 @@ from data_service.stream.stages import make_plan
 from data_service.stream.stream import SlabLayout, rows_per_slab
 from data_service.stream.token_axis import TokenAxis
 
-FeedHandle = Any  # ray.actor.ActorHandle of a Feed; Ray's types do not name an actor's methods
+FeedHandle = Any  # an ActorHandle of a Feed; Ray's type lacks the actor's methods
 
 
 class FeedConfig(BaseModel):
@@ -41,8 +43,8 @@ class FeedConfig(BaseModel):
 
     Attributes:
         workers: largest number of windows that are built at the same time.
-        memory: bytes of finished windows to hold, over all streams. Two windows per stream are always allowed. At most
-            half of the nodes' object stores is used, because readers hold copies of what they read.
+        memory: limit in bytes for the windows of all streams; two windows are always allowed. At most half of the
+            nodes' object stores is used, because readers hold copies of the samples that they read.
         slab_tokens: approximate number of tokens in a slab, the unit in which samples are sent.
         cache: URI of a folder that keeps row counts between runs; None to count at every start.
     """
@@ -57,9 +59,9 @@ class FeedConfig(BaseModel):
 
 @dataclass(frozen=True)
 class OpenStream:
-    """The facts of a stream that a client needs.
+    """The properties of an opened stream that a client needs.
 
-    `windows_held`: number of windows that may be held at a time. `notes`: remarks for people to read.
+    `windows_held`: number of windows that may be held at a time. `notes`: human-readable remarks.
     """
 
     epoch_layout: EpochLayout
@@ -69,14 +71,14 @@ class OpenStream:
 
 
 class SlabRequest(NamedTuple):
-    """A reader's request for slabs of a window to which it has no reference yet.
+    """A reader's request for references to slabs of a window.
 
     A request without slabs only says that the reader still uses the window.
 
     Attributes:
-        window: window that is requested.
-        layout: layout to build it with, unless it has been built with another.
-        slabs: numbers of the slabs in that layout.
+        window: the requested window.
+        layout: layout for the build; if the window was already built with another layout, that one remains.
+        slabs: numbers of the requested slabs in `layout`.
     """
 
     window: EpochWindow
@@ -90,8 +92,7 @@ class WindowBuild(NamedTuple):
     Attributes:
         name: name of this build; another build of the same window has another name.
         layout: division of the window into slabs.
-        refs: references to the requested slabs; empty if the window was built with another layout than the requested
-        one.
+        refs: references to the requested slabs, by number; empty if the build has another layout than requested.
     """
 
     name: str
@@ -100,6 +101,8 @@ class WindowBuild(NamedTuple):
 
 
 class _HeldBuild(NamedTuple):
+    """A build of a window that the feed holds, finished or under way. `slabs`: references to all its slabs."""
+
     layout: SlabLayout
     slabs: SlabRefs
 
@@ -108,14 +111,15 @@ class _HeldBuild(NamedTuple):
         return str(self.slabs[0].hex())
 
     def to_window_build(self, wanted: SlabRequest) -> WindowBuild:
+        """Return this build as the answer to the request `wanted`."""
         known = wanted.slabs if wanted.layout == self.layout else ()
         return WindowBuild(self.name, self.layout, {slab: self.slabs[slab] for slab in known})
 
 
 @dataclass(frozen=True)
 class _BuildFailures:
-    """The failures in a row of one window's builds: the name of the last build, their count, and the count after which
-    readers give up."""
+    """Consecutive failed builds of one window. `last`: name of the last failed build; `count`: number of failures;
+    `most`: number of failures after which readers give up."""
 
     last: str
     count: int
@@ -131,11 +135,11 @@ class _Stream:
     opened: OpenStream
 
 
-_WindowKey = tuple[str, int, int]  # stream, epoch, window
+_WindowKey = tuple[str, int, int]  # JSON of the stream's spec, epoch, number of the window
 
 
 class Feed:
-    """The actor. Streams are named by the JSON of their spec, so a restarted feed can open them again."""
+    """The feed's actor. The JSON of its spec identifies a stream, so a restarted feed can open the stream again."""
 
     def __init__(self, config: FeedConfig) -> None:
         self._config = config
@@ -148,7 +152,7 @@ class Feed:
         self._retry_gauge = StoreRetryGauge()
 
     def open(self, spec_json: str) -> OpenStream:
-        """Make a stream's plan, counting its rows the first time; return what a client needs.
+        """Plan a stream, the first time after counting its rows; return the properties that a client needs.
 
         Raises:
             CorpusError: a corpus is missing or does not fit the spec.
@@ -159,13 +163,13 @@ class Feed:
 
     @ray.method(concurrency_group="progress")  # type: ignore[untyped-decorator]
     def progress(self) -> int:
-        """Return the number of blocks that counting passes have counted so far. It answers during a pass, too."""
+        """Return the number of blocks counted so far. Ray runs this method even while another method counts."""
         return self._counted
 
     def windows(
         self, spec_json: str, needed: SlabRequest, ahead_requests: Sequence[SlabRequest]
     ) -> dict[EpochWindow, WindowBuild]:
-        """Return builds of the window `needed` and of those windows `ahead_requests` for which there is room."""
+        """Return a build of the window in `needed`, and of each window in `ahead_requests` for which there is room."""
         stream = self._stream(spec_json)
         requested = {_window_key(spec_json, wanted.window) for wanted in (needed, *ahead_requests)}
         for wanted in (needed, *ahead_requests):
@@ -179,10 +183,10 @@ class Feed:
         }
 
     def token_axis(self, spec_json: str) -> "list[ray.ObjectRef[TokenAxis]]":
-        """Return a reference to the stream's axis in tokens, one object that the ranks of a node share.
+        """Return, in a list, the reference to the stream's token axis, which the ranks of a node share.
 
-        The first time, the length of every row is measured. Raises as `open`, and BuildFailed: the object stores have
-        no room for the lengths.
+        The first time, the length of every row is measured. Raises the errors of `open`; BuildFailed: the object stores
+        have no room for the axis.
         """
         if spec_json not in self._axes:
             stream = self._stream(spec_json)
@@ -199,9 +203,10 @@ class Feed:
 
     def forget(self, spec_json: str, window: EpochWindow, build: str, most: int = 0) -> int:
         """Forget a build of a window that was lost or has failed. The next request for the window starts another build.
+        Return the number of consecutive failed builds, this one included; 0 if none is counted.
 
-        `most`: 0 if the build was lost. If it failed, the number of failures in a row after which readers give up;
-        then counting starts again. Return the number of failures in a row up to this build.
+        `most`: 0 if the build was lost; if it failed, the number of consecutive failures after which readers give up.
+        Counting then restarts.
         """
         key = _window_key(spec_json, window)
         failures = self._failures.get(key)
@@ -232,7 +237,7 @@ class Feed:
         return _Stream(spec_json, corpora, counts, plan, OpenStream(plan.epoch_layout, rows, held, notes))
 
     def _memory(self) -> int:
-        """Return the bytes of windows to hold. They change when nodes, with their object stores, join or leave."""
+        """Return how many bytes of windows may be held. The number changes when nodes join or leave the cluster."""
         return min(self._config.memory, object_store_bytes() // 2)
 
     def _add_counted_blocks(self, blocks: int) -> None:
@@ -243,7 +248,7 @@ class Feed:
         return RowCounter(cache, run_pass_on_ray, self._add_counted_blocks)
 
     def _request_window(self, stream: _Stream, wanted: SlabRequest, requested: set[_WindowKey], *, must: bool) -> None:
-        """Mark a window as requested now. Start its build if there is room, or in any case if `must`."""
+        """Mark a window as requested now. Start its build if there is room; with `must` even without room."""
         key = _window_key(stream.spec_json, wanted.window)
         if key not in self._builds:
             if not self._make_room(stream, requested) and not must:
@@ -254,7 +259,7 @@ class Feed:
         self._builds.move_to_end(key)
 
     def _make_room(self, stream: _Stream, requested: set[_WindowKey]) -> bool:
-        """Drop the least recently requested windows until one more fits. Return whether its build may start."""
+        """Drop the least recently requested windows until one more fits. Return whether another build may start."""
         size, memory = stream.plan.epoch_layout.window_bytes, self._memory()
         for key in [key for key in self._builds if key not in requested]:
             if self._has_room_for(size, memory):

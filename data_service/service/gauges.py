@@ -1,6 +1,6 @@
-"""Gauges that Ray's agent on each node exports to Prometheus. Without `ray[default]` they are not exported.
+"""Metrics gauges, exported to Prometheus by Ray's agent on each node if `ray[default]` is installed.
 
-Ray adds its own labels, among them the process (WorkerId) and the cluster (SessionName).
+Ray adds labels of its own, such as the process (WorkerId) and the cluster (SessionName).
 """
 
 import string
@@ -13,7 +13,7 @@ from data_service.store.retries import total_retries
 
 METRIC_PREFIX = "maskfleet_"
 """Prefix of the name of every gauge. Ray puts `ray_` before it."""
-_UNQUOTED_CHARACTERS = string.punctuation.replace("%", "") + " "
+_UNQUOTED_CHARACTERS = string.punctuation.replace("%", "") + " "  # label characters that are not percent-encoded
 GAUGE_DESCRIPTIONS = {
     "windows_ready": "Windows of samples that are built and held for the ranks.",
     "store_retries": "Requests to object storage that this process has had to make again.",
@@ -21,8 +21,7 @@ GAUGE_DESCRIPTIONS = {
 
 
 def make_gauge(name: str, description: str, labels: Mapping[str, str], *variable_labels: str) -> Gauge:
-    """Return a gauge of this process. The values of `labels` are fixed; those of `variable_labels` are given with
-    each value.
+    """Return a gauge of this process. `labels` have fixed values; `variable_labels` get theirs with each measurement.
 
     Ray accepts only printable ASCII in labels. Other characters of a fixed label are percent-encoded, as in a URI.
     """
@@ -32,7 +31,7 @@ def make_gauge(name: str, description: str, labels: Mapping[str, str], *variable
 
 
 class StoreRetryGauge:
-    """The gauge of this process's repeated store requests. It shows the number at the last call of `update`."""
+    """The gauge of this process's retried store requests. `update` sets it to the current number."""
 
     def __init__(self) -> None:
         self._gauge = make_gauge("store_retries", GAUGE_DESCRIPTIONS["store_retries"], {})

@@ -1,22 +1,22 @@
-"""The windows that a reader has announced it will read. They are requested one after another as memory allows."""
+"""The windows that a reader has announced to read. They are requested one after another as memory allows."""
 
 from collections.abc import Callable, Iterable, Iterator
 
 from data_service.stream.stream import SlabLayout
 
 EpochWindow = tuple[int, int]
-"""(epoch, window)."""
+"""(epoch, number of a window in the epoch)."""
 
 WindowSpan = tuple[EpochWindow, int, int]
 """(window, first, last): samples `first` to `last` of a window, counted from its first sample."""
 
 
 class AnnouncedWindow:
-    """The samples of one window that will be read, and the slabs in which they lie.
+    """The samples of one window that will be read, and the slabs that contain them.
 
     Attributes:
-        layout: layout of the window.
-        slabs: numbers of the slabs, in the order in which they are needed.
+        layout: slab layout of the window.
+        slabs: numbers of the slabs (as keys), in the order in which they are needed.
     """
 
     def __init__(self, layout: SlabLayout) -> None:
@@ -29,7 +29,7 @@ class AnnouncedWindow:
         self.slabs.update(dict.fromkeys(self.layout.slabs_with_samples(first, last)))
 
     def replace_layout(self, layout: SlabLayout) -> None:
-        """Replace the expected layout by `layout`, with which the window has been built."""
+        """Replace the expected layout by the layout of the window's build."""
         if layout != self.layout:
             self.layout, self.slabs = layout, {}
             for first, last in self._ranges:
@@ -37,15 +37,15 @@ class AnnouncedWindow:
 
 
 class AnnouncedWindows:
-    """The windows that will be read, in order, of which at most `most` are current.
+    """The windows that will be read, in order, and a sliding range of at most `most` of them to fetch and hold.
 
     Args:
         spans: samples that will be read, in order. They may reach to the end of a run.
-        most: largest number of current windows.
-        layout: function that returns the layout of a window.
+        most: largest number of windows to fetch or hold at a time.
+        layout: function that returns the slab layout of a window.
 
     Attributes:
-        windows: current windows: those to fetch now or to hold.
+        windows: the windows to fetch or hold now.
     """
 
     def __init__(self, spans: Iterable[WindowSpan], most: int, layout: Callable[[EpochWindow], SlabLayout]) -> None:
@@ -55,7 +55,7 @@ class AnnouncedWindows:
         self._most, self._layout = most, layout
 
     def advance_past(self, current_windows: set[EpochWindow]) -> None:
-        """Drop the windows before `current_windows`, the windows that are read now, and make further ones current."""
+        """Drop the windows before `current_windows`, which are read now, and add following windows up to `most`."""
         if current_windows & self.windows.keys():
             while (first := next(iter(self.windows))) not in current_windows:
                 del self.windows[first]

@@ -1,7 +1,6 @@
-"""How this process joins a Ray cluster or starts a Ray of its own, and all uses of Ray's private names.
+"""Joins a Ray cluster or starts Ray on this machine, and holds all uses of Ray's private names.
 
-No other file uses a private name. Each name is looked up before it is used. If a later release of Ray lacks it, an
-error says so.
+Each private name is looked up before it is used. If another release of Ray lacks the name, LibraryChanged says so.
 """
 
 import logging
@@ -22,7 +21,7 @@ from data_service.errors import EnvironmentUnusable, library_changed
 from data_service.limits import check_process_limits
 from data_service.processes import RAY_SESSION_MARK, mark_ray_session, temporary_root
 
-# Parts of Ray that one machine does not need.
+# Methods of Node that start the dashboard, autoscaler and log monitor, which one machine does not need.
 UNUSED_PROCESS_STARTERS = ("start_api_server", "start_monitor", "start_log_monitor")
 DRIVER_SYS_PATH_FIELD = "_py_driver_sys_path"
 GLOBAL_NODE_ATTRIBUTE, DEAD_PROCESSES_METHOD, LOGS_FOLDER_METHOD = (
@@ -32,25 +31,24 @@ GLOBAL_NODE_ATTRIBUTE, DEAD_PROCESSES_METHOD, LOGS_FOLDER_METHOD = (
 )
 PRINT_FUNCTION = "print_to_stdstream"
 DRAINING_FUNCTION = "get_draining_nodes"
-_VITAL_PROCESSES = ("raylet", "gcs_server")
-NICENESS_VARIABLE = "RAY_worker_niceness"
+_VITAL_PROCESSES = ("raylet", "gcs_server")  # kinds of processes without which Ray hangs
+NICENESS_VARIABLE = "RAY_worker_niceness"  # added to the niceness of the command
 
 
 def start_ray(**local_settings: Any) -> None:
-    """Join the cluster that RAY_ADDRESS names, or start a Ray on this machine with the settings `local_settings` of
-    `ray.init`.
+    """Join the cluster at RAY_ADDRESS, or start Ray on this machine with `local_settings` as arguments of `ray.init`.
 
-    What its processes print stays in Ray's log folder.
+    The output of Ray's processes goes to Ray's log folder only.
 
     Raises:
-        EnvironmentUnusable: as `temporary_root` and `check_process_limits`, or TMPDIR is too long a name.
-        LibraryChanged: this version of Ray has other private names than those that were tested.
+        EnvironmentUnusable: as `temporary_root` and `check_process_limits`, or the path in TMPDIR is too long.
+        LibraryChanged: this version of Ray lacks a private name that is used here.
     """
     folder = temporary_root()
     check_private_names()
-    # Ray would print a dead raylet's log on standard output.
+    # Ray would print the log of a dead raylet on standard output.
     setattr(worker, PRINT_FUNCTION, lambda *_, **__: None)
-    # "local": without it Ray would join any cluster on the machine.
+    # Without "local" Ray would join any cluster that runs on this machine.
     own = local_settings | {"address": "local", "include_dashboard": False}
     if not is_cluster_configured():
         check_process_limits(local_settings.get("object_store_memory", 0))
@@ -67,8 +65,8 @@ def start_ray(**local_settings: Any) -> None:
         if "AF_UNIX" not in str(error):
             raise
         raise EnvironmentUnusable(
-            f"TMPDIR={folder}: Ray's sockets there would have names of more than 107 bytes",
-            remedy="set TMPDIR to a folder with a shorter name",
+            f"TMPDIR={folder} is too long: the paths of Ray's sockets in it would exceed 107 bytes",
+            remedy="set TMPDIR to a folder with a shorter path",
         ) from error
 
 
@@ -78,12 +76,12 @@ def is_cluster_configured() -> bool:
 
 @contextmanager
 def _minimal_ray_process() -> Iterator[None]:
-    """A Ray that is started in this context has only what we use, a token of its own, and a sign that we started it."""
+    """Within the block Ray starts without unused processes, with its own token, and marks its log folder as ours."""
     _set_auth_token()
-    # Ray's control process would keep records of the last 100,000 calls for a dashboard.
+    # Ray's control process would keep records of the last 100,000 calls for the unused dashboard.
     if not is_cluster_configured():
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-        # Niceness of workers, added to the command's: with Ray's default of 15 ranks starve if anything else runs.
+        # With Ray's default niceness of 15 for workers, ranks starve if anything else runs.
         os.environ.setdefault(NICENESS_VARIABLE, "0")
     with without_unused_processes():
         yield
@@ -92,8 +90,8 @@ def _minimal_ray_process() -> Iterator[None]:
 
 
 def _set_auth_token() -> None:
-    """Unless the user has a token for Ray's processes, or joins a cluster: this process and its children get one in
-    their environment. Ray would write it to the home folder, which in a container may be read-only or not there."""
+    """Set a random token for Ray's processes in the environment, unless the user gives one or joins a cluster. Ray
+    itself would store its token in the home folder, which in a container may be read-only or missing."""
     given = is_cluster_configured() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
     wanted = os.environ.get("RAY_AUTH_MODE", "token") == "token"
     if wanted and not given and not os.path.exists(os.path.expanduser("~/.ray/auth_token")):
@@ -101,7 +99,7 @@ def _set_auth_token() -> None:
 
 
 class _FrozenEmptyList(list[str]):
-    """A list that stays empty when Ray adds folders for its workers to import from."""
+    """A list that stays empty when Ray extends it by the folders from which workers import."""
 
     def extend(self, folders: object) -> None:
         pass
@@ -117,7 +115,7 @@ def _get_private_attribute(owner: Any, name: str) -> Any:
 
 
 def check_private_names() -> None:
-    """Check all private names that can be looked up before Ray is started. Raises LibraryChanged: one is missing."""
+    """Check before Ray's start that its private names exist. Raises LibraryChanged: one is missing."""
     for name in (*UNUSED_PROCESS_STARTERS, DEAD_PROCESSES_METHOD, LOGS_FOLDER_METHOD):
         _get_private_attribute(Node, name)
     _get_private_attribute(JobConfig(), DRIVER_SYS_PATH_FIELD)
@@ -127,10 +125,10 @@ def check_private_names() -> None:
 
 
 def job_config_without_driver_path() -> JobConfig:
-    """Return a job configuration for `ray.init` with which workers import only installed packages.
+    """Return a job configuration for `ray.init` by which workers import only installed packages.
 
-    By default they would first look into the driver's working directory, where a folder may have the name of one of our
-    packages. Ray has no public setting for this.
+    By default workers would also import from the driver's working directory, where a folder may have the name of one of
+    our packages. Ray has no public setting for this.
     """
     job = JobConfig()
     _get_private_attribute(job, DRIVER_SYS_PATH_FIELD)
@@ -140,9 +138,9 @@ def job_config_without_driver_path() -> JobConfig:
 
 @contextmanager
 def without_unused_processes() -> Iterator[None]:
-    """Start Ray without dashboard, autoscaler and log monitor if it is started within the block.
+    """Within the block Ray starts without dashboard, autoscaler and log monitor.
 
-    On one machine they are not needed, and each takes a second of a core to start. Ray has no public setting for this.
+    One machine does not need them, and each takes a second of CPU time to start. Ray has no public setting for this.
     """
     before = {name: _get_private_attribute(Node, name) for name in UNUSED_PROCESS_STARTERS}
     for name in UNUSED_PROCESS_STARTERS:
@@ -155,15 +153,14 @@ def without_unused_processes() -> Iterator[None]:
 
 
 def draining_nodes() -> frozenset[str]:
-    """Return the ids of the nodes that are being drained, that is, will be removed. Ray has no public interface for
-    it."""
+    """Return the ids of the draining nodes, which will soon be removed. Ray has no public function for this."""
     return frozenset(_get_private_attribute(state, DRAINING_FUNCTION)())
 
 
 def dead_processes() -> list[str]:
-    """Return the kinds of the vital processes of the Ray started here that have died.
+    """Return the kinds of vital Ray processes (`_VITAL_PROCESSES`) that this process started and that have died.
 
-    Ray itself notices only after about a minute, and until then every call to it hangs.
+    Ray itself notices a death only after about a minute; until then every call to Ray hangs.
     """
     node = _get_private_attribute(worker, GLOBAL_NODE_ATTRIBUTE)
     dead = _get_private_attribute(node, DEAD_PROCESSES_METHOD)()

@@ -1,4 +1,4 @@
-"""The Ray tasks that count rows and build windows. They are stateless, so lost results are computed again."""
+"""The Ray tasks that count rows and build windows. Tasks are stateless, so lost results are computed again."""
 
 from collections import Counter
 from functools import lru_cache
@@ -15,19 +15,18 @@ from data_service.stream.plan import Window
 from data_service.stream.sources import Corpora
 from data_service.stream.stream import SlabLayout, build_window
 
-SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"
+SlabRefs: TypeAlias = "list[ray.ObjectRef[Samples]]"  # references to all slabs of a window, by slab number
 
-MAX_DEATHS = 8  # consecutive deaths of one task's processes after which the task is given up
-MAX_FULL_STORE_BUILDS = 8  # consecutive builds that may find the object store full: two minutes, pauses included
-RAY_LOG_HINT = "Ray's logs/raylet.out of the node says what killed them"
-_TASK_CPUS = 0.25  # cores that a task reserves with Ray's scheduler
+MAX_DEATHS = 8  # consecutive deaths of a task's process after which the task is given up
+MAX_FULL_STORE_BUILDS = 8  # consecutive builds that may find the object store full: about two minutes
+RAY_LOG_HINT = "Ray's file logs/raylet.out on that node says why they died"
+_TASK_CPUS = 0.25  # CPU cores that a task reserves in Ray's scheduler
 _BLOCKS_PER_TASK = 64  # blocks in one counting task: a few seconds of work
 
 
 def submit_window(spec_json: str, window: Window, layout: SlabLayout) -> SlabRefs:
-    """Start the build of a window; return references to its slabs. If it fails or is lost, the caller submits
-    another."""
-    # Ray does not retry, because it would endlessly retry tasks that die for lack of memory. The feed counts failures.
+    """Start the build of a window; return references to its slabs. If it fails, the caller must submit another."""
+    # Ray's own retries are off: Ray would retry tasks that run out of memory endlessly. The feed counts failures.
     refs = _BUILD_TASK.options(num_returns=layout.slab_count).remote(spec_json, window, layout)
     return refs if layout.slab_count > 1 else [refs]
 
@@ -39,11 +38,11 @@ def run_pass_on_ray(
     blocks: range,
     report_counted: ReportCountedBlocks,
 ) -> PassResult:
-    """Run a pass over blocks of a source in Ray tasks. It is a `PassRunner`.
+    """Run a counting pass over blocks of a source in Ray tasks. This function is a `PassRunner`.
 
     Raises:
         CorruptBlock, StoreError: a block cannot be read.
-        BuildFailed: the processes that count some blocks died repeatedly.
+        BuildFailed: processes that counted the same blocks died `MAX_DEATHS` times.
     """
     spec_json = corpora.spec.model_dump_json()
 
@@ -80,7 +79,7 @@ def _counting_error(corpora: Corpora, source: int, part: range, error: Exception
 
 
 def unwrap_task_error(error: Exception) -> BaseException:
-    """Return the UserError that a task, or a task that it waited for, raised, without Ray's wrapping; else `error`."""
+    """Return the UserError inside Ray's (possibly nested) task errors; `error` itself if there is none."""
     cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
         cause = cause.cause
@@ -101,7 +100,7 @@ def is_object_store_full(error: Exception) -> bool:
 
 
 def build_failed_error(what: str, window_bytes: int, error: Exception) -> BuildFailed:
-    """Return the error for a window of `window_bytes` whose builds failed repeatedly with `error`."""
+    """Return the error for a window whose builds failed repeatedly, the last with `error`. `what`: its name."""
     if is_object_store_full(error):
         return object_store_full_error(what, error)
     return BuildFailed(
@@ -112,7 +111,7 @@ def build_failed_error(what: str, window_bytes: int, error: Exception) -> BuildF
 
 
 def object_store_full_error(what: str, error: Exception) -> BuildFailed:
-    """Return the error for `what`, for which Ray's object stores had no room."""
+    """Return the error for data (`what`) that did not fit in Ray's object stores."""
     return BuildFailed(
         f"{what} found no room in Ray's object stores, which hold {object_store_bytes() >> 20} MiB: "
         f"{death_reason(error)}",
@@ -127,7 +126,7 @@ def object_store_bytes() -> int:
 
 
 def is_lost_result(error: Exception) -> bool:
-    """Return whether a task's node or its result was lost, so that the task itself did not fail."""
+    """Return whether the node or the result of a task was lost, rather than the task failed."""
     return isinstance(error, ray.exceptions.ObjectLostError | ray.exceptions.NodeDiedError)
 
 

@@ -1,11 +1,11 @@
-"""The interface of object stores: keys under one root; objects are read whole or by range, created once or replaced.
+"""The interface of object stores: keys under one root; objects are read whole or by range, created or replaced.
 
 Local folders and S3 behave alike. A put is atomic: readers see the old bytes or the new ones. A key is a
 slash-separated relative path. There are no directories, but a local folder cannot hold both `a` and `a/b`. The same
 keys are valid in every store, so that a run can move from one to another.
 
-Helpers for every store are here, too: many small requests at once (`parallel_map`), the digest of everything stored
-(`digest`), and reads that verify it (`read_verified`).
+Helpers for every store are here, too: concurrent requests (`parallel_map`), the hash of stored bytes (`digest`), and
+reads that verify their hash (`read_verified`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ TEMP_PREFIX = ".tmp-"  # names of files still being written start like this; no 
 _CONCURRENT_REQUESTS = 32  # requests in flight at the same time: as many connections as a client keeps
 T = TypeVar("T")
 R = TypeVar("R")
-READ_ATTEMPTS = 4
+READ_ATTEMPTS = 4  # attempts of `read_verified` to read bytes with the expected digest
 
 
 def check_key(root: str, key: str) -> str:
@@ -61,7 +61,7 @@ class Entry:
 class Store(Protocol):
     """Objects under a root URI. Every method raises the kinds of `StoreError` in `data_service.store.errors`.
 
-    Stores inherit from it what they do alike.
+    Concrete stores inherit the methods that have a body here.
     """
 
     @property
@@ -76,7 +76,7 @@ class Store(Protocol):
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return exactly `length` bytes from byte `start`. Raises KeyMissing, or Truncated: the object ends before."""
+        """Return exactly `length` bytes from byte `start`. Raises KeyMissing; Truncated: the object is too short."""
         ...
 
     def put(self, key: str, data: bytes | memoryview) -> None:
@@ -93,10 +93,10 @@ class Store(Protocol):
     def put_buffers(
         self, key: str, buffers: Sequence[memoryview], report_sent: Callable[[int], None] | None = None
     ) -> None:
-        """Create or replace atomically an object of any size, whose content is the buffers one after another.
+        """Create or replace atomically an object of any size, whose content is the joined buffers.
 
         `report_sent` is called with the number of bytes that the store has accepted so far: from any thread, but never
-        from two at the same time. The number grows with each call, up to all bytes.
+        from two at the same time. The number grows with each call, up to the object's size.
         """
         ...
 
@@ -126,7 +126,7 @@ class Store(Protocol):
         ...
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete those of the objects that exist. On S3 one request deletes a thousand."""
+        """Delete the objects; ignore keys without an object. On S3 one request deletes up to 1,000 objects."""
         for key in keys:
             self.delete(key)
 
@@ -144,8 +144,8 @@ class Store(Protocol):
     def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
         """Remove the remains of unfinished writes below `folder` ("" for all); return their number.
 
-        All other methods ignore such remains. Only those that are older than the object `older_than_key` go, none if it
-        is absent: writers that began after it may be alive. Without an object, all go.
+        All other methods ignore such remains. `older_than_key`: only remains older than this object are removed
+        (none if it is absent), because writers that began later may still run. None removes all remains.
         """
         ...
 
@@ -153,8 +153,8 @@ class Store(Protocol):
 def parallel_map(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Call `request` for each item, up to 32 at the same time; yield the results in the order of the items.
 
-    Raises whatever `request` raises, after waiting for the requests that have begun. If the iterator is given up early,
-    nobody waits for these.
+    If `request` raises, its error is raised after the running requests have ended. Closing the iterator early does not
+    wait for running requests.
     """
     waiting = iter(items)
     threads = ThreadPoolExecutor(_CONCURRENT_REQUESTS)
@@ -164,8 +164,8 @@ def parallel_map(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
             yield begun.pop(0).result()
             begun += [threads.submit(request, item) for item in islice(waiting, 1)]
     except GeneratorExit:
-        # Garbage collection may close this generator in any thread, even in one that holds a lock of `threading`. So no
-        # lock may be taken here: `shutdown` could wait forever. Threads end by themselves once their executor is gone.
+        # Garbage collection may close this generator in any thread, even in one that holds a lock of `threading`.
+        # `shutdown` takes such a lock and could wait forever. Threads end by themselves once their executor is gone.
         for future in begun:
             future.cancel()
         raise
@@ -176,7 +176,7 @@ def parallel_map(request: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Return the BLAKE2b hash of 16 bytes, in hexadecimal. It is the hash of everything that Maskfleet stores."""
+    """Return the BLAKE2b hash of 16 bytes, in hexadecimal. Maskfleet hashes all stored data this way."""
     return blake2b(data, digest_size=16).hexdigest()
 
 

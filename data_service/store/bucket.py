@@ -1,7 +1,7 @@
-"""A bucket behind a network as an object store: what S3 and the other clouds do alike.
+"""A remote bucket as an object store: the common base of S3, Google Cloud Storage and Azure.
 
-Keys lie below a prefix. Requests are repeated while their failures may pass, and refused credentials are looked for
-again. The subclasses define the requests, and translate their failures (`s3.py`, `cloud.py`).
+Keys lie below a prefix. Transient failures are retried; after refused credentials the environment is searched for
+credentials again. The subclasses (`s3.py`, `cloud.py`) define the requests and translate their failures.
 """
 
 import os
@@ -23,12 +23,12 @@ Scheme = Literal["s3", "gs", "az"]
 _C = TypeVar("_C")
 _T = TypeVar("_T")
 
-# For each service, whether a server has accepted this process's credentials.
+# By URI scheme: set once a server has accepted this process's credentials.
 _CREDENTIALS_ACCEPTED = {"s3": Event(), "gs": Event(), "az": Event()}
 
 
 class Connection(ABC, Generic[_C]):
-    """The client of one bucket for all threads of a process. A copy in another process makes its own, a fork too."""
+    """One client of a bucket, shared by all threads of a process. Unpickled or forked copies make their own client."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -36,13 +36,14 @@ class Connection(ABC, Generic[_C]):
         self._owner = 0
 
     def client(self) -> _C:
+        """Return this process's client; make it if there is none."""
         with self._lock:
             if self._client is None or self._owner != os.getpid():
                 self._client, self._owner = self._connect(), os.getpid()
             return self._client
 
     def drop_client(self, client: _C | None) -> None:
-        """Drop `client`, so that the next request looks for credentials again; do nothing if it was dropped already."""
+        """Drop `client`, so that the next request reloads the credentials; do nothing if it was dropped already."""
         with self._lock:
             if self._client is client:
                 self._client = None
@@ -79,7 +80,7 @@ class BucketStore(Store, ABC, Generic[_C]):
         return self._download(key, 0, None)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        if length == 0:  # no range is empty, so only the key is checked
+        if length == 0:  # HTTP has no empty ranges; `get` raises KeyMissing
             return b"" if self.size(key) is not None else self.get(key)
         return self._download(key, start, length)
 
@@ -89,9 +90,9 @@ class BucketStore(Store, ABC, Generic[_C]):
         def create_object(client: _C) -> bool:
             if self._create_object(name, body, writer, client):
                 return True
-            # An earlier attempt of ours may have created the object, although its answer was lost.
+            # An earlier attempt may have created the object, although its answer was lost: then the writer is ours.
             stored = self._find_writer(name, client)
-            if stored is None:  # the object was deleted since
+            if stored is None:  # somebody deleted the object meanwhile
                 raise StoreUnavailable.for_uri(self._object_uri(name), "deleted while it was created")
             return stored == writer
 
@@ -107,7 +108,7 @@ class BucketStore(Store, ABC, Generic[_C]):
 
     @abstractmethod
     def _download(self, key: str, start: int, length: int | None) -> bytes:
-        """Return `length` bytes from byte `start`; all that follow if it is None."""
+        """Return `length` bytes from byte `start`; all following bytes if `length` is None."""
 
     @abstractmethod
     def _create_object(self, name: str, body: bytes, writer: str, client: _C) -> bool:
@@ -115,7 +116,7 @@ class BucketStore(Store, ABC, Generic[_C]):
 
     @abstractmethod
     def _find_writer(self, name: str, client: _C) -> str | None:
-        """Return the writer of an object, "" if it has none; None if the object does not exist."""
+        """Return the writer in an object's metadata ("" without one); None if the object does not exist."""
 
     @abstractmethod
     def _put_object(self, name: str, body: bytes, client: _C) -> object:
@@ -129,12 +130,12 @@ class BucketStore(Store, ABC, Generic[_C]):
         patience: RetryLimit,
         report_reached: Callable[[int], None],
     ) -> None:
-        """Create or replace an object by parts. `report_reached` is called with the number of bytes that are there."""
+        """Create or replace an object in parts. `report_reached` gets the number of bytes on the server so far."""
 
     @staticmethod
     @abstractmethod
     def _translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
-        """Return our error for one of `_failure_types` of a request about `uri`."""
+        """Return the StoreError for a failed request about `uri`; `error` is one of `_failure_types`."""
 
     def _upload(self, key: str, source: UploadSource, report_sent: Callable[[int], None] | None) -> None:
         name, patience = self._object_name(key), RetryLimit(self.patience_s)
@@ -156,7 +157,7 @@ class BucketStore(Store, ABC, Generic[_C]):
         return name
 
     def _check_name(self, name: str, key: str) -> None:
-        """Raise BadUri if the service has no objects of this name."""
+        """Raise BadUri if the service does not allow objects of this name."""
 
     def _object_uri(self, name: str) -> str:
         return f"{self.scheme}://{self.bucket}/{name}"
@@ -169,9 +170,9 @@ class BucketStore(Store, ABC, Generic[_C]):
         *,
         signed: bool = True,
     ) -> _T:
-        """Run the operation; retry it while its failures are transient; raise the last failure as our error.
+        """Return the operation's result. Retry transient failures; raise the last failure as a StoreError.
 
-        `signed`: whether an answer shows that the credentials are valid.
+        `signed`: whether the request carries credentials, so that a success proves them valid.
         """
         patience = RetryLimit(self.patience_s) if patience is None else patience
         outage = get_outage(f"{self.scheme}://{self.bucket}")

@@ -1,13 +1,13 @@
 """A bucket of Google Cloud Storage (gs://) or a container of Azure Blob Storage (az://) as an object store, by obstore.
 
-Its users rely on the same as on S3: atomic puts, conditional creation, exact ranges, listings in key order. What the
-services do differently is dealt with here:
+It gives the same guarantees as the S3 store: atomic puts, conditional creation, exact ranges, listings in key order.
+This file hides the differences:
 
-- obstore lists whole folders. Keys are chosen by their string prefix here.
-- A creation whose answer was lost collides with itself when it is repeated. So every creation stores a random word as
-  metadata, and the writer reads it back.
-- Azure may list the names of an account with a hierarchical namespace in another order, so its listings are sorted.
-- obstore shows no headers, so the server's time comes from a request of our own.
+- obstore lists whole folders. The string prefix of keys is matched here.
+- A retried creation can find the object that its own first attempt made. So every creation stores a random id as
+  metadata, by which the writer recognises its object.
+- Azure accounts with a hierarchical namespace may list names in another order, so Azure's listings are sorted here.
+- obstore hides HTTP headers, so a separate HTTP request asks for the server's time.
 - obstore cannot be used in a process that was forked after its first request.
 """
 
@@ -34,7 +34,7 @@ from data_service.store.errors import BadUri, KeyMissing
 from data_service.store.retries import RetryLimit
 from data_service.store.upload_sources import WRITER_FIELD, UploadSource
 
-_MAX_DELETIONS = 256  # most objects that one request to Azure may name
+_MAX_DELETIONS = 256  # objects in one request: Azure's limit
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class CloudStore(BucketStore[CloudClient]):
             self._call_with_retries(name, partial(_delete_objects, [name]))
 
     def delete_many(self, keys: Sequence[str]) -> None:
-        """Delete up to 256 objects by one call, which is one request on Azure."""
+        """Delete the objects, up to 256 by one call of obstore, which on Azure is one request."""
         for start in range(0, len(keys), _MAX_DELETIONS):
             batch = keys[start : start + _MAX_DELETIONS]
             names = [self._object_name(key) for key in batch]
             try:
                 self._call_with_retries(self.prefix, partial(_delete_objects, names))
-            except KeyMissing:  # one object does not exist; it is unknown which others were deleted
+            except KeyMissing:  # one object does not exist; the others may or may not be deleted
                 for _ in parallel_map(self.delete, batch):
                     pass
 
@@ -95,9 +95,9 @@ class CloudStore(BucketStore[CloudClient]):
         return self._call_with_retries(self.prefix, CloudClient.request_server_time, signed=False)
 
     def age(self, key: str) -> float | None:
-        """Return the server's time minus that of the object.
+        """Return the server's time minus the object's time of change.
 
-        The time is asked for first. So an object that is replaced meanwhile is too young, never too old.
+        The server's time is requested first. If the object is replaced meanwhile, its age is too low, never too high.
         """
         name = self._object_name(key)
 

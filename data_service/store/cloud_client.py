@@ -22,14 +22,14 @@ from data_service.store.errors import BadUri, StoreError
 
 _READ_TIMEOUT_S = 60.0  # seconds without data after which a connection counts as dead
 _PART_TIMEOUT_S = 120.0  # seconds in which a part of an upload must be sent and answered
-_PART_RETRIES = 8
-_PART_RETRY_TIMEOUT_S = 60.0
+_PART_RETRIES = 8  # retries of a part by obstore
+_PART_RETRY_TIMEOUT_S = 60.0  # seconds after which obstore gives up a part
 _ENDPOINT_VARIABLES = {
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-_EMULATOR_URL = "http://127.0.0.1:10000/devstoreaccount1"
-_user_pid: int | None = None  # id of the process that made the first request
+_EMULATOR_URL = "http://127.0.0.1:10000/devstoreaccount1"  # default address of Azurite, Azure's emulator
+_user_pid: int | None = None  # id of the process that used obstore first
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class CloudClient:
     """The clients of one bucket.
 
     Attributes:
-        requests: obstore's store for all requests but large uploads.
-        uploads: obstore's store for large uploads.
+        requests: obstore's client for all requests except large uploads.
+        uploads: obstore's client for large uploads.
         place: URL of the bucket.
     """
 
@@ -47,10 +47,9 @@ class CloudClient:
     place: str
 
     def request_server_time(self) -> float:
-        """Return the server's time in seconds since 1970: the Date of its answer to a request without credentials,
-        which it refuses.
+        """Return the server's time in seconds since 1970, in whole seconds.
 
-        obstore shows no headers. A Date has a resolution of one second.
+        It is the Date header of the answer to a request without credentials, even if the server refuses the request.
 
         Raises OSError: there is no answer; ValueError: the answer has no valid Date.
         """
@@ -65,7 +64,7 @@ class CloudClient:
             raise OSError(f"{self.place} gave no valid answer ({type(error).__name__})") from error
         date = headers.get("Date")
         if date is None:
-            raise ValueError(f"{self.place} does not tell its time")
+            raise ValueError(f"{self.place} sent an answer without a Date header")
         return parsedate_to_datetime(date).timestamp()
 
 
@@ -81,8 +80,8 @@ class CloudConnection(Connection[CloudClient]):
         """Return the clients.
 
         Raises:
-            BadUri: the environment names a server by something else than a URL.
-            StoreError: this process is a fork of one that has used obstore, whose threads are missing here.
+            BadUri: the endpoint in the environment is not a URL.
+            StoreError: this process was forked from one that had used obstore; obstore's threads are missing here.
             FAILURES: obstore's errors.
         """
         _ensure_not_forked(f"{self._scheme}://{self._bucket}")
@@ -113,8 +112,7 @@ def _ensure_not_forked(uri: str) -> None:
 
 
 def _endpoint(scheme: Scheme) -> str:
-    """Return the URL of the server that the environment names; "" if it names none. Raises BadUri: it is no URL, by
-    which obstore would panic."""
+    """Return the server's URL from the environment, "" without one. Raises BadUri: not a URL; obstore would panic."""
     name = next((name for name in _ENDPOINT_VARIABLES[scheme] if os.environ.get(name)), "")
     endpoint = os.environ.get(name, "")
     if endpoint and not re.match(r"https?://[^/\s]+", endpoint):
@@ -123,7 +121,7 @@ def _endpoint(scheme: Scheme) -> str:
 
 
 def _make_obstore(scheme: Scheme, bucket: str, allow_http: bool, *, read_timeout_s: float, retries: int) -> Any:
-    """Return obstore's store. `allow_http`: whether HTTP without TLS is allowed."""
+    """Return obstore's client of a bucket. `allow_http`: whether HTTP without TLS is allowed."""
     options = {
         "allow_http": allow_http,
         "connect_timeout": timedelta(seconds=10),

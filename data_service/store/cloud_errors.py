@@ -1,7 +1,7 @@
 """Translates failures of obstore's requests into kinds of `StoreError`.
 
-obstore tells most failures as one class, `GenericError`. What happened is known from its text alone: the status and
-body of the answer, and behind the line "Debug source:" the names of Rust's errors, outermost first.
+obstore raises most failures as one class, `GenericError`. Only its text tells them apart: it holds the status and body
+of the answer and, after the line "Debug source:", the names of the Rust errors, outermost first.
 """
 
 import re
@@ -23,7 +23,7 @@ from data_service.store.errors import (
 
 FAILURES = (
     BaseError,
-    OSError,  # FileNotFoundError for status 404; others from the request for the server's time
+    OSError,  # FileNotFoundError means status 404; `request_server_time` raises others
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an unexpected answer
     RuntimeError,
 )
@@ -32,24 +32,24 @@ FAILURES = (
 _STATUS_RE = re.compile(r"\bcode: (\d{3})\b")
 _CODE_RE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE_RE = re.compile(r"<Message>([^<\n]*)")
-_KIND_RE = re.compile(r"\bsource: (\w+)")
-_CAUSE_RE = re.compile(r'\b(?:message|error): "([^"]+)"')
+_KIND_RE = re.compile(r"\bsource: (\w+)")  # name of the first Rust error after "source:"
+_CAUSE_RE = re.compile(r'\b(?:message|error): "([^"]+)"')  # message of an inner Rust error
 _STATUS_PREFIX = "Server returned non-2xx status code: "
-# Azure's answer to a request for many deletions has this text, but no code.
+# Azure's answer to a batch deletion has this text, but no error code.
 _NO_CONTAINER_MESSAGE = "specified container does not exist"
-_MAX_REASON_CHARACTERS = 300  # largest number of characters of a reason
+_MAX_REASON_CHARACTERS = 300  # longer reasons are cut
 
-_MISSING_CREDENTIALS_KINDS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")
-_TOKEN_KIND_PREFIX = "Token"  # how Rust's errors about a token begin: TokenRequest, TokenResponseBody
+_MISSING_CREDENTIALS_KINDS = ("Credential", "FederatedTokenFile", "AzureCli", "AzureCliResponse")  # Rust errors
+_TOKEN_KIND_PREFIX = "Token"  # prefix of the Rust errors TokenRequest, TokenResponseBody ...
 _NO_BUCKET_CODES = ("ContainerNotFound", "NoSuchBucket", "InvalidBucketName", "InvalidResourceName")
-# Codes for wrong credentials, which both clouds also send for expired ones.
+# Codes that both clouds send for wrong and for expired credentials.
 _WRONG_CREDENTIALS_CODES = (
     *("AuthenticationFailed", "AuthorizationFailure", "InvalidAuthenticationInfo", "NoAuthenticationInformation"),
     *("AuthenticationRequired", "ExpiredToken", "InvalidSecurity", "SignatureDoesNotMatch"),
 )  # fmt: skip
 _EXPIRED_RE = re.compile(r"expired|lifetime validation|valid in the specified time frame", re.IGNORECASE)
 _QUOTA_CODES = ("QuotaExceeded", "AccountCapacityExceeded")
-_LOST_UPLOAD_CODES = (
+_LOST_UPLOAD_CODES = (  # the server no longer knows the upload or a part of it
     *("NoSuchUpload", "InvalidPart", "InvalidPartOrder"),
     *("InvalidBlockList", "InvalidBlobOrBlock", "InvalidBlockId"),
 )
@@ -61,8 +61,8 @@ class CloudFailure:
 
     Attributes:
         status: the answer's HTTP status; None if there was no answer.
-        code: the service's name of the error; "" if the answer has no body.
-        kind: Rust's name of the error, as in TokenRequest; "" if it is unknown.
+        code: the service's error code; "" if the answer has no body.
+        kind: name of the Rust error, such as TokenRequest; "" if it is unknown.
         reason: the failure in one line, without secrets.
     """
 
@@ -84,7 +84,7 @@ class CloudFailure:
 
 
 def _failure_reason(error: Exception, shown: str, source: str) -> str:
-    """Return the failure in one line, with code and message if the answer has an error's body."""
+    """Return the failure in one line, with the code and message of the answer's body if there is one."""
     code, message, cause = (_CODE_RE.search(shown), _MESSAGE_RE.search(shown), _CAUSE_RE.search(source))
     head = shown.partition("<?xml")[0].partition("<Error")[0].rstrip(" :\n")
     parts = [head.rpartition(" - ")[2].removeprefix(_STATUS_PREFIX)]
@@ -97,13 +97,13 @@ def _failure_reason(error: Exception, shown: str, source: str) -> str:
 
 
 def is_beyond_end(error: Exception) -> bool:
-    """Return whether a request failed because the range that it names begins behind the object's end."""
+    """Return whether a request failed because the requested range starts after the object's end."""
     failure = CloudFailure.from_error(error)
     return failure.status == 416 or failure.kind == "InvalidRangeRequest"
 
 
 def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
-    """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
+    """Return the StoreError for `error`, one of `FAILURES`, in a request about `uri`.
 
     `had_valid_credentials`: whether this process has had credentials that a server accepted.
     """

@@ -1,7 +1,7 @@
-"""Requests through obstore that continue after a failure where that is possible: a read with the missing bytes, a
-listing with the next page. A large upload begins again.
+"""Requests through obstore. After a failure a read continues with the missing bytes and a listing with the next page;
+a large upload starts again.
 
-Each makes one attempt at a time, and remembers its progress if it can continue; `CloudStore` repeats the attempts.
+Each call makes one attempt. Reads and listings remember their progress; `CloudStore` repeats the attempts.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,19 +17,19 @@ from data_service.store.cloud_errors import FAILURES, CloudFailure, is_beyond_en
 from data_service.store.errors import Truncated
 from data_service.store.upload_sources import UploadSource
 
-_READ_BYTES = 4 << 20  # least number of bytes read at a time
-# The bytes of a part: half of S3's, because parts are all that is known of an upload's progress.
+_READ_BYTES = 4 << 20  # least number of bytes per read
+# Bytes of a part of an upload: half of S3's size, because progress is only seen when a part is complete.
 _PART_BYTES = 8 << 20
-SINGLE_UPLOAD_BYTES = 2 * _PART_BYTES  # size in bytes of the largest object that is sent by one request
-_MAX_PARTS = 10_000  # largest number of parts of an upload; Azure takes 50,000
+SINGLE_UPLOAD_BYTES = 2 * _PART_BYTES  # larger objects are uploaded in parts
+_MAX_PARTS = 10_000  # most parts of an upload; Azure allows 50,000
 _CONCURRENT_PARTS = 4  # parts uploaded at the same time
-_PAGE_ENTRIES = 1000  # entries of a listing that are taken at a time
+_PAGE_ENTRIES = 1000  # entries in a page of a listing
 
 
 def head_object(client: CloudClient, name: str) -> Any | None:
     """Return obstore's metadata of an object, which include the size and the ETag; None if it does not exist.
 
-    If the server refuses the HEAD request, which it does without a reason, a GET request is made to learn the reason.
+    If the server refuses the HEAD request, a GET request is made: only its answer states a reason.
 
     Raises FAILURES.
     """
@@ -44,9 +44,9 @@ def head_object(client: CloudClient, name: str) -> Any | None:
     try:
         obstore.get_range(client.requests, name, start=0, length=1)
     except FAILURES as error:
-        if not is_beyond_end(error):  # an empty object has no first byte, but may be read
+        if not is_beyond_end(error):  # beyond the end: the object is readable but empty
             raise
-    raise ConnectionError(f"{refused}, though it may be read") from refused
+    raise ConnectionError(f"{refused}, although a GET request is allowed") from refused
 
 
 @dataclass
@@ -83,7 +83,7 @@ class CloudDownload:
         if self._here != expected:
             here = self._here
             self._discard_read_bytes()
-            raise ValueError(f"its body has {here} of {expected} bytes")
+            raise ValueError(f"the answer's body has {here} of {expected} bytes")
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def _request_body(self, client: CloudClient) -> Any:
@@ -106,7 +106,7 @@ class CloudDownload:
             raise self._truncated_error(int(stored["size"])) from error
 
     def _expected_bytes(self, answer: Any) -> int:
-        """Return the number of bytes to read in all. Raises if the answer is not what was requested."""
+        """Return the total number of bytes to read. Raises ValueError, Truncated: the answer has other bytes."""
         total, version = int(answer.meta["size"]), answer.meta["e_tag"]
         if self._version not in (None, version) or answer.range[0] != self.start + self._here:
             raise self._object_changed_error()
@@ -120,7 +120,7 @@ class CloudDownload:
         self._pieces.clear()
 
     def _object_changed_error(self) -> ValueError:
-        """Forget the bytes read so far, so that the next attempt starts again; return the error to raise."""
+        """Discard the bytes read so far, so that the next attempt starts again; return the error to raise."""
         self._discard_read_bytes()
         return ValueError(
             "the answer holds other bytes than were requested, or the object was replaced while it was read"
@@ -133,15 +133,15 @@ class CloudDownload:
 def upload_in_parts(
     name: str, source: UploadSource, report_reached: Callable[[int], None], client: CloudClient
 ) -> None:
-    """Send all parts of an object and complete the upload. `report_reached`: a function that is called with a number of
-    bytes that the server has, and perhaps more than that.
+    """Send all parts of an object and complete the upload. `report_reached` is called with a number of bytes that the
+    server has received; it may have received more.
 
-    Raises FAILURES; what was sent is then deleted on the server.
+    Raises FAILURES; the parts on the server are then deleted.
     """
     size = max(_PART_BYTES, -(-source.size // _MAX_PARTS))
 
     def iter_parts() -> Iterator[bytes]:
-        # When obstore asks for another part, at most `_CONCURRENT_PARTS` earlier ones are on their way.
+        # When obstore asks for another part, at most `_CONCURRENT_PARTS` earlier parts are still being sent.
         for number, start in enumerate(range(0, source.size, size), start=1):
             yield source.read(start, size)
             if number > _CONCURRENT_PARTS:
@@ -154,9 +154,9 @@ def upload_in_parts(
 
 @dataclass
 class CloudListing:
-    """A listing in key order of the objects in the folder `folder` ("" for all), page by page.
+    """A listing in key order of the objects below the folder `folder` ("" for all), page by page.
 
-    `ordered`: whether the service lists names in order. Otherwise the one page holds all.
+    `ordered`: whether the service lists names in order. If not, all objects come in a single, sorted page.
     """
 
     folder: str
@@ -167,7 +167,7 @@ class CloudListing:
     _stream: Any = None
 
     def request_next_page(self, client: CloudClient) -> list[Any]:
-        """Return obstore's metadata of the next objects. Raises FAILURES; ValueError: the page cannot be the next."""
+        """Return obstore's metadata of the next objects. Raises FAILURES; ValueError: the page is out of order."""
         return self._next_page(client) if self.ordered else self._all_objects(client)
 
     def _all_objects(self, client: CloudClient) -> list[Any]:
@@ -181,7 +181,7 @@ class CloudListing:
     def _next_page(self, client: CloudClient) -> list[Any]:
         if self._stream is None:
             self._stream = self._begin_listing(client)
-        # None if `next` raises, so that the next attempt begins a new listing.
+        # The stream stays None if `next` raises, so that the next attempt begins a new listing.
         stream, self._stream = self._stream, None
         page = next(stream, None)
         if page is None:

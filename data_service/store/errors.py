@@ -15,7 +15,7 @@ class ServiceTerms:
         bucket: what holds the objects.
         credentials: where credentials are looked for.
         endpoint: environment variable that names another server.
-        place: what decides which server holds the bucket.
+        place: setting that decides which server holds the bucket, as named in remedies.
     """
 
     bucket: str
@@ -67,7 +67,7 @@ class KeyMissing(StoreError):
 
 
 class Truncated(StoreError):
-    """An object that ends before the bytes that should be read from it."""
+    """An object that is too short: it ends before the last requested byte."""
 
     @classmethod
     def for_uri(cls, uri: str, start: int, length: int, size: int) -> "Truncated":
@@ -84,8 +84,8 @@ class AccessDenied(StoreError):
 
 
 class CredentialsMissing(AccessDenied):
-    """A lack of credentials in a process that never had any. The operation is retried for a short time: they may be
-    issued late."""
+    """No credentials in a process that never had valid ones. The operation is retried for a short time, because
+    credentials may be issued late."""
 
     @classmethod
     def for_uri(cls, uri: str, reason: str) -> "CredentialsMissing":
@@ -94,7 +94,7 @@ class CredentialsMissing(AccessDenied):
 
 
 class CredentialsExpired(AccessDenied):
-    """Credentials that were valid earlier. The operation is retried, because they may be renewed meanwhile."""
+    """Credentials that were valid earlier. The operation is retried, because they may have been renewed."""
 
     @classmethod
     def for_uri(cls, uri: str, reason: str) -> "CredentialsExpired":
@@ -133,7 +133,7 @@ class BadUri(StoreError):
     def for_uri(cls, uri: str, reason: str) -> "BadUri":
         return cls(
             f"{uri!r}: {reason}",
-            remedy="use another name in a folder or below s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
+            remedy="use another name in a folder or s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         )
 
     @classmethod
@@ -158,7 +158,7 @@ class BadUri(StoreError):
 
 
 def error_for_status(uri: str, status: int, reason: str, *, transient: bool) -> StoreError:
-    """Return the error for an answer with this HTTP status. `transient`: whether its code says that it may pass."""
+    """Return the error for an answer with this HTTP status. `transient`: whether a retry may succeed."""
     if status == 507:
         return OutOfSpace.for_uri(uri, reason)
     if transient or status in (408, 409, 429) or (status >= 500 and status != 501):
@@ -173,4 +173,4 @@ def error_for_status(uri: str, status: int, reason: str, *, transient: bool) -> 
 TRANSIENT_ERRORS = (StoreUnavailable, CredentialsExpired, CredentialsMissing)
 """Errors that may disappear by themselves. A caller that can wait should try again."""
 RETRYABLE_ERRORS = (*TRANSIENT_ERRORS, OutOfSpace)
-"""Errors after which the same command may succeed later: somebody has to make room in a full store first."""
+"""Errors after which the same command may succeed later. A full store needs somebody to free space first."""

@@ -1,8 +1,8 @@
-"""Data sets of the Hugging Face Hub, which are only read: hf://datasets/OWNER/NAME[@REVISION][/FOLDER].
+"""Data sets of the Hugging Face Hub, read-only: hf://datasets/OWNER/NAME[@REVISION][/FOLDER].
 
-The first request finds the commit that the revision names. From then on the store's URI holds the commit, so every
-process that opens that URI reads the same bytes, whatever is pushed meanwhile. HF_ENDPOINT names another server,
-HF_TOKEN holds the token for what is not public.
+The first request looks up the commit of the revision. From then on the store's URI holds the commit, so every process
+that opens that URI reads the same bytes, whatever is pushed meanwhile. HF_ENDPOINT is the URL of another server,
+HF_TOKEN the token for data sets that are not public.
 """
 
 import os
@@ -19,15 +19,15 @@ _DATASET_URI = re.compile(
     r"datasets/(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>refs/(?:convert/[\w-]+|pr/\d+)|[^/@]+))?(?:/(?P<prefix>.*))?"
 )
 _COMMIT_HASH = re.compile(r"[0-9a-f]{40}")
-_TOKEN_REMEDY = "set HF_TOKEN to a token of somebody who may read it, or copy the files to a folder or to S3"
+_TOKEN_REMEDY = "set HF_TOKEN to a token with access to the data set, or copy the files to a folder or to S3"
 _T = TypeVar("_T")
 
 
 def open_hub(uri: str, rest: str, patience_s: float) -> Store:
-    """Return the store of `uri`, whose part behind the scheme is `rest`. Nothing is contacted.
+    """Return the store of `uri`. `rest`: the URI after the scheme. Nothing is contacted.
 
     Raises:
-        BadUri: it names no data set.
+        BadUri: the URI is not that of a data set.
         StoreError: huggingface_hub is not installed.
     """
     found = _DATASET_URI.fullmatch(rest)
@@ -40,7 +40,7 @@ def open_hub(uri: str, rest: str, patience_s: float) -> Store:
 
 
 class HubStore(Store):
-    """A store of the files below `prefix` in a data set."""
+    """A read-only store of the files below `prefix` in a data set."""
 
     def __init__(self, repo: str, revision: str, prefix: str, patience_s: float) -> None:
         self._repo, self._revision, self._prefix, self._patience_s = repo, revision, prefix, patience_s
@@ -101,7 +101,7 @@ class HubStore(Store):
 
     def _refuse_write(self, *given: object, **named: object) -> NoReturn:
         raise BadUri(
-            f"{self.uri}: data sets of the Hub are only read here",
+            f"{self.uri}: data sets of the Hub cannot be written to",
             remedy="write to a folder or to S3",
         )
 
@@ -114,17 +114,17 @@ class HubStore(Store):
         return f"{self.uri}/{key}"
 
     def _api(self) -> Any:
-        # HF_ENDPOINT may have been set after the import.
+        # huggingface_hub reads HF_ENDPOINT at import only; it may have been set later.
         return self._hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
 
     def _resolve_commit(self) -> str:
-        """Return the commit, which replaces the revision. Raises the Hub's errors."""
+        """Replace the revision by its commit hash, and return the hash. Raises the Hub library's errors."""
         if _COMMIT_HASH.fullmatch(self._revision) is None:
             self._revision = str(self._api().dataset_info(self._repo, revision=self._revision).sha)
         return self._revision
 
     def _read(self, key: str, headers: dict[str, str]) -> bytes:
-        """Return an object, or the part of it that `headers` ask for."""
+        """Return a file's content, or the range that `headers` request."""
         path = self._path_in_repo(key)
 
         def request_content() -> bytes:
@@ -137,18 +137,18 @@ class HubStore(Store):
             )
             wanted = self._hub.utils.build_hf_headers() | {"Accept-Encoding": "identity"} | headers
             answer = self._hub.get_session().get(url, headers=wanted, follow_redirects=True)
-            if answer.status_code == 416:  # the requested range begins behind the end of the file
+            if answer.status_code == 416:  # the requested range starts after the file's end
                 return b""
             self._hub.utils.hf_raise_for_status(answer)
             if headers and answer.status_code != 206:
-                raise OSError(f"a request for a range was answered with code {answer.status_code}")
+                raise OSError(f"a request for a byte range got HTTP status {answer.status_code} instead of 206")
             content: bytes = answer.content
             return content
 
         return self._call_with_retries(self._file_uri(key), request_content)
 
     def _call_with_retries(self, name: str, request: Callable[[], _T]) -> _T:
-        """Return what `request` returns. What passes is tried again until the patience is used up."""
+        """Return the result of `request`. Retry transient failures until the patience is used up."""
 
         def request_once() -> _T:
             try:
@@ -159,7 +159,7 @@ class HubStore(Store):
         return call_with_retries(request_once, RetryLimit(self._patience_s), get_outage(f"{SCHEME}://{self._repo}"))
 
     def _translate_error(self, name: str, error: Exception) -> StoreError:
-        """Return our error for an error that the Hub's library raised."""
+        """Return the StoreError for an error that huggingface_hub raised."""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         errors = self._hub.errors
         status = getattr(getattr(error, "response", None), "status_code", None)
@@ -181,11 +181,11 @@ class HubStore(Store):
 
 
 def _is_file(found: Any) -> bool:
-    return hasattr(found, "size")
+    return hasattr(found, "size")  # folders have no size
 
 
 def _to_entry(key: str, file: Any) -> Entry:
-    """Return the entry of a file of the Hub. The hash of its content is its version."""
+    """Return the store entry of a file on the Hub. Its version is the hash of its content."""
     return Entry(key, int(file.size), str(file.lfs.sha256 if file.lfs else file.blob_id))
 
 

@@ -1,7 +1,7 @@
 """A folder as an object store.
 
-A write goes to a temporary file in the target's folder and is flushed to the disk. Only then does the file get its
-name: by `rename` if it may replace a file, otherwise by `link`, which fails atomically if the name exists.
+Content is written to a temporary file in the target's folder and flushed to the disk. Only then is the file renamed to
+its target (`rename`). If it must not replace a file, it is linked instead: `link` fails if the name exists.
 """
 
 import errno
@@ -28,16 +28,16 @@ from data_service.store.errors import (
 )
 
 _PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
-_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WRITE_BYTES = 16 << 20  # bytes written at a time, so that a slow disk shows progress
-_CREATE_ATTEMPTS = 100  # attempts to create a file in a folder that concurrent deletes remove when empty
-_NO_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
-_ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # full disk, quota, largest file size
+_WRITE_BYTES = 16 << 20  # bytes per write call: small enough that a slow disk still reports progress
+_CREATE_ATTEMPTS = 100  # attempts to create a file: a concurrent delete may remove its empty folder
+_NO_LINK_ERRNOS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system has no hard links
+_ABSENT_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)  # there is no file at the path
 
 
 @contextmanager
 def report_full_disk(folder: Path) -> Iterator[None]:
-    """Turn an error of a full disk within the block into an OutOfSpace that names `folder`, a temporary one."""
+    """Within the block, raise a full disk's OSError as OutOfSpace about `folder`, a temporary folder."""
     try:
         yield
     except OSError as error:
@@ -124,16 +124,16 @@ class LocalStore(Store):
         _remove_empty_folders(path.parent, self.root)
 
     def age(self, key: str) -> float | None:
-        """Return the age by the file system's clock, which on a network may differ from ours.
+        """Return the age by the file system's clock; a network file system's may differ from this machine's.
 
-        In a read-only folder our own clock is used.
+        In a read-only folder this machine's clock is used.
         """
         path = self._path(key)
         if self.size(key) is None:
             return None
         now = _file_system_time(path.parent)
         try:
-            # The file is opened rather than only examined, because then an NFS client asks its server.
+            # Opening the file makes an NFS client ask its server; `stat` might return cached times.
             with _translate_os_errors(path), path.open("rb") as file:
                 return max(0.0, now - os.fstat(file.fileno()).st_mtime)
         except KeyMissing:
@@ -145,7 +145,7 @@ class LocalStore(Store):
         deadline = math.inf if older_than_key is None else self._write_time(older_than_key)
         for place, _, names in os.walk(base):
             for path in (Path(place, name) for name in names if name.startswith(TEMP_PREFIX)):
-                # A writer that finishes meanwhile has renamed its file.
+                # The file is missing if its writer has just renamed it.
                 with _translate_os_errors(path), suppress(FileNotFoundError):
                     if path.stat().st_mtime < deadline:
                         path.unlink()
@@ -184,7 +184,7 @@ class LocalStore(Store):
 
 @contextmanager
 def _translate_os_errors(path: Path, *, writing: bool = False) -> Iterator[None]:
-    """Turn the system's errors about `path` into ours, except FileExistsError, which callers expect."""
+    """Within the block, raise OSErrors about `path` as StoreErrors, except FileExistsError, which callers handle."""
     try:
         yield
     except FileExistsError:
@@ -208,14 +208,14 @@ def _create_temporary_file(folder: Path) -> tuple[Path, int]:
         try:
             _make_folder(folder)
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileNotFoundError:  # a delete took the folder away because it was empty
+        except FileNotFoundError:  # a concurrent delete removed the empty folder
             if attempt == _CREATE_ATTEMPTS - 1:
                 raise
     raise AssertionError("unreachable")
 
 
 def _file_system_time(folder: Path) -> float:
-    """Return the file system's time in seconds since 1970: the time of a file that is written into `folder` now."""
+    """Return the file system's time in seconds since 1970: the modification time of a new file in `folder`."""
     path = folder / f"{TEMP_PREFIX}{uuid4().hex}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -248,7 +248,7 @@ def _flush_folder(folder: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have no folders to flush
+        if error.errno != errno.EINVAL:  # some network file systems cannot flush folders
             raise
     finally:
         os.close(descriptor)
@@ -278,13 +278,13 @@ def _link_into_place(temporary: Path, target: Path) -> None:
     try:
         os.link(temporary, target)
     except FileExistsError:
-        # NFS repeats a request whose answer was lost, and the repetition finds our own link.
+        # If NFS loses an answer, it repeats the request, which then finds our own link.
         with suppress(FileNotFoundError):
             if os.stat(temporary).st_nlink == 2:
                 return
         raise
     except FileNotFoundError:
-        # A quicker writer may have removed our temporary file as a leftover, as it is older than the object.
+        # Another writer may have created the object and removed our older temporary file as a leftover.
         if not target.exists():
             raise
         raise FileExistsError(errno.EEXIST, "it was written meanwhile", str(target)) from None
@@ -300,7 +300,7 @@ def _link_into_place(temporary: Path, target: Path) -> None:
 def _walk(folder: Path, key_prefix: str, name_prefix: str) -> Iterator[Entry]:
     """Yield entries of the files below `folder` in key order.
 
-    `key_prefix` is put before their keys. Only names in `folder` that begin with `name_prefix` are listed.
+    `key_prefix`: key of `folder` itself. Only names in `folder` that begin with `name_prefix` are listed.
     """
     try:
         with _translate_os_errors(folder), os.scandir(folder) as found:
@@ -317,7 +317,7 @@ def _walk(folder: Path, key_prefix: str, name_prefix: str) -> Iterator[Entry]:
             with _translate_os_errors(folder / name):
                 status = entry.stat()
         except KeyMissing:
-            continue  # the file was deleted since, or is a link that leads nowhere
+            continue  # the file was deleted meanwhile, or is a broken link
         yield _to_entry(key_prefix + name, status)
 
 
@@ -328,21 +328,21 @@ def _to_entry(key: str, status: os.stat_result) -> Entry:
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # the link leads to itself
+    except OSError:  # a link to itself
         return False
 
 
 def _is_loop(link: Path) -> bool:
-    """Return whether a link leads to a folder above it, whose content is listed already."""
+    """Return whether a link points to a folder above itself, so that following it would never end."""
     try:
         target = link.stat()
         return any(os.path.samestat(target, folder.stat()) for folder in link.parents)
-    except OSError:  # the file was deleted since
+    except OSError:  # the file was deleted meanwhile
         return False
 
 
 def _remove_empty_folders(folder: Path, root: Path) -> None:
-    """Remove empty folders from `folder` up to the root, because folders are not objects of a store."""
+    """Remove `folder` and its parents below `root` while they are empty: a store has no folders."""
     while folder != root:
         try:
             folder.rmdir()

@@ -15,7 +15,7 @@ _PLACEHOLDER_BUCKET = "your-bucket"  # the bucket's name in the bundled recipes
 
 def open_store(uri: str | Path, *, patience_s: float | None = None) -> Store:
     """Return the store at a folder, `file:///folder`, `s3://bucket/prefix`, `gs://bucket/prefix`,
-    `az://container/prefix` or `hf://datasets/OWNER/NAME`, which is only read. Nothing is contacted or created yet.
+    `az://container/prefix` or (read-only) `hf://datasets/OWNER/NAME`. Nothing is contacted or created yet.
 
     `patience_s`: seconds without progress after which a failing operation on a remote store is given up. None: the
     number in the environment variable MASKFLEET_STORE_PATIENCE_S, else 120.
@@ -59,13 +59,13 @@ def open_store_of_file(path: str) -> tuple[Store, str]:
 
 
 def parent_folder(path: str) -> str:
-    """Return the folder, or its URI, in which the file at a path or URI lies."""
+    """Return the folder (path or URI) that contains the file at `path` (path or URI)."""
     folder, slash, _ = path.rpartition("/")
     return folder or ("/" if slash else ".")
 
 
 def _expand_home(text: str) -> Path:
-    """Return the path with `~` or `~user` replaced by the home folder; unchanged if there is none, as in shells."""
+    """Return the path with `~` or `~user` expanded; unchanged if the home folder is unknown, as in shells."""
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -109,6 +109,6 @@ def _split_bucket(uri: str, scheme: str, rest: str) -> tuple[str, str]:
 
 
 def is_writable_object_store(uri: str) -> bool:
-    """Return whether a URI names a place in an object store that can be written to, so that all machines see it."""
+    """Return whether a URI lies in a writable object store (S3, Google Cloud Storage, Azure): all machines see it."""
     scheme, separator, _ = uri.partition("://")
     return bool(separator) and scheme.lower() in SERVICES

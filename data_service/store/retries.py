@@ -1,10 +1,10 @@
 """Retries of a failing store: how long an operation is retried, what is logged meanwhile, and a count of the retries.
 
 An operation is retried until it has made no progress for the store's patience (in seconds). Progress renews the
-patience, so an upload is not given up because it is long. Repeated work is not progress: an operation that never gets
-beyond the same point ends.
+patience, so a long upload is not given up while it advances. Repeated work is not progress: an operation that never
+gets beyond the same point is given up.
 
-One log record of level WARNING announces an outage that lasts, and another one its end. The command line prints them
+One log record of level WARNING announces a lasting outage, and another one its end. The command line prints both
 unchanged.
 """
 
@@ -24,13 +24,13 @@ from data_service.store.errors import TRANSIENT_ERRORS, CredentialsMissing, Stor
 _T = TypeVar("_T")
 PATIENCE_VARIABLE = "MASKFLEET_STORE_PATIENCE_S"
 _DEFAULT_PATIENCE_S = 120.0
-_MIN_ATTEMPTS = 3  # attempts made in any case: the process may have been suspended during the first
-_UNACCEPTED_CREDENTIALS_PATIENCE_S = 20.0  # patience if no credentials were ever accepted: there may be none
-_MAX_PAUSE_S = 15.0
-# Random pauses that differ between forked processes and disturb no seeded generator.
+_MIN_ATTEMPTS = 3  # least number of attempts: the process may have been suspended during the first
+_UNACCEPTED_CREDENTIALS_PATIENCE_S = 20.0  # patience in seconds before any credentials were accepted: there may be none
+_MAX_PAUSE_S = 15.0  # longest pause between two attempts, in seconds
+# Pauses from the system's random source differ between forked processes and leave seeded generators unchanged.
 _JITTER_RANDOM = SystemRandom()
 _log = logging.getLogger(__name__)
-ANNOUNCED_OUTAGE_S = 5.0  # seconds; shorter outages are not announced
+ANNOUNCED_OUTAGE_S = 5.0  # seconds without an answer after which the outage is logged
 _lock = threading.Lock()
 _retry_count = 0
 
@@ -55,9 +55,9 @@ def default_patience_s() -> float:
 
 
 class RetryLimit:
-    """The patience with one operation: `seconds` without progress, and at least 3 attempts.
+    """The retry limit of one operation: `seconds` without progress, and at least 3 attempts.
 
-    `since`: time of its last progress, or of its beginning, by `time.monotonic`.
+    `since`: time of the operation's last progress, or of its start, by `time.monotonic`.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -67,7 +67,7 @@ class RetryLimit:
         self._most = 0
 
     def record_progress(self, amount: int) -> bool:
-        """Note that the operation has reached `amount`, in any unit. Return whether it is progress: a new maximum."""
+        """Record how far the operation got, in any unit. Return whether `amount` is a new maximum: progress."""
         if amount <= self._most:
             return False
         self._most, self.since, self._failures = amount, time.monotonic(), 0
@@ -84,7 +84,7 @@ class RetryLimit:
     def next_pause_s(self, error: StoreError) -> float | None:
         """Return the seconds to wait after this failure; None if the patience is used up.
 
-        They are drawn at random, so that many clients do not retry at the same moment.
+        The pause is random, so that many clients do not retry at the same moment.
         """
         self._failures += 1
         limit = self.limit_s(error)
@@ -94,7 +94,7 @@ class RetryLimit:
         return _JITTER_RANDOM.uniform(0, min(longest, 0.2 * 2 ** min(self._failures, 10)))
 
 
-_log.addHandler(logging.NullHandler())  # so that nothing is printed unless the application configures logging
+_log.addHandler(logging.NullHandler())  # without a handler Python would print warnings by itself
 
 
 class Outage:
@@ -107,11 +107,11 @@ class Outage:
         self._announced = False
 
     def record_failure(self, error: StoreError, *, began: float, pause: float, patience_s: float) -> None:
-        """Note that an attempt failed; announce the outage once, if it lasts.
+        """Record a failed attempt; announce a lasting outage once.
 
         Args:
             error: failure of the attempt.
-            began: time since when there was no answer or progress, by `time.monotonic`.
+            began: time of the last answer or progress before the failure, by `time.monotonic`.
             pause: seconds until the next attempt.
             patience_s: seconds without progress after which the operation is given up.
         """
@@ -139,9 +139,9 @@ def get_outage(uri: str) -> Outage:
 
 
 def call_with_retries(operation: Callable[[], _T], patience: RetryLimit, outage: Outage) -> _T:
-    """Return what `operation` returns. Call it again while its failures are transient, until the patience is used up.
+    """Return the operation's result. Retry it after transient failures until the patience is used up.
 
-    Raises StoreError: the last failure, or the first that is not transient, which is an answer of the store, too.
+    Raises StoreError: the last transient failure, or the first other one, which also counts as an answer of the store.
     """
     while True:
         began = time.monotonic()
@@ -165,12 +165,12 @@ def call_with_retries(operation: Callable[[], _T], patience: RetryLimit, outage:
 
 
 def count_retry() -> None:
-    """Count a request that failed with a transient error and is made again."""
+    """Count one retry of a request after a transient error."""
     global _retry_count
     with _lock:
         _retry_count += 1
 
 
 def total_retries() -> int:
-    """Return the number of requests that were made again since the process began."""
+    """Return the number of retries of requests since the process began."""
     return _retry_count

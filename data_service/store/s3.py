@@ -1,8 +1,8 @@
-"""An S3 bucket as an object store: Amazon's, or any server with its protocol that knows `If-None-Match`.
+"""An S3 bucket as an object store: on Amazon S3, or on any S3-compatible server that supports `If-None-Match`.
 
-Credentials, region and endpoint come from where boto3 looks for them (environment, ~/.aws, instance role). The endpoint
-of another server is AWS_ENDPOINT_URL. `_call` retries failed operations until the patience is used up; botocore itself
-retries nothing. Every answer is checked: an invalid one counts as a failure.
+boto3 finds credentials, region and endpoint (environment, ~/.aws, instance role). AWS_ENDPOINT_URL is the URL of
+another server. `_call_with_retries` retries failed operations until the patience is used up; botocore's own retries are
+off. Every answer is checked: an invalid one counts as a failure.
 """
 
 import logging
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef
 
 _READ_TIMEOUT_S = 60.0  # seconds without data after which a connection counts as dead
-_METADATA_TIMEOUT_S = 5  # time limit of a cloud's metadata service; botocore's default of 1 s is short
+_METADATA_TIMEOUT_S = 5  # time limit in seconds of an instance's metadata service (botocore's default: 1)
 
-for _library in ("botocore", "boto3", "urllib3"):  # their warnings are about failures that are retried here
+for _library in ("botocore", "boto3", "urllib3"):  # their warnings are hidden: failures are retried here
     logging.getLogger(_library).addHandler(logging.NullHandler())
 
 
@@ -51,8 +51,8 @@ class _Connection(Connection["S3Client"]):
             read_timeout=_READ_TIMEOUT_S,
             max_pool_connections=32,
             tcp_keepalive=True,
-            s3={"addressing_style": "path"} if elsewhere else None,  # own servers rarely have a name per bucket
-            # Checksums in trailers are unknown to servers from before 2024; our readers hash what they read.
+            s3={"addressing_style": "path"} if elsewhere else None,  # others rarely have a host name per bucket
+            # Servers from before 2024 reject checksums in trailers. Readers verify the data by their own hashes.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
@@ -114,14 +114,14 @@ class S3Store(BucketStore["S3Client"]):
             except StoreError as error:
                 if type(error) is not StoreError:
                     raise
-                # The server does not support deletion of many objects by one request.
+                # The server does not support batch deletion.
                 super().delete_many(batch)
 
     def clock(self) -> float | None:
         """Return the time in the Date header of an answer.
 
-        A refusal has this header, too. So the time is known even if our clock is wrong and the server therefore refuses
-        our signature.
+        A refusal has this header, too. So the time is known even if this machine's clock is wrong and the server
+        therefore refuses the request's signature.
         """
 
         def server_time_s(client: "S3Client") -> float | None:
@@ -137,7 +137,7 @@ class S3Store(BucketStore["S3Client"]):
         return self._call_with_retries(self.prefix, server_time_s)
 
     def age(self, key: str) -> float | None:
-        """Return the age from one answer, which holds both the time of the object and the server's time."""
+        """Return the age from a single answer, which holds the object's time of change and the server's time."""
         name = self._object_name(key)
 
         def object_age_s(client: "S3Client") -> float | None:
@@ -150,7 +150,7 @@ class S3Store(BucketStore["S3Client"]):
         return self._call_with_retries(name, object_age_s)
 
     def remove_leftovers(self, folder: str, *, older_than_key: str | None) -> int:
-        """Abort unfinished multipart uploads (at most 1,000 a call), whose parts are stored and billed until then."""
+        """Abort unfinished multipart uploads, at most 1,000 per call. Their parts are billed until then."""
         start = join_path(self.prefix, folder)
         start += "/" if start else ""
         written = None if older_than_key is None else self._write_time(older_than_key)
@@ -170,7 +170,7 @@ class S3Store(BucketStore["S3Client"]):
         return len(uploads)
 
     def _write_time(self, key: str) -> datetime:
-        """Return when the object was written, by the store's clock; before all others if it is absent."""
+        """Return when the object was written, by the store's clock; the earliest datetime if it is absent."""
         stored = self._call_with_retries(
             self._object_name(key), lambda client: head_object(client, self.bucket, self._object_name(key))
         )
@@ -181,7 +181,7 @@ class S3Store(BucketStore["S3Client"]):
             try:
                 client.abort_multipart_upload(Bucket=self.bucket, Key=name, UploadId=upload_id)
             except ClientError as error:
-                # This code means that the upload was completed meanwhile.
+                # NoSuchUpload means that the upload was completed or aborted meanwhile.
                 if error_code(error) != "NoSuchUpload":
                     raise
 
@@ -229,6 +229,6 @@ class S3Store(BucketStore["S3Client"]):
 
 
 def _server_time(answer: Mapping[str, Any]) -> float | None:
-    """Return the time of the answer by the server's clock, in seconds since 1970. Raises ValueError: not a date."""
+    """Return the answer's Date header in seconds since 1970; None without one. Raises ValueError: not a date."""
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
     return None if date is None else parsedate_to_datetime(date).timestamp()

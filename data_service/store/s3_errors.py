@@ -1,4 +1,4 @@
-"""Translates failures of S3 requests, botocore's errors and the server's codes, into kinds of `StoreError`."""
+"""Translates failures of S3 requests (botocore's exceptions, the server's error codes) into kinds of `StoreError`."""
 
 from http.client import HTTPException
 
@@ -32,14 +32,14 @@ from data_service.store.errors import (
 
 FAILURES = (
     *(BotoCoreError, ClientError, ResponseParserError),
-    *(HTTPError, HTTPException, OSError),  # raised unwrapped while a body is read
+    *(HTTPError, HTTPException, OSError),  # botocore does not wrap them while a body is read
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),  # an unexpected answer
     RuntimeError,
 )
 """Everything that a botocore request can raise because of the network, the server or a source of credentials."""
 
 _EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
-# Codes for wrong credentials. Some servers also send them for expired ones, or while a credentials file is replaced.
+# Codes for wrong credentials. Some servers also send them for expired credentials, or while a credentials file changes.
 _WRONG_CREDENTIALS_CODES = (
     *("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId", "InvalidIdentityToken"),
     *("SignatureDoesNotMatch", "UnrecognizedClientException"),
@@ -49,7 +49,7 @@ _NO_BUCKET_CODES = ("NoSuchBucket", "InvalidBucketName", "PermanentRedirect")
 _RETRYABLE_CODES = (
     *("RequestTimeout", "ConditionalRequestConflict", "OperationAborted", "TemporaryRedirect"),
     *("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "IDPCommunicationError"),
-    "RequestTimeTooSkewed",  # a clock that jumped is set again, as by NTP
+    "RequestTimeTooSkewed",  # NTP soon corrects a wrong clock
     *("InternalError", "ServiceUnavailable", "ServerBusy", "IncompleteBody", "XMinioServerNotInitialized"),
 )
 _MISSING_CREDENTIALS_ERRORS = (
@@ -58,16 +58,16 @@ _MISSING_CREDENTIALS_ERRORS = (
 )
 _RENEWAL_ERRORS = (CredentialRetrievalError, MetadataRetrievalError, ProfileNotFound)
 LOST_UPLOAD_CODES = ("NoSuchUpload", "InvalidPart", "InvalidPartOrder")
-"""Codes of a server that no longer knows an upload or a part of it. The upload then begins again."""
+"""Codes by which a server says that it no longer knows an upload or a part of it. The upload then starts again."""
 
 
 def error_code(error: ClientError) -> str:
-    """Return the server's error code; the HTTP status as text if the answer has no body (HEAD)."""
+    """Return the server's error code, such as "NoSuchKey"; for an answer without a body (HEAD) the HTTP status."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
 def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) -> StoreError:
-    """Return our error for `error`, one of `FAILURES`, in a request about `uri`.
+    """Return the StoreError for `error`, one of `FAILURES`, in a request about `uri`.
 
     `had_valid_credentials`: whether this process has had credentials that a server accepted.
     """
@@ -79,7 +79,7 @@ def translate_error(error: Exception, uri: str, *, had_valid_credentials: bool) 
     if isinstance(error, ProfileNotFound) and not had_valid_credentials:
         return AccessDenied.for_uri(uri, str(error))
     if isinstance(error, _RENEWAL_ERRORS) or (isinstance(error, RuntimeError) and "redential" in str(error)):
-        # botocore has no class of its own for renewed credentials that have expired.
+        # botocore raises a plain RuntimeError if renewed credentials have already expired.
         return CredentialsExpired.for_uri(uri, str(error))
     if isinstance(error, ParamValidationError):
         return BadUri.for_uri(uri, str(error))
@@ -97,6 +97,6 @@ def _refusal_error(error: ClientError, uri: str, had_valid_credentials: bool) ->
         return BadUri.without_bucket(uri)
     if name in _QUOTA_CODES:
         return OutOfSpace.for_uri(uri, reason)
-    # With a status of success, the body of the answer holds an error.
+    # An answer with status 200 may report an error in its body.
     transient = name in _RETRYABLE_CODES or name in LOST_UPLOAD_CODES or status < 300
     return error_for_status(uri, status, reason, transient=transient)

@@ -1,7 +1,7 @@
-"""Requests on S3 that continue after a failure: a read with the missing bytes, an upload with the missing parts, a
+"""Requests to S3 that continue after a failure: a read with the missing bytes, an upload with the missing parts, a
 listing with the next page, a deletion with the remaining objects.
 
-Each makes one attempt at a time and remembers its progress; `S3Store` repeats the attempts.
+Each call makes one attempt, and the object remembers its progress; `S3Store` repeats the attempts.
 """
 
 import threading
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import GetObjectOutputTypeDef, HeadObjectOutputTypeDef, ListObjectsV2OutputTypeDef
 
 
-_MAX_PARTS = 10_000
+_MAX_PARTS = 10_000  # most parts of an upload: S3's limit
 _CONCURRENT_PARTS = 4  # parts uploaded at the same time
 _MAX_EMPTY_PAGES = 100  # empty pages in a row after which a listing counts as broken
 
 
 @dataclass
 class Listing:
-    """A listing of the objects whose names begin with `prefix` and follow `after`; with a `delimiter`, of folders.
+    """A listing of the objects whose names start with `prefix` and sort after `after`, page by page.
 
-    `more`: whether further pages follow.
+    `delimiter`: "/" to list folders instead. `more`: whether further pages follow.
     """
 
     bucket: str
@@ -46,7 +46,7 @@ class Listing:
     def request_next_page(self, client: "S3Client") -> "ListObjectsV2OutputTypeDef":
         """Return the next page.
 
-        Raises FAILURES: botocore's errors; ValueError or KeyError: the page cannot be the next one.
+        Raises FAILURES: botocore's errors; ValueError or KeyError: the page is invalid or out of order.
         """
         page = client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, **self._page_start())
         names = _page_names(page)
@@ -61,20 +61,20 @@ class Listing:
         return page
 
     def _page_start(self) -> dict[str, Any]:
-        """Return the request's parameters that say where the page begins.
+        """Return the request parameters of the next page: where it starts, and the delimiter.
 
-        They are the last name where possible, because a token may expire while the caller is busy.
+        It starts after the last listed name where possible, because a token may expire while the caller is busy.
         """
-        place = {"Delimiter": self.delimiter} if self.delimiter else {}
+        parameters = {"Delimiter": self.delimiter} if self.delimiter else {}
         if self._token:
-            return place | {"ContinuationToken": self._token}
-        return place | ({"StartAfter": self.after} if self.after else {})
+            return parameters | {"ContinuationToken": self._token}
+        return parameters | ({"StartAfter": self.after} if self.after else {})
 
     def _check_page_names(self, names: list[str]) -> None:
         if names and (min(names) <= self.after or len(set(names)) < len(names)):
             raise ValueError("a page of the listing repeats names of an earlier page")
         if not all(name.startswith(self.prefix) for name in names):
-            raise ValueError("the listing holds other keys than were requested")
+            raise ValueError("the listing holds keys without the requested prefix")
 
 
 def _page_names(page: "ListObjectsV2OutputTypeDef") -> list[str]:
@@ -83,21 +83,20 @@ def _page_names(page: "ListObjectsV2OutputTypeDef") -> list[str]:
     return keys + [item["Prefix"] for item in page.get("CommonPrefixes", ())]
 
 
-MAX_DELETIONS = 1000  # most objects that one request may name
+MAX_DELETIONS = 1000  # objects in one request: S3's limit
 _ABSENT_CODES = ("NoSuchKey", "NoSuchVersion")
-_STATUS_BY_CODE = {"AccessDenied": 403}  # HTTP status that the deletion of one object would get
+_STATUS_BY_CODE = {"AccessDenied": 403}  # HTTP status for an error of a batch deletion; else 503
 
 
 @dataclass
 class Deletion:
-    """A deletion of the objects `names`, at most `MAX_DELETIONS`. Each attempt deletes those that are left."""
+    """A deletion of at most `MAX_DELETIONS` objects. `names`: names of the objects not deleted so far."""
 
     bucket: str
     names: list[str]
 
     def try_delete(self, client: "S3Client") -> None:
-        """Delete the objects that are left. Raises FAILURES: botocore's errors, or the server deleted not all of
-        them."""
+        """Delete the remaining objects. Raises FAILURES, a ClientError also if the server did not delete them all."""
         answer = client.delete_objects(
             Bucket=self.bucket, Delete={"Objects": [{"Key": name} for name in self.names], "Quiet": True}
         )
@@ -116,7 +115,7 @@ class Deletion:
 def head_object(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutputTypeDef | None":
     """Return the metadata of an object; None if it does not exist. Raises FAILURES.
 
-    If the server refuses the HEAD request, which it does without a reason, a GET request is made to learn the reason.
+    If the server refuses the HEAD request, a GET request is made: only its answer states a reason.
     """
     try:
         return client.head_object(Bucket=bucket, Key=name)
@@ -129,9 +128,9 @@ def head_object(client: "S3Client", bucket: str, name: str) -> "HeadObjectOutput
     try:
         client.get_object(Bucket=bucket, Key=name, Range="bytes=0-0")["Body"].close()
     except ClientError as error:
-        if error_code(error) not in ("InvalidRange", "416"):  # an empty object has no first byte
+        if error_code(error) not in ("InvalidRange", "416"):  # beyond the end: readable but empty
             raise
-    raise ConnectionError(f"{refused}, though it may be read") from refused
+    raise ConnectionError(f"{refused}, although a GET request is allowed") from refused
 
 
 @dataclass
@@ -163,7 +162,7 @@ class Download:
             while self._here < expected:
                 piece = body.read(min(PART_BYTES, expected - self._here))
                 if not piece:
-                    raise ValueError(f"its body ends after {self._here} of {expected} bytes")
+                    raise ValueError(f"the answer's body ends after {self._here} of {expected} bytes")
                 self._pieces.append(piece)
                 self._here += len(piece)
                 self.reached(self._here)
@@ -185,7 +184,7 @@ class Download:
             raise self._truncated_error(stored["ContentLength"]) from error
 
     def _expected_bytes(self, answer: "GetObjectOutputTypeDef") -> int:
-        """Return the number of bytes to read in all. Raises if the answer is not what was requested."""
+        """Return the total number of bytes to read. Raises ValueError, Truncated: the answer has other bytes."""
         first, total = 0, answer["ContentLength"]
         if "ContentRange" in answer:
             span, _, size = answer["ContentRange"].removeprefix("bytes ").partition("/")
@@ -199,7 +198,7 @@ class Download:
         return total if self.length is None else self.length
 
     def _object_changed_error(self) -> ValueError:
-        """Forget the bytes read so far, so that the next attempt starts again; return the error to raise."""
+        """Discard the bytes read so far, so that the next attempt starts again; return the error to raise."""
         self._version, self._here = None, 0
         self._pieces.clear()
         return ValueError(
@@ -214,7 +213,7 @@ class Download:
 class Upload:
     """An upload of an object in parts. The object appears when the server has all parts.
 
-    `reached`: a function that is called with the number of bytes that the server has, never by two threads at once.
+    `reached`: function that gets the number of bytes on the server so far; never called by two threads at once.
     """
 
     bucket: str
@@ -222,9 +221,9 @@ class Upload:
     source: UploadSource
     reached: Callable[[int], None]
     _writer: str = field(default_factory=lambda: uuid4().hex)
-    _number: str | None = None  # id of the upload, which the server gave
-    _tags: dict[int, str] = field(default_factory=dict)  # ETags of the parts that the server has, by number
-    _accepted: int = 0  # bytes of the parts that the server has
+    _number: str | None = None  # the server's id of the upload; None before it begins
+    _tags: dict[int, str] = field(default_factory=dict)  # ETags of the uploaded parts, by number
+    _accepted: int = 0  # bytes of the uploaded parts
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def try_upload(self, client: "S3Client") -> None:
@@ -246,19 +245,19 @@ class Upload:
         except ClientError as error:
             if error_code(error) not in LOST_UPLOAD_CODES and not self._is_upload_lost(client, self._number):
                 raise
-            if not self._is_own_object(client):  # an attempt whose answer was lost may have completed the upload
+            if not self._is_own_object(client):  # an attempt with a lost answer may have completed it
                 self._number, self._accepted = None, 0
                 self._tags.clear()
                 raise
         self._number = None
 
     def abort(self, client: "S3Client") -> None:
-        """Delete the parts on the server of an upload that was given up. Raises FAILURES."""
+        """Delete the uploaded parts from the server. Raises FAILURES."""
         if self._number is not None:
             client.abort_multipart_upload(Bucket=self.bucket, Key=self.name, UploadId=self._number)
 
     def _send_missing_parts(self, client: "S3Client", upload_id: str) -> None:
-        """Send the missing parts, several at a time. After the first failure no further part is begun."""
+        """Send the missing parts, several at a time. After the first failure no further part is sent."""
         size = max(PART_BYTES, -(-self.source.size // _MAX_PARTS))
         failures: list[BaseException] = []
 
@@ -274,7 +273,7 @@ class Upload:
         with ThreadPoolExecutor(_CONCURRENT_PARTS, thread_name_prefix="upload") as pool:
             try:
                 list(pool.map(send_part, missing))
-            except BaseException as error:  # only a signal raises here: `send_part` catches all errors
+            except BaseException as error:  # a signal such as Ctrl-C: `send_part` catches all errors
                 failures.append(error)
                 raise
         if failures:
@@ -291,8 +290,8 @@ class Upload:
             self.reached(self._accepted)
 
     def _is_upload_lost(self, client: "S3Client", upload_id: str) -> bool:
-        """Return whether the server has forgotten the upload. Ceph answers each completion of it with InternalError,
-        and NoSuchKey to this question (radosgw 16.2.15)."""
+        """Return whether the server no longer knows the upload. Then Ceph (radosgw 16.2.15) answers the completion with
+        InternalError, but the listing of parts below with NoSuchKey."""
         try:
             client.list_parts(Bucket=self.bucket, Key=self.name, UploadId=upload_id, MaxParts=1)
         except ClientError as error:

@@ -1,4 +1,4 @@
-"""Sources of uploads to any object store: buffers or a local file, whose parts can be read repeatedly."""
+"""Sources of uploads to object stores: buffers in memory or a local file. Any byte range can be read repeatedly."""
 
 import os
 from bisect import bisect_right
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-PART_BYTES = 16 << 20  # bytes of a part of an upload; downloads are read in pieces of this size, too
-WRITER_FIELD = "writer"  # metadata field by which a writer recognises its own object
+PART_BYTES = 16 << 20  # bytes of a part of an upload, and of one read of a download
+WRITER_FIELD = "writer"  # metadata field with the random id of the object's writer
 
 
 class Buffers:
-    """An upload source of contiguous buffers, one after another, without a second copy of all of them."""
+    """An upload source: the concatenation of contiguous buffers, which are not copied as a whole."""
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self._buffers = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
@@ -30,7 +30,7 @@ class Buffers:
 
 
 class LocalFile:
-    """An upload source that is a file of this machine."""
+    """An upload source: a file on this machine."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,9 +1,9 @@
 """Finds the samples that hold given text: the inverse of the plan.
 
-A stretch of a block lies in known rows of that block, because a block is cut alike in all readings of one way. A row
-has a number in its source's line, the line is divided into epochs and windows by arithmetic, and a window's order is a
-permutation that can be inverted. So the samples of a document are found without a look at other documents: one block
-is read, and the permutation of each window that holds the text is inverted, once for all documents that are given.
+The rows of a block that hold a text are known after cutting this block alone. A row has a number in its source's
+sequence of rows (`SourceRowSequence`), this sequence is divided into epochs and windows by arithmetic, and a window's
+order is a permutation that can be inverted. So finding a document's samples does not need other documents: one block is
+read, and the permutation of each window that holds the text is inverted, once for all given documents.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ from data_service.stream.plan import StreamPlan
 from data_service.stream.sources import Corpora
 
 RowTextRanges = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-"""Three arrays [S] int64: the row of each stretch of text, its first token, and the one behind it."""
+"""Three arrays [S] int64: for each range of text in a row, the row, the first token, and the token after the range."""
 
 
 @dataclass(frozen=True, order=True)
@@ -42,10 +42,10 @@ class SampleFinder:
         self._plan, self._corpora = plan, corpora
 
     def find_samples(self, places: Sequence[TokenRange], epochs: range) -> Iterator[tuple[TokenRange, int, int]]:
-        """Yield (place, epoch, sample) for each sample of `epochs` that holds a token of a place, once all are found.
+        """Yield (place, epoch, sample) for each sample of `epochs` that holds a token of one of `places`.
 
-        The places of one block follow each other, and so do the samples of one place; a sample that holds several
-        places comes once for each. A block that only a grown version of the corpus has gives no sample.
+        The order is block by block, then place by place; a sample that holds several places comes once for each. Places
+        in blocks that only a grown version of the corpus has give no samples.
 
         Raises:
             CorruptBlock, StoreError: a block cannot be read.
@@ -69,7 +69,7 @@ class SampleFinder:
             yield place, epoch, sample
 
     def _rows_of_epoch(self, source: int, epoch: int) -> tuple[range, range]:
-        """Return the rows of the source's line that the epoch takes, and the readings to which they belong."""
+        """Return the rows of a source that the epoch takes, and the passes over the source that they are in."""
         start = self._plan.rows_before_window(source, epoch, 0)
         rows, line = range(start, start + self._plan.epoch_layout.quotas[source]), self._plan.lines[source]
         if not rows:
@@ -77,9 +77,9 @@ class SampleFinder:
         return rows, range(line.reading_of_row(rows[0])[0], line.reading_of_row(rows[-1])[0] + 1)
 
     def _find_first_rows(self, blocks: Iterable[tuple[int, int]], epochs: range) -> dict[tuple[int, int, int], int]:
-        """Return the number, in its source's line, of a block's first row, by (source, block, reading of `epochs`).
+        """Return the number of a block's first row in its source's sequence, by (source, block, pass over the source).
 
-        The order of a reading's blocks is computed once, and only those of `blocks` (source, block) are kept.
+        `blocks`: (source, block). The order of the blocks is computed once for each pass in `epochs`.
         """
         found: dict[tuple[int, int, int], int] = {}
         for source, those in groupby(sorted(blocks), key=lambda both: both[0]):
@@ -92,14 +92,14 @@ class SampleFinder:
         return found
 
     def _find_samples_of_rows(self, rows: Sequence[tuple[int, int, int]]) -> list[int]:
-        """Return for each (source, epoch, row of the source's line) the sample of the epoch that is this row.
+        """Return for each (source, epoch, row of the source's sequence) the number of the row's sample in the epoch.
 
-        The order of a window is inverted once for all of its rows.
+        The order of a window is inverted once for all its rows.
         """
         layout, samples = self._plan.epoch_layout, [0] * len(rows)
         by_window: dict[tuple[int, int], list[int]] = {}
         for number, (source, epoch, row) in enumerate(rows):
-            # The last window that begins at or before the row.
+            # The row is in the last window that begins at or before it.
             begins = partial(self._plan.rows_before_window, source, epoch)
             window = bisect_right(range(layout.windows), row, key=begins) - 1
             by_window.setdefault((epoch, window), []).append(number)
@@ -116,7 +116,7 @@ class SampleFinder:
         return samples
 
     def _positions_by_row(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """Return [N] int64, the position in a window of each of its rows, which are counted piece after piece."""
+        """Return [N] int64, the position of each of a window's rows, which are numbered as in `Window`."""
         order = self._plan.window(epoch, window).order
         things = order.items_at(np.arange(order.size))
         positions = np.empty_like(things)
@@ -130,19 +130,20 @@ class _BlockRowText:
     def __init__(self, corpora: Corpora, source: int, block: int) -> None:
         self._spec, self._source, self._number = corpora.spec, source, block
         self._block = corpora.read_source_block(source, block)
-        # The ways of cutting return, a reading of lanes does not.
+        # Lanes are cut differently in each pass over the source; other rows repeat after `cut_count` passes.
         self._kept: RecentResults[int, RowTextRanges] = RecentResults(corpora.spec.input.cut_count)
 
     def rows_with_text(self, place: TokenRange, reading: int) -> list[int]:
-        """Return the numbers of the block's rows that hold a token of the place, ascending, as cut in a reading."""
+        """Return the ascending numbers of the block's rows that hold a token of `place` in a pass over the source."""
         rows, starts, stops = self._text_ranges(reading)
-        # False for rows without text, too.
+        # This is False also for rows without text.
         held = np.maximum(starts, place.start) < np.minimum(stops, place.stop)
         return [int(row) for row in np.unique(rows[held])]
 
     def _text_ranges(self, reading: int) -> RowTextRanges:
+        """Return the ranges of text in the block's rows, as cut in a pass over the source."""
         spec = self._spec
-        # The rows of lanes are drawn again in each reading; other rows only depend on the way of cutting.
+        # Rows of lanes depend on the pass; other rows depend only on the way of cutting.
         kept_by = reading if isinstance(spec.input, Lanes) else reading % spec.input.cut_count
 
         def find_text_ranges() -> RowTextRanges:

@@ -7,7 +7,7 @@ from decimal import Decimal, localcontext
 from data_service.errors import PlanError
 from data_service.samples.spec import SourceSpec
 
-_DECIMAL_DIGITS = 28  # decimal digits of computations with temperatures: results are the same on every machine
+_DECIMAL_DIGITS = 28  # decimal digits of weights by temperature, which are the same on every machine
 
 
 def source_weights(
@@ -16,11 +16,11 @@ def source_weights(
     """Return the sources' weights; None if each source is to be read once.
 
     They are the given weights, or else proportional to size ** (1 / T) for the temperature T (Devlin 2018, multilingual
-    BERT; Conneau et al. 2020, section 3.1). The sources of one language count as one, whose weight they divide by size;
-    so do those of translations between the same two languages.
+    BERT; Conneau et al. 2020, section 3.1). The sources of one language share one weight in proportion to their sizes;
+    so do translations between the same two languages.
 
     `translations`: share of translations in all samples, whatever their sizes; text and translations are then each
-    mixed by temperature. None: they are not treated apart.
+    mixed by temperature. None: translations are mixed with text.
     """
     given = [source.weight for source in sources if source.weight is not None]
     if given or (temperature == 1 and translations is None):
@@ -34,7 +34,7 @@ def source_weights(
 
 
 def _temperature_weights(sources: Sequence[SourceSpec], sizes: Sequence[int], temperature: float) -> list[Decimal]:
-    """Return each source's part of its language's size ** (1 / T). A source without languages is a group of its own."""
+    """Return each source's share of its language's size ** (1 / T). A source without a language stands alone."""
     groups = [source.languages or (f"source {source.name}", "", "") for source in sources]
     totals = Counter[tuple[str, ...]]()
     for group, size in zip(groups, sizes, strict=True):
@@ -76,8 +76,8 @@ def fill_weights(
 ) -> list[float]:
     """Return `configured` with a weight in place of each None.
 
-    At least one weight is None; the others are parts of 1 and add up to less. The sources without weight share the rest
-    as `source_weights` would mix them alone.
+    At least one weight is None; the others add up to less than 1. The sources without weight share the rest in the
+    proportions of their `source_weights`.
     """
     own = [size for size, weight in zip(sizes, configured, strict=True) if weight is None]
     unweighted = [
@@ -96,12 +96,12 @@ def mixed_batch_quotas(
 ) -> tuple[int, ...]:
     """Return the number of samples of each source in an epoch that is as long as all sources together.
 
-    The numbers are multiples of `multiple`; the largest remainders round up.
+    The numbers are multiples of `multiple`. Shares with the largest remainders are rounded up.
 
     `weights`: None to read each source once. `multiple`: number of rows in a step if they continue those of the step
     before, else 1.
 
-    Raises PlanError: a source has less than the rows of one step of lanes.
+    Raises PlanError: a source does not fill one step of lanes.
     """
     if weights is None and multiple == 1:
         return tuple(rows)
@@ -148,16 +148,16 @@ def one_source_batch_quotas(
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         if not count:
             raise PlanError(
-                f"source {source.name} ({source.uri}) would give no batch: an epoch has {total:,} batches, because "
-                f"then another source has used up its rows, and a weight of {weights[number]:g} in "
+                f"source {source.name} ({source.uri}) would give no batch: an epoch has {total:,} batches, after "
+                f"which another source has used up its rows, and a weight of {weights[number]:g} in "
                 f"{sum(weights):g} is less than one of these batches",
-                remedy="raise its weight, lower that of a source with few rows, or use a smaller batch",
+                remedy="raise its weight, lower the weight of a source with few rows, or use a smaller batch",
             )
     return tuple(count * batch for count in counts)
 
 
 def unread_sources(weights: Sequence[float], rows: int) -> dict[int, str]:
-    """Return the sources that give no row to an epoch of `rows` rows, by number, each with an explanation."""
+    """Return explanations of the sources that give no row to an epoch of `rows` rows, by source number."""
     total = sum(weights)
     return {
         source: f"of the {rows:,} rows of an epoch, its weight of {weights[source]:g} in {total:g} is "
@@ -168,12 +168,12 @@ def unread_sources(weights: Sequence[float], rows: int) -> dict[int, str]:
 
 
 def min_weight(weights: Sequence[float], source: int, rows: int) -> float:
-    """Return the smallest weight with which a source gives a row of an epoch."""
+    """Return the smallest weight with which a source gives one of the `rows` rows of an epoch."""
     return (sum(weights) - weights[source]) / max(rows - 1, 1)
 
 
 def round_shares(weights: Sequence[float], total: int) -> list[int]:
-    """Return whole numbers that add up to `total`, in proportion to `weights`. The largest remainders round up."""
+    """Return whole numbers that add up to `total`, in proportion to `weights`. Largest remainders are rounded up."""
     exact = [total * weight / sum(weights) for weight in weights]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda source: counts[source] - exact[source])

@@ -9,8 +9,8 @@ finite domains", 2002); on average fewer than two rounds are needed.
 a stretch of S consecutive rows of the window's blocks: lane i of step s + 1 continues lane i of step s. With both
 directions, lanes 2j and 2j + 1 read the same stretch. The second one reads backward, from the last row to the first, so
 its steps continue each other, too. At the end of a block a lane continues with another block; at the end of a window
-all lanes do. There the memory is of other text, as it is wherever one document follows another. That happens in one
-step in S. `WindowSize` decides S: at 8,192 rows of 512 tokens its bound on memory allows 32.
+all lanes do. There XLNet's cache holds other text, as at every border of two documents. That happens in one step of
+S. `WindowSize` decides S: at 8,192 rows of 512 tokens its bound on memory allows 32.
 
 `SpreadOrder`: a random order in which neighbours in the text go to different batches. In a uniform shuffle of a
 window of 16 batches, one row in 16 has its continuation in its own batch, even if blocks are small, because both are
@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 
 from data_service.rng import Key, draw_uint64, stream_key
 
-_FEISTEL_ROUNDS = 6
-_CHUNK_NUMBERS = 1 << 15  # numbers permuted together: they stay in a processor's cache
+_FEISTEL_ROUNDS = 6  # see `Permutation`
+_CHUNK_NUMBERS = 1 << 15  # numbers permuted at a time, which fit in a processor's cache
 
 
 class RowOrder(ABC):
-    """An order of `size` things, such as the rows of a window: position i holds thing `item_at(i)`."""
+    """An order of `size` items, such as the rows of a window: position i holds item `item_at(i)`."""
 
     size: int
 
@@ -47,7 +47,7 @@ class RowOrder(ABC):
         return int(self.items_at(np.array([position]))[0])
 
     def items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return [N] int64 things at `positions`, each in [0, size). Raises IndexError for a position outside."""
+        """Return [N] int64, the items at `positions`. Raises IndexError if a position is not in [0, size)."""
         if len(positions) and not (positions.min() >= 0 and positions.max() < self.size):
             raise IndexError(f"positions {positions.min()}..{positions.max()} are outside an order of {self.size}")
         return self._items_at(positions)
@@ -60,8 +60,8 @@ class RowOrder(ABC):
 class Permutation(RowOrder):
     """A random order, determined by `key`.
 
-    Its six rounds do not make all orders of few things equally likely: of 5 or 6, a thing has its place up to a quarter
-    more often than another; from 7 on no difference was found.
+    With six rounds, not all orders of few items are equally likely: among 5 or 6 items, some item and position occur up
+    to a quarter more often than others; with 7 or more items no difference was found.
     """
 
     size: int
@@ -69,6 +69,7 @@ class Permutation(RowOrder):
 
     @classmethod
     def from_name(cls, size: int, *name: int | str) -> "Permutation":
+        """Return the order whose key is derived from `name`."""
         return cls(size, stream_key(*name))
 
     def _items_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -93,7 +94,7 @@ class _Feistel:
 
     Args:
         round_keys: [rounds] uint64.
-        tabulated: whether to hash every half once, which is cheaper if more numbers than that are asked for.
+        tabulated: whether to hash all possible halves in advance, which is cheaper if many numbers are permuted.
     """
 
     def __init__(self, bits: int, round_keys: NDArray[np.uint64], *, tabulated: bool) -> None:
@@ -107,7 +108,7 @@ class _Feistel:
         ]
 
     def permute(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the images of `values`."""
+        """Return the number to which each of `values` is mapped."""
         low_bits, low_mask = int(self._low_bits), int(self._masks[1])
         high, low = values >> low_bits, values & low_mask
         for index in range(len(self._keys)):
@@ -122,7 +123,7 @@ class _Feistel:
     def _hash_half(self, index: int, half: NDArray[np.int64]) -> NDArray[np.int64]:
         table = self._tables[index]
         if table is not None:
-            # Indices are always in range: "clip" only avoids numpy's check.
+            # Indices are always in range, so "clip" changes nothing, but saves numpy's check.
             return table.take(half, mode="clip")
         mixed = _hash_with_key(half.astype(np.uint64), self._keys[index]) & self._masks[index % 2]
         return mixed.astype(np.int64)
@@ -149,7 +150,7 @@ class LaneOrder(RowOrder):
     Attributes:
         size: a multiple of `lanes`.
         lanes: number of lanes; a step's rows are `lanes` consecutive positions.
-        directions: 1, or 2 if each piece of text gives two rows, forward and backward.
+        directions: 1, or 2 if each text gives two rows, read forward and backward.
     """
 
     size: int
@@ -172,12 +173,12 @@ _GOLDEN_FRACTION = (3 - 5**0.5) / 2  # 0.38, the number whose multiples stay far
 class SpreadOrder(RowOrder):
     """A random order in which neighbours are far apart.
 
-    The positions are cut into stretches of about the same length. Things d apart share a stretch only if d is a
-    multiple of `stretches`.
+    The positions are cut into stretches of about the same length. Items whose numbers differ by d share a stretch only
+    if d is a multiple of `stretches`.
 
     Attributes:
         stretches: number of stretches.
-        name: parts of the key of the random draws.
+        name: parts of the key that seeds the random draws.
     """
 
     size: int
@@ -197,8 +198,7 @@ class SpreadOrder(RowOrder):
         return things
 
     def _residues(self) -> NDArray[np.int64]:
-        """Return [stretches] int64 residues. Stretch k holds the things whose remainder modulo `stretches` is residue
-        k."""
+        """Return [stretches] int64. Stretch k holds the items whose number modulo `stretches` is entry k."""
         first = int(draw_uint64(stream_key("stretches", *self.name), 0, 1)[0] % np.uint64(self.stretches))
         dealt = (first + _coprime_stride(self.stretches) * np.arange(self.stretches)) % self.stretches
         return np.argsort(dealt)
@@ -214,14 +214,14 @@ def _coprime_stride(stretches: int) -> int:
 class SourceOrder(RowOrder):
     """An order of the rows of several sources in which each batch is of one source.
 
-    Rows are numbered source after source.
+    The rows of source 0 come first in the numbering, then those of source 1, and so on.
 
     Attributes:
         size: number of all rows.
         sizes: numbers of rows of each source, multiples of `batch`.
         batch: number of consecutive positions, from 0 on, that are of one source.
         stretches: number of stretches within each source, as in `WindowSize`.
-        name: parts of the key of the random draws.
+        name: parts of the key that seeds the random draws.
     """
 
     size: int

@@ -1,19 +1,19 @@
-"""The plan: the block and row that sample `n` of epoch `e` is. It is computed by arithmetic and prefix sums, without
+"""The plan: which row of which block is sample `n` of epoch `e`. It is computed by arithmetic and prefix sums, without
 iteration.
 
-Every source is an endless line of rows: its blocks, cut at one length, in a new random order in each reading. A corpus
-that is cut in K ways (`RowInput.cut_count`) is read in one way after another, with other rows each time; K readings are
-one round of its line. The order of blocks does not depend on the length, so a place in the line can be found again
-when rows are cut at another length.
+Every source is an endless sequence of rows: its blocks, cut into rows of one length, in a new random order in each
+reading, which is a pass over the source. If blocks can be cut in K ways (`RowInput.cut_count`), successive readings use
+one way after another; K readings are one round. The order of blocks does not depend on the row length, so a position in
+the sequence can be found again with rows of another length.
 
-An epoch takes the next `quota` rows of each line. It is cut into windows. Window `w` of `W` takes the `w`-th of `W`
+An epoch takes the next `quota` rows of each sequence. It is cut into windows. Window `w` of `W` takes the `w`-th of `W`
 even slices of every source's quota, so a mixture is exact to one sample in every window. The samples of a window are
 then put in random order; neighbours in the text are kept apart if the spec says so.
 
 If each batch is of one source (`spec.one_source`), no row may occur twice in an epoch, because a batch that holds an
 example twice would use it as its own negative. So an epoch takes from each source at most the rows that it has, and a
-source's blocks have the same order in all readings: then any stretch of its line that is no longer than a reading holds
-each row at most once.
+source's blocks have the same order in all readings: then any range of its sequence that is no longer than a reading
+holds each row at most once.
 
 If the spec has stages, an epoch consists of the rows of its last stage, which continues where the earlier stages ended
 (`stages.py`).
@@ -43,12 +43,12 @@ from data_service.stream.mixture import (
 )
 from data_service.stream.order import LaneOrder, Permutation, RowOrder, SourceOrder, SpreadOrder
 
-_MAX_CACHED_READINGS = 2  # readings of a source whose order of blocks is cached
+_MAX_CACHED_READINGS = 2  # passes over a source whose order of blocks is cached
 
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Rows `start` to `stop` of a source's block `block` in reading `epoch` (from 0)."""
+    """Rows `start` to `stop` of block `block` of a source. `epoch`: number of the pass over the source, from 0."""
 
     source: int
     block: int
@@ -61,7 +61,7 @@ class BlockRows:
 
 
 class ShuffledBlocks(NamedTuple):
-    """A source's blocks in the order of one reading.
+    """A source's blocks in the order of one pass over the source.
 
     Attributes:
         blocks: [B] int64, numbers of the blocks.
@@ -73,7 +73,7 @@ class ShuffledBlocks(NamedTuple):
 
 
 class SourceRowSequence:
-    """The endless line of rows of source `source` of `spec`. `counts`: number of rows of each entry of the source."""
+    """The endless sequence of a source's rows, pass after pass over the source. `counts`: `RowCounts` of the source."""
 
     def __init__(self, spec: StreamSpec, source: int, counts: RowCounts) -> None:
         self._spec, self._source = spec, source
@@ -84,29 +84,30 @@ class SourceRowSequence:
 
     @property
     def rows_per_round(self) -> int:
+        """Number of rows in a round: one pass over the source for each way of cutting its blocks."""
         return int(self._starts[-1])
 
     def reading_of_row(self, row: int) -> tuple[int, int]:
-        """Return (reading, row): the reading that row `row` of the line belongs to, and its number in that reading."""
+        """Return (reading, row): the pass over the source that contains row `row`, and the row's number in it."""
         round_, rest = divmod(row, self.rows_per_round)
         structure = int(np.searchsorted(self._starts, rest, side="right")) - 1
         return round_ * self.structures + structure, rest - int(self._starts[structure])
 
     def first_row_of_reading(self, epoch: int) -> int:
-        """Return the number, in the line, of the first row of reading `epoch`."""
+        """Return the number of rows in all passes before pass `epoch` over the source."""
         round_, structure = divmod(epoch, self.structures)
         return round_ * self.rows_per_round + int(self._starts[structure])
 
     def shuffled_blocks(self, epoch: int) -> ShuffledBlocks:
-        """Return the blocks of reading `epoch`. The last few results are cached."""
+        """Return the blocks in the order of pass `epoch` over the source. The last few results are cached."""
         return self._lines.get(epoch, lambda: self._shuffle_blocks(epoch))
 
     def block_row_count(self, block: int, epoch: int) -> int:
-        """Return the number of rows of a block, as it is cut in reading `epoch`."""
+        """Return the number of rows into which a block is cut in pass `epoch` over the source."""
         return int(self._counts[block, epoch % self.structures])
 
     def split_by_block(self, start: int, stop: int) -> Iterator[BlockRows]:
-        """Yield rows `start` to `stop` of the line, block by block."""
+        """Yield rows `start` to `stop` of the sequence, block by block."""
         while start < stop:
             epoch, row = self.reading_of_row(start)
             blocks, ends = self.shuffled_blocks(epoch)
@@ -120,9 +121,9 @@ class SourceRowSequence:
                 row, index = min(end, block_end), index + 1
 
     def row_number_in_line(self, epoch: int, block: int, row: int) -> int:
-        """Return the number, in the line, of row `row` of `block` in reading `epoch`.
+        """Return the number in the sequence of row `row` of `block` in pass `epoch` over the source.
 
-        If `row` is the number of the block's rows, the result is the row that follows the block.
+        If `row` is the block's number of rows, the result is the first row after the block.
         """
         blocks, ends = self.shuffled_blocks(epoch)
         index = int(np.flatnonzero(blocks == block)[0])
@@ -138,24 +139,24 @@ class SourceRowSequence:
         return ShuffledBlocks(blocks, np.cumsum(counts[blocks]))
 
 
-_BYTES_PER_TARGET = 8  # the target's position
-_BYTES_PER_ORDER_ENTRY = 4
-_BYTES_PER_ROW = 16  # the row's beginning, its second segment's beginning, and its label
-_BYTES_PER_TEXT = 4  # the text's beginning
-_BYTES_PER_FORM = 8  # the beginning of a row's corrupted form
+_BYTES_PER_TARGET = 8  # position of the target
+_BYTES_PER_ORDER_ENTRY = 4  # position of a token in a permuted order
+_BYTES_PER_ROW = 16  # start of the row, start of its second segment, and its label
+_BYTES_PER_TEXT = 4  # start of the text
+_BYTES_PER_FORM = 8  # start of the row's corrupted form
 _UINT32_RANGE = 1 << 32
 _GOLDEN_RATIO_32 = 0x9E3779B9  # 2**32 / phi: multiples spread evenly over a 32-bit word
 
 
 @dataclass(frozen=True)
 class EpochLayout:
-    """The division of an epoch into windows. A reader of samples needs nothing else of the plan.
+    """The division of an epoch into windows: all that a consumer of samples needs to know of the plan.
 
     Attributes:
         quotas: numbers of samples of each source in an epoch.
         window_bytes: estimate of the largest size of a window's samples, in bytes.
-        granule: divisor of each source's quota and of its samples in each window. It is the number of rows in a step if
-            these continue those of the previous step or are of one source; else 1.
+        granule: number that divides each source's quota and its samples in each window. It is the number of rows in a
+            step if they continue the rows of the previous step or are from one source; else 1.
         staggered: whether the slices of different sources begin at different places of the epoch, so that small sources
             do not all give their few batches to the same window.
     """
@@ -189,8 +190,8 @@ class EpochLayout:
         return window
 
     def split_by_window(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (window, first, last) for samples `start` to `stop` of an epoch; the latter two count within the
-        window."""
+        """Yield (window, first, last) for samples `start` to `stop` of an epoch. `first` and `last` count from
+        the window's start."""
         if not 0 <= start <= stop <= self.samples_per_epoch:
             raise IndexError(f"samples {start} to {stop} are outside an epoch of {self.samples_per_epoch}")
         while start < stop:
@@ -208,8 +209,8 @@ class StageSourceRows:
     """The rows that a stage takes from each source.
 
     Attributes:
-        begins: numbers of rows of each source's line that precede the stage.
-        quotas: numbers of rows of each source in an epoch of the stage.
+        begins: number of rows of each source's sequence before the stage.
+        quotas: number of rows of each source in an epoch of the stage.
     """
 
     begins: tuple[int, ...]
@@ -218,7 +219,7 @@ class StageSourceRows:
 
 @dataclass(frozen=True)
 class Window:
-    """The rows of a window: sample i is row `order.item_at(i)` of its pieces, one after another.
+    """The rows of a window: sample i is row `order.item_at(i)`, counted through all `pieces` in order.
 
     Attributes:
         first: number of its first sample, counted from the beginning of epoch 0.
@@ -231,7 +232,7 @@ class Window:
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """The origin of a sample: row `row` of a source's block `block` in reading `epoch` (from 0)."""
+    """The origin of a sample: row `row` of a source's block. `epoch`: number of the pass over the source, from 0."""
 
     source: int
     block: int
@@ -240,11 +241,11 @@ class RowOrigin:
 
 
 class StreamPlan:
-    """The plan of a spec's samples.
+    """Maps the samples of a spec to rows of blocks.
 
     Args:
         tables: blocks of each source.
-        counts: number of rows of each entry of each source.
+        counts: `RowCounts` of each source.
         share: rows of the spec's last stage, if it has stages (`data_service.stream.stages`). An epoch then consists of
             these rows.
 
@@ -268,13 +269,13 @@ class StreamPlan:
                 )
         self.spec = spec
         self.lines = tuple(SourceRowSequence(spec, source, rows) for source, rows in enumerate(counts))
-        """The line of each source."""
+        """The row sequence of each source."""
         totals = tuple(line.rows_per_round for line in self.lines)
         self.begins = (0,) * len(counts) if share is None else share.begins
-        """Number of rows of each source's line that precede epoch 0."""
+        """Number of rows of each source's sequence before epoch 0."""
         self.epoch_layout = _epoch_layout(spec, totals, sum(int(table.tokens.sum()) for table in tables), share)
         self.notes = _unread_remarks(spec, totals, self.epoch_layout.samples_per_epoch) if share is None else ()
-        """Remarks on this plan for people to read."""
+        """Remarks on this plan for the user."""
 
     def window(self, epoch: int, window: int) -> Window:
         """Return the rows of window `window` of `epoch`."""
@@ -297,6 +298,7 @@ class StreamPlan:
         return Window(tuple(pieces), self._window_order(tuple(map(len, stretches)), name), first)
 
     def _window_order(self, sizes: tuple[int, ...], name: tuple[int | str, ...]) -> RowOrder:
+        """Return the order of a window's rows. `sizes`: rows of each source; `name`: parts of the random key."""
         size = sum(sizes)
         if self.spec.one_source is not None:
             return SourceOrder(size, sizes, self.spec.one_source, self.spec.window.stretches, name)
@@ -307,7 +309,7 @@ class StreamPlan:
         return Permutation.from_name(size, *name)
 
     def origin_of_sample(self, epoch: int, sample: int) -> RowOrigin:
-        """Return the origin of sample `sample` of `epoch`."""
+        """Return the row that is sample `sample` of `epoch`."""
         ((window, position, _),) = self.epoch_layout.split_by_window(sample, sample + 1)
         found = self.window(epoch, window)
         thing = found.order.item_at(position)
@@ -317,18 +319,19 @@ class StreamPlan:
         return RowOrigin(piece.source, piece.block, piece.start + thing - before, piece.epoch)
 
     def rows_before_window(self, source: int, epoch: int, window: int) -> int:
-        """Return the number of rows of a source's line that precede a window."""
+        """Return the number of rows of a source's sequence before a window."""
         quota = self.epoch_layout.quotas[source]
         return self.begins[source] + epoch * quota + self.epoch_layout.samples_before_window(source, window)
 
     def rows_in_block(self, piece: BlockRows) -> int:
-        """Return the number of all rows of a piece's block, as it is cut in the piece's reading."""
+        """Return the number of rows into which the whole block of `piece` is cut."""
         return self.lines[piece.source].block_row_count(piece.block, piece.epoch)
 
 
 def _epoch_layout(
     spec: StreamSpec, totals: tuple[int, ...], text_tokens: int, share: StageSourceRows | None
 ) -> EpochLayout:
+    """Return the layout of an epoch. `totals`: rows of each source in a round; `share`: as in `StreamPlan`."""
     granule = spec.lanes or spec.one_source or 1
     if share is not None:
         counted = share.quotas
@@ -340,7 +343,7 @@ def _epoch_layout(
     row_tokens = max(1, int(text_tokens * spec.input.cut_count * spec.input.mean_token_uses) // sum(totals))
     row_tokens = min(row_tokens, spec.row_length) if isinstance(spec.masking, NoMasking) else row_tokens
     if isinstance(spec.input, Lanes):
-        row_tokens = spec.length  # all rows of lanes are of this length, and share text
+        row_tokens = spec.length  # rows of lanes all have this length, and overlap
     wanted = max(spec.window.samples, spec.window.least_tokens // row_tokens)
     wanted = min(wanted, max(1, spec.window.most_tokens // row_tokens))
     windows = max(1, rows // max(wanted, granule))
@@ -354,7 +357,7 @@ def _source_weights(spec: StreamSpec, totals: tuple[int, ...]) -> list[float] | 
 
 
 def _estimate_row_bytes(spec: StreamSpec, tokens: int) -> float:
-    """Return the bytes that `Samples` needs for a row of `tokens` tokens."""
+    """Return the estimated bytes of a row of `tokens` tokens in `Samples`."""
     token = spec.vocabulary.ordinary.itemsize
     masking = spec.masking_at_highest_rate
     if isinstance(masking, NoMasking):
@@ -367,13 +370,13 @@ def _estimate_row_bytes(spec: StreamSpec, tokens: int) -> float:
 
 
 def _unread_remarks(spec: StreamSpec, totals: tuple[int, ...], rows: int) -> tuple[str, ...]:
-    """Return remarks on sources of an evaluation that are never read because of their weight.
+    """Return remarks on sources that an evaluation never reads, because their weight is too small.
 
-    Raises PlanError: there is such a source in training.
+    Raises PlanError: training would never read a source.
     """
     weights = _source_weights(spec, totals) or []
     notes: list[str] = []
-    if spec.one_source is not None:  # checked by `one_source_batch_quotas`
+    if spec.one_source is not None:  # `one_source_batch_quotas` has checked the weights
         return ()
     for number, why in unread_sources(weights, rows).items():
         source = spec.sources[number]

@@ -1,4 +1,4 @@
-"""Positions: the samples that a training step takes. They are computed without a loop over the earlier steps.
+"""Computes which samples a training step takes, without a loop over the earlier steps.
 
 The batch of a step is a pure function of the step: constant, or with a batch-size warm-up. The batches of a phase
 follow each other through an epoch and into the next. A new phase starts a new epoch, and epoch numbers grow over the
@@ -39,30 +39,30 @@ class BatchSchedule:
 
     def batch_at_step(self, step: int) -> int:
         """Return the batch of a step, counted from 0 where the phase begins."""
-        return self._levels[self._level(step)][1]
+        return self._levels[self._level_at_step(step)][1]
 
     def units_before(self, step: int) -> int:
         """Return the number of samples or tokens in the first `step` steps together."""
-        level = self._level(step)
+        level = self._level_at_step(step)
         first, batch = self._levels[level]
         return self._units_before_levels[level] + (step - first) * batch
 
-    def _level(self, step: int) -> int:
+    def _level_at_step(self, step: int) -> int:
         return bisect_right(self._levels, step, key=lambda level: level[0]) - 1
 
     @cached_property
     def _levels(self) -> tuple[tuple[int, int], ...]:
-        """(first step, batch) of each size that the batch has, in order."""
+        """(first step, batch) for each size of the batch, in order."""
         if self.rise is None:
             return ((0, self.batch),)
         rise, height = self.rise, self.batch - self.rise.start
-        # If the batch grows by more than a granule a step, some sizes are skipped.
+        # If the batch grows by more than a granule per step, some sizes are skipped.
         levels = {-(-up * rise.steps // height): rise.start + up for up in range(0, height, rise.granule)}
         return (*levels.items(), (rise.steps, self.batch))
 
     @cached_property
     def _units_before_levels(self) -> tuple[int, ...]:
-        """Number of samples or tokens in all steps before each level."""
+        """Number of samples or tokens in all steps before each of `_levels`."""
         edges = [first for first, _ in self._levels]
         taken = ((stop - first) * batch for (first, batch), stop in zip(self._levels, edges[1:], strict=False))
         return (0, *accumulate(taken))
@@ -79,7 +79,7 @@ class SampleRange:
 
 
 class StreamAxis(Protocol):
-    """A stream measured from the start of epoch 0, in samples or in tokens (units)."""
+    """Counts a stream in units, which are samples or tokens, from the start of epoch 0."""
 
     def unit_of_sample(self, epoch: int, sample: int) -> int:
         """Return the unit at which a sample begins."""
@@ -92,7 +92,7 @@ class StreamAxis(Protocol):
 
 @dataclass(frozen=True)
 class SampleAxis:
-    """A stream measured in samples."""
+    """Counts a stream in samples."""
 
     samples_per_epoch: int
 
@@ -110,9 +110,9 @@ class PhaseBatches:
     Attributes:
         steps: number of optimizer steps, at least one.
         batch: number of units of `axis` in a step, samples or tokens; with a warm-up, after it. In tokens, a step takes
-            the samples that begin within its stretch of the stream.
+            the samples that begin within its range of tokens.
         samples_per_epoch: number of samples in an epoch of the stream.
-        axis: axis that measures batches.
+        axis: axis that counts the units of a batch.
         rise: batch-size warm-up; None if the batch is constant.
         staged: whether the stream itself continues where the earlier phases ended, so that the phase begins with the
             stream's epoch 0.
@@ -140,7 +140,7 @@ class PhaseBatches:
 
 @dataclass(frozen=True)
 class _SkippedUnits:
-    """Units `start` to `stop` of the axis, which are skipped. The phase uses `used` units before them."""
+    """Units `start` to `stop` of the axis are skipped. Before them, the phase uses `used` units."""
 
     start: int
     stop: int
@@ -148,7 +148,7 @@ class _SkippedUnits:
 
 
 class StepSampleRanges:
-    """The samples of every step of a run.
+    """Finds the samples of every step of a run.
 
     Args:
         phases: phases of the run, in order.
@@ -194,11 +194,10 @@ class StepSampleRanges:
 
     def first_step_of_phase(self, step: int) -> int:
         """Return the first step that takes data in a step's phase. Raises IndexError as `phase_at_step`."""
-        return self._first_step(self.phase_at_step(step))
+        return self._first_data_step(self.phase_at_step(step))
 
     def ranges_of_step(self, step: int) -> tuple[SampleRange, ...]:
-        """Return the samples of a step, in order: one range, or several if an epoch ends or a range is skipped in
-        it."""
+        """Return the samples of a step in order: one range, or several around an epoch's end or a skipped range."""
         number = self.phase_at_step(step)
         phase = self._phases[number]
         stretches = self._used_unit_ranges(number, self._units_used(number, step), self._units_used(number, step + 1))
@@ -217,8 +216,8 @@ class StepSampleRanges:
 
     def find_step(self, phase: int, epoch: int, sample: int) -> tuple[int, int] | None:
         """Return (step, row): the step of a phase that takes a sample, and the sample's number in it. None if no step
-        takes it: it is skipped, or the phase begins behind it or ends before it."""
-        begin, end = self._first_step(phase), self._ends[phase]
+        takes it: the sample is skipped, or comes before or after the phase."""
+        begin, end = self._first_data_step(phase), self._ends[phase]
         unit = self._phases[phase].axis.unit_of_sample(epoch, sample)
         steps = range(begin, end)
         index = (
@@ -240,18 +239,18 @@ class StepSampleRanges:
             return range(0)
         return range(locate(self._unit_after_used(phase, 0))[0], locate(self._unit_after_used(phase, used - 1))[0] + 1)
 
-    def _first_step(self, number: int) -> int:
+    def _first_data_step(self, number: int) -> int:
         """Return the first step of a phase that takes data; if none does, the step at which the phase ends."""
         return max(self._ends[number] - self._phases[number].steps, self._begin)
 
     def _units_used(self, number: int, step: int) -> int:
         """Return the number of units that the phase has used before `step`, from its first step that takes data on."""
-        phase, begin = self._phases[number], self._first_step(number)
+        phase, begin = self._phases[number], self._first_data_step(number)
         start = self._ends[number] - phase.steps
         return phase.batches.units_before(step - start) - phase.batches.units_before(begin - start)
 
     def _used_unit_ranges(self, number: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the stretches (start, stop) of the axis that hold the phase's used units `first` to `last`."""
+        """Yield ranges (start, stop) of the axis: units `first` to `last` of those that the phase uses."""
         start, stop = self._unit_after_used(number, first), self._unit_after_used(number, last - 1) + 1
         for skip in self._skips[number]:
             if start < skip.start < stop:
@@ -260,7 +259,7 @@ class StepSampleRanges:
         yield start, stop
 
     def _unit_after_used(self, number: int, used: int) -> int:
-        """Return the unit of the axis that the phase uses after its first `used` units."""
+        """Return the unit of the axis that the phase uses next after its first `used` units."""
         skips = self._skips[number]
         passed = bisect_right(skips, used, key=lambda skip: skip.used)
         phase = self._phases[number]
@@ -279,7 +278,7 @@ def _check_batch_fits(number: int, phase: PhaseBatches) -> None:
 
 
 def _merge_skips(phase: PhaseBatches, first_epoch: int, ranges: Sequence[SampleRange]) -> list[_SkippedUnits]:
-    """Return the phase's skips as disjoint stretches of its axis, in order.
+    """Return the phase's skipped ranges, joined where they overlap, in order.
 
     Ranges before the phase's first epoch are ignored: a skip in an earlier phase may have changed its first epoch.
     """

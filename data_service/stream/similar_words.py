@@ -25,8 +25,8 @@ from data_service.store.open import open_store_of_file
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.types import Block
 
-_CHUNK_SIMILARITIES = 1 << 22  # similarities computed together
-ReportBlocks = Callable[[int, int], None]
+_CHUNK_SIMILARITIES = 1 << 22  # similarities computed at a time
+ReportBlocks = Callable[[int, int], None]  # called with the blocks read so far, and in all
 
 
 class SimilarWordOptions(BaseModel):
@@ -36,7 +36,7 @@ class SimilarWordOptions(BaseModel):
         size: dimension of a word's vector.
         window: number of words on each side that are a word's context.
         epochs: number of passes over the text.
-        least: smallest number of occurrences; rarer words are left out.
+        least: smallest number of occurrences of a word; rarer words are left out.
         neighbours: number of nearest words among which a similar word must be.
         most_tokens: number of tokens to read from the beginning of each corpus.
         seed: seed of the vectors.
@@ -68,11 +68,11 @@ def write_similar_words(
     `report`: function that is called with the number of blocks read so far and in all, over all passes.
 
     Raises:
-        CorpusError: `output` exists already. Otherwise as `learn_similar_words`.
+        CorpusError: `output` exists already. Otherwise as in `learn_similar_words`.
     """
     store, name = open_store_of_file(output)
     if store.size(name) is not None:
-        raise CorpusError(f"{output} exists already", remedy="name a new file, or delete this one")
+        raise CorpusError(f"{output} exists already", remedy="give the path of a new file, or delete this one")
     pairs, tokenizer = learn_similar_words(uris, options, report)
     made = {**options.model_dump(), "corpora": [open_corpus(uri).manifest.fingerprint for uri in uris]}
     store.put(
@@ -126,7 +126,7 @@ def _import_word2vec() -> Any:
 
 
 class _Sentences:
-    """The sentences of corpora as lists of words, which can be iterated repeatedly. A word is its ids joined by spaces.
+    """An iterable over the sentences of corpora, as lists of words. A word is a string of token ids joined by spaces.
 
     Words of more than `MAX_WORD_TOKENS` tokens, or with special tokens, and removed documents are left out.
     """
@@ -170,7 +170,7 @@ class _Sentences:
 def _nearest_words(vectors: Any, tokenizer: Tokenizer, neighbours: int) -> list[SimilarPair]:
     """Return each word with its similar word, if it has one.
 
-    That is the nearest word with as many characters and tokens among its `neighbours` nearest words.
+    The similar word is the nearest of the `neighbours` nearest words that has as many characters and tokens.
     """
     words = [tuple(map(int, word.split())) for word in vectors.index_to_key]
     texts = ["".join(tokenizer.decode(word).split()) for word in words]

@@ -40,7 +40,7 @@ class Corpora:
         self._stores = [with_parts(store, manifest) for store, manifest in opened]
         for source, manifest in zip(spec.sources, manifests, strict=True):
             _check_source(spec, source, manifest)
-        self.tables = tuple(_split_table(spec, manifest) for manifest in manifests)
+        self.tables = tuple(_table_of_split(spec, manifest) for manifest in manifests)
         self._removed = [
             _removed_documents(spec, *source) for source in zip(spec.sources, self._stores, manifests, strict=True)
         ]
@@ -64,7 +64,7 @@ class Corpora:
         return found
 
     def read_source_block(self, source: int, block: int) -> Block:
-        """Return one verified block, with the padding id in place of removed documents. Raises as
+        """Return one verified block, with padding in place of removed documents. Raises the errors of
         `data_service.corpus.reader.read_block`."""
         found, removed = read_block(self._stores[source], self.tables[source], block), self._removed[source]
         return (
@@ -75,15 +75,15 @@ class Corpora:
 
     @property
     def masking_tables(self) -> MaskingTables:
-        """The tables that the spec's masking needs besides blocks. Raises CorpusError: the corpora do not have them."""
+        """The tables that the spec's masking needs. Raises CorpusError: the corpora do not have them."""
         return MaskingTables(self.word_start_table, self.token_counts, self.similar_words)
 
     @cached_property
     def word_start_table(self) -> NDArray[np.bool_] | None:
         """[vocab_size] bool, the tokenizer's table of pieces that begin a word; None if single tokens are masked.
 
-        It is used for blocks that do not store where words begin. It follows the rules of the oldest corpus, so that a
-        run keeps its masks.
+        It is used for blocks that do not store where words begin. It follows the word rules of the oldest corpus, so
+        that the masks of a run do not change.
 
         Raises CorpusError: a corpus stores no words, and no ordinary piece of the vocabulary begins a word; or phrases
         or entities are masked, and a corpus stores none.
@@ -148,8 +148,7 @@ def check_unit_levels(unit: str, uris: Mapping[str, str], levels: Sequence[tuple
 
 
 def check_languages(manifest: CorpusManifest, uri: str, rows: Input, source_name: str, languages: int) -> None:
-    """Raise CorpusError if source `source_name` has the wrong number of `languages` for its corpus, in a recipe of
-    translations.
+    """Raise CorpusError if a recipe of translations gives source `source_name` the wrong number of `languages`.
 
     A corpus of pairs needs two languages, a corpus of text one.
     """
@@ -201,7 +200,7 @@ def _check_source(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest
         raise CorpusError(
             f"source {source.name}: the corpus at {source.uri} has fingerprint {manifest.fingerprint[:12]}, "
             f"expected {source.manifest_fingerprint[:12]}",
-            remedy="give the URI of the corpus with which the run was created, or start a new run on this one",
+            remedy="give the URI of the corpus with which the run was created, or start a new run on this corpus",
         )
     check_corpus_kind(manifest, source.uri, spec.input)
     check_languages(manifest, source.uri, spec.input, source.name, len(source.languages))
@@ -213,7 +212,7 @@ def _check_source(spec: StreamSpec, source: SourceSpec, manifest: CorpusManifest
         )
 
 
-def _split_table(spec: StreamSpec, manifest: CorpusManifest) -> BlockTable:
+def _table_of_split(spec: StreamSpec, manifest: CorpusManifest) -> BlockTable:
     return manifest.train if spec.split == "train" else manifest.heldout
 
 
@@ -223,6 +222,6 @@ def _removed_documents(
     """Return the documents of a source that the spec leaves out; None if there are none."""
     if not source.removals:
         return None
-    # Padding takes the place of removed text, and must never be a target.
+    # Padding replaces removed text, so it must never be masked.
     assert spec.special.pad in spec.never_masked
     return load_removals_up_to(store, manifest, source.removals).removed_documents(spec.split)

@@ -1,17 +1,17 @@
-"""Stages: the place in each source at which a phase begins, and the rows that the phase takes from there.
+"""Stages: where in each source a phase begins, and how many rows the phase takes from there.
 
-Without stages every phase starts again, with another reading of each source. With stages (`StreamSpec.stages`) a
-source's line of blocks is continued from phase to phase: no text is repeated before all text has been read, whatever
-the lengths, batches and weights of the phases. For that, a stage takes from each source one unbroken stretch of its
-line, as long as the source's share of the stage. So windows, which mix rows of many places, end where the stage ends.
+Without stages every phase starts again, with another pass over each source. With stages
+(`StreamSpec.stages`) each phase continues the sources' row sequences where the previous phase ended: no text is
+repeated before all text has been read, whatever the lengths, batches and weights of the phases. For that, a stage takes
+from each source one contiguous range of rows, as long as the source's share, and its last window ends with the stage.
 
-Shares are of tokens of text. If batches count samples, a source's rows count with their mean number of tokens, over
-all of its text. If batches count tokens, rows count with their own lengths, and a stage may leave less than a row of
-each source. If the next stage cuts rows of another length, it continues in the same block with its first row that
-begins at the end of the last stage or after it, so less than a row is left out.
+Shares are shares of text tokens. If batches count samples, each row of a source counts as the source's mean number of
+tokens per row. If batches count tokens, rows count with their own lengths, rounded to whole rows. If the next stage
+cuts rows of another length, it continues in the same block with its first row that begins at or after the end of the
+last stage, so less than a row is left out.
 
-Everything follows from the spec and the corpora. So a stage is found without reading the data of earlier stages, except
-one block of each source where the length changes.
+A stage is computed from the spec and the corpora, without reading the data of earlier stages, except one block of each
+source where the row length changes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,18 +34,18 @@ from data_service.stream.token_axis import LineTokens, measure_lines
 from data_service.types import Block
 
 RowStarts = Callable[[int, int, int, int], NDArray[np.int64]]
-"""(length, source, block, reading) -> [N] int64, the token of the block's text at which each of its rows begins."""
+"""(row length, source, block, reading) -> [N] int64, the token of the block at which each of its rows begins."""
 
 
 @dataclass(frozen=True)
 class StageInputs:
-    """The facts of the corpora from which stages are computed.
+    """What must be known of the corpora to compute stages.
 
     Attributes:
         text: number of tokens of text of each source.
-        row_lines: function that returns each source's line of rows of a given length.
-        line_tokens_at_length: function that returns the same lines measured in tokens, for stages in tokens.
-        block_row_starts: function that returns where the rows of a block begin in its text.
+        row_lines: function that returns each source's row sequence for a given row length.
+        line_tokens_at_length: function that returns these sequences, measured in tokens, for stages in tokens.
+        block_row_starts: function that returns the tokens of a block at which its rows begin.
     """
 
     text: tuple[int, ...]
@@ -58,7 +58,7 @@ def make_plan(corpora: Corpora, counts: tuple[RowCounts, ...], counter: RowCount
     """Return the plan of the corpora's spec. `counter` counts the rows of earlier stages, if the spec has stages.
 
     Raises:
-        PlanError: as `StreamPlan` and `last_stage_rows`; or a source has no text.
+        PlanError: as in `StreamPlan` and `last_stage_rows`; or a source has no text.
         CorpusError, StoreError: a block cannot be read.
     """
     spec = corpora.spec
@@ -99,10 +99,10 @@ def make_plan(corpora: Corpora, counts: tuple[RowCounts, ...], counter: RowCount
 def row_starts(block: Block, rows: CutRows, spec: StreamSpec) -> NDArray[np.int64]:
     """Return [N] int64, the token of a block's text at which each of its rows begins, ascending.
 
-    A row of swapped segments begins with its second one, which precedes the first in the text. A random second segment
-    is from another document, so it never ends within that of the first.
+    A row of swapped segments begins with its second segment, which precedes the first in the text. A random second
+    segment comes from another document, so it never directly precedes the first in the same document.
     """
-    assert isinstance(rows, RowCuts)  # stages refuse lanes
+    assert isinstance(rows, RowCuts)  # stages and lanes exclude each other
     if rows.segments is None:
         return rows.edges[:-1]
     if not isinstance(spec.input, OrderedPairs):
@@ -123,8 +123,8 @@ def last_stage_rows(spec: StreamSpec, rows: StageInputs) -> StageSourceRows:
 
 
 def rows_by_stage(spec: StreamSpec, rows: StageInputs) -> Iterator[StageSourceRows]:
-    """Yield the rows that each stage of `spec` takes, in order. Raises as `last_stage_rows`."""
-    # For each source, the row length of its latest stage, and the rows of that length that were read.
+    """Yield the rows that each stage of `spec` takes, in order. Raises the errors of `last_stage_rows`."""
+    # For each source, the row length of its latest stage, and the number of rows of that length before its end.
     reached = [(spec.stages[0].length, 0)] * len(spec.sources)
     for stage in spec.stages:
         begins = tuple(_convert_row(rows, source, *at, stage.length) for source, at in enumerate(reached))
@@ -152,6 +152,7 @@ def stage_weights(spec: StreamSpec, stage: Stage, text_tokens: Sequence[int]) ->
 
 
 def _stage_quotas(stage: Stage, weights: Sequence[float], begins: Sequence[int], rows: StageInputs) -> tuple[int, ...]:
+    """Return the number of rows that an epoch of the stage takes from each source."""
     if stage.in_tokens:
         parts = round_shares(weights, stage.units)
         return tuple(
@@ -164,9 +165,9 @@ def _stage_quotas(stage: Stage, weights: Sequence[float], begins: Sequence[int],
 
 
 def _convert_row(rows: StageInputs, source: int, length: int, row: int, new_length: int) -> int:
-    """Return the place in a source's line of rows of length `new_length` that corresponds to row `row` at `length`.
+    """Return the row of a source's sequence at row length `new_length` that corresponds to row `row` at `length`.
 
-    It is the first row that begins at the same token of text or after it.
+    It is the first row that begins at the same token of the text or after it.
     """
     if length == new_length:
         return row
@@ -192,7 +193,7 @@ def _check_stage(
             raise PlanError(
                 f"{name} has a share of {weight:.2g} in {phase}, which is less than one of its {stage.units:,} "
                 f"{'tokens' if stage.in_tokens else 'rows'}",
-                remedy="raise its weight, or set it to 0",
+                remedy="raise its weight, or set its weight to 0",
             )
         reading, most = line.rows_per_round / line.structures, stage.most_readings
         before, end = share.begins[source] / reading, (share.begins[source] + stage.epochs * quota) / reading
@@ -206,12 +207,12 @@ def _check_stage(
 
 
 def _round_up(readings: float) -> float:
-    """Return `readings` rounded up to hundredths, so that the number is sufficient as a limit."""
+    """Return `readings` rounded up to hundredths, so that the number is large enough as a limit."""
     return float(np.ceil(100 * readings) / 100)
 
 
 def _weight_remedy(weight: float, part: float) -> str:
-    """Return the remedy for a weight of which only `part` is allowed."""
+    """Return the remedy for a weight that must shrink to the fraction `part` of its value."""
     if part <= 0 or weight == 1:
         return "leave it out of this phase"
     return f"give it at most {np.floor(1000 * weight * part) / 10:.1f} % of the tokens of this phase"

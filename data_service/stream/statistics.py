@@ -1,10 +1,11 @@
-"""Statistics of a corpus, and of the part of it that one batch draws on (the shuffle's radius). No text is read: the
-manifest and the plan are enough.
+"""Statistics of a corpus, and of how widely the rows of a batch are spread over it (the shuffle's radius). No text is
+read: the manifest and the plan are enough.
 
 A batch should look like a uniform draw from the epoch. Three figures show how far it is from that: the number of
 regions (blocks) that its rows come from; the share of rows whose continuation in the text is in the same batch; and
-the share of rows with another row of about the same document in the batch. The cost of a good shuffle shows in the
-bytes read for each byte used, and in the number and size of reads. The README says which values are good, and why.
+the share of rows with another row nearby in the text, likely of the same document, in the batch. The cost of a good
+shuffle shows in the bytes read for each byte used, and in the number and size of reads. The README says which values
+are good, and why.
 """
 
 from collections.abc import Sequence
@@ -27,19 +28,19 @@ from data_service.tokenizers.specials import SpecialIds
 
 NEAR_ROWS = 4  # rows up to this distance are neighbours: 2,000 tokens at length 512, more than most articles
 _EXAMINED_BATCHES = 16  # batches that are examined, spread over an epoch
-_BLOCK_STRIDE_ROWS = 1 << 32  # numbers reserved for the rows of a block, which has fewer
-# Bytes that store a boundary; mean tokens of a sentence, and of a document, in English prose.
+_BLOCK_STRIDE_ROWS = 1 << 32  # numbers reserved for the rows of one block, which has fewer rows
+# Bytes that store a boundary; mean numbers of tokens of a sentence and of a document in English prose.
 _BOUNDARY_BYTES, _SENTENCE_TOKENS, _DOCUMENT_TOKENS = 8, 24, 600
 
 
 @dataclass(frozen=True)
 class ShuffleRadius:
-    """The radius of a shuffle: means over batches from all parts of an epoch.
+    """How widely the rows of a batch are spread over the corpus: means over batches from all parts of an epoch.
 
     Attributes:
         rows: number of rows in a batch.
         regions: number of blocks that its rows come from.
-        largest: share of its rows that come from the block with the most rows in it.
+        largest: share of its rows that come from one block, the one with the most.
         continued: share of its rows whose continuation in the text is also in the batch.
         near: share of its rows with another row of the batch at most `NEAR_ROWS` rows away in the text.
         uniform: value of `continued` if the batch were a uniform draw from an epoch.
@@ -60,7 +61,7 @@ class ShuffleRadius:
 
 
 def shuffle_radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -> ShuffleRadius:
-    """Return the radius of batches of `batch` rows in a plan. `tables`: the blocks of each source.
+    """Return the shuffle's radius for batches of `batch` rows of a plan. `tables`: the blocks of each source.
 
     Raises:
         PlanError: a batch is larger than an epoch.
@@ -76,7 +77,7 @@ def shuffle_radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -
     reads = zip(*(_window_reads(plan, tables, window) for window in windows), strict=True)
     fetched, used, number = (sum(column) for column in reads)
     share = batch / sum(plan.epoch_layout.window_size(window) for window in windows)
-    found = [_batch_figures(plan, start, start + batch) for start in starts.tolist()]
+    found = [_batch_statistics(plan, start, start + batch) for start in starts.tolist()]
     return ShuffleRadius(
         rows=batch,
         amplification=fetched / used,
@@ -87,12 +88,12 @@ def shuffle_radius(plan: StreamPlan, tables: Sequence[BlockTable], batch: int) -
     )
 
 
-def _batch_figures(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
-    """Return the figures of samples `start` to `stop` of epoch 0."""
-    parts = [_sample_rows(plan, *span) for span in plan.epoch_layout.split_by_window(start, stop)]
+def _batch_statistics(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
+    """Return the fields of `ShuffleRadius` for one batch: samples `start` to `stop` of epoch 0."""
+    parts = [_find_rows(plan, *span) for span in plan.epoch_layout.split_by_window(start, stop)]
     blocks, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
     _, numbers, sizes = np.unique(blocks, axis=0, return_inverse=True, return_counts=True)
-    texts = plan.spec.input  # in lanes of both directions, two rows hold the same text
+    texts = plan.spec.input  # with lanes in both directions, two rows hold the same text
     step = 2 if isinstance(texts, Lanes) and texts.both_directions else 1
     places = numbers * _BLOCK_STRIDE_ROWS + rows // step
     after = np.isin(places + 1, places)
@@ -105,8 +106,8 @@ def _batch_figures(plan: StreamPlan, start: int, stop: int) -> dict[str, float]:
     }
 
 
-def _sample_rows(plan: StreamPlan, window: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return for samples `first` to `last` of a window [N, 3] their source, block and reading, and [N] their row."""
+def _find_rows(plan: StreamPlan, window: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return for samples `first` to `last` of a window [N, 3] source, block and pass over the source, and [N] row."""
     made = plan.window(0, window)
     things = made.order.items_at(np.arange(first, last))
     ends = np.cumsum([len(piece) for piece in made.pieces], dtype=np.int64)
@@ -117,7 +118,7 @@ def _sample_rows(plan: StreamPlan, window: int, first: int, last: int) -> tuple[
 
 
 def _window_reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -> tuple[float, float, int]:
-    """Return the bytes fetched for a window, the bytes whose rows are used, and the number of reads."""
+    """Return the bytes fetched for a window, the bytes of the rows that it uses, and the number of reads."""
     pieces = plan.window(0, window).pieces
     lengths = [float(tables[piece.source].length[piece.block]) for piece in pieces]
     used = [length * len(p) / plan.rows_in_block(p) for length, p in zip(lengths, pieces, strict=True)]
@@ -127,17 +128,16 @@ def _window_reads(plan: StreamPlan, tables: Sequence[BlockTable], window: int) -
 def expected_radius(
     tokens: Sequence[float], *, batch: int, length: int, is_spread: bool, block_tokens: int
 ) -> ShuffleRadius:
-    """Return the radius for corpora that need not exist: each source has `tokens` tokens in blocks of
-    `block_tokens`."""
-    tables = [_imaginary_table(round(source / block_tokens), block_tokens) for source in tokens]
+    """Return the shuffle's radius for imagined corpora, one per number in `tokens`, in blocks of `block_tokens`."""
+    tables = [_imagine_table(round(source / block_tokens), block_tokens) for source in tokens]
     return corpus_radius(tables, batch=batch, length=length, spread=is_spread)
 
 
 def corpus_radius(
     tables: Sequence[BlockTable], *, batch: int, length: int, spread: bool, pairs: bool = False
 ) -> ShuffleRadius:
-    """Return the radius of batches of full rows of corpora that are mixed by their tokens. Raises PlanError as
-    `shuffle_radius`.
+    """Return the shuffle's radius for full rows of corpora that are mixed by their size. Raises PlanError as
+    `shuffle_radius` does.
 
     `tables`: the blocks of each corpus. `pairs`: whether they are corpora of pairs, whose examples are the rows.
     """
@@ -159,8 +159,8 @@ def corpus_radius(
     return shuffle_radius(StreamPlan(spec, tuple(tables), counts), tables, batch)
 
 
-def _imaginary_table(blocks: int, tokens: int) -> BlockTable:
-    """Return a table of blocks that do not exist, with sentences and documents as long as in English prose."""
+def _imagine_table(blocks: int, tokens: int) -> BlockTable:
+    """Return a table of imagined blocks, with sentences and documents as long as in English prose."""
     sentences, documents = tokens // _SENTENCE_TOKENS, max(1, tokens // _DOCUMENT_TOKENS)
     size = 2 * tokens + _BOUNDARY_BYTES * (sentences + documents)
     row = (0, 0, size, tokens, sentences, documents)
@@ -184,19 +184,19 @@ class SplitStats:
 
 @dataclass(frozen=True)
 class CorpusStats:
-    """The statistics of a corpus, from its manifest alone.
+    """The statistics of a corpus, computed from its manifest alone.
 
     Attributes:
-        counts: numbers of documents read, of those that were empty, duplicates, without tokens or had bad bytes
-            replaced, and of bad records.
+        counts: numbers of documents read, and of documents that were empty, duplicates, without tokens or had bad bytes
+            replaced; and number of bad records.
         unigram_entropy: entropy of the training split's tokens in nats: the loss of guessing by frequency.
         skipped: first hundred bad records that were skipped, with file and place.
         pairs: texts of an example in a corpus of pairs, whose documents are examples; None in a corpus of text.
         document_lengths: numbers of training documents by length; entry n, a power of two, counts those of n to 2n - 1
             tokens.
         radius: radius of the shuffle of training rows; None if an epoch has less than a batch.
-        heldout_rule: rule by which text was held out; None if the requested share of documents was.
-        loss: what the tokenizer loses of the text; None if the build did not measure it.
+        heldout_rule: rule by which text was held out; None if it was just the requested share of documents.
+        loss: text that the tokenizer loses; None if the build did not measure it.
     """
 
     train: SplitStats
@@ -213,9 +213,9 @@ class CorpusStats:
 
 
 def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusStats:
-    """Return the statistics of a corpus, reading only its manifest. Raises as `open_corpus`.
+    """Return the statistics of a corpus, reading only its manifest. Raises the errors of `open_corpus`.
 
-    `batch`, `length`: rows in a batch and tokens in a row, for the radius.
+    `batch`, `length`: rows of a batch and tokens of a row, for `radius`.
     """
     manifest = open_corpus(uri).manifest
     shares = manifest.unigram[manifest.unigram > 0] / max(1, manifest.unigram.sum())
@@ -226,21 +226,21 @@ def corpus_stats(uri: str, *, batch: int = 8192, length: int = 512) -> CorpusSta
         counts=manifest.counts,
         unigram_entropy=float(-(shares * np.log(shares)).sum()),
         document_lengths={1 << k: count for k, count in enumerate(manifest.document_lengths) if count},
-        radius=_radius_or_none(manifest, batch, length),
-        heldout_rule=_unusual_rule_or_none(manifest),
+        radius=_training_radius(manifest, batch, length),
+        heldout_rule=_nondefault_heldout_rule(manifest),
         loss=manifest.loss,
         skipped=manifest.skipped,
         pairs=manifest.pairs,
     )
 
 
-def _unusual_rule_or_none(manifest: CorpusManifest) -> HeldoutRule | None:
+def _nondefault_heldout_rule(manifest: CorpusManifest) -> HeldoutRule | None:
     usual = HeldoutRule.from_fraction(manifest.heldout_fraction)
     rule = manifest.effective_heldout_rule
     return None if replace(rule, by_tokens=False) == usual else rule
 
 
-def _radius_or_none(manifest: CorpusManifest, batch: int, length: int) -> ShuffleRadius | None:
+def _training_radius(manifest: CorpusManifest, batch: int, length: int) -> ShuffleRadius | None:
     pairs = manifest.pairs is not None
     try:
         return corpus_radius([manifest.train], batch=batch, length=length, spread=True, pairs=pairs)

@@ -2,7 +2,7 @@
 window of samples is built from its blocks: they are read, cut into rows, masked and ordered, and the result is cut
 into slabs.
 
-A slab is a part of a window that is sent by itself. Four numbers decide which sample lies in which slab. A rank reads
+A slab is a part of a window that is sent by itself. `SlabLayout` says which sample lies in which slab. A rank reads
 the same rows of every step. So a slab holds a stripe: the same rows of every step of the window. Then a node pulls
 only the few slabs in which its ranks' rows lie. The layout does not change the samples, and does not depend on the
 ranks, so it remains valid when ranks join or leave.
@@ -35,7 +35,7 @@ _CONCURRENT_READS = 16  # blocks read ahead, about 10 MB: they arrive while earl
 
 
 class StepStart(NamedTuple):
-    """The steps in which a stream will be read: `rows` samples each, and one step begins at `sample` of `epoch`."""
+    """The steps in which a stream is read: `rows` samples each, and one of them begins at `sample` of `epoch`."""
 
     rows: int
     epoch: int
@@ -47,10 +47,9 @@ class SlabLayout(NamedTuple):
 
     Attributes:
         size: number of samples in the window.
-        step: number of samples that are read together; `size` if it is not known, and then slabs are consecutive
-            samples.
-        begin: place of the window's first sample in its step.
-        stripe: number of samples of a step in a slab; the last slab may have fewer.
+        step: number of samples in a step; `size` if it is not known, and then slabs are consecutive samples.
+        begin: position of the window's first sample in its step.
+        stripe: number of samples of each step in a slab; the last slab may have fewer.
     """
 
     size: int
@@ -85,7 +84,7 @@ class SlabLayout(NamedTuple):
         return -(-self.step // self.stripe)
 
     def slab_positions(self, slab: int) -> NDArray[np.int64]:
-        """Return [N] int64, the numbers of the window's samples that are in a slab, ascending."""
+        """Return [N] int64, the positions in the window of a slab's samples, ascending."""
         first = slab * self.stripe
         stripe = np.arange(first, min(first + self.stripe, self.step))
         steps = -(-(self.begin + self.size) // self.step)
@@ -93,13 +92,13 @@ class SlabLayout(NamedTuple):
         return found[(found >= 0) & (found < self.size)]
 
     def iter_slab_ranges(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (slab, start, stop): the rows of slabs that hold samples `first` to `last` of the window, in order."""
+        """Yield (slab, start, stop): the ranges of slabs with samples `first` to `last` of the window, in order."""
         while first < last:
             step, row = divmod(first + self.begin, self.step)
             slab = row // self.stripe
             base = slab * self.stripe
             width = min(self.stripe, self.step - base)
-            missing = min(max(self.begin - base, 0), width)  # rows of the stripe that lie before the window
+            missing = min(max(self.begin - base, 0), width)  # samples of the stripe that come before the window
             start = step * width - missing + row - base
             count = min(last - first, base + width - row)
             yield slab, start, start + count
@@ -107,14 +106,14 @@ class SlabLayout(NamedTuple):
 
     def slabs_with_samples(self, first: int, last: int) -> list[int]:
         """Return the slabs that hold samples `first` to `last` of the window, in the order in which they are needed."""
-        end = min(last, first + self.step)  # one step's rows need every slab, so later rows add none
+        end = min(last, first + self.step)  # one step has samples in every slab, so later steps add none
         return list(dict.fromkeys(slab for slab, _, _ in self.iter_slab_ranges(first, end)))
 
 
 def rows_per_slab(length: int, slab_tokens: int = 1 << 19) -> int:
     """Return the number of rows of `length` tokens in a slab of `slab_tokens`.
 
-    A slab of the default size stays in a processor's cache while it is made.
+    A slab of the default size fits in a processor's cache while it is made.
     """
     return max(1, slab_tokens // length)
 
@@ -128,7 +127,7 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
     rows = window.order.items_at(np.arange(window.order.size))
     rates = iter(_mask_rates(corpora.spec, window, rows))
     made = [
-        _make_piece_samples(corpora, piece, block, next(rates)) for piece, block in _read_ahead(corpora, window.pieces)
+        _make_block_samples(corpora, piece, block, next(rates)) for piece, block in _read_ahead(corpora, window.pieces)
     ]
     joined = join_rows(made)
     del made
@@ -136,20 +135,20 @@ def build_window(corpora: Corpora, window: Window, layout: SlabLayout) -> list[S
 
 
 def _mask_rates(spec: StreamSpec, window: Window, rows: NDArray[np.int64]) -> list[NDArray[np.float64]] | list[None]:
-    """Return for each piece of a window the rates of its rows' masks; None if they do not change.
+    """Return for each piece of a window the masking rates of its rows; None if the rate is constant.
 
-    `rows`: [size] int64, for each sample of the window the number of its row among those of all pieces.
+    `rows`: [size] int64, for each sample of the window the number of its row, counted through all pieces.
     """
     if spec.annealing is None:
         return [None] * len(window.pieces)
-    assert isinstance(spec.masking, MlmMasking)  # the spec's annealing and masking agree
+    assert isinstance(spec.masking, MlmMasking)  # a spec has annealing only with MLM
     places = np.empty(len(rows), dtype=np.int64)
     places[rows] = np.arange(len(rows))
     ends = np.cumsum([len(piece) for piece in window.pieces])
     return np.split(spec.annealing.rates_at_samples(spec.masking.rate, window.first + places), ends[:-1])
 
 
-def _make_piece_samples(
+def _make_block_samples(
     corpora: Corpora, piece: BlockRows, block: Block, rates: NDArray[np.float64] | None = None
 ) -> Samples:
     spec = corpora.spec
@@ -158,7 +157,7 @@ def _make_piece_samples(
         raise CorpusError(
             f"{spec.sources[piece.source].uri}: block {piece.block} has {len(rows)} rows, "
             f"but the plan needs at least {piece.stop}",
-            remedy="delete the cache of row counts, which is not that of this corpus, and start again",
+            remedy="delete the cache of row counts, which belongs to another corpus, and start again",
         )
     key = masking_key(spec, piece.source, piece.block, piece.epoch)
     return make_rows(
@@ -175,7 +174,7 @@ def _make_piece_samples(
 
 
 def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tuple[BlockRows, Block]]:
-    """Yield the blocks of `pieces` in order. Several are requested before they are needed."""
+    """Yield each piece with its block, in order. Blocks are requested before they are needed."""
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         pending: list[Future[Block]] = []
         for index, piece in enumerate(pieces):
@@ -186,12 +185,12 @@ def _read_ahead(corpora: Corpora, pieces: tuple[BlockRows, ...]) -> Iterator[tup
 
 @dataclass(frozen=True)
 class SampleText:
-    """The text of a sample, and its place in a source.
+    """The text of a sample, and where it is in a source.
 
     Attributes:
-        epoch: number of earlier readings of the source.
-        stretches: ranges of the block's tokens that the row holds: one range, or its segments or texts in order.
-        tokens: these tokens, before masking and without special ones.
+        epoch: number of the pass over the source, from 0.
+        stretches: ranges of the block's tokens in the row: one range, or one for each of its segments or texts.
+        tokens: the tokens of `stretches`, before masking and without special tokens.
     """
 
     name: str
@@ -205,7 +204,7 @@ class SampleText:
 
 
 class Stream:
-    """A reader that computes a spec's samples in this process. It keeps the last windows that it built.
+    """Computes a spec's samples in this process. It keeps the last windows that it built.
 
     `cache`: store that keeps row counts between runs; None to count again. `windows`: number of windows to keep in
     memory.
@@ -231,8 +230,7 @@ class Stream:
         return self.plan.epoch_layout.samples_per_epoch
 
     def read(self, epoch: int, start: int, stop: int) -> Samples:
-        """Return samples `start` to `stop` (at least one) of an epoch. Raises IndexError: they are outside the
-        epoch."""
+        """Return samples `start` to `stop` (at least one) of an epoch. Raises IndexError: a sample is not in it."""
         if start >= stop:
             raise IndexError(f"the range of samples from {start} to {stop} is empty")
         return join_rows(
@@ -244,11 +242,11 @@ class Stream:
         )
 
     def token_axis(self) -> TokenAxis:
-        """Return the stream's axis in tokens. The first time, the length of every row is measured."""
+        """Return the stream's axis in tokens. This measures the length of every row unless the lengths are cached."""
         return TokenAxis(self.plan, self._counts, self._counter.measure_rows(self._corpora))
 
     def sample_text(self, epoch: int, sample: int) -> SampleText:
-        """Return the text of a sample and the place that it comes from."""
+        """Return the text of a sample and where it comes from."""
         origin = self.plan.origin_of_sample(epoch, sample)
         block = self._corpora.read_source_block(origin.source, origin.block)
         key = cutting_key(self.spec, origin.source, origin.block, origin.epoch)
@@ -268,10 +266,11 @@ class Stream:
         )
 
     def find(self, places: Sequence[TokenRange], epochs: range) -> Iterator[tuple[TokenRange, int, int]]:
-        """Yield the samples of `epochs` that hold a token of `places`, as `SampleFinder.find_samples`."""
+        """Yield the samples of `epochs` that hold a token of `places` (see `SampleFinder.find_samples`)."""
         return SampleFinder(self.plan, self._corpora).find_samples(places, epochs)
 
     def _layout(self, window: int) -> SlabLayout:
+        """Return the division of a window into slabs of consecutive samples."""
         return SlabLayout.from_slab_rows(self.plan.epoch_layout.window_size(window), self._slab_rows)
 
     def _window_slabs(self, epoch: int, window: int) -> list[Samples]:

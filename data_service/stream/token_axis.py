@@ -1,8 +1,8 @@
-"""A stream measured in tokens, for batches of a number of tokens (RoBERTa's DOC-SENTENCES).
+"""Counts a stream in tokens, for batches of a given number of tokens (RoBERTa's DOC-SENTENCES).
 
-A step takes the samples that begin within its stretch of the stream. So its rows depend only on its position, not on
-earlier steps. Tokens are counted by the same arithmetic as the plan's rows: the number of tokens up to a row of a
-source's line is a prefix sum over its blocks; up to a window it is the sum over the sources; within a window the
+A step takes the samples that begin within its range of tokens. So its rows depend only on its position, not on
+earlier steps. Tokens are counted by the same arithmetic as the plan's rows: the number of tokens before a row of a
+source is a prefix sum over its blocks; before a window it is the sum over the sources; within a window the
 lengths of its rows are added up.
 """
 
@@ -17,26 +17,25 @@ from data_service.samples.spec import StreamSpec
 from data_service.stream.counts import RowCounts, RowLengths
 from data_service.stream.plan import BlockRows, SourceRowSequence, StreamPlan
 
-_CACHED_WINDOWS = 4
+_CACHED_WINDOWS = 4  # windows whose token counts are cached
 
 
 class LineTokens:
-    """A source's line of rows, measured in tokens.
+    """A source's row sequence, measured in tokens.
 
-    `counts`: number of rows of each entry of the source (see `data_service.stream.counts`). `lengths`: number of tokens
-    of each row of the source, entry after entry.
+    `counts`, `lengths`: `RowCounts` and `RowLengths` of the source (`data_service.stream.counts`).
     """
 
     def __init__(self, line: SourceRowSequence, counts: RowCounts, lengths: NDArray[np.unsignedinteger]) -> None:
         self._line, self._lengths, self._structures = line, lengths, line.structures
         self._first_row = np.append(0, np.cumsum(counts))
-        # Tokens before each block, for each way of cutting it.
+        # Tokens before each entry of `counts`: each block, in each way of cutting it.
         self._up_to = np.append(0, np.cumsum(_sums_between(lengths, self._first_row)))
         by_structure = np.diff(self._up_to).reshape(-1, self._structures).sum(axis=0)
-        self._readings = np.append(0, np.cumsum(by_structure))  # tokens before each reading of a round
+        self._readings = np.append(0, np.cumsum(by_structure))  # tokens before each pass over the source in a round
 
     def tokens_before(self, row: int) -> int:
-        """Return the number of tokens in the first `row` rows of the line."""
+        """Return the number of tokens in the first `row` rows of the sequence."""
         epoch, rest = self._line.reading_of_row(row)
         rounds, structure = divmod(epoch, self._structures)
         tokens = rounds * int(self._up_to[-1]) + int(self._readings[structure])
@@ -51,11 +50,11 @@ class LineTokens:
         return tokens + int(self._lengths[first : first + rest - done].sum())
 
     def first_row_at_token(self, token: int) -> int:
-        """Return the number of the line's first row that begins at `token` or after it."""
+        """Return the number of the first row that begins at `token` or after it."""
         return _last_number_where(lambda row: row == 0 or self.tokens_before(row - 1) < token)
 
     def row_lengths(self, piece: BlockRows) -> NDArray[np.unsignedinteger]:
-        """Return [N], the number of tokens of each row of a piece."""
+        """Return [N], the number of tokens of each row of `piece`."""
         first = int(self._first_row[piece.block * self._structures + piece.epoch % self._structures])
         return self._lengths[first + piece.start : first + piece.stop]
 
@@ -63,8 +62,7 @@ class LineTokens:
 class TokenAxis:
     """A `data_service.stream.positions.StreamAxis` in tokens, special ones included.
 
-    `counts`, `lengths`: as for `LineTokens`, of each source. Raises CorpusError: the plan has more rows than there are
-    lengths, or fewer.
+    `counts`, `lengths`: of each source, as in `LineTokens`. Raises CorpusError: the numbers of rows and lengths differ.
     """
 
     def __init__(self, plan: StreamPlan, counts: tuple[RowCounts, ...], lengths: tuple[RowLengths, ...]) -> None:
@@ -76,7 +74,7 @@ class TokenAxis:
     def unit_of_sample(self, epoch: int, sample: int) -> int:
         """Return the number of tokens before a sample, from the start of epoch 0.
 
-        One past the last sample is the start of the next epoch.
+        A sample one past the last stands for the start of the next epoch.
         """
         epoch_layout = self._plan.epoch_layout
         if sample == epoch_layout.samples_per_epoch:
@@ -102,8 +100,7 @@ class TokenAxis:
         return sum(map(LineTokens.tokens_before, self._lines, rows)) - self._begin
 
     def _token_edges_in(self, epoch: int, window: int) -> NDArray[np.int64]:
-        """Return [N + 1] int64, the number of tokens before each sample of a window, and last the number in all of
-        it."""
+        """Return [N + 1] int64, the number of tokens before each sample of a window, and in the whole window."""
         return self._kept.get((epoch, window), lambda: self._compute_token_edges(epoch, window))
 
     def _compute_token_edges(self, epoch: int, window: int) -> NDArray[np.int64]:
@@ -119,12 +116,12 @@ def measure_lines(
     counts: Sequence[RowCounts],
     lengths: Sequence[RowLengths],
 ) -> tuple[LineTokens, ...]:
-    """Return the sources' lines measured in tokens. Raises CorpusError: the lengths are not as many as the rows."""
+    """Return the row sequences, measured in tokens. Raises CorpusError: the numbers of rows and lengths differ."""
     for source, rows, measured in zip(spec.sources, counts, lengths, strict=True):
         if rows.sum() != len(measured):
             raise CorpusError(
                 f"source {source.name}: {len(measured)} row lengths are cached, but there are {rows.sum()} rows",
-                remedy="delete the cache of row lengths, which is not that of this corpus, and start again",
+                remedy="delete the cache of row lengths, which belongs to another corpus, and start again",
             )
     return tuple(
         LineTokens(line, rows, _as_uint16_if_small(measured, spec.row_length))
@@ -133,12 +130,12 @@ def measure_lines(
 
 
 def _as_uint16_if_small(lengths: RowLengths, most: int) -> NDArray[np.uint16] | RowLengths:
-    """Return the lengths as uint16 if `most`, which none exceeds, fits into it; else unchanged."""
+    """Return the lengths as uint16 if their upper bound `most` fits; else unchanged."""
     return lengths.astype(np.uint16) if most < 1 << 16 else lengths
 
 
 def _sums_between(lengths: RowLengths, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return [E] int64, the sum of `lengths` between each two neighbours of the ascending `edges` [E + 1]."""
+    """Return [E] int64, the sum of `lengths[edges[i]:edges[i + 1]]` for each i. `edges` [E + 1] ascend."""
     filled = np.flatnonzero(np.diff(edges))
     sums = np.zeros(len(edges) - 1, dtype=np.int64)
     if len(filled):

@@ -16,13 +16,13 @@ class TokenizerReport:
     """The fit of a tokenizer to a sample of texts.
 
     Attributes:
-        lines, words, bytes, tokens: sizes of the sample; lines that are blank do not count, words are separated by
-            white space, bytes are UTF-8.
+        lines, words, bytes, tokens: sizes of the sample, in lines that are not blank, words separated by white space,
+            UTF-8 bytes and tokens.
         unknown: share of tokens that are the unknown token.
         coverage: share of the vocabulary's ordinary pieces that occur in the sample.
         exact: share of lines that decode to the same text.
         stable: share of lines whose decoded text is encoded to the same ids; below 1 if text is lost.
-        loss: what the tokenizer loses of the whole texts, in characters.
+        loss: characters that the tokenizer loses in the whole texts.
     """
 
     lines: int
@@ -45,7 +45,7 @@ class TokenizerReport:
 
 
 def check_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerReport:
-    """Encode and decode sample text; return how well the tokenizer fits it. Raises TokenizerError: all text is
+    """Encode and decode sample texts; return how well the tokenizer fits them. Raises TokenizerError: all texts are
     blank."""
     counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     meter = LossMeter(tokenizer)
@@ -78,7 +78,7 @@ def check_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> TokenizerRepo
 
 
 def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> TextLoss:
-    """Return what the tokenizer loses of whole texts."""
+    """Return how many characters the tokenizer loses in texts of any length."""
     meter = LossMeter(tokenizer)
     for text in texts:
         meter.measure_texts([text], encode_in_windows(tokenizer, [text])[0])
@@ -86,8 +86,7 @@ def measure_loss(tokenizer: Tokenizer, texts: Iterable[str]) -> TextLoss:
 
 
 def _count_round_trips(tokenizer: Tokenizer, lines: Sequence[str]) -> tuple[int, int]:
-    """Return how many lines come back exactly when their ids are decoded, and how many as a text that is encoded in the
-    same ids."""
+    """Return how many lines decode to the same text, and how many decode to a text that is encoded to the same ids."""
     encoded = tokenizer.encode_batch(lines)
     decoded = [tokenizer.decode(ids) for ids in encoded]
     again = tokenizer.encode_batch(decoded)

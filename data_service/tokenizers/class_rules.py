@@ -1,9 +1,9 @@
-"""What classes of `transformers` do to text: their families, special pieces, and rules before and after pieces are
-looked up, as the code of version 5 has them, with a few settings of `tokenizer_config.json`.
+"""The rules of `transformers`' tokenizer classes (version 5): normalizer, pre-tokenizer, decoder and special tokens of
+each family of classes, and the settings of `tokenizer_config.json` that change them.
 
 bert and most others with `vocab.txt`: BERT's normalizer and words. esm: pieces are found in text, from left to right.
 albert, xlnet: text is decomposed, stripped of accents, split at white space.
-deberta-v2 (and v3): the model's own character map is not applied. barthez, big_bird: likewise.
+deberta-v2 (and v3), barthez, big_bird: the SentencePiece model's character map is not applied.
 camembert, mbart, xlm-roberta: fairseq's special pieces come before those of the SentencePiece model.
 """
 
@@ -21,9 +21,9 @@ Family = (
     | Literal["albert", "fnet", "xlnet", "big_bird", "rembert", "deberta-v2", "t5", "llama", "gemma"]
     | Literal["bert", "splinter", "mpnet", "funnel", "esm", "roberta", "deberta", "gpt2"]
 )
-"""Classes that treat text alike."""
+"""Families of tokenizer classes. The classes of a family treat text alike."""
 
-_NAMES: Mapping[Family, tuple[str, str]] = {
+_FAMILY_NAMES: Mapping[Family, tuple[str, str]] = {
     "bert": (
         "Bert ConvBert DistilBert Electra LayoutLM MobileBert SqueezeBert",
         "bert convbert distilbert electra ernie layoutlm megatron-bert mobilebert nezha nomic_bert qdqbert "
@@ -50,14 +50,14 @@ _NAMES: Mapping[Family, tuple[str, str]] = {
     "llama": ("Llama", ""),
     "gemma": ("Gemma", "gemma gemma2 gemma3 gemma3_text"),
 }
-"""Names of classes, without `Tokenizer`, and model types of each family; the type `llama` names none."""
-FAMILY_BY_CLASS = {name: family for family, (names, _) in _NAMES.items() for name in names.split()}
-FAMILY_BY_TYPE = {name: family for family, (_, types) in _NAMES.items() for name in types.split()}
+"""Class names, without `Tokenizer`, and model types of each family. Model type `llama` does not decide the family."""
+FAMILY_BY_CLASS = {name: family for family, (names, _) in _FAMILY_NAMES.items() for name in names.split()}
+FAMILY_BY_TYPE = {name: family for family, (_, types) in _FAMILY_NAMES.items() for name in types.split()}
 CLASSES_WITHOUT_RULES = ("PreTrainedTokenizer", "TokenizersBackend", "PythonBackend")
-"""Classes that add nothing to the files."""
+"""Classes that have no rules of their own: they follow the files."""
 CLASSES_FOLLOWING_FILE = ("FNetTokenizer", "ConvBertTokenizer")
 MODEL_TYPES_FOLLOWING_FILE = ("modernbert", "modernbert-decoder", "nystromformer", "umt5", "xlm-roberta-xl")
-"""Classes, and model types with any class, whose `tokenizer.json` is followed if there is one."""
+"""Classes, and model types of any class, with which `transformers` follows a `tokenizer.json`."""
 
 _SPECIAL_NAMES: Mapping[Family, SpecialNames] = {
     **dict.fromkeys(("bert", "splinter"), STYLES["bert"].names),
@@ -68,7 +68,7 @@ _SPECIAL_NAMES: Mapping[Family, SpecialNames] = {
     **dict.fromkeys(("albert", "fnet", "big_bird", "rembert"), STYLES["albert"].names),
     "xlnet": STYLES["xlnet"].names,
     "deberta-v2": STYLES["deberta"].names,
-    # Roles that a class does not have are empty.
+    # Empty: the class has no token of this role.
     "t5": SpecialNames(cls="", sep="</s>", pad="<pad>", mask="", unk="<unk>"),
     "llama": SpecialNames(cls="<s>", sep="</s>", pad="", mask="", unk="<unk>"),
     "gemma": SpecialNames(cls="<bos>", sep="<eos>", pad="<pad>", mask="<mask>", unk="<unk>"),
@@ -79,7 +79,7 @@ LAYOUTS: Mapping[Family, TemplateLayout] = {
     **dict.fromkeys(("albert", "fnet", "big_bird", "rembert"), "bert"),
     "xlnet": "xlnet",
 }
-# In both tables, families without an entry are as RoBERTa.
+# Families without an entry in `_SPECIAL_NAMES` or `LAYOUTS` are like RoBERTa.
 _MBART_CODES = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM ne_NP nl_XX "
     "ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
@@ -90,18 +90,18 @@ MORE_SPECIAL_TOKENS_BY_ROLE: Mapping[Family, dict[str, str]] = {
     "funnel": {"bos": "<s>", "eos": "</s>"},
     "splinter": {"question": "[QUESTION]"},
 }
-"""Further roles of special tokens, which a class adds by itself."""
+"""Special tokens of other roles that the classes of a family add by default."""
 FURTHER_PIECES: Mapping[Family, tuple[str, ...]] = {"mbart": MBART_LANGUAGES, "t5": T5_SENTINELS}
-"""Further special pieces of a class."""
+"""Special tokens without a role that the classes of a family add by default."""
 
 
 def special_names(family: Family) -> SpecialNames:
-    """Return the names of the special tokens that a class takes by itself."""
+    """Return the default special tokens of a family of tokenizer classes."""
     return _SPECIAL_NAMES.get(family, STYLES["roberta"].names)
 
 
 class TextRules(NamedTuple):
-    """What is done to text before and after pieces are looked up."""
+    """The rules applied to text before the vocabulary is looked up, and to pieces when ids are decoded."""
 
     normalizer: normalizers.Normalizer | None
     pre_tokenizer: pre_tokenizers.PreTokenizer | None
@@ -109,7 +109,7 @@ class TextRules(NamedTuple):
 
 
 def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> TextRules:
-    """Return the rules of a family. Unset options have the defaults of `transformers`."""
+    """Return a family's rules. `config`: tokenizer_config.json; `characters`: SentencePiece character map, or empty."""
     prefixed, lower = config.get("add_prefix_space"), config.get("do_lower_case")
     scheme: Literal["always", "never", "first"] = "never" if prefixed is False else "always"
     mapped = normalizers.Precompiled(characters) if characters else None
@@ -118,7 +118,7 @@ def text_rules(family: Family, config: Mapping[str, Any], characters: bytes) -> 
         case "bert" | "splinter" | "mpnet" | "funnel":
             return _bert_rules(config)
         case "esm":
-            # Python's white space, by which its class splits, has four characters more than the library's.
+            # ESM's class splits at Python's white space, which has four characters more than the library's.
             also = pre_tokenizers.Split(Regex("[\\x1c-\\x1f]+"), "removed")
             words = pre_tokenizers.Sequence([spaces, also])
             return TextRules(None, words, decoders.WordPiece(prefix="##", cleanup=False))
@@ -184,7 +184,7 @@ def _word_marking_rules(
     before: Sequence[pre_tokenizers.PreTokenizer],
     scheme: Literal["always", "never", "first"],
 ) -> TextRules:
-    """Return rules that mark the beginnings of words. `scheme`: which words without a space before them are marked."""
+    """Return rules that put a space mark before words. `scheme`: as `prepend_scheme` of `pre_tokenizers.Metaspace`."""
     marks = pre_tokenizers.Metaspace(replacement=SPACE_MARK, prepend_scheme=scheme)
     decoder = decoders.Metaspace(replacement=SPACE_MARK, prepend_scheme=scheme)
     return TextRules(normalizer, pre_tokenizers.Sequence([*before, marks]), decoder)
@@ -193,7 +193,7 @@ def _word_marking_rules(
 def _decomposing_normalizer(
     mapped: normalizers.Normalizer | None, *, lower: bool, strip_accents: bool, single_spaces: bool = False
 ) -> normalizers.Normalizer:
-    """Return the normalizer of ALBERT, XLNet and RemBERT, which turns TeX's quotes into plain ones."""
+    """Return the normalizer of ALBERT, XLNet and RemBERT. `mapped`: the model's character map, applied last."""
     steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if single_spaces:
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
@@ -205,8 +205,8 @@ def _decomposing_normalizer(
 
 
 def _composing_normalizer(*, lower: bool) -> normalizers.Normalizer:
-    """Return the normalizer of DeBERTa and BARThez, which turns a run of white space into one space and removes it at
-    the end."""
+    """Return the normalizer of DeBERTa and BARThez: white space is collapsed to one space and stripped at the end, and
+    text is composed (NFC)."""
     steps: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lower else []
     spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
     return normalizers.Sequence([*steps, spaces, normalizers.NFC(), normalizers.Strip(left=False, right=True)])

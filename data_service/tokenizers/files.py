@@ -1,8 +1,8 @@
-"""The files of a tokenizer, as `transformers.AutoTokenizer` and older tools read them; and bounds for a
+"""The files of a tokenizer, as `transformers.AutoTokenizer` and older tools read them; and limits on a
 `tokenizer.json`.
 
-A malicious `tokenizer.json` could fill the memory, compute for ever, or crash the library that reads it. Published ones
-are far below the bounds.
+A malicious `tokenizer.json` could exhaust memory, run without end, or crash the library that reads it. Published ones
+are far below the limits.
 """
 
 import json
@@ -27,35 +27,35 @@ SENTENCEPIECE_FILES = (
     "sentencepiece.bpe.model",
     "sentencepiece.model",
 )
-"""Names that the model families give to their SentencePiece model."""
+"""File names that model families use for their SentencePiece model."""
 TRAINING_REPORT = "training_report.json"
-"""Name of the file that says how many words a vocabulary was learnt from."""
+"""Name of the file that says how many words a vocabulary was trained on."""
 TOKENIZER_FILES = (
     TRAINING_REPORT,
     *(DEFINITION_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS),
     *("vocab.txt", "vocab.json", "merges.txt"),
     *SENTENCEPIECE_FILES,
 )
-"""Names of all files that a tokenizer may have, here and in transformers."""
+"""Names of all tokenizer files that Maskfleet and `transformers` write."""
 VOCABULARY_FILES = (DEFINITION_FILE, "vocab.txt", "vocab.json", *SENTENCEPIECE_FILES)
-"""Names of which every folder with a tokenizer has at least one."""
+"""File names; a folder holds a tokenizer if it has one of these files."""
 
 Definition = dict[str, Any]  # a parsed tokenizer.json
 TokenizerRules = Literal["file", "class", "agreeing"]
-"""What decides if `tokenizer.json` and the class that its folder names treat text in different ways."""
+"""What to follow if `tokenizer.json` and the class that its folder names differ: see `load.from_files`."""
 
-# transformers' own "no limit": the model's maximum belongs to the model's configuration.
+# The value that means "no limit" in `transformers`: the model's configuration has the model's maximum.
 _UNLIMITED_MODEL_MAX_LENGTH = 10**30
 
 
 def companion_files(definition: Definition, pieces: Sequence[str], names: SpecialNames) -> dict[str, bytes]:
-    """Return the content of the files next to `tokenizer.json`, by name.
+    """Return the contents, by name, of the files to write next to `tokenizer.json` for `transformers` and other tools.
 
-    `tokenizer.json` is the tokenizer; vocabulary files repeat its vocabulary for other tools.
+    `tokenizer.json` alone defines the tokenizer; vocabulary files repeat its vocabulary.
     """
     special_map = {"bos_token": names.cls, "eos_token": names.sep, **names.by_token_key()}
-    # transformers' classes per family rebuild the tokenizer from a vocabulary and constants of theirs; the
-    # plain class reads tokenizer.json as it is.
+    # The class of a model family rebuilds the tokenizer from the vocabulary and its own constants;
+    # PreTrainedTokenizerFast reads tokenizer.json as it is.
     config: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": _UNLIMITED_MODEL_MAX_LENGTH,
@@ -64,7 +64,7 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
         **special_map,
     }
     normalizer = definition.get("normalizer") or {}
-    if normalizer.get("type") == "BertNormalizer":  # settings that classes other than the plain one read
+    if normalizer.get("type") == "BertNormalizer":  # settings for classes that rebuild the tokenizer
         config |= {"do_lower_case": normalizer["lowercase"], "strip_accents": normalizer.get("strip_accents")}
         config |= {"tokenize_chinese_chars": normalizer["handle_chinese_chars"]}
     return {
@@ -75,7 +75,7 @@ def companion_files(definition: Definition, pieces: Sequence[str], names: Specia
 
 
 def _model_input_names(definition: Definition) -> list[str]:
-    # RoBERTa's layout has one token type; a model with one type must not be given a second id.
+    # Models that use RoBERTa's layout have a single token type, so they must not be given token_type_ids.
     has_types = '"type_id": 1' in json.dumps(definition.get("post_processor"))
     return ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"]
 
@@ -85,7 +85,7 @@ def _vocabulary_files(definition: Definition, pieces: Sequence[str]) -> dict[str
     if model.get("type") == "WordPiece":
         return {"vocab.txt": "".join(f"{piece}\n" for piece in pieces).encode()}
     if model.get("ignore_merges"):
-        return {}  # vocab files cannot express `ignore_merges`, so they would be another tokenizer
+        return {}  # vocabulary files cannot express `ignore_merges`
     if model.get("type") == "BPE" and '"ByteLevel"' in json.dumps(definition.get("pre_tokenizer")):
         merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
         return {
@@ -100,7 +100,7 @@ def _json_bytes(content: Definition) -> bytes:
 
 
 def text_file(files: Mapping[str, bytes], name: str, where: str) -> str:
-    """Return the text of one of `files`. Raises TokenizerError: not UTF-8."""
+    """Return the text of file `name` of `files`. Raises TokenizerError: it is not UTF-8."""
     try:
         return files[name].decode("utf-8")
     except UnicodeDecodeError as error:
@@ -110,8 +110,8 @@ def text_file(files: Mapping[str, bytes], name: str, where: str) -> str:
 
 
 def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, Any]:
-    """Return the JSON object in one of `files`, empty if there is no such file. Raises TokenizerError: not an
-    object."""
+    """Return the JSON object in file `name` of `files`, empty if the file is absent. Raises TokenizerError: it is not a
+    JSON object."""
     if name not in files:
         return {}
     try:
@@ -124,13 +124,13 @@ def json_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, An
 
 
 def vocabulary_file(files: Mapping[str, bytes], name: str, where: str) -> dict[str, int]:
-    """Return the ids of pieces in one of `files`. Raises TokenizerError: as `json_file`; or an id is none."""
+    """Return the id of each piece in file `name` of `files`. Raises TokenizerError: not a JSON object of valid ids."""
     ids = json_file(files, name, where)
     return {piece: _check_id(number, f"{where}: {name}: the id of {piece!r}") for piece, number in ids.items()}
 
 
 def described_tokens(described: Mapping[str, object], where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield (id, token) of `added_tokens_decoder`. Raises TokenizerError: an id or a token is none."""
+    """Yield (id, token) of `added_tokens_decoder`. Raises TokenizerError: an id or a token is invalid."""
     place = f"{where}: {CONFIG_FILE}: added_tokens_decoder"
     for key, token in described.items():
         number = _check_id(int(key) if key.isdecimal() and len(key) < _MAX_ID_DIGITS else key, f"{place}: the id")
@@ -146,7 +146,7 @@ def check_flag(settings: Mapping[str, object], name: str, where: str) -> None:
 
 
 def _check_id(number: object, place: str) -> int:
-    """Return `number`. Raises TokenizerError: it is no id. With a huge one the library would end the process."""
+    """Return `number`. Raises TokenizerError: it is not a valid id. A huge id would crash the library."""
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < MAX_IDS:
         raise _odd_value_error(place, number, f"an integer from 0 to {MAX_IDS - 1:,}")
     return number
@@ -162,16 +162,16 @@ _RULE_LISTS = {
     "post_processor": "processors",
     "decoder": "decoders",
 }
-"""The parts of a definition that are rules, and the key under which a sequence of such rules lists them."""
-MAX_IDS = 1 << 22  # largest vocabulary, because arrays hold all ids; published ones have up to 300,000
-_MAX_ID_DIGITS = 10  # digits of a number that is looked at as an id
-MAX_WORD_CHARACTERS = 1000  # longest word of WordPiece, whose time grows with the length's cube; BERT has 100
+"""The sections of a tokenizer.json that hold a rule, and the key under which a `Sequence` rule lists its rules."""
+MAX_IDS = 1 << 22  # largest vocabulary size, to bound arrays; published vocabularies have up to 300,000 ids
+_MAX_ID_DIGITS = 10  # a number with so many digits or more is not parsed as an id
+MAX_WORD_CHARACTERS = 1000  # longest word of WordPiece, which takes cubic time; BERT's limit is 100
 MAX_GROWTH_FACTOR = 4096  # largest factor by which all rules together may lengthen a text
 _UNCHANGED_ERRORS = (KeyboardInterrupt, SystemExit, TokenizerError)
 
 
 def parse_definition(definition: str, where: str) -> dict[str, Any]:
-    """Return the parsed `tokenizer.json`. Raises TokenizerError: it is not a definition, or exceeds a bound."""
+    """Return the parsed `tokenizer.json`. Raises TokenizerError: it is malformed, or exceeds a limit."""
     try:
         parsed = parse_json(definition)
     except ValueError as error:
@@ -195,9 +195,9 @@ def check_definition_file(folder: Path) -> None:
 
 @contextmanager
 def library_errors(where: str, what: str = "not a tokenizer definition") -> Iterator[None]:
-    """Turn everything that the library `tokenizers` raises within the block into a TokenizerError.
+    """Convert every error of the library `tokenizers` within the `with` block into a TokenizerError.
 
-    The library raises bare exceptions, and its panics are not even subclasses of `Exception`.
+    The library raises plain `Exception`; its panics derive from `BaseException` only.
     """
     try:
         yield
@@ -215,9 +215,9 @@ def unreadable_error(where: str, reason: str, what: str = "not a tokenizer defin
 
 
 def _find_non_object_rules(parsed: dict[str, Any]) -> Iterator[str]:
-    """Yield a problem for each rule that is no object.
+    """Yield a problem for each rule of a tokenizer.json that is not a JSON object.
 
-    The library (tokenizers 0.23) also takes some lists, such as ["Lowercase"]. What reads a definition here does not.
+    The library (tokenizers 0.23) also accepts some lists, such as ["Lowercase"]; Maskfleet's code does not.
     """
     for part, list_name in _RULE_LISTS.items():
         rules = [parsed.get(part)]
@@ -226,7 +226,7 @@ def _find_non_object_rules(parsed: dict[str, Any]) -> Iterator[str]:
                 inner = rule.get(list_name)
                 rules += inner if isinstance(inner, list) else []
             elif rule is not None:
-                yield f"its {part} is or holds {json.dumps(rule)[:40]}, which is no object"
+                yield f"its {part} is or holds {json.dumps(rule)[:40]}, which is not a JSON object"
 
 
 def _exceeded_limits(parsed: dict[str, Any]) -> Iterator[str]:
@@ -241,7 +241,7 @@ def _exceeded_limits(parsed: dict[str, Any]) -> Iterator[str]:
     for content in _inserted_texts((parsed.get("normalizer"), parsed.get("pre_tokenizer"))):
         growth = min(growth * max(1, len(content)), 1 << 40)
     if growth > MAX_GROWTH_FACTOR:
-        yield f"its rules can make a text {growth:,} times as long, but at most {MAX_GROWTH_FACTOR:,} times is allowed"
+        yield f"the rules can make a text {growth:,} times as long, but at most {MAX_GROWTH_FACTOR:,} times is allowed"
 
 
 def _definition_ids(parsed: dict[str, Any]) -> Iterator[object]:
@@ -253,7 +253,7 @@ def _definition_ids(parsed: dict[str, Any]) -> Iterator[object]:
 
 
 def _inserted_texts(rule: object) -> Iterator[str]:
-    """Yield the texts that a rule inserts into a text or replaces parts of it by."""
+    """Yield the strings that a rule, or a rule nested in it, can insert into a text."""
     if isinstance(rule, list | tuple):
         for one in rule:
             yield from _inserted_texts(one)

@@ -1,5 +1,5 @@
-"""Reads a tokenizer from our files or from a folder in the `transformers` format, with or without `tokenizer.json`
-(`data_service.tokenizers.published`).
+"""Loads and saves tokenizers. Folders may be Maskfleet's or `transformers`', with or without `tokenizer.json` (without
+it: `data_service.tokenizers.published`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,15 +49,15 @@ PROBE_TEXTS = (
     ),
     "ab" * 60,
 )
-"""Texts in which classes and files have been seen to differ."""
-_PROBED_PIECES = 256
-# First byte of every pickle since protocol 2, but of no UTF-8 text and no SentencePiece model.
+"""Texts on which the classes of `transformers` and a `tokenizer.json` are known to differ."""
+_PROBED_PIECES = 256  # about how many vocabulary pieces are compared besides `PROBE_TEXTS`
+# Every pickle since protocol 2 begins with this byte; UTF-8 text and SentencePiece models never do.
 _PICKLE_STARTS = b"\x80"
-# What encloses the rows of a decoder's tokenizer, and what is appended to it.
+# For tokenizers of decoders: the setting that names the stand-in for `cls` and `sep`, and the tokens to append.
 _ENCLOSING_ROLE_KEYS = {"cls": "bos_token", "sep": "eos_token"}
 _APPENDED_TOKENS = {"unk": "[UNK]", "pad": "[PAD]", "mask": "[MASK]"}
 
-_saved_tokenizers: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()
+_saved_tokenizers: WeakValueDictionary[str, Tokenizer] = WeakValueDictionary()  # by URI of the folder
 
 
 def load_tokenizer(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
@@ -72,33 +72,34 @@ def load_tokenizer(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
 
 
 def load_with_all_special_tokens(uri: str, rules: TokenizerRules = "file") -> Tokenizer:
-    """Return the tokenizer in a folder, with special tokens appended if it lacks some. Raises as
-    `load_tokenizer`, and TokenizerError if nothing says what begins and ends a text.
+    """Return the tokenizer in a folder, with missing special tokens appended (see `complete_from_files`).
+
+    Raises as `load_tokenizer`, and TokenizerError: neither `cls` and `sep` nor `bos` and `eos` tokens are configured.
     """
     store = open_store(uri)
     return complete_from_files(read_files(store), where=store.uri, rules=rules)
 
 
 def read_files(folder: Store) -> dict[str, bytes]:
-    """Return the contents of the files in `folder` that describe a tokenizer. Raises StoreError: it cannot be read."""
+    """Return the contents of the tokenizer files in `folder`, by name. Raises StoreError: a file cannot be read."""
     found = {name: _get_if_present(folder, name) for name in (*TOKENIZER_FILES, MODEL_CONFIG)}
     return {name: content for name, content in found.items() if content is not None}
 
 
 def find_tokenizer(folders: Iterable[Store], load: Callable[[str], Tokenizer] = load_tokenizer) -> Tokenizer | None:
-    """Return the tokenizer in the first of the folders that holds one, as `load` reads it; None if none does. Raises as
+    """Return the tokenizer in the first folder that holds one, read with `load`; None if no folder does. Raises as
     `load`."""
     return next((load(store.uri) for store in folders if holds_tokenizer(store)), None)
 
 
 def holds_tokenizer(folder: Store) -> bool:
-    """Return whether `folder` holds a tokenizer, ours or of transformers. Raises StoreError: it cannot be read."""
+    """Return whether `folder` holds a tokenizer. Raises StoreError: the store cannot be read."""
     return any(folder.size(name) is not None for name in VOCABULARY_FILES)
 
 
 def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
-    """Write a tokenizer's files into a folder. `tokenizer.json`, without which it cannot be loaded, is written last.
-    Then remains of an earlier attempt are deleted, unless other files show that another writer may be alive."""
+    """Write a tokenizer's files into a folder, `tokenizer.json` last, so that an incomplete tokenizer cannot be loaded.
+    Then leftovers of killed writers are deleted, unless the folder holds other files, which may still be written."""
     store = open_store(uri)
     files = tokenizer.save_files()
     for name in sorted(files, key=lambda name: name == DEFINITION_FILE):
@@ -109,26 +110,26 @@ def save_tokenizer(tokenizer: Tokenizer, uri: str) -> None:
 
 
 def load_cached_tokenizer(uri: str) -> Tokenizer:
-    """Return the tokenizer in a folder, without reading it if this process saved it there. Raises as
+    """Return the tokenizer in a folder, from memory if this process saved it there and still uses it. Raises as
     `load_tokenizer`."""
     return _saved_tokenizers.get(uri) or load_tokenizer(uri)
 
 
 def from_files(files: Mapping[str, bytes], *, where: str = "tokenizer", rules: TokenizerRules = "file") -> Tokenizer:
-    """Return the tokenizer that is described by file contents, given by name.
+    """Return the tokenizer that files describe. `files`: contents by name.
 
-    `tokenizer.json` decides if it is there; else a WordPiece `vocab.txt`, a byte-level `vocab.json` with
-    `merges.txt`, or a SentencePiece model, each read as the class of its family in `transformers` reads it.
+    `tokenizer.json` is read if present; else a WordPiece `vocab.txt`, a byte-level `vocab.json` with
+    `merges.txt`, or a SentencePiece model, by the rules of its `transformers` class.
 
     Args:
         files: files as `Tokenizer.save_files` returns them, or of a folder in the `transformers` format.
         where: name of the folder in errors.
-        rules: what decides if `tokenizer.json` and the class that the folder names treat text in different ways: the
-            file, as in transformers 4; the class, as in transformers 5; or neither, they must agree.
+        rules: what to follow if `tokenizer.json` and the class that the folder names differ. "file": the file, as in
+            transformers 4; "class": the class, as in transformers 5; "agreeing": neither, raise TokenizerError.
 
     Raises:
-        TokenizerError: files are missing, damaged or pickled, or are not those of a tokenizer; `tokenizer.json` and
-            the named class do not agree; or the class's rules are asked for or needed, and are not known.
+        TokenizerError: files are missing, damaged, pickled, or not a tokenizer's; `tokenizer.json` and the named class
+            differ; or the rules of the named class are needed but unknown.
     """
     for name, content in files.items():
         if content.startswith(_PICKLE_STARTS):
@@ -144,14 +145,14 @@ def from_files(files: Mapping[str, bytes], *, where: str = "tokenizer", rules: T
 def complete_from_files(
     files: Mapping[str, bytes], *, where: str = "tokenizer", rules: TokenizerRules = "file"
 ) -> Tokenizer:
-    """Return the tokenizer that is described by file contents, with special tokens appended if it lacks some.
+    """Return the tokenizer that files describe, as `from_files`, with missing special tokens appended.
 
-    A tokenizer that lacks none is that of `from_files`. A decoder's (Llama's, say) often has neither mask nor padding.
-    Then [UNK], [PAD] and [MASK] follow the last id, those that are missing, in this order, so that all ids stay; cls
-    and sep are the configured `bos_token` and `eos_token`; and a row is cls, text, sep.
+    The tokenizer of a decoder such as Llama often has no mask or padding token. Then the missing ones of [UNK], [PAD]
+    and [MASK] get the ids after the last one, so that existing ids stay; the configured `bos_token` and `eos_token`
+    become cls and sep; and a row is cls, text, sep.
 
     Raises:
-        TokenizerError: as `from_files`, or nothing says what begins and ends a text.
+        TokenizerError: as `from_files`, or neither cls and sep nor bos and eos tokens are configured.
     """
     text, configured = choose_definition(files, where, rules), configured_special_tokens(files, where)
     with library_errors(where):
@@ -166,8 +167,8 @@ def complete_from_files(
         roles[role] = roles[role] or token_name(configured.get(key))
         if roles[role] not in vocabulary:
             raise TokenizerError(
-                f"{where}: nothing says which token encloses a row: neither {role}_token nor {key} is configured",
-                remedy=f"name one of its tokens as {key} in tokenizer_config.json",
+                f"{where}: no token begins or ends a row: neither {role}_token nor {key} is configured",
+                remedy=f"set {key} in tokenizer_config.json to a token of the vocabulary",
             )
     missing = [role for role, name in roles.items() if name is None]
     codec.add_special_tokens([added_token(_APPENDED_TOKENS[role]) for role in missing])
@@ -183,13 +184,13 @@ def _special_token_name(role: str, vocabulary: Mapping[str, int], configured: Ma
 
 
 def configured_special_tokens(files: Mapping[str, bytes], where: str) -> dict[str, object]:
-    """Return what a folder's files configure: `cls_token`, `bos_token` ... Raises TokenizerError: one is damaged."""
+    """Return a folder's settings, such as `cls_token` and `bos_token`. Raises TokenizerError: a file is damaged."""
     config = json_file(files, CONFIG_FILE, where)
     return json_file(files, SPECIAL_TOKENS_FILE, where) | {k: v for k, v in config.items() if v is not None}
 
 
 def choose_definition(files: Mapping[str, bytes], where: str, rules: TokenizerRules = "file") -> str:
-    """Return the text of a `tokenizer.json`. `rules`, and what is raised: as for `from_files`."""
+    """Return the text of the `tokenizer.json` to use: the folder's, or a converted one. Raises as `from_files`."""
     if DEFINITION_FILE in files:
         text = text_file(files, DEFINITION_FILE, where)
         made = None if rules == "file" else definition_by_class(files, where, only_if_known=rules == "class")
@@ -202,16 +203,16 @@ def choose_definition(files: Mapping[str, bytes], where: str, rules: TokenizerRu
         if published is not None:
             return published.to_str()
     raise TokenizerError(
-        f"{where}: no tokenizer here: neither {DEFINITION_FILE} nor a vocabulary",
+        f"{where}: there is no tokenizer: neither {DEFINITION_FILE} nor a vocabulary",
         remedy="check the path, or train a tokenizer with `maskfleet tokenizer train`",
     )
 
 
 def _check_same_tokens(by_file: str, by_class: str, named: str, where: str) -> None:
-    """Check that two definitions agree on `PROBE_TEXTS`, on pieces of the vocabulary, and on pairs of pieces.
+    """Check that two definitions give equal ids for `PROBE_TEXTS`, some vocabulary pieces, and pairs of pieces.
 
     Raises:
-        TokenizerError: they do not.
+        TokenizerError: the ids differ.
     """
     with library_errors(where):
         codecs = [tokenizers.Tokenizer.from_str(definition) for definition in (by_file, by_class)]
@@ -228,8 +229,8 @@ def _check_same_tokens(by_file: str, by_class: str, named: str, where: str) -> N
                 f"{where}: {DEFINITION_FILE} and {named}, the class that the folder names, treat text in "
                 "different ways: "
                 f"{text!r} is {ours.tokens} by the file, {theirs.tokens} by the class",
-                remedy="--tokenizer-rules file follows the file, as transformers 4 did; --tokenizer-rules class the "
-                "class, as transformers 5 does: take the one by which the model was trained",
+                remedy="give the rules that the model was trained with: --tokenizer-rules file (the file, as "
+                "transformers 4 does) or --tokenizer-rules class (the class, as transformers 5 does)",
             )
 
 

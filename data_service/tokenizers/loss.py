@@ -1,13 +1,13 @@
-"""Measures, in characters, what a tokenizer loses of a text, so that a corpus of unknown tokens is found before a model
-is trained on it.
+"""Counts the characters of a text that a tokenizer loses, so that a corpus full of unknown tokens is noticed before a
+model is trained on it.
 
-unknown: characters that lie in unknown tokens. They are counted token by token.
-marks, width, joiners, white_space, other, case: characters that reach the vocabulary as others, or not at all. What
-becomes of a character is found by encoding it between two letters, once for each tokenizer; then characters are
-counted. White space that follows other white space is counted apart, since many tokenizers keep one space of a run.
+unknown: characters inside unknown tokens, counted token by token.
+marks, width, joiners, white_space, other, case: characters that normalization changes or drops. The kind of a character
+is found by encoding it between two letters, once per tokenizer; then its occurrences are counted. White space after
+other white space is counted separately, since many tokenizers keep one space of a run.
 bytes: characters that are spelt byte by byte. They are not lost, but cost several tokens each.
 
-Forms of a character that Unicode calls canonically equivalent (`é` as one code point or two) are the same here.
+Canonically equivalent forms of a character (`é` as one code point or two) count as equal.
 """
 
 import unicodedata
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 LossKind = Literal["unknown", "marks", "width", "joiners", "white_space", "other", "case", "bytes"]
 KINDS: tuple[LossKind, ...] = get_args(LossKind)
 HARMLESS_KINDS: frozenset[LossKind] = frozenset({"case", "bytes"})
-"""Kinds that never are a reason to refuse or warn: an uncased tokenizer was chosen as such, and bytes are not lost."""
+"""Kinds that never cause an error or warning: lost case is intended, and byte-by-byte spelling loses nothing."""
 
 WARNED_LOSS_SHARE, REFUSED_LOSS_SHARE = 0.01, 0.2
-SHOWN_EXAMPLES = 5
-_MAX_KEPT_EXAMPLES = 64  # examples of each kind in a record: merged records still know the most frequent
-# Distinct unknown texts that are counted in one piece of work; later ones are not.
+SHOWN_EXAMPLES = 5  # examples per kind that messages and reports show
+_MAX_KEPT_EXAMPLES = 64  # examples of each kind that a `TextLoss` stores
+# Largest number of distinct lost texts that a `LossMeter` counts as examples; later ones are ignored.
 _MAX_COUNTED_EXAMPLES = 4096
-_EXAMPLE_CHARACTERS = 24
-_MAX_CACHED_WORD_CHARACTERS = 64  # characters of the longest word whose loss is cached, as lost words occur again
+_EXAMPLE_CHARACTERS = 24  # an example is cut to this length
+_MAX_CACHED_WORD_CHARACTERS = 64  # the lost texts of words up to this length are cached
 
 
 class TextLoss(BaseModel):
-    """What a tokenizer loses of a text.
+    """The numbers of characters of a text that a tokenizer loses, by kind.
 
     Attributes:
         characters: number of characters of the text.
-        lost: number of them that are lost, by kind; a character may count in several kinds. Kinds of none are left out.
-        examples: the most frequent lost texts of each kind, and how often each occurs.
+        lost: number of lost characters by kind, without zeros; a character may count in several kinds.
+        examples: number of occurrences of the most frequent lost texts of each kind.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,20 +57,20 @@ class TextLoss(BaseModel):
     examples: dict[LossKind, dict[str, NonNegativeInt]] = {}
 
     def share(self, kind: LossKind) -> float:
-        """Return the share of the characters that are lost in this way."""
+        """Return the share of the text's characters that are lost in this way."""
         return self.lost.get(kind, 0) / max(1, self.characters)
 
     def kinds_above(self, share: float) -> tuple[LossKind, ...]:
-        """Return the kinds of loss, harmless ones left out, of which there is more than this share."""
+        """Return the kinds, except `HARMLESS_KINDS`, in which more than this share of the characters is lost."""
         return tuple(kind for kind in KINDS if kind not in HARMLESS_KINDS and self.share(kind) > share)
 
     def top_examples(self, kind: LossKind) -> tuple[str, ...]:
-        """Return the most frequent examples of a kind."""
+        """Return the most frequent lost texts of a kind."""
         return tuple(_most_frequent(self.examples.get(kind, {}), SHOWN_EXAMPLES))
 
     @classmethod
     def sum_of(cls, parts: Iterable[Self]) -> Self:
-        """Return the loss of several texts together."""
+        """Return the sum over several texts."""
         characters, lost = 0, Counter[LossKind]()
         examples: dict[LossKind, Counter[str]] = {}
         for part in parts:
@@ -83,7 +83,7 @@ class TextLoss(BaseModel):
 
 
 def check_text_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, remedy: str) -> None:
-    """Raise TokenizerError if more than `REFUSED_LOSS_SHARE` of a text is lost in a way that the user has not accepted.
+    """Raise TokenizerError if a share above `REFUSED_LOSS_SHARE` is lost in a kind that is not in `accepted_kinds`.
 
     `what`: the tokenizer and the text, for the message. `remedy`: what the user can do besides accepting the loss.
     """
@@ -91,10 +91,10 @@ def check_text_loss(loss: TextLoss, accepted_kinds: Iterable[str], what: str, re
     if refused:
         named = "; ".join(describe_loss(loss, kind) for kind in refused)
         accept = " ".join(f"--accept-loss {kind}" for kind in refused)
-        raise TokenizerError(f"{what}: {named}", remedy=f"{remedy}; to go on in spite of it, add {accept}")
+        raise TokenizerError(f"{what}: {named}", remedy=f"{remedy}; to accept the loss, add {accept}")
 
 
-_KIND_TEXTS: Mapping[LossKind, str] = {
+_KIND_PHRASES: Mapping[LossKind, str] = {
     "unknown": "are in unknown tokens",
     "marks": "lose accents, vowel signs or other marks",
     "width": "become compatible forms of themselves",
@@ -107,34 +107,34 @@ _KIND_TEXTS: Mapping[LossKind, str] = {
 
 
 def describe_loss(loss: TextLoss, kind: LossKind) -> str:
-    """Return one kind of loss in words: its share, and the most frequent examples."""
+    """Return a phrase for one kind of lost characters: their share of the text, and the most frequent examples."""
     examples = ", ".join(map(repr, loss.top_examples(kind)))
-    return f"{loss.share(kind):.2%} of the characters {_KIND_TEXTS[kind]} ({examples})"
+    return f"{loss.share(kind):.2%} of the characters {_KIND_PHRASES[kind]} ({examples})"
 
 
 class LossMeter:
-    """A counter of what `tokenizer` loses of the texts that are given to it.
+    """A counter of the characters that `tokenizer` loses in the texts given to `measure_texts`.
 
     Attributes:
-        cuts: number of cuts of long texts that may have changed tokens; counted by the caller.
+        cuts: number of cuts in long texts that may have changed tokens; the caller adds them up.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self.cuts = 0
         self._tokenizer = tokenizer
-        # Counts of each code point, and of each one that is white space behind white space.
-        self._codes, self._behind = np.zeros((2, CODE_POINT_COUNT), dtype=np.int64)
+        # Occurrences of each code point, and of each white-space code point that follows other white space.
+        self._codes, self._after_space = np.zeros((2, CODE_POINT_COUNT), dtype=np.int64)
         self._lost = Counter[LossKind]()
         self._texts: dict[LossKind, Counter[str]] = {"unknown": Counter(), "bytes": Counter()}
 
     def measure_texts(self, texts: Sequence[str], placed: Sequence["PlacedTokens"]) -> None:
-        """Count the characters of texts, and those of their tokens that are unknown or single bytes."""
+        """Add texts, given with their tokens, to the counts of characters, unknown text and byte-by-byte spelling."""
         for text, tokens in zip(texts, placed, strict=True):
             self._add_tokens(text, tokens)
             codes, space = code_points(text), is_white_space(text)
             for counts, found in (
                 (self._codes, codes),
-                (self._behind, codes[1:][space[1:] & space[:-1]]),
+                (self._after_space, codes[1:][space[1:] & space[:-1]]),
             ):
                 more = np.bincount(found)
                 counts[: len(more)] += more
@@ -148,10 +148,10 @@ class LossMeter:
         lossy = lossy | byte[tokens.ids] if byte is not None and byte.any() else lossy
         places = sorted(set(zip(tokens.starts[lossy].tolist(), tokens.ends[lossy].tolist(), strict=True)))
         neighbours = "".join(text[start - 1 : start] + text[stop : stop + 1] for start, stop in places)
-        # Each word keeps the space before it, because a mark at the word's beginning may be joined to that space.
+        # Each word keeps the space before it, which a mark at the word's beginning may combine with.
         words = [text[start - text[start - 1 : start].isspace() : stop] for start, stop in places]
         if any(unicodedata.category(mark)[0] in "CM" and not mark.isspace() for mark in neighbours):
-            words = [text]  # marks on both sides of a joiner that separates words make one cluster
+            words = [text]  # a mark or joiner next to a word may combine with it
         for word in words:
             lost = (
                 _lost_in_single_text if len(word) <= _MAX_CACHED_WORD_CHARACTERS else _lost_in_single_text.__wrapped__
@@ -169,13 +169,13 @@ class LossMeter:
                     counter[example] += 1
 
     def total(self) -> TextLoss:
-        """Return the loss of all texts."""
+        """Return the lost characters of all texts so far."""
         lost, examples = Counter(self._lost), {kind: Counter(found) for kind, found in self._texts.items()}
         for code in self._codes.nonzero()[0].tolist():
-            behind = int(self._behind[code])
+            behind = int(self._after_space[code])
             for effect, count in (
-                (_effect(self._tokenizer, chr(code), False), int(self._codes[code]) - behind),
-                (_effect(self._tokenizer, chr(code), True), behind),
+                (_loss_kind(self._tokenizer, chr(code), False), int(self._codes[code]) - behind),
+                (_loss_kind(self._tokenizer, chr(code), True), behind),
             ):
                 if effect is not None and count:
                     lost[effect] += count
@@ -202,31 +202,31 @@ def _lost_texts(tokenizer: "Tokenizer", text: str, tokens: "PlacedTokens") -> tu
 
 
 def _byte_spelt_ranges(byte: NDArray[np.bool_] | None, tokens: "PlacedTokens") -> Iterable[tuple[int, int]]:
-    """Return (first character, the one behind the last) of the text that is spelt byte by byte."""
-    if byte is None:  # a byte-level token that begins inside a character
+    """Return the character ranges (start, stop) that are spelt byte by byte. `byte`: as from `_byte_piece_mask`."""
+    if byte is None:  # byte-level BPE: characters that several tokens share
         starts = np.unique(tokens.starts[1:][tokens.starts[1:] < tokens.ends[:-1]])
         return zip(starts.tolist(), (starts + 1).tolist(), strict=True)
-    # Unigram gives all bytes of neighbouring characters the place of the first to the last.
+    # For unigram, the byte tokens of neighbouring characters all have the range of the whole run.
     starts, first = np.unique(tokens.starts[chosen := byte[tokens.ids]], return_index=True)
     return zip(starts.tolist(), tokens.ends[chosen][first].tolist(), strict=True)
 
 
-@lru_cache(maxsize=1 << 22)  # every character, in both places
-def _effect(tokenizer: "Tokenizer", character: str, behind_space: bool) -> LossKind | None:
-    """Return what becomes of a character; None if it is kept."""
+@lru_cache(maxsize=1 << 22)  # room for every character, with and without white space before it
+def _loss_kind(tokenizer: "Tokenizer", character: str, behind_space: bool) -> LossKind | None:
+    """Return the kind in which a character is lost; None if kept. `behind_space`: whether it follows white space."""
     if character.isspace():
-        return _space_effect(tokenizer, " " * behind_space + character)
-    return _character_effect(tokenizer, character)
+        return _space_loss_kind(tokenizer, " " * behind_space + character)
+    return _character_loss_kind(tokenizer, character)
 
 
-def _space_effect(tokenizer: "Tokenizer", spaces: str) -> LossKind | None:
-    """Return "white_space" if text with these characters has the tokens of text with one space in their place."""
+def _space_loss_kind(tokenizer: "Tokenizer", spaces: str) -> LossKind | None:
+    """Return "white_space" if these characters are encoded like a single space, but are not one; else None."""
     whole, plain = tokenizer.encode_batch([f"a{spaces}b", "a b"])
     return "white_space" if spaces != " " and np.array_equal(whole, plain) else None
 
 
-def _character_effect(tokenizer: "Tokenizer", character: str) -> LossKind | None:
-    """Return how a character that is no white space is lost; None if it is kept, or is unknown to the vocabulary."""
+def _character_loss_kind(tokenizer: "Tokenizer", character: str) -> LossKind | None:
+    """Return the kind in which a character (not white space) is lost; None if kept, or unknown to the vocabulary."""
     text = f"a{character}a"
     given, lowered, normal = map(_normalize_without_spaces, (text, text.lower(), tokenizer.normalize(text)))
     if given == normal:
@@ -243,7 +243,7 @@ def _character_effect(tokenizer: "Tokenizer", character: str) -> LossKind | None
 
 
 def _normalize_without_spaces(text: str) -> str:
-    """Return the text without white space, in the form in which canonically equivalent texts are equal."""
+    """Return the text in Unicode form NFD, without white space."""
     return "".join(unicodedata.normalize("NFD", text).replace(SPACE_MARK, " ").split())
 
 
@@ -252,8 +252,8 @@ def _without_marks(text: str) -> str:
 
 
 def _has_own_token(tokenizer: "Tokenizer", character: str) -> bool:
-    """Return whether a token stands for a character between two letters, or for the letter that it makes with the one
-    before it, whose place that token has.
+    """Return whether some token covers a character that stands between two letters. If the character combines with the
+    letter before it, the token must cover that letter.
     """
     text = f"a{character}a"
     tokens = tokenizer.encode_placed([text])[0]
@@ -263,8 +263,8 @@ def _has_own_token(tokenizer: "Tokenizer", character: str) -> bool:
 
 @lru_cache(maxsize=4)
 def _byte_piece_mask(tokenizer: "Tokenizer") -> NDArray[np.bool_] | None:
-    """Return [vocab_size] bool, the pieces that stand for one byte; None for byte-level BPE, whose every piece does so
-    for several.
+    """Return [vocab_size] bool: which pieces stand for one byte, such as "<0x0A>"; None for byte-level BPE, where every
+    piece stands for bytes.
     """
     if tokenizer.kind == "byte_bpe":
         return None
@@ -272,5 +272,5 @@ def _byte_piece_mask(tokenizer: "Tokenizer") -> NDArray[np.bool_] | None:
 
 
 def _most_frequent(counts: Mapping[str, int], number: int) -> dict[str, int]:
-    """Return the most frequent texts, in order; equally frequent ones in the order of their characters."""
+    """Return the `number` most frequent texts with their counts, in order; equally frequent ones sorted as text."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number])

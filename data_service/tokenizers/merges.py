@@ -1,9 +1,9 @@
-"""Learns the merges of byte-pair encoding from counted words: those that the trainer of the library `tokenizers` learns
-from text. That trainer takes no counts, and adds them up in 32 bits.
+"""Learns the merges of byte-pair encoding (BPE) from counted words, the same merges as the library `tokenizers` learns
+from text. The library's trainer accepts no counts, and its 32-bit sums can overflow.
 
-All words lie end to end in one array of symbols that are linked to their neighbours, so a merge is a few operations
-over the places of its pair. In a large array only pairs that occur `floor` times or more are followed. Once they are
-used up, the floor is lowered and all pairs are counted again. So the rare pairs, which are most, take no memory.
+The symbols of all words form one array, linked to their neighbours, so a merge is a few vector operations on the
+positions of its pair. In a large array only pairs that occur at least `floor` times are tracked. Once these are merged,
+the floor is lowered and all pairs are counted again. So the many rare pairs take no memory.
 """
 
 import heapq
@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 WORD_END_SYMBOL = -1
-"""Symbol behind the last symbol of each word."""
-_MERGED_SYMBOL = -2  # symbol of a place that was merged into the one before it
-# The largest number of symbols of a text in which all pairs are counted, not only frequent ones.
+"""Symbol after the last symbol of each word."""
+_MERGED_SYMBOL = -2  # array entry whose symbol was merged into the previous one
+# With more symbols than this, rare pairs are not tracked at first (`floor`).
 _MAX_SYMBOLS_WITH_ALL_PAIRS = 1 << 22
-_MIN_COUNT_DIVISOR = 8
+_MIN_COUNT_DIVISOR = 8  # the floor is lowered by this factor
 _LOW_32_BITS = (1 << 32) - 1
 
 _SymbolIndices = NDArray[np.int64]
@@ -33,15 +33,15 @@ def learn_merges(
     min_frequency: int,
     prefix: str = "",
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return all pieces by id, those first that were given, and the pairs of pieces that are merged, in order.
+    """Return all pieces by id, `pieces` first, and the learnt merges as pairs of pieces, in order.
 
-    It ends with `vocab_size` pieces, or when no pair occurs `min_frequency` times.
+    Learning stops at `vocab_size` pieces, or when no pair occurs `min_frequency` times.
 
     Args:
-        symbols: [n] ids of the symbols of each distinct word, WORD_END_SYMBOL behind each word.
+        symbols: [n] symbol ids of all distinct words, with WORD_END_SYMBOL after each word.
         counts: [words] number of occurrences of each word. Occurrences of a symbol are below 2^63.
-        pieces: pieces by id; no two are equal.
-        prefix: what a piece that does not begin a word begins with. It is left out inside a merged piece.
+        pieces: pieces by symbol id; no two are equal.
+        prefix: mark of pieces inside a word, such as "##"; a merged piece keeps only a leading one.
     """
     learner = _MergeLearner(symbols, counts, pieces, prefix)
     floor = 1
@@ -53,31 +53,33 @@ def learn_merges(
 
 
 class _MergeLearner:
+    """The array of symbols, the counts of symbol pairs, and the merges learnt so far."""
+
     def __init__(
         self, symbols: NDArray[np.int32], counts: NDArray[np.int64], pieces: Sequence[str], prefix: str
     ) -> None:
         self._symbols = symbols.copy()
         self._weights = np.repeat(counts, np.diff(np.flatnonzero(symbols == WORD_END_SYMBOL), prepend=-1))
         self._next = np.arange(1, len(symbols) + 1, dtype=np.int32)
-        # A word's first symbol comes after the `WORD_END_SYMBOL` of the word before.
+        # The first symbol of a word is linked to the `WORD_END_SYMBOL` before it.
         self._previous = np.arange(-1, len(symbols) - 1, dtype=np.int32)
         self._prefix = prefix
         self.pieces = list(pieces)
         self._ids = {piece: index for index, piece in enumerate(pieces)}
         self.merges: dict[tuple[int, int], None] = {}
-        self._counts: dict[int, int] = {}  # occurrences of each pair that is counted
+        self._counts: dict[int, int] = {}  # occurrences of each tracked pair
         self._places: list[_SymbolIndices] = []
         self._queue: list[tuple[int, int, int]] = []  # -count, pair, index in _places
 
     def frequent_pairs(self, floor: int) -> Iterator[tuple[int, int, _SymbolIndices]]:
-        """Yield (pair, occurrences, places of its first symbol) of every pair that occurs `floor` times or more."""
+        """Yield (pair, occurrences, positions of its first symbol) of every pair that occurs at least `floor` times."""
         places = np.flatnonzero(self._symbols >= 0)
         right = self._symbols[self._next[places]]
         places, right = places[right >= 0], right[right >= 0]
         return _group_places(_pair_keys(self._symbols[places], right), places, self._weights[places], floor)
 
     def learn_frequent_merges(self, vocab_size: int, min_count: int, min_frequency: int) -> bool:
-        """Merge all pairs that occur `min_count` times or more. Return whether nothing is left to learn."""
+        """Merge pairs that occur `min_count` times or more, most frequent first. Return whether learning is done."""
         self._counts = {(a << 32) | b: self._counts.get((a << 32) | b, 0) for a, b in self.merges}
         self._places, self._queue = [], []
         for pair, count, places in self.frequent_pairs(min_count):
@@ -105,7 +107,7 @@ class _MergeLearner:
         first = self._current_places(places, a, b)
         second = self._next[first]
         after = self._next[second]
-        right = self._symbols[after]  # read before `_symbols` is changed, since merges go from left to right
+        right = self._symbols[after]  # read before `_symbols` changes, since merges go from left to right
         self._symbols[first], self._symbols[second] = merged, _MERGED_SYMBOL
         self._next[first], self._previous[after] = after, first
         before = self._previous[first]
@@ -140,7 +142,7 @@ class _MergeLearner:
                 del self._counts[pair]
 
     def _merged_piece_id(self, a: int, b: int) -> int:
-        """Return the id of two pieces merged, which several merges can spell."""
+        """Record the merge of two pieces; return the merged piece's id. Other pairs may have given the same piece."""
         self.merges.pop((a, b), None)
         self.merges[a, b] = None
         piece = self.pieces[a] + self.pieces[b].removeprefix(self._prefix)
@@ -150,7 +152,7 @@ class _MergeLearner:
         return self._ids[piece]
 
     def _current_places(self, places: _SymbolIndices, a: int, b: int) -> _SymbolIndices:
-        """Return those places at which the pair still occurs; where it overlaps itself, the first, third, ..."""
+        """Return the positions at which the pair still occurs; every other one where it overlaps itself ("aaaa")."""
         following = self._next[places]
         places = places[(self._symbols[places] == a) & (self._symbols[following] == b)]
         if a != b or not len(places):
@@ -168,7 +170,7 @@ def _pair_keys(left: NDArray[np.int32] | int, right: NDArray[np.int32] | int) ->
 def _group_places(
     keys: NDArray[np.int64], places: _SymbolIndices, weights: NDArray[np.int64], floor: int = 1
 ) -> Iterator[tuple[int, int, _SymbolIndices]]:
-    """Yield (key, sum of weights, places in order) of each distinct key whose sum is at least `floor`."""
+    """Yield (key, sum of weights, positions in order) for each distinct key whose sum is at least `floor`."""
     if not len(keys):
         return
     order = np.argsort(keys, kind="stable")

@@ -1,9 +1,8 @@
-"""Reads a folder of the `transformers` format as the class that it names reads it
+"""Builds a tokenizer from a folder of the `transformers` format by the rules of the tokenizer class named there
 (`data_service.tokenizers.class_rules`).
 
-Older folders have only a vocabulary, which does not say how text is normalised and split before pieces are looked up;
-their class does. In `transformers` 5 many classes do so even if there is a `tokenizer.json` that says otherwise
-(`definition_by_class`).
+Older folders have only a vocabulary; how text is normalised and split into words is in the code of their class. In
+`transformers` 5 the rules of many classes even override those of a `tokenizer.json` (`definition_by_class`).
 """
 
 import base64
@@ -55,10 +54,10 @@ from data_service.tokenizers.spm import convert_model, parse_model, piece_model,
 if TYPE_CHECKING:
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
-# The order in which missing roles get ids.
+# The order in which special tokens that the vocabulary lacks get ids, by role.
 _ROLE_ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask", "question")
 _FAIRSEQ_FAMILIES: tuple[Family, ...] = get_args(FairseqFamily)
-# Ids that the classes give to text without a piece, whatever the vocabulary says.
+# Ids of the unknown token that the classes use, whatever the vocabulary says.
 _UNKNOWN_IDS: Mapping[Family, int] = {
     "albert": 1,
     "rembert": 2,
@@ -69,7 +68,7 @@ _UNKNOWN_IDS: Mapping[Family, int] = {
 
 @dataclass(frozen=True)
 class _TokenizerFolder:
-    """The files of a folder. `files`: contents by name; `where`: name of the folder in errors."""
+    """The tokenizer files of a folder. `files`: contents by name; `where`: name of the folder in errors."""
 
     files: Mapping[str, bytes]
     where: str
@@ -91,38 +90,38 @@ class _TokenizerFolder:
 
     @cached_property
     def declared_class(self) -> str:
-        """The class that the tokenizer's or the model's configuration names; else the model's type; else nothing.
+        """The tokenizer class named in the tokenizer's or else the model's configuration; else the model type; else "".
 
-        `transformers` decides in the same way.
+        `transformers` chooses in the same order.
         """
         names = (settings.get("tokenizer_class") for settings in (self.config, self.model_config))
         return str(next(filter(None, names), self.model_type) or "")
 
     @property
     def plain_class(self) -> str:
-        """The declared class's name without `Fast`."""
+        """The name of the declared class without `Fast` at the end."""
         return self.declared_class.removesuffix("Fast")
 
     @cached_property
     def declared_family(self) -> Family | None:
-        """The family of what is named; None if nothing is, or something that we do not know."""
+        """The family of the declared class or model type; None if none is declared, or its rules are unknown."""
         if self.plain_class.endswith("Tokenizer"):
             return FAMILY_BY_CLASS.get(self.plain_class.removesuffix("Tokenizer"))
         return FAMILY_BY_TYPE.get(self.declared_class)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Settings of the configuration, with special tokens under the names of their roles."""
+        """The settings of tokenizer_config.json, and special tokens that only special_tokens_map.json names."""
         named = {key: value for key, value in self.config.items() if value is not None}
         return json_file(self.files, SPECIAL_TOKENS_FILE, self.where) | named
 
     def refuse_unknown_class(self) -> None:
-        """Raise TokenizerError if the folder names a class, or a type of model, whose rules we do not know."""
+        """Raise TokenizerError if the rules of the declared class or model type are unknown."""
         if not self.declared_class or self.declared_family or self.plain_class in CLASSES_WITHOUT_RULES:
             return
         raise TokenizerError(
-            f"{self.where}: there is no {DEFINITION_FILE}, and the rules of {self.declared_class} are unknown here",
-            remedy=f"let transformers write {DEFINITION_FILE}, if the class has one: "
+            f"{self.where}: there is no {DEFINITION_FILE}, and the rules of {self.declared_class} are not known",
+            remedy=f"if the class can, let transformers write {DEFINITION_FILE}: "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)",
         )
 
@@ -130,10 +129,10 @@ class _TokenizerFolder:
 def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokenizer | None:
     """Return the tokenizer of a folder without `tokenizer.json`; None if it holds no vocabulary either.
 
-    A SentencePiece model of no named class is read as SentencePiece itself reads it.
+    If no class is named, a SentencePiece model is read by the rules of SentencePiece.
 
     Raises:
-        TokenizerError: files are damaged, were not saved together, or the folder names a class that is not known.
+        TokenizerError: files are damaged or were not saved together, or the rules of the named class are unknown.
     """
     folder = _TokenizerFolder(files, where)
     if "vocab.txt" in files:
@@ -160,8 +159,8 @@ def read_published(files: Mapping[str, bytes], where: str) -> tokenizers.Tokeniz
 
 
 def default_special_tokens(files: Mapping[str, bytes], where: str) -> dict[str, object]:
-    """Return the special tokens, as `cls_token` and the like, that the named class of a folder without `tokenizer.json`
-    takes where the folder names none. Raises TokenizerError: a file is damaged."""
+    """Return the default special tokens of the class that a folder names, under keys such as `cls_token`; empty if the
+    folder has a `tokenizer.json`. Raises TokenizerError: a file is damaged."""
     family = None if DEFINITION_FILE in files else _TokenizerFolder(files, where).declared_family
     named = {} if family is None else special_names(family).by_token_key()
     return {key: name for key, name in named.items() if name}
@@ -170,33 +169,33 @@ def default_special_tokens(files: Mapping[str, bytes], where: str) -> dict[str, 
 def definition_by_class(
     files: Mapping[str, bytes], where: str, *, only_if_known: bool = False
 ) -> tuple[str, str] | None:
-    """Return (class, definition) for a folder with a `tokenizer.json`: the definition as the named class builds it
-    from the vocabulary of that file, in `transformers` 5; None if no class is named that does so.
+    """Return (class, definition) for a folder with a `tokenizer.json`: the `tokenizer.json` that the named class of
+    `transformers` 5 would build from its vocabulary; None if the class follows the file, or its rules are unknown.
 
     Raises:
-        TokenizerError: a file is damaged; the named class must be `only_if_known`, and is not; or it makes another kind
-            of vocabulary than the file holds.
+        TokenizerError: a file is damaged; the vocabulary is not of the class's kind; or with `only_if_known`, the rules
+            of the class are unknown.
     """
     folder = _TokenizerFolder(files, where)
     family, text = folder.declared_family, folder.text(DEFINITION_FILE)
     definition = parse_definition(text, where)
     if only_if_known and family is None and folder.plain_class not in CLASSES_WITHOUT_RULES:
-        unknown = f"the rules of {folder.declared_class} are unknown here"
+        unknown = f"the rules of {folder.declared_class} are not known"
         raise TokenizerError(
-            f"{where}: {unknown if folder.declared_class else 'it names no class'}",
-            remedy=f"follow {DEFINITION_FILE}: --tokenizer-rules file",
+            f"{where}: {unknown if folder.declared_class else 'the folder names no tokenizer class'}",
+            remedy=f"use the rules in {DEFINITION_FILE} (--tokenizer-rules file)",
         )
     follows = folder.plain_class in CLASSES_FOLLOWING_FILE or folder.model_type in MODEL_TYPES_FOLLOWING_FILE
-    # The class of Llama 2 is named in folders of Llama 3, too, whose file is followed; ESM's class has no such file.
+    # Folders of Llama 3 name Llama 2's class, but their file is followed; ESM's class never writes a tokenizer.json.
     if family is None or follows or family == "esm" or (family == "llama" and '"ByteLevel"' in text):
         return None
     with library_errors(where):
         model = _class_model(family, definition["model"], _unknown_piece(folder, family))
         if model is None:
             raise TokenizerError(
-                f"{where}: {folder.declared_class} makes no vocabulary of the kind "
+                f"{where}: {folder.declared_class} cannot use a vocabulary of the kind "
                 f"{definition['model'].get('type')}, which {DEFINITION_FILE} holds",
-                remedy=f"follow {DEFINITION_FILE}: --tokenizer-rules file; or correct tokenizer_class in {CONFIG_FILE}",
+                remedy=f"use {DEFINITION_FILE} (--tokenizer-rules file), or correct tokenizer_class in {CONFIG_FILE}",
             )
         made = json.loads(_make_codec(model, folder, family, _character_map(definition)).to_str())
     changed = {part: made[part] for part in ("model", "normalizer", "pre_tokenizer", "decoder")}
@@ -204,7 +203,7 @@ def definition_by_class(
 
 
 def _class_model(family: Family, model: Definition, unknown: str) -> models.Model | None:
-    """Return the vocabulary of a definition as a class builds it; None if the class has another kind."""
+    """Return a family's model of the vocabulary in `model`, a section of tokenizer.json; None if the kind is wrong."""
     vocabulary, merges = model.get("vocab"), model.get("merges")
     match family:
         case "bert" | "splinter" | "mpnet" | "funnel":
@@ -228,7 +227,7 @@ def _class_model(family: Family, model: Definition, unknown: str) -> models.Mode
 
 
 def _unigram_model(family: Family, scored: list[tuple[str, float]], unknown: str, unknown_id: int) -> models.Unigram:
-    """Return the model of scored pieces. `unknown_id`: the id of text without a piece if the class does not say it."""
+    """Return the unigram model of scored pieces. `unknown_id`: id of the unknown token, unless the class decides it."""
     if family in ("big_bird", "deberta-v2"):
         other = 100 if family == "big_bird" else unknown_id
         unknown_id = scored.index((unknown, 0.0)) if (unknown, 0.0) in scored else other
@@ -240,7 +239,7 @@ def _unknown_piece(folder: _TokenizerFolder, family: Family) -> str:
 
 
 def _character_map(definition: Definition) -> bytes:
-    """Return SentencePiece's character map in a definition; empty if it has none."""
+    """Return the SentencePiece character map in a tokenizer.json; empty if it has none."""
     normalizer = definition.get("normalizer") or {}
     for rule in (normalizer, *normalizer.get("normalizers", ())):
         if rule.get("type") == "Precompiled":
@@ -251,7 +250,7 @@ def _character_map(definition: Definition) -> bytes:
 def _make_codec(
     model: models.Model, folder: _TokenizerFolder, family: Family, characters: bytes = b""
 ) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a model by the rules of a family. `characters`: SentencePiece's character map."""
+    """Return a tokenizer of this model and a family's rules. `characters`: SentencePiece character map, or empty."""
     check_flag(folder.settings, "strip_accents", folder.where)
     codec, rules = tokenizers.Tokenizer(model), text_rules(family, folder.settings, characters)
     if rules.normalizer is not None:
@@ -263,14 +262,14 @@ def _make_codec(
 
 
 def _wordpiece_model(folder: _TokenizerFolder, family: Family) -> models.Model:
-    # The library's own reader drops white space at the end of a line, a carriage return too.
+    # White space at the end of a line is dropped, as in the library's own reader.
     lines = folder.text("vocab.txt").removesuffix("\n").split("\n")
     ids = {line.rstrip(): i for i, line in enumerate(lines)}
     unknown = _unknown_piece(folder, family)
     if unknown not in ids:
         raise TokenizerError(
-            f"{folder.where}: vocab.txt has no {unknown}",
-            remedy="give the vocab.txt of a BERT model, one piece a line",
+            f"{folder.where}: vocab.txt lacks the unknown token {unknown}",
+            remedy="give a vocab.txt in BERT's format, one piece per line",
         )
     if family == "esm":
         return models.WordLevel(ids, unk_token=unknown)
@@ -278,7 +277,7 @@ def _wordpiece_model(folder: _TokenizerFolder, family: Family) -> models.Model:
 
 
 def _byte_bpe_model(folder: _TokenizerFolder) -> tuple[models.Model, bool]:
-    """Return the model, and whether its special pieces are in brackets."""
+    """Return the byte-level BPE model, and whether its special tokens look like [CLS] rather than <s>."""
     vocabulary = vocabulary_file(folder.files, "vocab.json", folder.where)
     lines = (line.rstrip() for line in folder.text("merges.txt").split("\n"))
     merges = [line.partition(" ") for line in lines if line and not line.startswith("#version")]
@@ -287,21 +286,21 @@ def _byte_bpe_model(folder: _TokenizerFolder) -> tuple[models.Model, bool]:
     if missing is not None:
         raise TokenizerError(
             f"{folder.where}: merges.txt joins {missing[0]!r} and {missing[1]!r}, which vocab.json does not hold",
-            remedy="give the vocab.json and merges.txt that were saved together",
+            remedy="give a vocab.json and a merges.txt that were saved together",
         )
     return models.BPE(vocabulary, pairs), "[CLS]" in vocabulary
 
 
 def _sentencepiece_model(proto: "ModelProto", folder: _TokenizerFolder, family: Family) -> models.Model:
-    """Return the model of pieces; with fairseq's special pieces first where the class puts them there."""
+    """Return a family's model of SentencePiece pieces, with fairseq's special tokens first if the family has them."""
     if family == "llama":
         return piece_model(proto, byte_fallback=True)
     if proto.trainer_spec.model_type != 1:
         raise TokenizerError(
-            f"{folder.where}: {folder.declared_class or family} makes unigram of its pieces, but the SentencePiece "
-            "model is BPE",
-            remedy=f"correct tokenizer_class in {CONFIG_FILE}; a folder that names none is read as SentencePiece "
-            "reads it",
+            f"{folder.where}: {folder.declared_class or family} needs a unigram model, but the SentencePiece model "
+            "is BPE",
+            remedy=f"correct tokenizer_class in {CONFIG_FILE}, or delete it to use the rules of the SentencePiece "
+            "model",
         )
     scored = [(piece.piece, float(piece.score)) for piece in proto.pieces]
     special = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
@@ -326,10 +325,10 @@ def _with_special_tokens(
     family: Family,
     unsplit_pieces: list[AddedToken] | None = None,
 ) -> tokenizers.Tokenizer:
-    """Add a folder's added tokens, special tokens and row layout to `codec`; return it.
+    """Add a folder's added tokens, special tokens and template of special tokens to `codec`; return `codec`.
 
     If the folder declares a family, a special token that the vocabulary lacks gets the next id, as in `transformers`.
-    `unsplit_pieces`: pieces that a SentencePiece model never splits; a configuration may name others instead.
+    `unsplit_pieces`: tokens that a SentencePiece model never splits. Tokens named in the configuration replace them.
     """
     names: dict[str, str | None] = {**special_names(family).by_role(), **MORE_SPECIAL_TOKENS_BY_ROLE.get(family, {})}
     names |= {role: found for role in _ROLE_ORDER if (found := token_name(folder.settings.get(f"{role}_token")))}
@@ -338,7 +337,7 @@ def _with_special_tokens(
     if folder.declared_family is None and family != "deberta-v2":
         special = [name for name in special if codec.token_to_id(name) is not None]
     codec.add_special_tokens([added_token(name, lstrip=name == names["mask"]) for name in special])
-    if family == "esm":  # ESM's class looks for pieces before it splits text into words
+    if family == "esm":  # ESM's class matches pieces before it splits text into words
         codec.add_tokens([added_token(piece, special=False) for piece in codec.get_vocab() if piece not in special])
     extra = folder.settings.get("extra_special_tokens") or folder.settings.get("additional_special_tokens")
     if isinstance(extra, list):
@@ -352,21 +351,21 @@ def _with_special_tokens(
 
 
 def _add_tokens_with_ids(codec: tokenizers.Tokenizer, folder: _TokenizerFolder, special: list[str]) -> None:
-    """Add the tokens that follow the vocabulary, with the ids that the folder gives them."""
+    """Add a folder's added tokens to `codec`. Raises TokenizerError: one would get another id than the folder says."""
     for wanted, token in sorted(_tokens_with_ids(folder, special), key=lambda entry: entry[0]):
         codec.add_tokens([token])
         if codec.token_to_id(token.content) != wanted:
             raise TokenizerError(
                 f"{folder.where}: {token.content!r} should have id {wanted}, but would get "
                 f"{codec.token_to_id(token.content)}",
-                remedy="give the vocabulary and the added tokens that were saved together",
+                remedy="give a vocabulary and added tokens that were saved together",
             )
 
 
 def _tokens_with_ids(folder: _TokenizerFolder, special: list[str]) -> list[tuple[int, AddedToken]]:
     """Return (id, token) of the added tokens.
 
-    They are in `added_tokens_decoder` of the configuration, or in the older file of added tokens.
+    They are in `added_tokens_decoder` of tokenizer_config.json, or in the older file added_tokens.json.
     """
     described = folder.config.get("added_tokens_decoder")
     if isinstance(described, Mapping):

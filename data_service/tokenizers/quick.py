@@ -1,11 +1,11 @@
-"""Encodes texts by libraries that are many times quicker than `tokenizers`, which stays the definition: fastokens for
-byte-level BPE, splintr for WordPiece and Unigram.
+"""Encodes texts with libraries that are many times faster than `tokenizers`, the reference: fastokens for byte-level
+BPE, splintr for WordPiece and Unigram.
 
-They are trusted as far as they were seen to give the same. The first texts are encoded both ways; after a difference
-the library is not used any more. Each character is tried both ways before the first text that has it, since libraries
-know different versions of Unicode; a text with one that differs is left to the definition. The libraries give ids
-without places: these follow from the bytes of the pieces, or from the words, which are counted in the text and in the
-tokens. Where the two counts differ, the text is left to the definition, too.
+Their results are checked against the reference. The first texts are encoded with both; after a difference the library
+is not used any more. Each new character is tried with both before a text that has it, since the libraries' versions of
+Unicode differ; texts with a character that differs are encoded by the reference. The libraries return ids without
+character offsets. These are computed from the bytes of the pieces, or from words, which are counted in the text and in
+the tokens. If the counts differ, the reference encodes the text.
 """
 
 import json
@@ -28,40 +28,40 @@ from data_service.tokenizers.tokenizer import Kind, PlacedTokens, Tokenizer
 from data_service.tokenizers.words import SPACE_MARK
 
 TESTED_VERSIONS = {"fastokens": "0.3.5", "splintr-rs": "0.22.0"}
-"""The versions that were tried on millions of texts; others are not used."""
+"""The versions that were tested on millions of texts; other versions are not used."""
 
-# So many characters of the first texts are encoded both ways, to compare the tokens.
+# Number of characters that a new encoder also encodes with the reference, to compare the tokens.
 COMPARED_CHARACTERS = 1 << 14
-# Bytes of text from which on a quick library saves more time than opening it takes.
+# Smallest amount of text for which a quick library saves more time than opening it takes.
 MIN_QUICK_TEXT_BYTES = 1 << 20
-_MEMORY_CHECK_CHARACTERS = 1 << 22  # characters encoded between two checks of the process's memory
-# Growth of the process after which a library is opened again: fastokens caches every word that it meets.
+_MEMORY_CHECK_CHARACTERS = 1 << 22  # characters between two checks of the process's memory
+# Memory growth after which a library is reopened to empty its cache: fastokens caches every word.
 _MAX_CACHE_GROWTH_BYTES = 1 << 27
 
 _LIBRARIES: dict[Kind, str] = {"byte_bpe": "fastokens", "wordpiece": "splintr-rs", "unigram": "splintr-rs"}
-_UNICODE_FORMS = ("NFC", "NFKC", "NFD", "NFKD")
-# Classes of characters.
+_UNICODE_FORMS = ("NFC", "NFKC", "NFD", "NFKD")  # normalizers that byte-level BPE may have
+# Classes of characters: dropped; between words; part of a word; a word alone; encoded differently; not tried yet.
 _REMOVED, _SEPARATOR, _LETTER, _WORD, _DIFFERING, _UNTRIED = range(6)
-_TRIAL_CONTEXTS = ("a{0}a", "a {0} a", "ab{0}de {0} {0}{0} x{0}1{0}. {0}")
+_TRIAL_CONTEXTS = ("a{0}a", "a {0} a", "ab{0}de {0} {0}{0} x{0}1{0}. {0}")  # texts to try a character {0} in
 _CLASS_BY_WORD_COUNTS = {(1, 2): _REMOVED, (2, 2): _SEPARATOR, (1, 3): _LETTER, (3, 3): _WORD}
-"""Class of a character by the number of words of the first two contexts."""
+"""Class of a character by the numbers of words in the first two of `_TRIAL_CONTEXTS`."""
 
 _Ids = NDArray[np.uint32]
 
 
 class _UnsuitableTokenizer(Exception):
-    """The libraries cannot be used for a tokenizer, for the reason that is its text."""
+    """The quick libraries cannot be used for a tokenizer. The exception's text is the reason."""
 
 
 class TextEncoder:
-    """An encoder of texts that gives what `Tokenizer.encode_placed` gives, by a quicker library where that is the same.
+    """An encoder with the results of `Tokenizer.encode_placed` that uses a quicker library where the ids are the same.
 
     Attributes:
-        counts: number of texts by library and version, with the reason if it is the definition for all of them.
+        counts: number of texts by library and version; if only the reference can be used, with the reason.
     """
 
     def __init__(self, tokenizer: Tokenizer, text_bytes: int = MIN_QUICK_TEXT_BYTES) -> None:
-        """`text_bytes`: about how much text is to be encoded; for little, no other library is opened."""
+        """`text_bytes`: estimated size of all text; below `MIN_QUICK_TEXT_BYTES` only the reference is used."""
         self.counts = Counter[str]()
         self._tokenizer = tokenizer
         self._untried = COMPARED_CHARACTERS
@@ -74,7 +74,7 @@ class TextEncoder:
             self._reason = f" ({reason})"
 
     def encode_placed(self, texts: Sequence[str], place_by_word: bool = False) -> list[PlacedTokens]:
-        """Return the tokens of each text. `place_by_word`: whether they may have the places of their words."""
+        """Return the tokens of each text. `place_by_word`: whether a token may have the character range of its word."""
         found = [self._quick.encode(text, place_by_word) if self._quick is not None else None for text in texts]
         tried = self._count_texts_to_compare(texts) if self._quick is not None else 0
         chosen = [number for number, tokens in enumerate(found) if tokens is None or number < tried]
@@ -90,7 +90,7 @@ class TextEncoder:
         return [defined[number] if tokens is None else tokens for number, tokens in enumerate(found)]
 
     def _count_texts_to_compare(self, texts: Sequence[str]) -> int:
-        """Return how many of the texts are encoded both ways."""
+        """Return how many of the texts must also be encoded by the reference; count their characters as compared."""
         number = 0
         while number < len(texts) and self._untried > 0:
             self._untried -= len(texts[number])
@@ -104,8 +104,8 @@ def _quick_encoder(tokenizer: Tokenizer) -> "_QuickEncoder":
 
 
 def _same_tokens(defined: PlacedTokens, quick: PlacedTokens) -> bool:
-    """Return whether the tokens are the same, at the same places; or, where `quick` has those of words, between the
-    word before and the word behind.
+    """Return whether ids and character ranges are equal. If `quick` has ranges of words, tokens of `defined` must lie
+    between the previous and the next word.
     """
     if not quick.by_word or not np.array_equal(defined.ids, quick.ids):
         return defined.equals(quick)
@@ -116,19 +116,19 @@ def _same_tokens(defined: PlacedTokens, quick: PlacedTokens) -> bool:
 
 
 class _QuickEncoder:
-    """A quicker library for one tokenizer, and what is known of the characters."""
+    """A quicker library opened for one tokenizer, and the class of each character tried so far."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises _UnsuitableTokenizer."""
+        """Open the library. Raises _UnsuitableTokenizer."""
         library = _LIBRARIES.get(tokenizer.kind)
         if library is None:
-            raise _UnsuitableTokenizer("no other library gives the same")
+            raise _UnsuitableTokenizer("no quicker library gives the same ids")
         try:
             installed = version(library)
         except PackageNotFoundError as error:
             raise _UnsuitableTokenizer(f"{library} is not installed") from error
         if installed != TESTED_VERSIONS[library]:
-            raise _UnsuitableTokenizer(f"{library} is {installed}, {TESTED_VERSIONS[library]} was tried")
+            raise _UnsuitableTokenizer(f"{library} is {installed}, only {TESTED_VERSIONS[library]} was tested")
         self.name = f"{library} {installed}"
         self._tokenizer = tokenizer
         self._definition = tokenizer.text_definition
@@ -139,11 +139,11 @@ class _QuickEncoder:
             with library_errors(self.name):
                 self._library = OPENERS[library](self._definition)
         except TokenizerError as error:
-            raise _UnsuitableTokenizer(f"{self.name} does not read it") from error
+            raise _UnsuitableTokenizer(f"{self.name} cannot read the tokenizer") from error
         self._classify_characters(np.arange(128))
 
     def encode(self, text: str, by_word: bool) -> PlacedTokens | None:
-        """Return the tokens of a text; None if this is left to the definition."""
+        """Return the tokens of a text; None if the reference must encode it."""
         if not by_word and self._pieces.widths is None:
             return None
         classes = self._classes.classify(text)
@@ -174,7 +174,7 @@ class _QuickEncoder:
             return None
 
     def _classify_characters(self, codes: NDArray[np.integer[Any]]) -> None:
-        """Find the classes of characters."""
+        """Enter the classes of characters in the table, by encoding each in `_TRIAL_CONTEXTS` with both libraries."""
         contexts = [context.format(chr(code)) for code in codes.tolist() for context in _TRIAL_CONTEXTS]
         defined = self._tokenizer.encode_batch(contexts)
         for place, code in enumerate(codes.tolist()):
@@ -196,12 +196,12 @@ def _resident_bytes() -> int:
 
 
 class _PieceRules(NamedTuple):
-    """What the places of tokens follow from: [vocab_size] bytes of each piece (byte-level BPE), or whether it begins a
-    word.
+    """Properties of pieces from which the character ranges of tokens are computed.
 
-    `form`: normalization of byte-level BPE. `added`: whether it is an added token, of which places are not reckoned.
-    `unknown`: id of the unknown token. `spaces`: whether a piece that begins a word begins with a space. Where
-    characters are removed, the definition places unknown tokens and those of such pieces too early.
+    `widths`: [vocab_size], bytes of each piece (byte-level BPE only). `begins`: [vocab_size], whether a piece begins a
+    word (other kinds). `added`: [vocab_size], whether a piece is an added token, which gets no range. `unknown`: id of
+    the unknown token. `spaces`: whether pieces mark words by a space; then, and for unknown tokens, the reference's
+    ranges are too early after removed characters. `form`: Unicode normalization form (byte-level BPE).
     """
 
     widths: NDArray[np.int64] | None
@@ -213,14 +213,14 @@ class _PieceRules(NamedTuple):
 
 
 def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRules:
-    """Raises _UnsuitableTokenizer: places cannot be computed by these rules."""
+    """Raises _UnsuitableTokenizer: character ranges cannot be computed for this tokenizer."""
     added = np.zeros(tokenizer.vocab_size, dtype=np.bool_)
     added[[token["id"] for token in definition["added_tokens"] if token["id"] != tokenizer.special.unk]] = True
     normalizer, splitter = definition["normalizer"] or {}, definition["pre_tokenizer"] or {}
     if tokenizer.kind == "byte_bpe":
         form = normalizer.get("type")
         if form not in (None, *_UNICODE_FORMS):
-            raise _UnsuitableTokenizer(f"texts are changed by {form}")
+            raise _UnsuitableTokenizer(f"the normalizer {form} changes texts")
         widths = [len(piece.encode() if own else piece) for piece, own in zip(tokenizer.pieces, added, strict=True)]
         return _PieceRules(np.array(widths, dtype=np.int64), None, added, tokenizer.special.unk, form=form)
     steps = splitter.get("pretokenizers", [splitter])
@@ -229,24 +229,24 @@ def _piece_rules(tokenizer: Tokenizer, definition: dict[str, Any]) -> _PieceRule
     spaces = names[-1:] == ["Metaspace"] and set(names[:-1]) <= {"WhitespaceSplit"}
     if spaces:
         spaces = steps[-1].get("split", True) and steps[-1].get("prepend_scheme", "always") != "never"
-        # Where an accent between two spaces is stripped, two spaces remain.
+        # Stripping an accent between two spaces leaves two spaces.
         spaces &= len(names) > 1 or "StripAccents" not in json.dumps(normalizer)
     if not words and not (spaces and tokenizer.kind == "unigram"):
-        raise _UnsuitableTokenizer("words are split by other rules")
+        raise _UnsuitableTokenizer("it splits words by unsupported rules")
     prefix = definition["model"].get("continuing_subword_prefix", "##")
     begins = [not p.startswith(prefix) if words else p.startswith(SPACE_MARK) for p in tokenizer.pieces]
     return _PieceRules(None, np.array(begins, dtype=np.bool_), added, tokenizer.special.unk, bool(spaces))
 
 
 def _place_by_bytes(text: str, ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]) -> PlacedTokens | None:
-    """Place tokens by the bytes of their pieces; None if these are not as many as the text's."""
+    """Compute tokens' character ranges from the bytes of pieces; None if pieces and text differ in length."""
     assert pieces.widths is not None
     plain = text.encode()
     widths = pieces.widths.take(ids)
     ends = np.cumsum(widths)
     starts = ends - widths
     prefixed = int(ends[-1]) - len(plain) if len(ends) else -len(plain)
-    if prefixed == 1 and text and text[0] != " ":  # a space was put before the text
+    if prefixed == 1 and text and text[0] != " ":  # the tokenizer put a space before the text
         starts, ends, prefixed = np.maximum(starts - 1, 0), np.maximum(ends - 1, 1), 0
     if prefixed or (pieces.form is not None and not unicodedata.is_normalized(pieces.form, text)):  # type: ignore[arg-type]
         return None
@@ -259,7 +259,7 @@ def _place_by_bytes(text: str, ids: _Ids, pieces: _PieceRules, dtype: np.dtype[A
 def _place_by_words(
     classes: NDArray[np.uint8], ids: _Ids, pieces: _PieceRules, dtype: np.dtype[Any]
 ) -> PlacedTokens | None:
-    """Give tokens the places of their words; None if the text has not as many words as the tokens begin."""
+    """Give tokens the character ranges of their words; None if text and tokens differ in their number of words."""
     assert pieces.begins is not None
     kept = classes != _REMOVED
     removed = not kept.all()
@@ -288,7 +288,7 @@ def _open_fastokens(definition: str) -> Callable[[str], _Ids]:
     library = fastokens.Tokenizer.from_json_str(definition)
 
     def encode_ids(text: str) -> _Ids:
-        # One text a call starts no threads, so that a process may be forked afterwards.
+        # With a single text per call fastokens starts no threads, so that the process can be forked afterwards.
         found, _ = library.encode_batch_flat([text], add_special_tokens=False, split_special_tokens=True)
         return np.frombuffer(found, dtype="<u4")
 

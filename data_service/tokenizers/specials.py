@@ -1,5 +1,5 @@
-"""Special tokens by role; their names, order and layout in each model family; and the templates with which
-`transformers` puts them around one or two texts. Training packs rows itself, without templates.
+"""Special tokens by role (cls, sep, pad, mask, unk); their names, order and layout in each model family; and the
+templates with which `transformers` puts them around one or two texts. Training packs rows itself, without templates.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ TemplateLayout = Literal["bert", "roberta", "xlnet"]
 class SpecialIds:
     """The ids of the special tokens, by role. RoBERTa's `<s>` and `</s>` are `cls` and `sep`.
 
-    `eod`: id of the token that ends a document inside a row, `<eod>` (XLNet); None if the vocabulary lacks it.
+    `eod`: id of `<eod>`, which ends a document inside a row (XLNet); None if the vocabulary lacks it.
     """
 
     cls: int
@@ -31,7 +31,7 @@ class SpecialIds:
 
 @dataclass(frozen=True)
 class SpecialNames:
-    """The pieces that are the special tokens, by role."""
+    """The special tokens as text, by role."""
 
     cls: str
     sep: str
@@ -40,21 +40,21 @@ class SpecialNames:
     unk: str
 
     def by_role(self) -> dict[str, str]:
-        """Return the pieces by role, {"cls": "[CLS]", ...}, in the order of the fields."""
+        """Return {"cls": "[CLS]", ...}, in the order of the fields."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def by_token_key(self) -> dict[str, str]:
-        """Return the pieces under the names of `tokenizer_config.json`: {"cls_token": "[CLS]", ...}."""
+        """Return {"cls_token": "[CLS]", ...}, with the keys of `tokenizer_config.json`."""
         return {f"{role}_token": name for role, name in self.by_role().items()}
 
 
 @dataclass(frozen=True)
 class SpecialStyle:
-    """The special tokens of a family.
+    """The special tokens of a model family.
 
     Attributes:
-        pieces: special pieces in the order of their ids, from 0.
-        names: pieces by role.
+        pieces: special tokens in the order of their ids, from 0.
+        names: special tokens by role.
         layout: special tokens that `transformers` puts around one or two texts: bert `[CLS] a [SEP] b [SEP]`, roberta
             `<s> a </s></s> b </s>`, xlnet `a <sep> b <sep> <cls>`.
     """
@@ -81,7 +81,7 @@ STYLES: Mapping[Style, SpecialStyle] = {
 
 END_OF_DOCUMENT_TOKEN = "<eod>"
 
-# Names tried, in this order, for a role that a foreign folder's configuration does not name.
+# Tokens to look for in a vocabulary, in this order, if the configuration does not name the token of a role.
 _KNOWN_NAMES: Mapping[str, tuple[str, ...]] = {
     "cls": ("[CLS]", "<cls>", "<s>"),
     "sep": ("[SEP]", "<sep>", "</s>"),
@@ -94,11 +94,10 @@ _KNOWN_NAMES: Mapping[str, tuple[str, ...]] = {
 def resolve_names(
     vocabulary: Mapping[str, int], configured_tokens: Mapping[str, object], *, where: str
 ) -> SpecialNames:
-    """Return the piece for each role: the one that a folder's configuration names (`cls_token`, ...), else a known
-    name.
+    """Return the special token of each role: the configured one (`cls_token`, ...), else a usual one in the vocabulary.
 
     Raises:
-        TokenizerError: there is no piece for a role, or the configured piece is not in the vocabulary.
+        TokenizerError: a role has no token, or its configured token is not in the vocabulary.
     """
     return SpecialNames(
         **{
@@ -109,7 +108,7 @@ def resolve_names(
 
 
 def token_name(configured: object) -> str | None:
-    """Return the piece that a configuration names, as text or as an object with `content`; None if it names none."""
+    """Return the token text of a setting, which is text or an object with `content`; None if it is neither."""
     name = configured.get("content") if isinstance(configured, Mapping) else configured
     return name if isinstance(name, str) else None
 
@@ -120,7 +119,7 @@ def _resolve_special_name(role: str, vocabulary: Mapping[str, int], configured: 
         if name not in vocabulary:
             raise TokenizerError(
                 f"{where}: {role}_token is {name!r}, which is not in the vocabulary",
-                remedy="correct tokenizer_config.json, or add the piece to the vocabulary",
+                remedy="correct tokenizer_config.json, or add the token to the vocabulary",
             )
         return name
     found = find_known_name(role, vocabulary)
@@ -128,19 +127,19 @@ def _resolve_special_name(role: str, vocabulary: Mapping[str, int], configured: 
         raise TokenizerError(
             f"{where}: no {role} token: {role}_token is not configured and none of "
             f"{', '.join(_KNOWN_NAMES[role])} is in the vocabulary",
-            remedy=f"name it as {role}_token in tokenizer_config.json, or add what is missing with `maskfleet "
+            remedy=f"name it as {role}_token in tokenizer_config.json, or add missing tokens with `maskfleet "
             f"tokenizer extend --specials`: masked training needs all of {', '.join(_KNOWN_NAMES)}",
         )
     return found
 
 
 def find_known_name(role: str, vocabulary: Mapping[str, int]) -> str | None:
-    """Return the piece of the vocabulary that usually has the role; None if there is none."""
+    """Return the first usual token of a role that is in the vocabulary; None if none is."""
     return next((known for known in _KNOWN_NAMES[role] if known in vocabulary), None)
 
 
 def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
-    """Return the template of a family for a vocabulary that begins with the special pieces of `style`."""
+    """Return the template of special tokens for a vocabulary that begins with the special tokens of `style`."""
     cls, sep = style.names.cls, style.names.sep
     return row_template(style.layout, (cls, style.pieces.index(cls)), (sep, style.pieces.index(sep)))
 
@@ -148,7 +147,7 @@ def post_processor(style: SpecialStyle) -> processors.TemplateProcessing:
 def row_template(
     layout: TemplateLayout, cls_token: tuple[str, int], sep_token: tuple[str, int]
 ) -> processors.TemplateProcessing:
-    """Return the template of a layout, with the family's token types. The tokens are given as (piece, id)."""
+    """Return the template of a layout, with its token types. `cls_token` and `sep_token`: (text, id)."""
     cls, sep = cls_token[0], sep_token[0]
     match layout:
         case "bert":
@@ -163,7 +162,7 @@ def row_template(
 
 
 def added_token(piece: str, *, special: bool = True, lstrip: bool = False) -> AddedToken:
-    """Return a token that is found in text before it is normalised. `lstrip`: whether it absorbs spaces before it."""
+    """Return a token that is matched in text before normalization. `lstrip`: whether it absorbs spaces before it."""
     return AddedToken(piece, special=special, normalized=False, lstrip=lstrip)
 
 

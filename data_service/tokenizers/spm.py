@@ -1,4 +1,4 @@
-"""Converts a SentencePiece model to a definition of the `tokenizers` library that gives the same ids.
+"""Converts a SentencePiece model to a tokenizer of the `tokenizers` library that gives the same ids.
 
 SentencePiece (Kudo & Richardson 2018) applies its character map to a text, trims and collapses spaces, puts a space
 mark before each word, and then finds a Viterbi path over piece scores (unigram) or merges pieces in score order
@@ -15,7 +15,7 @@ from data_service.errors import TokenizerError
 from data_service.tokenizers.specials import added_token
 from data_service.tokenizers.words import SPACE_MARK
 
-if TYPE_CHECKING:  # at run time imported only to parse a model: most folders hold a tokenizer.json
+if TYPE_CHECKING:  # imported at run time only to parse a model; most folders hold a tokenizer.json
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 _UNIGRAM_TYPE, _BPE_TYPE = 1, 2  # TrainerSpec.ModelType
@@ -23,7 +23,7 @@ _NORMAL_PIECE, _CONTROL_PIECE, _USER_PIECE = 1, 3, 4  # ModelProto.SentencePiece
 
 
 def parse_model(model: bytes, where: str) -> "ModelProto":
-    """Return the parsed .model file. Raises TokenizerError: it is not such a file, or is neither unigram nor BPE."""
+    """Return the parsed .model file. Raises TokenizerError: it is not a SentencePiece model of type unigram or BPE."""
     from google.protobuf.message import DecodeError
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
@@ -38,13 +38,13 @@ def parse_model(model: bytes, where: str) -> "ModelProto":
     if not proto.pieces or proto.trainer_spec.model_type not in (_UNIGRAM_TYPE, _BPE_TYPE):
         raise TokenizerError(
             f"{where}: not a unigram or BPE SentencePiece model ({len(proto.pieces)} pieces)",
-            remedy="train it with model_type unigram or bpe",
+            remedy="train the model with model_type unigram or bpe",
         )
     return proto
 
 
 def append_pieces(proto: "ModelProto", scored_pieces: Iterable[tuple[str, float]]) -> bytes:
-    """Return the model file of `proto`, extended by ordinary pieces with scores."""
+    """Return the bytes of the .model file of `proto` with these (piece, score) pairs appended as ordinary pieces."""
     extended = type(proto)()
     extended.CopyFrom(proto)
     for piece, score in scored_pieces:
@@ -59,8 +59,8 @@ def convert_model(
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a parsed model.
 
-    `mask`: the control piece that absorbs a space before it, if there is one. `character_normalizer`: what is done to
-    characters; None for the model's own character map.
+    `mask`: mask token, which absorbs a space before it; None: there is none. `character_normalizer`: normalizer to use
+    instead of the model's character map; None: the character map.
     """
     tokenizer = tokenizers.Tokenizer(piece_model(proto, byte_fallback=proto.trainer_spec.byte_fallback))
     tokenizer.normalizer = _normalizer(proto, character_normalizer)
@@ -84,8 +84,8 @@ def convert_model(
 
 
 def pieces_matched_first(proto: "ModelProto") -> list[AddedToken]:
-    """Return the pieces that are found in text before all others: control pieces, which are special, and user's
-    symbols."""
+    """Return the tokens that are matched in text before all other pieces: control pieces, which are special tokens, and
+    user-defined symbols."""
     return [
         added_token(piece.piece, special=piece.type == _CONTROL_PIECE)
         for piece in proto.pieces
@@ -94,7 +94,7 @@ def pieces_matched_first(proto: "ModelProto") -> list[AddedToken]:
 
 
 def piece_model(proto: "ModelProto", *, byte_fallback: bool) -> models.Unigram | models.BPE:
-    """Return the model of pieces and scores. `byte_fallback`: whether byte pieces spell characters without a piece."""
+    """Return the unigram or BPE model of the pieces. `byte_fallback`: whether unknown characters become byte pieces."""
     if proto.trainer_spec.model_type == _UNIGRAM_TYPE:
         scored = [(piece.piece, piece.score) for piece in proto.pieces]
         return models.Unigram(scored, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
@@ -108,7 +108,7 @@ def piece_model(proto: "ModelProto", *, byte_fallback: bool) -> models.Unigram |
 
 
 def _ranked_merges(proto: "ModelProto") -> list[tuple[str, str]]:
-    """Return every pair of pieces that merges into a piece, ordered by the score of the result, best first."""
+    """Return every pair of pieces whose concatenation is a piece, in order of that piece's score, best first."""
     ids = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type == _NORMAL_PIECE}
     ranked = sorted(ids, key=lambda piece: (-proto.pieces[ids[piece]].score, ids[piece]))
     return [

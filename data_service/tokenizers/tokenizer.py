@@ -1,7 +1,7 @@
 """`Tokenizer` turns text into ids and back, with the same ids that `transformers` gives for the same files.
 
-Every kind runs in the `tokenizers` library from one definition, the text of its `tokenizer.json`. SentencePiece
-models are converted to this form when they are trained or loaded, so there is only one path to test and to make fast.
+Tokenizers of every kind run in the `tokenizers` library from one definition, the text of a `tokenizer.json`.
+SentencePiece models are converted to it when they are trained or loaded, so there is only one code path.
 """
 
 import hashlib
@@ -22,21 +22,21 @@ from data_service.tokenizers.specials import END_OF_DOCUMENT_TOKEN, SpecialIds, 
 from data_service.tokenizers.words import RULES_VERSION, word_start_table
 from data_service.types import Tokens
 
-_UNSPLITTABLE_REASON = "it cannot split a text"
-_UNUSED_CHARACTER = "\U0010fffe"  # a character that no vocabulary has
+_ENCODING_FAILURE = "it cannot encode a text"
+_UNUSED_CHARACTER = "\U0010fffe"  # noncharacter code point that no vocabulary contains
 
 Kind = Literal["byte_bpe", "wordpiece", "unigram", "bpe", "wordlevel"]
 
 
 @dataclass(frozen=True, eq=False)
 class PlacedTokens:
-    """The n tokens of a text, and the characters of the text that each stands for.
+    """The n tokens of a text with their character ranges in it.
 
     Attributes:
         ids: [n] uint16 or uint32.
-        starts, ends: [n] int64, first character of each token, and the one behind its last. Starts never fall. Tokens
-            that spell one character together have the same places.
-        by_word: whether the places are those of the word that the token is in, without the space before it.
+        starts, ends: [n] int64, each token's first character, and the one after its last. Starts never decrease. Tokens
+            that spell one character together have the same range.
+        by_word: whether each token has the range of the word that it is in, without the space before the word.
     """
 
     ids: Tokens
@@ -48,7 +48,7 @@ class PlacedTokens:
         return len(self.ids)
 
     def equals(self, other: "PlacedTokens") -> bool:
-        """Return whether both have the same tokens at the same places."""
+        """Return whether both have the same ids with the same character ranges."""
         return all(map(np.array_equal, self.columns, other.columns))
 
     @property
@@ -61,12 +61,12 @@ class PlacedTokens:
         return PlacedTokens(self.ids[first:stop], self.starts[first:stop], self.ends[first:stop])
 
     def shift_characters(self, characters: int) -> "PlacedTokens":
-        """Return the tokens of a text before which `characters` more characters were put."""
+        """Return the same tokens with all ranges moved right by `characters`."""
         return PlacedTokens(self.ids, self.starts + characters, self.ends + characters)
 
     @staticmethod
     def concatenate(parts: Sequence["PlacedTokens"]) -> "PlacedTokens":
-        """Return the tokens of at least one part, one after another."""
+        """Return the tokens of all `parts` (at least one) in order."""
         ids, starts, ends = zip(*(part.columns for part in parts), strict=True)
         return PlacedTokens(np.concatenate(ids), np.concatenate(starts), np.concatenate(ends))
 
@@ -78,10 +78,10 @@ class Tokenizer:
         kind: byte_bpe (GPT-2's and RoBERTa's), wordpiece (BERT's), unigram or bpe (SentencePiece's), wordlevel (a list
             of words, as for molecules and proteins).
         special: ids of the special tokens, by role.
-        names: pieces of the special tokens, by role.
-        pieces: every piece by id; an id that a foreign file leaves unused has the empty string.
+        names: text of the special tokens, by role.
+        pieces: every piece by id; the empty string for an unused id.
         id_dtype: dtype of ids: uint16, or uint32 if there are more than 65,536.
-        hash: sha256 of the canonical definition and the roles. Tokenizers with equal hashes give equal ids.
+        hash: sha256 (hex) of the canonical definition and the roles. Tokenizers with equal hashes give equal ids.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class Tokenizer:
         model_files: Mapping[str, bytes] | None = None,
         where: str = "tokenizer.json",
     ) -> None:
-        """Read a definition.
+        """Build the tokenizer from a `tokenizer.json`.
 
         Args:
             definition: text of a `tokenizer.json`.
             configured: special tokens under the names of `tokenizer_config.json` (`cls_token`, ...).
-            model_files: contents of files that are saved with the tokenizer unchanged, such as a SentencePiece model,
-                by name.
+            model_files: contents of further files to save with the tokenizer, such as a SentencePiece model, by
+                name.
             where: name of this tokenizer in errors, such as its URI.
 
         Raises:
@@ -120,14 +120,14 @@ class Tokenizer:
         self.id_dtype: np.dtype[Any] = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
         with library_errors(where):
             self._encoder = self._text_only_encoder()
-        self.encode(_UNUSED_CHARACTER)  # raises for a model without a piece for unknown characters
+        self.encode(_UNUSED_CHARACTER)  # raises if the model has no unknown token
 
     def __reduce__(self) -> tuple[object, ...]:
         return (partial(Tokenizer, model_files=self._model_files), (self._text, self.names.by_token_key()))
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, special ones included: the highest id plus one."""
+        """Number of ids, including special tokens: the highest id plus one."""
         return len(self.pieces)
 
     @cached_property
@@ -138,7 +138,7 @@ class Tokenizer:
 
     @cached_property
     def special_mask(self) -> NDArray[np.bool_]:
-        """[vocab_size] bool, true for special ids, which are never masked and never a random replacement."""
+        """[vocab_size] bool: which ids are special tokens; these are never masked and never random replacements."""
         mask = np.zeros(self.vocab_size, dtype=np.bool_)
         mask[list(self._special_ids())] = True
         mask.flags.writeable = False
@@ -146,11 +146,11 @@ class Tokenizer:
 
     @cached_property
     def word_starts(self) -> NDArray[np.bool_]:
-        """[vocab_size] bool, true if a piece begins a word. See `data_service.tokenizers.words`."""
+        """[vocab_size] bool: which pieces begin a word, by the rules in `data_service.tokenizers.words`."""
         return self.word_starts_by(RULES_VERSION)
 
     def word_starts_by(self, rules_version: int) -> NDArray[np.bool_]:
-        """Return `word_start_table` by the rules of version `rules_version`. Older corpora keep the rules of their
+        """Return which pieces begin a word by version `rules_version` of the rules. A corpus keeps the version of its
         build."""
         return word_start_table(self.kind, self.pieces, self.special_mask, rules_version)
 
@@ -158,19 +158,19 @@ class Tokenizer:
         """Return the ids of each text, without special tokens: [n] uint16, or uint32 if there are more than 65,536 ids.
 
         The name of a special token inside a text ("<mask>" in a page about language models) is text like any other, so
-        `cls`, `sep`, `pad` and `mask` never occur in the result. It uses all cores unless the environment variable
-        TOKENIZERS_PARALLELISM is "false".
+        `cls`, `sep`, `pad` and `mask` never occur in the result. Encoding uses all cores unless the environment
+        variable TOKENIZERS_PARALLELISM is "false".
         """
-        with library_errors(self._where, _UNSPLITTABLE_REASON):
+        with library_errors(self._where, _ENCODING_FAILURE):
             encodings = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.id_dtype) for encoding in encodings]
 
     def encode_placed(self, texts: Sequence[str], place_by_word: bool = False) -> list["PlacedTokens"]:
-        """Return the tokens of each text, as `encode_batch` gives them, with their places.
+        """Return the tokens of each text, as `encode_batch` gives them, with their character ranges.
 
-        `place_by_word` is for `quick.TextEncoder`, which may give the places of words; here they are those of tokens.
+        `place_by_word` is ignored; it exists because `quick.TextEncoder` has the same interface.
         """
-        with library_errors(self._where, _UNSPLITTABLE_REASON):
+        with library_errors(self._where, _ENCODING_FAILURE):
             encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [self._to_placed_tokens(encoding) for encoding in encodings]
 
@@ -178,20 +178,20 @@ class Tokenizer:
         places = np.fromiter(chain.from_iterable(encoding.offsets), dtype=np.int64, count=2 * len(encoding))
         starts, ends = places.reshape(-1, 2).T
         ids = np.array(encoding.ids, dtype=self.id_dtype)
-        # Normalization may exchange marks, so that a token begins before its predecessor.
+        # Normalization may reorder combining marks, so that a token begins before the previous one.
         return PlacedTokens(ids, np.maximum.accumulate(starts), ends)
 
     @property
     def text_definition(self) -> str:
-        """A `tokenizer.json` by which the names of `cls`, `sep`, `pad` and `mask` in a text are plain text, provided
-        that the reader treats special tokens as text.
+        """A `tokenizer.json` for libraries that can encode special tokens in a text as plain text: in it, only `cls`,
+        `sep`, `pad`, `mask` and `<eod>` are special.
         """
         return str(self._encoder.to_str())
 
     def normalize(self, text: str) -> str:
-        """Return the text that reaches the vocabulary, before it is split into words."""
+        """Return the normalized text, before it is split into words."""
         normalizer = self._encoder.normalizer
-        with library_errors(self._where, _UNSPLITTABLE_REASON):
+        with library_errors(self._where, _ENCODING_FAILURE):
             return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def encode(self, text: str) -> Tokens:
@@ -199,7 +199,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def decode(self, ids: Sequence[int] | Tokens) -> str:
-        """Return the text of `ids`. Special tokens appear by name."""
+        """Return the text of `ids`. Special tokens become their names, such as "[CLS]"."""
         return str(self._codec.decode([int(i) for i in ids], skip_special_tokens=False))
 
     def piece(self, token_id: int) -> str:
@@ -207,7 +207,7 @@ class Tokenizer:
         return self.pieces[token_id]
 
     def save_files(self) -> dict[str, bytes]:
-        """Return the contents of the files that `transformers.AutoTokenizer` and `load_tokenizer` read, by name."""
+        """Return the contents, by name, of the files that `transformers.AutoTokenizer` and `load_tokenizer` read."""
         return dict(self._files)
 
     @cached_property
@@ -221,17 +221,17 @@ class Tokenizer:
         return {i for i, token in added.items() if token.special} | set(roles)
 
     def _text_only_encoder(self) -> tokenizers.Tokenizer:
-        """Return the encoder for which the names of `cls`, `sep`, `pad`, `mask` and `<eod>` in a text are text.
+        """Return an encoder that treats the names of `cls`, `sep`, `pad`, `mask` and `<eod>` in a text as plain text.
 
-        Other special tokens, such as `@user`, are given their ids, as `transformers` gives them.
+        Other special tokens, such as `@user`, get their ids, as in `transformers`.
         """
         special = self.special
         protected = {special.cls, special.sep, special.pad, special.mask, special.eod}
         added = [token | {"special": token["id"] in protected} for token in self._definition.get("added_tokens") or []]
         model = self._definition["model"]
         if self.kind in ("unigram", "wordlevel", "wordpiece"):
-            # These match any vocabulary entry, "[CLS]" too: rename those to what no text contains. Added tokens are
-            # renamed, not left out, since those behind the vocabulary are numbered in order.
+            # These kinds match text against the whole vocabulary, "[CLS]" included, so protected tokens are renamed to
+            # strings that no text contains. They are not deleted, because the library numbers added tokens in order.
             names = {self.pieces[i]: f"\uffff{i}\uffff" for i in protected if i is not None}
             vocab = model["vocab"]
             renamed: object = (
@@ -257,7 +257,7 @@ def _detect_kind(codec: tokenizers.Tokenizer, definition: Definition, where: str
         case "Unigram":
             return "unigram"
         case "BPE":
-            # Byte-level pre-tokenisation sits alone or in a sequence: its name in the JSON is unambiguous.
+            # A ByteLevel pre-tokenizer may be nested in a sequence, so its name is looked for in the JSON text.
             return "byte_bpe" if '"ByteLevel"' in json.dumps(definition.get("pre_tokenizer")) else "bpe"
         case other:
             raise TokenizerError(

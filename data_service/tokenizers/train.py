@@ -1,8 +1,8 @@
 """Trains a tokenizer. The same text and options give the same files, byte for byte.
 
 byte_bpe: byte-level BPE as in GPT-2 and RoBERTa. A piece includes the space before it, and no text is unknown.
-wordpiece: BERT's. Words are split at spaces, punctuation and CJK characters; "##" continues a word.
-unigram, bpe: learnt by SentencePiece (Kudo 2018; Sennrich et al. 2016).
+wordpiece: BERT's. Words are split at spaces, punctuation and CJK characters; pieces with "##" continue a word.
+unigram, bpe: trained by SentencePiece (Kudo 2018; Sennrich et al. 2016).
 """
 
 import io
@@ -40,22 +40,22 @@ _DEFAULT_STYLE: dict[Kind, Style] = {
 }
 
 MAX_TRAINING_WORD_BYTES = 1 << 25
-"""Bytes of distinct words, each with one more, from which a vocabulary is learnt at most; unigram's, half of them."""
+"""Largest size of the distinct words to train on, in bytes plus one for each word; half as much for unigram."""
 
 
 class TokenizerOptions(StrictRecord):
-    """Settings of `train_tokenizer`. The kinds that use a setting are named in brackets.
+    """Settings of `train_tokenizer`. Kinds in brackets are the only ones that use the setting.
 
     Attributes:
         specials: family whose special tokens are used; None: roberta for byte_bpe, bert for wordpiece, albert for
             unigram and bpe.
-        lowercase: whether to fold case. byte_bpe refuses it, because it keeps every byte.
-        strip_marks: whether to leave out combining marks: accents, vowel signs, tones. BERT's uncased models do so.
-            byte_bpe refuses it likewise.
+        lowercase: whether to fold case; an error with byte_bpe, which keeps every byte.
+        strip_marks: whether to remove combining marks (accents, vowel signs, tones), as BERT's uncased models do; an
+            error with byte_bpe.
         min_frequency: smallest number of occurrences of a pair that is merged (byte_bpe, wordpiece).
-        alphabet: number of most frequent characters that get a piece; rarer ones become the unknown token (wordpiece).
-        coverage: share of characters, by frequency, that get a piece of their own (unigram, bpe).
-        byte_fallback: whether 256 byte pieces spell other characters; otherwise they become the unknown token (unigram,
+        alphabet: number of most frequent characters that get a piece; rarer ones are unknown (wordpiece).
+        coverage: share of the text's characters that must have a piece of their own (unigram, bpe).
+        byte_fallback: whether other characters are spelt with 256 byte pieces; otherwise they are unknown (unigram,
             bpe).
     """
 
@@ -81,11 +81,11 @@ def train_tokenizer(
     allow_fewer_ids: bool = False,
     workers: int = 1,
 ) -> Tokenizer:
-    """Learn a vocabulary of exactly `vocab_size` ids, special tokens included. It does not depend on the order of the
+    """Train a tokenizer of exactly `vocab_size` ids, special tokens included. It does not depend on the order of the
     texts.
 
-    Words are counted in a temporary folder, and the most frequent ones are learnt from, up to
-    MAX_TRAINING_WORD_BYTES. The tokenizer's file TRAINING_REPORT says how many words were left out.
+    Words are counted in a temporary folder; the most frequent ones, up to MAX_TRAINING_WORD_BYTES, are trained on. The
+    tokenizer's file TRAINING_REPORT says how many words were left out.
 
     Args:
         kind: byte_bpe, wordpiece, unigram or bpe.
@@ -93,8 +93,8 @@ def train_tokenizer(
         vocab_size: number of ids.
         options: settings; None for the defaults.
         allow_fewer_ids: whether fewer ids are accepted if the text does not support `vocab_size`.
-        workers: number of processes that count, on which nothing depends. With more than one, the module that is run
-            as `__main__` is imported by each.
+        workers: number of processes that count words; the result is the same for any number. With more than one, each
+            process imports the `__main__` module.
 
     Raises:
         TokenizerError: there is no text, or the vocabulary is too small for the kind or too large for the text. Errors
@@ -104,7 +104,7 @@ def train_tokenizer(
     options = options or TokenizerOptions()
     kept = _skip_blank_texts(texts)
     if kind == "byte_bpe":
-        _check_byte_bpe(vocab_size, options)  # before text is read
+        _check_byte_bpe_settings(vocab_size, options)  # fails before any text is read
     # For unigram models, SentencePiece takes 200 bytes of memory for each byte of text.
     limit = MAX_TRAINING_WORD_BYTES // 2 if kind == "unigram" else MAX_TRAINING_WORD_BYTES
     counts = count_words(kept, partial(_splitter, kind, options), limit, workers)
@@ -133,14 +133,14 @@ def _splitter(kind: Kind, options: TokenizerOptions) -> WordSplitter:
             return SentencePieceSplitter(_sentencepiece_normalizer(options), options.lowercase)
         case "wordlevel":
             raise TokenizerError(
-                "a tokenizer of kind wordlevel cannot be trained here",
-                remedy="make it with the library `tokenizers`",
+                "Maskfleet cannot train tokenizers of kind wordlevel",
+                remedy="train the tokenizer with the library `tokenizers`, or choose another kind",
             )
 
 
 def _skip_blank_texts(texts: Iterable[str]) -> Iterator[str]:
-    """Return an iterator over the texts that are not blank. Raises TokenizerError, before it returns: there are
-    none."""
+    """Return an iterator over the texts that are not blank. Raises TokenizerError at once, not in the iterator: all
+    texts are blank."""
     kept = (text for text in texts if text and not text.isspace())
     first = next(kept, None)
     if first is None:
@@ -153,14 +153,14 @@ def _skip_blank_texts(texts: Iterable[str]) -> Iterator[str]:
 def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOptions) -> Tokenizer:
     """Train byte-level BPE as in GPT-2 and RoBERTa: no text is unknown, and a piece includes the space before it.
 
-    Ties between pairs are decided by id, and the first ids are in byte order, so nothing depends on hashing.
+    Of equally frequent pairs, the one with lower ids is merged first, so results are deterministic.
     """
     style = options.special_style("byte_bpe")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     symbols = np.full(256, WORD_END_SYMBOL, np.int32)
     for index, letter in enumerate(alphabet, start=len(style.pieces)):
         symbols[BYTES_BY_LETTER[letter]] = index
-    # Words are separated by a byte that UTF-8 does not have.
+    # Words are separated by byte 0xFF, which never occurs in UTF-8.
     text = b"".join(word.encode() + b"\xff" for word in counts.words)
     symbols[0xFF] = WORD_END_SYMBOL
     vocabulary, merges = learn_merges(
@@ -179,23 +179,23 @@ def train_byte_bpe(counts: WordCounts, vocab_size: int, options: TokenizerOption
     return Tokenizer(tokenizer.to_str(), style.names.by_token_key(), model_files=counts.training_report_files())
 
 
-def _check_byte_bpe(vocab_size: int, options: TokenizerOptions) -> None:
+def _check_byte_bpe_settings(vocab_size: int, options: TokenizerOptions) -> None:
     if options.lowercase or options.strip_marks:
         raise TokenizerError(
-            "neither case nor marks can be folded with byte_bpe, which keeps every byte of the text",
+            "byte_bpe keeps every byte of the text, so it cannot fold case or strip marks",
             remedy="use wordpiece, unigram or bpe for an uncased vocabulary",
         )
     smallest = 256 + len(options.special_style("byte_bpe").pieces) + 1
     if vocab_size < smallest:
         raise TokenizerError(
-            f"vocab_size {vocab_size} is too small: byte_bpe needs 256 bytes, the special tokens and a merge",
+            f"vocab_size {vocab_size} is too small: byte_bpe needs 256 bytes, the special tokens and one merge",
             remedy=f"ask for {smallest} ids or more (--vocab-size)",
         )
 
 
 def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptions) -> Tokenizer:
-    """Train WordPiece. The alphabet is in a fixed order, so the same text gives the same file; the library's trainer
-    numbers it, and truncates it, in the order of a randomly seeded hash map.
+    """Train WordPiece. The alphabet is sorted, so the same text gives the same file; the library's own trainer orders
+    and truncates it by a randomly seeded hash map.
 
     Raises:
         TokenizerError: the vocabulary has no room for the alphabet.
@@ -206,7 +206,7 @@ def train_wordpiece(counts: WordCounts, vocab_size: int, options: TokenizerOptio
     smallest = len(style.pieces) + len(alphabet) + 1
     if vocab_size < smallest:
         raise TokenizerError(
-            f"vocab_size {vocab_size} is too small: the special tokens and the alphabet of this text are "
+            f"vocab_size {vocab_size} is too small: the special tokens and the alphabet of this text need "
             f"{smallest - 1} pieces",
             remedy=f"ask for {smallest} ids or more (--vocab-size), or give text with fewer characters",
         )
@@ -234,8 +234,8 @@ def _bert_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
 
 
 def _wordpiece_alphabet(counts: WordCounts, limit: int, normalizer: normalizers.Normalizer) -> list[str]:
-    """Return the alphabet in code point order: the `limit` most frequent characters, then "##" before those that can
-    occur inside a word.
+    """Return the alphabet: the `limit` most frequent characters in code point order; then, prefixed with "##", those
+    that can occur inside a word.
     """
     codes = word_code_points(counts.words)
     totals = np.zeros(sys.maxunicode + 1, np.int64)
@@ -254,7 +254,7 @@ def _can_be_inside_word(character: str, normalizer: normalizers.Normalizer) -> b
 
 
 def _wordpiece_symbols(words: Sequence[str], pieces: Sequence[str]) -> NDArray[np.int32]:
-    """Return the ids of each word's characters and WORD_END_SYMBOL. Characters without a piece are left out."""
+    """Return the ids of each word's characters, then WORD_END_SYMBOL. Characters without a piece are dropped."""
     codes = word_code_points(words)
     absent = WORD_END_SYMBOL - 1
     begins, continues = np.full((2, sys.maxunicode + 1), absent, np.int32)
@@ -268,27 +268,27 @@ def _wordpiece_symbols(words: Sequence[str], pieces: Sequence[str]) -> NDArray[n
     return kept
 
 
-MODEL_FILE = "spiece.model"  # the model file's name in folders of ALBERT and XLNet
+MODEL_FILE = "spiece.model"  # name of the model file, as in folders of ALBERT and XLNet
 
-_MAX_WORD_BYTES = 1 << 16  # SentencePiece silently skips longer words; the longest are RUN_CHARACTERS, folded
+_MAX_WORD_BYTES = 1 << 16  # SentencePiece skips longer words; RUN_CHARACTERS characters fit, even normalised
 
-# Not the number of cores: the trainer sums its statistics per thread, so that the result depends on this number.
-_THREADS = 4
+# Fixed, not the number of cores: the trainer sums statistics per thread, so its result depends on this number.
+_TRAINER_THREADS = 4
 
 
 def train_sentencepiece(
     kind: Kind, counts: WordCounts, vocab_size: int, options: TokenizerOptions, *, at_most: bool = False
 ) -> Tokenizer:
-    """Train a SentencePiece model. `at_most`: whether fewer pieces are accepted if the text does not support all.
+    """Train a SentencePiece model. `at_most`: whether fewer than `vocab_size` pieces are accepted.
 
-    The text was normalised as it will be when it is encoded, by the library `tokenizers`, and SentencePiece learns from
-    the result: its own character map would treat some text otherwise. It reads counted words from a temporary file.
+    The words are already normalised by the library `tokenizers`, as text will be when it is encoded. SentencePiece's
+    own character map, which would treat some text differently, is not used. Words are passed in a temporary file.
 
     Raises:
-        TokenizerError: the vocabulary is too small for alphabet and byte pieces, or too large for the text.
+        TokenizerError: `vocab_size` is too small for alphabet and byte pieces, or too large for the text.
     """
     style = options.special_style(kind)
-    # The file has no name, so that it vanishes with the process however that ends.
+    # The file has no name, so it is deleted even if the process is killed.
     with tempfile.TemporaryFile("w", encoding="utf-8", dir=temporary_root()) as file:
         counted = zip(counts.words, counts.counts.tolist(), strict=True)
         file.writelines(f"{word}\t{count}\n" for word, count in counted)
@@ -296,7 +296,7 @@ def train_sentencepiece(
         words = Path(f"/proc/self/fd/{file.fileno()}")
         model = _learn_model(kind, words, vocab_size, options, style, exact=not at_most)
     proto = parse_model(model, MODEL_FILE)
-    for field in ("input", "input_format"):  # these would name the temporary file
+    for field in ("input", "input_format"):  # they contain the name of the temporary file
         proto.trainer_spec.ClearField(field)
     tokenizer = convert_model(proto, mask=style.names.mask, character_normalizer=_sentencepiece_normalizer(options))
     tokenizer.post_processor = post_processor(style)
@@ -305,8 +305,8 @@ def train_sentencepiece(
 
 
 def _sentencepiece_normalizer(options: TokenizerOptions) -> normalizers.Normalizer:
-    """Return what is done to characters: compatibility forms are folded (NFKC), all white space is a space, and case
-    and marks are folded as the options say. Joiners, as in Persian or Sinhala words, stay.
+    """Return a normalizer that applies NFKC, replaces white space by spaces, and folds case and marks as the options
+    say. Joiners, as in Persian or Sinhala words, are kept.
     """
     steps: list[normalizers.Normalizer] = [normalizers.NFKC()]
     if options.strip_marks:
@@ -330,12 +330,12 @@ def _learn_model(
             hard_vocab_limit=exact,
             character_coverage=options.coverage,
             byte_fallback=options.byte_fallback,
-            # Text reaches the trainer normalised; this rule is for programs that read the model's file alone.
+            # The words are already normalised; this rule is for programs that read only the model file.
             normalization_rule_name="identity" if options.lowercase or options.strip_marks else "nfkc",
             max_sentence_length=_MAX_WORD_BYTES,
-            num_threads=_THREADS,
+            num_threads=_TRAINER_THREADS,
             minloglevel=2,
-            # Each special piece gets its index in `style.pieces` as id.
+            # The id of each special token is its index in `style.pieces`.
             unk_id=style.pieces.index(style.names.unk),
             unk_piece=style.names.unk,
             bos_id=-1,
@@ -356,7 +356,7 @@ def _training_error(message: str, vocab_size: int) -> TokenizerError:
         )
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         return TokenizerError(
-            f"vocab_size {vocab_size} is too small: special tokens, bytes and alphabet are {found[1]} pieces",
+            f"vocab_size {vocab_size} is too small: special tokens, bytes and alphabet need {found[1]} pieces",
             remedy=f"ask for more than {found[1]} ids (--vocab-size)",
         )
     return TokenizerError(

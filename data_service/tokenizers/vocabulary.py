@@ -1,15 +1,15 @@
-"""Changes a model's vocabulary for continued pretraining: adds pieces to its tokenizer, or maps the pieces of another
-tokenizer to the rows of the old embeddings from which they are initialised.
+"""Changes a model's vocabulary for continued pretraining: adds words to its tokenizer, or finds for a new tokenizer
+which old embeddings initialise each piece.
 
-If whole-word pieces are added, every existing piece keeps its id, and new pieces follow. How a word becomes one piece
-depends on the kind:
+When words are added, existing pieces keep their ids, and the new pieces follow. How a word becomes one piece depends on
+the kind of tokenizer:
 
-wordpiece: the longest piece at a word's start wins, so being in the vocabulary is enough. A new piece may also
-begin longer words now.
-byte_bpe, bpe: a word that is in the vocabulary becomes one piece before any merge (`ignore_merges`), so all other words
-are split as before. byte_bpe adds two pieces for a term: one after a space and one without. With bpe a word includes
-the punctuation after it, so "term," remains split. unigram: the new piece scores just above the best split of its
-word. It may also begin longer words, if that is the better path.
+wordpiece: the longest piece at a word's start wins, so adding the word is enough. The new piece may also begin longer
+words.
+byte_bpe, bpe: a word in the vocabulary becomes one piece before any merge (`ignore_merges`), so all other words are
+split as before. byte_bpe adds two pieces per word: with and without a leading space. With bpe a word includes the
+punctuation after it, so "term," remains split.
+unigram: the new piece scores just above the best split of its word. It may also begin longer words if that scores best.
 """
 
 import json
@@ -30,18 +30,18 @@ from data_service.tokenizers.spm import append_pieces, parse_model
 from data_service.tokenizers.tokenizer import Tokenizer
 from data_service.tokenizers.words import CONTINUATION_PREFIX
 
-_UNKNOWN_PENALTY = 10.0  # how far below the lowest score SentencePiece scores a character without a piece
-_SCORE_MARGIN = 1e-3  # how far above its word's best split a new piece is scored
+_UNKNOWN_PENALTY = 10.0  # SentencePiece scores unknown characters this far below the lowest score
+_SCORE_MARGIN = 1e-3  # a new piece scores this far above the best split of its word
 
 
 @dataclass(frozen=True)
 class ExtendedTokenizer:
-    """A tokenizer with further pieces.
+    """A tokenizer with added pieces.
 
     Attributes:
         tokenizer: extended tokenizer. Its first ids are those of the old one.
         added: new pieces, in id order.
-        known: terms that were one piece already.
+        known: terms that were a single piece already.
     """
 
     tokenizer: Tokenizer
@@ -50,10 +50,10 @@ class ExtendedTokenizer:
 
 
 def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> ExtendedTokenizer:
-    """Add pieces to `tokenizer` so that each term, a single word, becomes one token. Terms may repeat or be blank.
+    """Add pieces to `tokenizer` so that each term, a single word, becomes one token. Terms may be repeated or blank.
 
-    Raises TokenizerError: there are no terms, or the tokenizer splits one before it looks for pieces, such as two
-    words.
+    Raises TokenizerError: there are no terms, a term is not a single word for the tokenizer, or cannot become one
+    piece.
     """
     wanted = list(dict.fromkeys(term.strip() for term in terms if term.strip()))
     if not wanted:
@@ -71,7 +71,7 @@ def extend_tokenizer(tokenizer: Tokenizer, terms: Iterable[str]) -> ExtendedToke
 
 
 def _pieces_for_term(codec: tokenizers.Tokenizer, tokenizer: Tokenizer, term: str) -> dict[str, str]:
-    """Return the pieces needed for a term, one for each form in which the model sees it, each with the form's text."""
+    """Return {piece: text} for a term: one piece for each form that needs its own, with or without a leading space."""
     forms = (term, f" {term}") if tokenizer.kind == "byte_bpe" else (term,)
     found: dict[str, str] = {}
     for form in forms:
@@ -96,7 +96,7 @@ def _add_pieces(old: Tokenizer, definition: Definition, added: Sequence[str]) ->
     model: dict[str, Any] = definition["model"]
     files = {name: content for name, content in old.save_files().items() if name not in SENTENCEPIECE_FILES}
     if old.kind == "unigram":
-        # Added tokens stand in the order of their ids.
+        # Added tokens join the scored vocabulary in the order of their ids.
         model["vocab"] += [[piece, 0.0] for piece in old.pieces[len(model["vocab"]) :]]
         model["vocab"] += _score_pieces(model["vocab"], old, added)
         files |= _extended_model_files(old, model["vocab"])
@@ -108,7 +108,7 @@ def _add_pieces(old: Tokenizer, definition: Definition, added: Sequence[str]) ->
 
 
 def _score_pieces(vocab: list[list[Any]], old: Tokenizer, added: Sequence[str]) -> list[list[Any]]:
-    """Return [piece, score] of the new pieces. Each scores just above the best split of its word by earlier pieces."""
+    """Return [piece, score] of each new piece. It scores just above the best split of its word by earlier pieces."""
     lowest = min(score for _, score in vocab)
     scores = {piece: score for i, (piece, score) in enumerate(vocab) if not old.special_mask[i]}
     for piece in added:
@@ -127,7 +127,7 @@ def _best_split_score(word: str, scores: dict[str, float], unknown: float) -> fl
 
 
 def _extended_model_files(old: Tokenizer, vocab: list[list[Any]]) -> dict[str, bytes]:
-    """Return the old tokenizer's SentencePiece model file, extended; empty if its pieces have other ids."""
+    """Return the SentencePiece model file with the new pieces, by name; empty if there is none with the same ids."""
     files = old.save_files()
     extended: dict[str, bytes] = {}
     for name in SENTENCEPIECE_FILES & files.keys():
@@ -142,8 +142,8 @@ def _check_terms_are_pieces(extended: Tokenizer, words: dict[str, dict[str, str]
     for term, forms in words.items():
         if not all(_is_single_piece(extended, form) for form in forms.values()):
             raise TokenizerError(
-                f"the term {term!r} does not become one piece of this {extended.kind} tokenizer",
-                remedy="leave it out",
+                f"the term {term!r} cannot become one piece of this {extended.kind} tokenizer",
+                remedy="leave the term out",
             )
 
 
@@ -152,15 +152,14 @@ _BYTE_LEVEL = decoders.ByteLevel()
 
 @dataclass(frozen=True)
 class PieceOrigins:
-    """The old ids from whose embeddings each of V new ids is initialised: one if both tokenizers have the piece, else
-    several.
+    """The old ids whose embeddings initialise each of V new ids: one if both tokenizers have the piece, else those into
+    which the old tokenizer splits it.
 
     Attributes:
-        offsets: [V + 1] int64; new id i is initialised from ids[offsets[i] : offsets[i + 1]], which is empty if it is
-            unused.
-        ids: int64, old ids.
+        offsets: [V + 1] int64; new id i is initialised from ids[offsets[i] : offsets[i + 1]], empty for an unused id.
+        ids: int64, old ids of all new ids, one after another.
         copied: number of new ids that are the same piece, or have the same special role, in both tokenizers.
-        averaged: number of new ids that are initialised from the pieces into which the old tokenizer splits them.
+        averaged: number of new ids that are initialised from the old pieces of their split.
     """
 
     offsets: NDArray[np.int64]
@@ -172,13 +171,13 @@ class PieceOrigins:
 def find_piece_origins(old: Tokenizer, new: Tokenizer) -> PieceOrigins:
     """Return the ids of `old` from which each piece of `new` is initialised.
 
-    Raises TokenizerError: the two tokenizers write words in different ways, or have no piece in common.
+    Raises TokenizerError: the tokenizers mark word beginnings in different ways, or have no piece in common.
     """
-    if _spelling(old) != _spelling(new):
-        raise _unrelated_error(f"a {old.kind} and a {new.kind} tokenizer write words in different ways")
+    if _word_marking(old) != _word_marking(new):
+        raise _incompatible_error(f"a {old.kind} and a {new.kind} tokenizer mark words in different ways")
     same = _map_old_ids(old, new)
     if not same.keys() - set(new.special_mask.nonzero()[0].tolist()):
-        raise _unrelated_error("the two tokenizers have no piece in common")
+        raise _incompatible_error("the two tokenizers have no piece in common")
     split = _PieceSplitter(old)
     sources = [[same[i]] if i in same else split(piece) for i, piece in enumerate(new.pieces)]
     lengths = np.array([len(ids) for ids in sources], dtype=np.int64)
@@ -190,35 +189,35 @@ def find_piece_origins(old: Tokenizer, new: Tokenizer) -> PieceOrigins:
     )
 
 
-def _spelling(tokenizer: Tokenizer) -> str:
+def _word_marking(tokenizer: Tokenizer) -> str:
     return "sentencepiece" if tokenizer.kind in ("unigram", "bpe") else tokenizer.kind
 
 
-def _unrelated_error(problem: str) -> TokenizerError:
+def _incompatible_error(problem: str) -> TokenizerError:
     return TokenizerError(
         problem,
-        remedy="use the model's own tokenizer, or extend it (maskfleet tokenizer extend); for another one start from "
-        "scratch",
+        remedy="use the model's own tokenizer, or extend it (maskfleet tokenizer extend), or pretrain a new model with "
+        "the new one",
     )
 
 
 def _map_old_ids(old: Tokenizer, new: Tokenizer) -> dict[int, int]:
-    """Return the old id by new id, for ids with the same special role and for the same pieces. The role decides."""
+    """Return {new id: old id} for equal pieces and for special tokens of equal role; for these only the role counts."""
     known = {piece: i for i, piece in enumerate(old.pieces) if piece}
     same = {i: known[piece] for i, piece in enumerate(new.pieces) if piece in known}
     return same | {getattr(new.special, role): getattr(old.special, role) for role in new.names.by_role()}
 
 
 class _PieceSplitter:
-    """A function that splits a piece of another vocabulary, which writes words in the same way, into ids of this one.
+    """Splits pieces of another tokenizer, which marks words in the same way, into ids of this tokenizer.
 
-    The result is empty for the empty piece of an unused id.
+    The piece of an unused id, the empty string, gives no ids.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._model = tokenizers.Tokenizer.from_str(tokenizer.save_files()[DEFINITION_FILE].decode()).model
-        # With these pieces alone WordPiece finds the longest ones in a continuing piece, from its mark on.
+        # A WordPiece model of "##" pieces only, so that a piece that begins with "##" is split into such pieces.
         pieces = {piece: i for i, piece in enumerate(tokenizer.pieces) if piece.startswith(CONTINUATION_PREFIX)}
         pieces = pieces | {tokenizer.names.unk: tokenizer.special.unk}
         pieces.pop(CONTINUATION_PREFIX, None)
@@ -235,7 +234,7 @@ class _PieceSplitter:
                 return _tokenize(self._model, piece)
             case "byte_bpe":
                 text = _BYTE_LEVEL.decode([piece])
-                # Part of a character is no text: its bytes are split as they stand.
+                # A piece that ends inside a character cannot be decoded, so the model splits its bytes.
                 return _tokenize(self._model, piece) if "\ufffd" in text else self._tokenizer.encode(text).tolist()
             case "wordpiece":
                 continues = piece.startswith(CONTINUATION_PREFIX)
@@ -243,5 +242,5 @@ class _PieceSplitter:
 
 
 def _tokenize(model: models.Model, piece: str) -> list[int]:
-    """Split a piece by a model alone, because it is in the form in which text reaches the model."""
+    """Split a piece by the model alone: a piece is already normalized and split into words."""
     return [token.id for token in model.tokenize(piece)]

@@ -1,8 +1,8 @@
-"""Encodes whole texts, however long.
+"""Encodes texts of any length in bounded memory.
 
-A text of more than `WINDOW_CHARACTERS` is encoded in windows that overlap, since a tokenizer needs some hundred bytes
-for each token while it works. Two windows are joined at a token around which both have the same tokens. Where there is
-none, as in text without a space that the tokenizer takes for one word, the text is cut there, and the cut is counted.
+A text of more than `WINDOW_CHARACTERS` is encoded in overlapping windows, since a tokenizer needs some hundred bytes of
+memory per token. Two windows are joined at a token around which both have the same tokens. If there is none, as in a
+long text without spaces, the text is cut between the windows, and the cut is counted.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ import numpy as np
 from data_service.tokenizers.quick import TextEncoder
 from data_service.tokenizers.tokenizer import PlacedTokens, Tokenizer
 
-WINDOW_CHARACTERS = 1 << 20
-OVERLAP_CHARACTERS = 1 << 12  # characters by which a window reaches into its neighbours
-_MATCHING_TOKENS_AT_JOINT = 32  # tokens on each side of a joint that must be the same in both windows
+WINDOW_CHARACTERS = 1 << 20  # longer texts are encoded in windows
+OVERLAP_CHARACTERS = 1 << 12  # characters by which a window extends into each neighbour
+_MATCHING_TOKENS_AT_JOINT = 32  # tokens on each side of a joint that both windows must have in common
 
 
 def encode_in_windows(
@@ -26,8 +26,8 @@ def encode_in_windows(
 ) -> tuple[list[PlacedTokens], int]:
     """Return the tokens of each text, and the number of cuts that may have changed tokens.
 
-    `window`: characters of a longer text that are encoded at once, besides the overlap. `by_word`: whether texts of one
-    window may have the places of words.
+    `window`: characters per window, overlap not included. `by_word`: whether tokens of texts that fit into one window
+    may have the character ranges of their words (`PlacedTokens.by_word`).
     """
     short = iter(encoder.encode_placed([text for text in texts if len(text) <= window], by_word))
     found, cuts = [], 0
@@ -45,7 +45,7 @@ def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tu
         return encoder.encode_placed([text[start:stop]])[0].shift_characters(start)
 
     parts: list[PlacedTokens] = []
-    # `begin`: the character at which the window begins; `first`: the window's first token that counts.
+    # `begin`: first character of the current window; `first`: index in it of the first token not yet in `parts`.
     cuts = begin = first = 0
     current = encode_range(0, window + overlap)
     for middle in range(window, len(text), window):
@@ -63,8 +63,8 @@ def _encode_long(encoder: Tokenizer | TextEncoder, text: str, window: int) -> tu
 
 
 def _find_joint(left: PlacedTokens, right: PlacedTokens, middle: int, overlap: int) -> tuple[int, int] | None:
-    """Return the numbers, in two overlapping windows, of the token nearest to character `middle` around which both have
-    the same tokens; None if there is none. The tokens at the edges of the windows may be cut and count for nothing.
+    """Return the index in each of two overlapping windows of the token nearest to character `middle` around which both
+    have the same tokens; None if there is none. Tokens at the windows' edges may be cut, so they are not compared.
     """
     low, high = np.searchsorted(left.starts, [middle - overlap, middle + overlap])
     near = left.starts[low:high]

@@ -1,8 +1,8 @@
-"""Counts the words of any amount of text in memory that does not grow with it.
+"""Counts the words of any amount of text in bounded memory.
 
-Each process counts in a table. A full table is written to a temporary folder, by the words' hashes to one of 64 files,
-and is emptied. In the end file after file is added up, and the most frequent words are kept. So the result does not
-depend on the order of the text or on the number of processes.
+Each process counts in a table. A full table is spilled to 64 files in a temporary folder, chosen by the words' hashes.
+In the end the counts are added up file by file, and the most frequent words are kept. So the result does not depend on
+the order of the text or on the number of processes.
 """
 
 import json
@@ -26,12 +26,12 @@ from data_service.store.local import report_full_disk
 from data_service.tokenizers.files import TRAINING_REPORT
 from data_service.tokenizers.word_splits import WordSplitter, split_text
 
-_MAX_PROCESSES = 4  # counting processes, with tables of 0.7 GB each; one reader can feed no more
-_MAX_TABLE_PIECES = 2_000_000  # largest number of pieces in a table, which take about 200 bytes each
-_MAX_SHORT_PIECE_CHARACTERS = 64  # a piece longer than this counts as one more piece for each so many characters
+_MAX_PROCESSES = 4  # with a table of up to 0.7 GB each; one reading process can feed no more
+_MAX_TABLE_PIECES = 2_000_000  # largest number of pieces in a table, at about 200 bytes each
+_MAX_SHORT_PIECE_CHARACTERS = 64  # a longer piece fills the table like several pieces of this length
 _SPILL_FILE_BITS = 6  # bits of a word's hash that select its file
-_MAX_FILE_BYTES = 1 << 30  # size above which a file is divided by the hash's next bits
-_BATCH_CHARACTERS = 1 << 20  # characters of text that are sent to a process at a time
+_MAX_FILE_BYTES = 1 << 30  # larger spill files are divided by the next bits of the hash
+_BATCH_CHARACTERS = 1 << 20  # characters of text that are sent to a counting process at once
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class WordCounts:
     """The most frequent words of a text.
 
     Attributes:
-        words: words in order of their characters.
-        counts: [words] int64, how often each occurs.
-        occurrences: number of words of the text.
-        left_out: how many of these are occurrences of rarer words, which are left out.
+        words: the distinct words, sorted.
+        counts: [words] int64, number of occurrences of each.
+        occurrences: number of words of the whole text.
+        left_out: number of occurrences of words that were too rare to be kept.
     """
 
     words: list[str]
@@ -51,7 +51,7 @@ class WordCounts:
     left_out: int
 
     def training_report_files(self) -> dict[str, bytes]:
-        """Return the file, by name, that reports these counts, for the folder of a tokenizer."""
+        """Return {name: content} of the tokenizer's report on the numbers of words in its training text."""
         report = {
             "words": self.occurrences,
             "left_out": self.left_out,
@@ -61,23 +61,23 @@ class WordCounts:
 
 
 def word_code_points(words: Iterable[str]) -> NDArray[np.uint32]:
-    """Return the characters of the words, a line's end behind each word."""
+    """Return the code points of all words, with a line feed after each word."""
     return np.frombuffer("".join(f"{word}\n" for word in words).encode("utf-32-le"), np.uint32)
 
 
 def count_words(
     texts: Iterable[str], make_splitter: Callable[[], WordSplitter], max_bytes: int, workers: int = 1
 ) -> WordCounts:
-    """Count words, and keep the most frequent ones, of equally frequent ones the first by characters.
+    """Count words, and keep the most frequent ones; equally frequent ones are kept in sorted order.
 
     Args:
         texts: documents or lines, read once.
-        make_splitter: makes what splits text; can be pickled.
-        max_bytes: number of bytes of words to keep, one byte more for each word.
-        workers: number of processes that split and count, four at most; 1: this process.
+        make_splitter: function that returns the splitter; must be picklable.
+        max_bytes: largest size of the words to keep, in bytes plus one for each word.
+        workers: number of counting processes, at most four are used; 1: count in this process.
 
     Raises:
-        TokenizerError: a process ended before its work did.
+        TokenizerError: a counting process died.
         OutOfSpace: the temporary folder is full. Errors of `texts` are raised unchanged.
     """
     with temporary_folder("words") as folder, report_full_disk(folder):
@@ -92,12 +92,12 @@ def count_words(
 
 
 class _SpillingCounter:
-    """Counts pieces, and spills the counts of their words. `number`: number of the process; each has its own files."""
+    """Counts words, and spills the counts to files in `folder`. `number`: number of the process, names its files."""
 
     def __init__(self, splitter: WordSplitter, folder: Path, number: int) -> None:
         self._splitter, self._folder, self._number = splitter, folder, number
         self._pieces: Counter[str] = Counter()
-        self._long = 0  # number of characters of all long pieces
+        self._long = 0  # number of characters of all pieces that are not short
 
     def count_text(self, text: str) -> None:
         for pieces, longest in split_text(text, self._splitter):
@@ -108,7 +108,7 @@ class _SpillingCounter:
                 self.write_counts()
 
     def write_counts(self) -> None:
-        """Write the counts, and begin a new table."""
+        """Write the counts to the spill files, and empty the table."""
         counts: Counter[str] = Counter()
         for piece, count in self._pieces.items():
             for word in self._splitter.split_into_words(piece):
@@ -119,7 +119,7 @@ class _SpillingCounter:
 
 
 def _spill_counts(counts: Counter[str], folder: Path, number: int, level: int) -> None:
-    """Add counts to the files of `folder`, one of JSON lines for each value of the hash's bits at `level`."""
+    """Append counts to JSON-lines files in `folder`, a subfolder for each value of bits number `level` of the hash."""
     parts: list[dict[str, int]] = [{} for _ in range(1 << _SPILL_FILE_BITS)]
     for word, count in counts.items():
         parts[crc32(word.encode()) >> level * _SPILL_FILE_BITS & (1 << _SPILL_FILE_BITS) - 1][word] = count
@@ -132,7 +132,7 @@ def _spill_counts(counts: Counter[str], folder: Path, number: int, level: int) -
 
 
 def _merge_spilled(folder: Path, level: int = 1) -> Iterator[Counter[str]]:
-    """Yield the counts of all words of a folder that was written, each word once, and empty the folder."""
+    """Yield the total counts of all words spilled to a folder, each word once, and delete the spill files."""
     for place in sorted(folder.iterdir()):
         files = sorted(place.iterdir())
         divided = sum(file.stat().st_size for file in files) > _MAX_FILE_BYTES and level * _SPILL_FILE_BITS < 32
@@ -169,7 +169,7 @@ def _most_frequent(parts: Iterable[Counter[str]], limit: int) -> WordCounts:
 
 
 def _cut_to_bytes(entries: list[tuple[int, str]], limit: int) -> tuple[list[tuple[int, str]], int]:
-    """Return the first entries whose words fit into `limit` bytes, and the words' bytes."""
+    """Sort (-count, word) entries; return the first whose words fit into `limit` bytes, and the size of these words."""
     entries.sort()
     sizes = np.fromiter((len(word.encode()) + 1 for _, word in entries), np.int64, len(entries)).cumsum()
     kept = int(np.searchsorted(sizes, limit, side="right"))
@@ -177,12 +177,12 @@ def _cut_to_bytes(entries: list[tuple[int, str]], limit: int) -> tuple[list[tupl
 
 
 def _count_in_processes(texts: Iterable[str], splitter: Callable[[], WordSplitter], folder: Path, workers: int) -> None:
-    """Spill the counts of texts, which processes take in turns."""
+    """Count texts in several processes, which get batches in turn, and spill the counts to `folder`."""
     with ExitStack() as stack:
         pipes = [stack.enter_context(_counting_process(splitter, folder, number)) for number in range(workers)]
         for pipe, batch in zip(cycle(pipes), _batches(texts), strict=False):
             if pipe.poll():
-                break  # the process has ended
+                break  # the process failed
             with suppress(ConnectionError):
                 pipe.send(batch)
         for pipe in pipes:
@@ -209,8 +209,8 @@ def _wait_for_process(pipe: Connection) -> None:
         failure = pipe.recv()
     except (EOFError, ConnectionError) as error:
         raise TokenizerError(
-            "a process that counted words ended before its work did",
-            remedy="run the command again, on a machine with more memory if that was what it lacked",
+            "a process that counted words died",
+            remedy="run the command again; if memory ran out, use a machine with more memory",
         ) from error
     if failure is not None:
         raise failure
@@ -218,7 +218,7 @@ def _wait_for_process(pipe: Connection) -> None:
 
 @contextmanager
 def _counting_process(splitter: Callable[[], WordSplitter], folder: Path, number: int) -> Iterator[Connection]:
-    """Yield a pipe to a process that counts the texts it gets. It replies to None with None, or sends an error."""
+    """Yield a pipe to a process that counts the texts sent to it. After None is sent, it replies None or an error."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve_counts, args=(there, splitter, folder, number), daemon=True)
@@ -232,7 +232,7 @@ def _counting_process(splitter: Callable[[], WordSplitter], folder: Path, number
 
 
 def _serve_counts(pipe: Connection, splitter: Callable[[], WordSplitter], folder: Path, number: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sending process decides when this one ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C must not end this process before its parent
     table = _SpillingCounter(splitter(), folder, number)
     try:
         while (texts := pipe.recv()) is not None:
@@ -240,7 +240,7 @@ def _serve_counts(pipe: Connection, splitter: Callable[[], WordSplitter], folder
                 table.count_text(text)
         table.write_counts()
         pipe.send(None)
-    except EOFError:  # the sending process has ended
+    except EOFError:  # the parent process has ended
         return
     except OSError as error:
         pipe.send(error)

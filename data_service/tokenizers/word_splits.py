@@ -1,9 +1,8 @@
-"""Splits text into the words that a trainer counts: the pre-tokens of the library `tokenizers`, which takes some 10 us
-for each.
+"""Splits text into the words that a trainer counts: the pre-tokens of the library `tokenizers`, but faster than the
+library, which takes about 10 us per pre-token.
 
 Text is cut at spaces into pieces that the library would split in the same way alone, so each distinct piece is split
-only once. A piece is split by a regular expression over its characters' classes, and the library says which class a
-character is of.
+only once, by a regular expression over the classes of its characters. The classes are found by trials with the library.
 """
 
 import re
@@ -12,28 +11,28 @@ from typing import Protocol
 
 from tokenizers import normalizers, pre_tokenizers
 
-RUN_CHARACTERS = 1000  # longest run of non-spaces in training text; the trainers' time grows with its square
-_SKIPPED_CHARACTER = "\u2585"  # SentencePiece silently skips lines that contain this character, a block
-_WINDOW_CHARACTERS = 1 << 20  # largest number of characters that are split at a time
+RUN_CHARACTERS = 1000  # longer words are cut; the trainers' time is quadratic in a word's length
+_SKIPPED_CHARACTER = "\u2585"  # block element; SentencePiece silently skips lines that contain it
+_WINDOW_CHARACTERS = 1 << 20  # about how many characters are split at a time
 _RUN_OR_SPACES = re.compile(rf"\s*+\S{{1,{RUN_CHARACTERS}}}+|\s++")
-# For Python \x1c to \x1f are white space, too.
+# White space without \x1c to \x1f, which are white space only for Python.
 _WHITE_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _SPACE_BEFORE_WORD = re.compile(rf"[ \n](?=[^{_WHITE_SPACE}\x1c-\x1f])")
 
 
 class WordSplitter(Protocol):
-    """A way to split text. A piece of text is split in the same way wherever it stands."""
+    """A splitter of text into pieces, and of pieces into words. How a piece is split does not depend on its context."""
 
     def split_into_pieces(self, text: str) -> list[str]:
-        """Return the pieces of a text."""
+        """Return the pieces of a text, cut at white space."""
 
     def split_into_words(self, piece: str) -> list[str]:
-        """Return the words of a piece."""
+        """Return the words of a piece, as the library `tokenizers` splits them."""
 
 
 def split_text(text: str, splitter: WordSplitter) -> Iterator[tuple[list[str], int]]:
-    """Yield the pieces of a text, window by window, and the number of characters of the longest. Words of more than
-    RUN_CHARACTERS are cut."""
+    """Yield (pieces, length of the longest piece) for each window of a text. Runs without white space are cut after
+    RUN_CHARACTERS characters."""
     start = 0
     while start < len(text):
         found = _SPACE_BEFORE_WORD.search(text, start + _WINDOW_CHARACTERS)
@@ -48,7 +47,7 @@ def split_text(text: str, splitter: WordSplitter) -> Iterator[tuple[list[str], i
 
 
 class _ClassCache(dict[int, str]):
-    """The class of each character, found when it is first met."""
+    """A cache of each character's class, by code point."""
 
     def __init__(self, classify: Callable[[str], str]) -> None:
         self._classify = classify
@@ -59,8 +58,8 @@ class _ClassCache(dict[int, str]):
 
 
 class ByteBpeSplitter:
-    """Words of GPT-2's expression, each with the space before it. A piece has one more space before each line end than
-    the text, and lacks its own leading space. A text's first piece begins with a space if none precedes it.
+    """Splits text like GPT-2's regular expression; a word includes the space before it. Pieces have an added space
+    before each line end and lack their leading space; but the first piece of a text without leading space gets one.
     """
 
     _SPLIT = re.compile(rf" (?=\n?[^{_WHITE_SPACE}])").split
@@ -92,14 +91,14 @@ class ByteBpeSplitter:
 
 
 class BertSplitter:
-    """Words of BERT: normalised text is split at white space and at each mark. A piece has no white space.
+    """Splits text like BERT: normalised text at white space and punctuation. A piece has no white space.
 
     Args:
-        normalizer: what is done to text first.
-        lowercase: whether it folds case.
+        normalizer: normalizer of the tokenizer.
+        lowercase: whether the normalizer folds case.
     """
 
-    # Characters that BERT removes, but Python takes for white space.
+    # Characters that BERT removes, although Python regards them as white space.
     _REMOVED = re.compile("[\v\f\x1c-\x1f\x85]")
     _WORDS = re.compile("a+|!")
 
@@ -121,7 +120,7 @@ class BertSplitter:
 
 
 class SentencePieceSplitter:
-    """Words of SentencePiece: normalised text is split at white space. A piece has no white space. Arguments: as for
+    """Splits text like SentencePiece: normalised text at white space. A piece has no white space. Arguments: as for
     `BertSplitter`."""
 
     _WORDS = re.compile(r"[\S\x1f]+")
@@ -137,7 +136,7 @@ class SentencePieceSplitter:
 
 
 def _make_piece_normalizer(normalizer: normalizers.Normalizer, lowercase: bool) -> Callable[[str], str]:
-    """Return a faster function with the same results for pieces: it changes only the case of printable ASCII."""
+    """Return a faster function that normalizes pieces: of printable ASCII text, a normalizer changes only the case."""
 
     def normalize_piece(piece: str) -> str:
         if not piece.isascii() or not piece.isprintable():

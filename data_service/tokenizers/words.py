@@ -1,14 +1,13 @@
 """Finds the pieces that begin a word, for whole-word, n-gram and span masking.
 
-A word extends from one flagged piece up to the next. Masking also treats the first piece after a special token as the
-beginning of a word, because byte-level BPE writes a document's first word without the space that marks a word.
+A word extends from a piece that begins a word up to the next such piece. Masking also lets the first piece
+after a special token begin a word, because byte-level BPE has no space before a document's first word.
 
 Some scripts put no space between words: Han, kana, Thai, Lao, Tibetan, Burmese, Khmer and a few more. There a piece
 that begins with a letter begins a word, as BERT treats every Chinese character as a word. A piece of several
-characters stays whole; vowel signs, digits, marks and Latin letters belong to the character before them. If a piece
-is only part of a character, its bytes must show that the script is one of these: the first byte of most Han
-characters does, and the first two bytes of the others do. So text with spaces has the same words as under the older
-rules (`RULES_VERSION` 1).
+characters stays whole; vowel signs, digits, marks and Latin letters belong to the character before them. A piece that
+is only part of a character begins a word if its bytes identify the script: the first byte is enough for most Han
+characters, two bytes for all. So text in scripts with spaces has the same words as by the older rules (version 1).
 """
 
 import re
@@ -19,22 +18,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-RULES_VERSION = 2  # newest version of the rules; by version 1, of older corpora, all scripts have spaces
+RULES_VERSION = 2  # current version of the rules; version 1 treats all scripts as if they had spaces
 
-SPACE_MARK = "\u2581"  # SentencePiece's mark for a space before the piece
-CONTINUATION_PREFIX = "##"  # what a piece of WordPiece that does not begin a word begins with
+SPACE_MARK = "\u2581"  # SentencePiece's character for a space before a word
+CONTINUATION_PREFIX = "##"  # prefix of WordPiece pieces inside a word
 _PUNCTUATION = frozenset(string.punctuation) - {"'"}
 _LATIN_OR_PUNCTUATION = frozenset(string.ascii_letters + string.digits + string.punctuation)
-_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's piece for a single byte
 
-# GPT-2's byte alphabet: bytes that print as themselves, the others as the letters from U+0100 on, in order.
+# GPT-2's byte alphabet: printable bytes stand for themselves, the others are letters from U+0100 on, in order.
 _PRINTED_BYTES = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 BYTES_BY_LETTER = {chr(byte): byte for byte in _PRINTED_BYTES} | {
     chr(0x100 + i): byte for i, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTED_BYTES)))
 }
-_BYTE_WHITESPACE = tuple(chr(0x100 + ord(space)) for space in " \t\n\r\v\f")
+_BYTE_WHITESPACE = tuple(chr(0x100 + ord(space)) for space in " \t\n\r\v\f")  # white space in that alphabet
 
-# Ranges of letters, first and last, each of which begins a word: Thai, Lao, Tibetan, Burmese, Khmer, Tai Le, New Tai
+# (first, last) code points of letters that each begin a word: Thai, Lao, Tibetan, Burmese, Khmer, Tai Le, New Tai
 # Lue, Tai Tham, the signs that repeat or stand for a Han character, kana, Han, Tai Viet, Han again, half-width kana,
 # Han beyond U+FFFF.
 # fmt: off
@@ -45,7 +44,7 @@ LETTERS_WITHOUT_SPACES = (
     (0xAA80, 0xAAAF), (0xF900, 0xFAFF), (0xFF66, 0xFF9D), (0x20000, 0x3FFFF),
 )
 # fmt: on
-# Unicode blocks of these letters, by which the first bytes of a character are judged.
+# Unicode blocks of these letters, to judge characters of which only the first bytes are known.
 _UNSPACED_BLOCKS = (
     (0x0E00, 0x109F),
     (0x1780, 0x17FF),
@@ -62,7 +61,7 @@ def word_start_table(
     special: NDArray[np.bool_],
     rules_version: int = RULES_VERSION,
 ) -> NDArray[np.bool_]:
-    """Return [vocab] bool, read-only: which pieces begin a word. Special tokens are words of their own.
+    """Return [vocab] bool, read-only: which pieces begin a word. Every special token does.
 
     byte_bpe: a piece that begins with whitespace (fairseq's rule for GPT-2's BPE); punctuation joins the word
     before it.
@@ -70,8 +69,8 @@ def word_start_table(
     unigram, bpe: a piece that begins with the space mark, a piece that is one punctuation mark, and a piece
     without any ASCII letter, digit or mark, so that every CJK piece is a word (google-research/albert,
     create_pretraining_data.py, except that digits and apostrophes continue a word here). Of byte-fallback pieces
-    only the first bytes of Han characters begin one.
-    All: a piece that begins with a letter of a script without spaces, from `rules_version` 2 on.
+    only the first bytes of Han characters do.
+    All: a piece that begins with a letter of a script without spaces (from `rules_version` 2 on).
     """
     begins = {
         "byte_bpe": _starts_word_byte_bpe,
@@ -104,8 +103,8 @@ def _starts_word_sentencepiece(piece: str, unspaced: bool) -> bool:
 
 
 def _begins_unspaced(content: bytes) -> bool:
-    """Return whether UTF-8 text that begins with these bytes must begin with a letter of a script without spaces."""
-    if not content or content[0] < 0xE0:  # characters of scripts without spaces have three or four bytes
+    """Return whether every UTF-8 text with these first bytes begins with a letter of a script without spaces."""
+    if not content or content[0] < 0xE0:  # letters of scripts without spaces take three or four bytes
         return False
     length = 3 if content[0] < 0xF0 else 4
     first = content[:length]

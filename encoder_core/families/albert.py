@@ -1,7 +1,7 @@
 """ALBERT (Lan et al., 2019, arXiv 1909.11942): BERT with a tenth of the parameters.
 
 The word embeddings are narrow, and a Linear widens them (section 3.1, factorised embeddings). All layers share the
-parameters of one (cross-layer sharing). The order of two segments is predicted, not whether they belong together.
+parameters of one (cross-layer sharing). Sentence order prediction replaces next sentence prediction.
 """
 
 from typing import ClassVar, Literal, Self
@@ -33,10 +33,10 @@ class AlbertConfig(WithGenerator):
     """The configuration of an ALBERT. See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
-        embedding: width of the embeddings, which are projected to `hidden`; the head works in this width too.
-        groups: number of distinct layers; depth i runs layer i / (layers / groups), rounded down, in floating point as
-            transformers does it. 1: all depths share one layer.
-        token_types: number of segments with an embedding of their own.
+        embedding: width of the embeddings, which are projected to `hidden`, and of the head.
+        groups: number of distinct layers; depth i runs layer i / (layers / groups), rounded down (in floating point, as
+            in transformers). 1: all depths share one layer.
+        token_types: number of segments that have embeddings.
     """
 
     family: Literal["albert"] = "albert"
@@ -58,7 +58,7 @@ class AlbertConfig(WithGenerator):
 
     @property
     def generator(self) -> Self:
-        """The generator; it has at most as many distinct layers as its depth."""
+        """The configuration of the generator, in which `groups` is at most the number of layers."""
         shallow = super().generator
         return shallow.model_copy(update={"groups": min(self.groups, shallow.layers)})
 
@@ -135,7 +135,7 @@ CONFIG_JSON = ConfigJson(
     },
     constants={
         **TIED_DECODER_CONSTANT,
-        "inner_group_num": (1, "only ALBERT models with one layer a group can be loaded"),
+        "inner_group_num": (1, "use an ALBERT with one layer per group"),
     },
     unwritten=ENCODER_FLAGS,
 )

@@ -1,12 +1,12 @@
 """BART (Lewis et al., 2019, arXiv 1910.13461): an encoder reads corrupted text, and a decoder writes the text.
 
-Encoder and decoder are those of Vaswani et al. (2017) with learned positions, GELU, and a LayerNorm behind the
-embeddings (section 2.1; facebookresearch/fairseq, models/bart/model.py). Encoder, decoder and the decoder's output
-share the table of words. There is no layer between the decoder and that output, and no bias. The term denoise trains
-it.
+Encoder and decoder are those of Vaswani et al. (2017) with learned positions, GELU, and a LayerNorm after the
+embeddings (section 2.1; facebookresearch/fairseq, models/bart/model.py). Encoder, decoder and output projection share
+the word table. The output projection follows the decoder's last layer directly, and has no bias. The loss term denoise
+trains the network.
 
-transformers' class has a bias on the output that is never trained, and zero in the published weights. It may drop inner
-activations of the feed-forward blocks, which fairseq does not (`relu_dropout` 0), nor do we.
+transformers' class has an output bias that is never trained, and is zero in the published weights. It can have dropout
+inside the feed-forward blocks, which fairseq (`relu_dropout` 0) and we do not have.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,7 +17,7 @@ from encoder_core.families.config_json import TIED_DECODER_CONSTANT, ConfigJson
 from encoder_core.families.interchange import Heads, HfNetwork, KeyTable, ModelType, NamePair, weight_and_bias
 from encoder_core.layers.sizes import Initializer, layer_weight_count, linear_weight_count, norm_weight_count
 
-if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
+if TYPE_CHECKING:  # torch is imported only where encoders are built, not to read a configuration
     from torch import nn
 
     from encoder_core.layers.cross_attention import Decoder
@@ -59,7 +59,7 @@ class BartConfig(EncoderConfig):
 
     @property
     def first_position(self) -> int:
-        """2 for any padding id, as in fairseq's models."""
+        """Always 2, whatever the padding id, as in transformers' class and fairseq's models."""
         return 2
 
     @property
@@ -72,15 +72,15 @@ class BartConfig(EncoderConfig):
         return tables + self.layers * (layer_weight_count(self.hidden, self.feed_forward) + across)
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
-        """Return how transformers' class holds encoder and decoder.
+        """Return transformers' format of encoder and decoder.
 
         Raises:
-            ModelError: `heads` are others than BART's own.
+            ModelError: `heads` is not denoise, the only head that BART has.
         """
         if heads != "denoise":
             raise ModelError(
-                f"bart has no heads of kind {heads!r}: its decoder writes the text",
-                remedy="use a model of another family, or BART with its decoder (denoise)",
+                f"bart has no head {heads!r}: its only head is that of its decoder (denoise)",
+                remedy="use a model of another family, or BART with the head denoise",
             )
         return HfNetwork("BartForConditionalGeneration", TABLE, to_json(self))
 
@@ -93,7 +93,7 @@ _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "
 
 
 def _stack_pairs(our_prefix: str, their_prefix: str, attention_names: dict[str, str]) -> tuple[NamePair, ...]:
-    """Return the pairs of an encoder or a decoder without its words. `attention_names`: names of its attentions."""
+    """Return the pairs of names of an encoder or decoder, without the word table. `attention_names`: theirs by ours."""
     layer, their = f"{our_prefix}.layers.{{layer}}", f"{their_prefix}.layers.{{layer}}"
     projections = [
         (f"{layer}.{name}.{part}", f"{their}.{its}.{proj}")
@@ -127,7 +127,7 @@ _DECODER = {"decoder_layers": "layers", "decoder_attention_heads": "heads", "dec
 
 EPSILON = 1e-5  # epsilon of every LayerNorm; transformers' configuration has no field for it
 
-_PUBLISHED = "use weights of BART's published architecture (mBART and Pegasus have another one)"
+_PUBLISHED = "use weights of BART's published architecture (mBART and Pegasus differ from it)"
 CONFIG_JSON = ConfigJson(
     "bart",
     {
@@ -144,7 +144,7 @@ CONFIG_JSON = ConfigJson(
         "activation": ("activation_function", "gelu"),
     },
     constants={**TIED_DECODER_CONSTANT, "scale_embedding": (False, _PUBLISHED)},
-    # Older files have these fields for the norms.
+    # Only old files have these fields, which select another order of norms.
     unwritten=dict.fromkeys(("normalize_before", "add_final_layer_norm"), (False, _PUBLISHED)),
     defaults={"decoder_layers": 12, "decoder_attention_heads": 16, "decoder_ffn_dim": 4096},
 )
@@ -154,15 +154,15 @@ def to_json(config: BartConfig) -> dict[str, Any]:
     """Return the fields of config.json. Raises ModelError: the LayerNorm epsilon is not 1e-5."""
     if config.layer_norm_eps != EPSILON:
         raise ModelError(
-            f"model.layer_norm_eps is {config.layer_norm_eps:g}, and transformers' BART has 1e-5 only",
-            remedy="train with model.layer_norm_eps: 1e-5",
+            f"model.layer_norm_eps is {config.layer_norm_eps:g}, but transformers' BART only supports 1e-5",
+            remedy="train with model.layer_norm_eps: 1e-5 to export",
         )
     decoder = {theirs: getattr(config, ours) for theirs, ours in _DECODER.items()}
     return CONFIG_JSON.to_fields(config, is_encoder_decoder=True, activation_dropout=0.0, **decoder)
 
 
 def from_json(fields: dict[str, Any]) -> BartConfig:
-    """Return our configuration for the fields of a config.json."""
+    """Return our configuration for the fields of a config.json. Raises ModelError: encoder and decoder differ."""
     fields = CONFIG_JSON.fill_defaults(fields)
     for theirs, ours in _DECODER.items():
         encoders = CONFIG_JSON.fields[ours][0]

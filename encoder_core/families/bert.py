@@ -1,12 +1,11 @@
 """BERT (Devlin et al., 2018, arXiv 1810.04805): the encoder of the Transformer, trained to predict masked words.
 
-Earlier models read a text from one side. BERT masks 15 % of the tokens and predicts them from both sides (section
-3.1). Its layers are those of Vaswani et al. (2017): attention, then a feed-forward block, each followed by a residual
-sum and a LayerNorm (post-norm). The embeddings of word, position and segment are summed.
+BERT masks 15 % of the tokens and predicts them from the text on both sides (section 3.1). Its layers are those of
+Vaswani et al. (2017): attention, then a feed-forward block, each followed by a residual sum and a LayerNorm
+(post-norm). The embeddings of word, position and segment are summed.
 
-SpanBERT (Joshi et al., 2020) has the same encoder and another objective. DistilBERT (Sanh et al., 2019, section 3) is
-half as deep and has no token types; transformers has a class of its own for it, whose names are at the end of this
-file.
+SpanBERT (Joshi et al., 2020) has the same encoder and another objective. DistilBERT (Sanh et al., 2019, section 3) has
+half the layers and no token types; transformers has a separate class for it, whose names are at the end of this file.
 """
 
 from collections.abc import Collection
@@ -34,7 +33,7 @@ from encoder_core.families.interchange import (
     weight_and_bias,
 )
 
-if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
+if TYPE_CHECKING:  # torch is imported only where encoders are built, not to read a configuration
     from encoder_core.layers.encoder import EncoderLayer
 
 
@@ -42,9 +41,9 @@ class BertConfig(WithGenerator):
     """The configuration of a BERT, SpanBERT or DistilBERT. See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
-        token_types: number of segments with an embedding of their own; 0 for none (DistilBERT).
-        position: absolute embeddings at the input (the paper), or learned relative positions in every layer's scores,
-            against the queries (relative_key) or against queries and keys (relative_key_query).
+        token_types: number of segments that have embeddings; 0: none, as in DistilBERT.
+        position: absolute: position embeddings at the input, as in the paper. relative_key, relative_key_query: learned
+            relative positions in every layer's scores, multiplied with queries, or with queries and keys.
     """
 
     family: Literal["bert"] = "bert"
@@ -66,7 +65,7 @@ class BertConfig(WithGenerator):
         return self.token_types > 0
 
     def encoder_layers(self) -> "list[EncoderLayer]":
-        """Build the layers. Relative positions are parameters, so each layer has a kernel of its own."""
+        """Build the layers. With relative positions each layer has its own kernel, which owns their parameters."""
         from encoder_core.layers.relative_key import RelativeKeyAttention
 
         if self.position == "absolute":
@@ -125,7 +124,7 @@ CONFIG_JSON = ConfigJson(
     constants=TIED_DECODER_CONSTANT,
     unwritten={
         **ENCODER_FLAGS,
-        "position_embedding_type": ("absolute", "only BERT models with absolute positions can be loaded"),
+        "position_embedding_type": ("absolute", "use a BERT with absolute positions"),
     },
 )
 
@@ -179,17 +178,17 @@ EPSILON = 1e-12  # epsilon of every LayerNorm; transformers' configuration has n
 
 
 def distilled_to_json(config: BertConfig) -> dict[str, Any]:
-    """Return the fields of a DistilBERT's config.json. Raises ModelError: the model has relative positions, or another
-    LayerNorm epsilon than 1e-12."""
+    """Return the fields of a DistilBERT's config.json. Raises ModelError: the model has relative positions, or its
+    LayerNorm epsilon is not 1e-12."""
     if config.position != "absolute" or config.layer_norm_eps != EPSILON:
         raise ModelError(
-            f"the model has position {config.position} and layer_norm_eps {config.layer_norm_eps:g}, but without token "
-            "types it is exported as transformers' DistilBERT, which needs position absolute and layer_norm_eps 1e-12",
+            f"the model has position {config.position} and layer_norm_eps {config.layer_norm_eps:g}. A BERT without "
+            "token types is exported as DistilBERT, which needs position absolute and layer_norm_eps 1e-12",
             remedy="train with model.position: absolute and model.layer_norm_eps: 1e-12, or with model.token_types: 1",
         )
     return DISTILBERT_CONFIG_JSON.to_fields(config, sinusoidal_pos_embds=False)
 
 
 def distilled_from_json(fields: dict[str, Any]) -> BertConfig:
-    """Return our configuration. Sinusoidal positions are part of the weights, like learned ones."""
+    """Return our configuration for a DistilBERT's config.json. Sinusoidal positions are weights, like learned ones."""
     return BertConfig(**DISTILBERT_CONFIG_JSON.read_settings(fields), layer_norm_eps=EPSILON, token_types=0)

@@ -1,6 +1,6 @@
-"""The list of model families: import a new family here and add it to a union. Its configuration does the rest.
+"""The list of model families. To add a family, import its configuration here and add it to `ModelConfig`.
 
-The configuration of any family is written for transformers (`hf_format_of`), and is read from there (`read_config`).
+`hf_format_of` and `read_config` convert the configuration of any family to transformers' format and back.
 """
 
 from collections.abc import Callable
@@ -39,39 +39,39 @@ ModelConfig = Annotated[
     | BartConfig,
     Field(discriminator="family"),
 ]
-"""The configuration of any family, told apart by its `family` field."""
+"""The configuration of any family, as a union that pydantic discriminates by the `family` field."""
 
 FAMILIES: tuple[type[ModelConfig], ...] = get_args(get_args(ModelConfig)[0])
 
 
 def family_names_where(predicate: Callable[[type[EncoderConfig]], bool]) -> str:
-    """Return the names of the families that suit, for a remedy."""
+    """Return the names of the families for which `predicate` is true, joined by "or", for an error's remedy."""
     return " or ".join(family.model_fields["family"].default for family in FAMILIES if predicate(family))
 
 
 def embedded_languages(config: ModelConfig) -> tuple[str, ...]:
-    """Return the languages for which the model has embeddings, in their order; empty in most families."""
+    """Return the languages that have embeddings in the model, in the order of the table; empty except for XLM."""
     return config.languages if isinstance(config, XlmConfig) and config.language_table_rows else ()
 
 
 def uses_mask_decoder(config: ModelConfig) -> bool:
-    """Return whether DeBERTa's mask decoder predicts masked tokens."""
+    """Return whether the model predicts masked tokens with DeBERTa's enhanced mask decoder."""
     return isinstance(config, DebertaConfig | DebertaV2Config) and config.mask_decoder == "enhanced"
 
 
 @dataclass(frozen=True)
 class HfFormat(HfNetwork):
-    """How one model is written in transformers' format.
+    """A model in transformers' format.
 
     Attributes:
-        layers: number of distinct layers, for expanding `table`.
+        layers: number of distinct layers, to which `table` applies.
     """
 
     layers: int
 
 
 def hf_format_of(config: ModelConfig, heads: Heads = "mlm") -> HfFormat:
-    """Return how this encoder with these heads is written for transformers.
+    """Return transformers' format of this encoder with these heads.
 
     Raises:
         ModelError: transformers has no class for it.
@@ -82,12 +82,12 @@ def hf_format_of(config: ModelConfig, heads: Heads = "mlm") -> HfFormat:
 
 
 def hf_equivalent(config: ModelConfig) -> ModelConfig:
-    """Return the configuration of the same encoder, with the same weights, in a family that transformers has a class
-    for: `config` itself unless its family has none.
+    """Return `config`, or for a NeoBERT, which transformers lacks, the configuration of a family that transformers has
+    and whose encoder is the same, with the same weights.
     """
     if not isinstance(config, NeoBertConfig):
         return config
-    # Both have RMSNorms before each block, rotary halves and SwiGLU.
+    # EuroBERT has NeoBERT's layers: RMSNorms before each block, rotary positions on halves of heads, SwiGLU.
     return EuroBertConfig(**config.model_dump(include=EuroBertConfig.model_fields.keys() - {"family"}))
 
 
@@ -97,14 +97,14 @@ def _hf_network(config: ModelConfig, heads: Heads) -> HfNetwork:
         table = its.table if config.has_decoder else its.table.without_heads()
         return HfNetwork(_encoder_class_name(its), table, its.fields)
     found = config.hf_network(heads)
-    # Without such a class in transformers: the family's encoder, with ELECTRA's head.
+    # If transformers has no class with a detection head: the family's encoder, with ELECTRA's head.
     if found is None and heads == "rtd":
         its = _hf_network(config, "mlm")
         found = HfNetwork(_encoder_class_name(its), add_detection_head(its.table.without_heads()), its.fields)
     if found is None:
         raise ModelError(
             f"transformers has no class for {config.family} with the heads {heads!r}",
-            remedy="export the encoder with its masked-language-model head",
+            remedy="export the encoder with its masked-language-model head (mlm)",
         )
     return found
 
@@ -113,36 +113,35 @@ _TYPES: dict[str, ModelType] = {its.model_type: its for family in FAMILIES for i
 
 
 def _encoder_class_name(network: HfNetwork) -> str | None:
-    """Return the name of the class that holds the encoder alone, if transformers has one."""
+    """Return the name of transformers' class of the encoder alone; None if transformers has none."""
     return _TYPES[network.fields["model_type"]].encoder
 
 
 TYPES_WITHOUT_HF_CLASS = tuple(name for name, its in _TYPES.items() if its.encoder is None)
-"""Model types of ours for which transformers has no class."""
-
+"""Model types that we can load although transformers has no class for them."""
 
 _MAX_LAYERS = 10_000
-"""A limit, because the names of an absurd number of layers would fill the memory."""
+"""Largest number of layers that is accepted: the names of absurdly many layers would fill the memory."""
 _MALFORMED_CONFIG_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""The errors that fields of a wrong type raise, such as text instead of a number: a folder is untrusted."""
+"""Errors that config.json fields of a wrong type may raise, such as text instead of a number; files are untrusted."""
 
 
 _MISSING_FEATURES = {
-    "qwen3": "norms of queries and keys, and heads of a width of their own",
+    "qwen3": "norms of queries and keys, and a head width that is not hidden_size / num_attention_heads",
     **dict.fromkeys(
         ("gemma3", "gemma3_text"),
         "norms of queries and keys, norms after blocks, scaled embeddings and norms",
     ),
 }
-"""Features of requested decoder models that our layers lack, by model type."""
+"""Features that our layers lack, by the model type of decoders that users may try to load."""
 
 
 def read_config(fields: dict[str, Any]) -> ModelConfig:
     """Return our configuration for the fields of a config.json.
 
     Raises:
-        ModelError: the model type is not supported, or a field has a value of another kind than its fields have.
-        ValidationError: a value is out of its range.
+        ModelError: the model type is not supported, or a field has a value of a wrong type.
+        ValidationError: a value is out of range.
     """
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _TYPES:
@@ -150,7 +149,7 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
         reason = "" if lacking is None else f" (it has {lacking})"
         raise ModelError(
             f"config.json: model_type is {model_type!r}, which is not supported{reason}",
-            remedy=f"use one of {', '.join(_TYPES)}",
+            remedy=f"use a model of type {', '.join(_TYPES)}",
         )
     padded = fields.get("pad_token_id", 0) is not None
     stated_fields = fields if padded else {name: fields[name] for name in fields.keys() - {"pad_token_id"}}
@@ -160,16 +159,16 @@ def read_config(fields: dict[str, Any]) -> ModelConfig:
         raise
     except _MALFORMED_CONFIG_ERRORS as error:
         raise ModelError(
-            f"config.json: a field of this {model_type} has a value of another kind: {error}",
-            remedy="compare it with a config.json that transformers has written",
+            f"config.json: a field of this {model_type} has a value of a wrong type: {error}",
+            remedy="compare the file with a config.json that transformers wrote for this model type",
         ) from error
     if not padded and config.offsets_positions_by_padding:
         raise ModelError(
-            f"config.json: pad_token_id is null, and the positions of this {model_type} begin after it",
-            remedy="set pad_token_id to the padding id with which the model was trained (published ones: 1)",
+            f"config.json: pad_token_id is null, but the positions of a {model_type} are counted from it",
+            remedy="set pad_token_id to the padding id with which the model was trained (1 in published models)",
         )
     if config.layers > _MAX_LAYERS:
         raise ModelError(
-            f"config.json says {config.layers:,} layers", remedy=f"give a model of at most {_MAX_LAYERS:,}"
+            f"config.json has {config.layers:,} layers", remedy=f"use a model of at most {_MAX_LAYERS:,} layers"
         )
     return config

@@ -1,7 +1,7 @@
 """The base class of model configurations: the shape of a model, and the interface of a family.
 
-A family is a class of configurations in a file of this folder. It builds its encoder, gives transformers' names, and
-defines its small form. Other code does not ask for a model's family, except for features that only one family has.
+A family is a configuration class in a file of this folder. It builds its encoder, maps parameters to transformers'
+names, and defines its small form (`--tiny`). Other code depends on a family only for features that no other has.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ from encoder_core.layers.sizes import (
     norm_weight_count,
 )
 
-if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
+if TYPE_CHECKING:  # torch is imported only where encoders are built, not to read a configuration
     from torch import nn
 
     from encoder_core.layers.any_encoder import AnyEncoder
@@ -37,29 +37,30 @@ class EncoderConfig(BaseModel, ABC):
 
     Attributes:
         name: name of the family.
-        recipe: bundled recipe with the settings for continuing a model of the family; `pair_recipe`: with a generator.
-        main_heads: heads of the network that other tasks start from.
-        has_decoder: whether the network is an encoder and a decoder that reads its states.
+        recipe: bundled recipe with the settings for continued training of a model of the family.
+        pair_recipe: the same for a model that trains with a generator; None: there is no such recipe.
+        main_heads: heads of the published network, from which other tasks start.
+        has_decoder: whether the network is an encoder-decoder.
         permutes: whether tokens are predicted in a random order, without masks.
-        context_norm: whether the detection head has a norm of its own.
-        class_token_last: whether the classification token ends a text; else it begins it.
-        has_convolution: whether a convolution shows each token its neighbours.
-        has_generator: whether the model trains beside a `generator`, for replaced-token detection.
-        has_rotary_positions: whether attention turns queries and keys by their positions (`rope_base`).
-        takes_token_types: whether transformers' class accepts them for any number of `segment_count`.
+        context_norm: whether the detection head first adds the row's first token and normalises (`ReplacedTokenHead`).
+        class_token_last: whether a text ends with the classification token; otherwise it begins with it.
+        has_convolution: whether the encoder has a convolution over neighbouring tokens.
+        has_generator: whether the model can train with a `generator`, for replaced-token detection.
+        has_rotary_positions: whether attention rotates queries and keys by their positions (`rope_base`).
+        takes_token_types: whether transformers' class accepts token types whatever `segment_count` is.
         has_length_limit: whether a table of positions limits the length of a row.
-        offsets_positions_by_padding: whether positions begin after the padding id, so that the parameters depend on it.
-        biases: whether Linears and LayerNorms have biases; `has_decoder_bias` answers for the decoder.
+        offsets_positions_by_padding: whether positions, and so the position table's size, begin at the padding id + 1.
+        biases: whether Linears and LayerNorms have biases; for the decoder, see `has_decoder_bias`.
         embedding_norm: whether a norm follows the embeddings.
         layers, hidden, heads, feed_forward: depth, width, attention heads, inner width.
         max_length: number of tokens in the longest row, including special tokens.
         vocab: number of token ids; None until the tokenizer is known (`with_tokenizer`).
-        pad_id: padding id of the tokenizer, for interchange (we never pad).
+        pad_id: padding id of the tokenizer, needed in transformers' format (we never pad).
         dropout, attention_dropout: dropout rates of hidden states and of attention probabilities.
-        initializer_range: standard deviation of fresh weights.
-        initializer: distribution of fresh weights (`layers/initialise.py`): normal, or normal truncated at two
+        initializer_range: standard deviation of initial weights.
+        initializer: distribution of initial weights (`layers/initialise.py`): normal, or normal truncated at two
             standard deviations.
-        mup: the base from which fresh weights and learning rates are scaled to this width; None: they are not scaled.
+        mup: muP's base, from which initial weights and learning rates are scaled to this width; None: no scaling.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -114,7 +115,7 @@ class EncoderConfig(BaseModel, ABC):
         if self.vocab is not None and self.vocab < vocab:
             raise ModelError(
                 f"model.vocab is {self.vocab}, but the tokenizer has {vocab} ids",
-                remedy="set model.vocab to null, or to at least the tokenizer's size",
+                remedy="set model.vocab to null, or to at least the number of the tokenizer's ids",
             )
         return self.model_copy(update={"vocab": self.vocab or vocab, "pad_id": pad_id})
 
@@ -122,7 +123,7 @@ class EncoderConfig(BaseModel, ABC):
         """Build the encoder; its weights are not yet initialised.
 
         Args:
-            embeddings: embeddings to share with another network; None: its own.
+            embeddings: embeddings to share with another network; None: new ones.
 
         Raises:
             ModelError: the size of the vocabulary is unknown.
@@ -140,7 +141,7 @@ class EncoderConfig(BaseModel, ABC):
         )
 
     def input_embeddings(self, word: "nn.Embedding | None" = None) -> "Embeddings":
-        """Build the tables at the input, which the properties below describe. `word`: a table of words to share."""
+        """Build the input embeddings. `word`: word table to share with another network; None: a new one."""
         from encoder_core.layers.encoder import Embeddings
 
         return Embeddings(
@@ -158,16 +159,16 @@ class EncoderConfig(BaseModel, ABC):
         )
 
     def encoder_layers(self) -> "Sequence[EncoderLayer | PreNormLayer]":
-        """Build the layers, `distinct_layer_count` of them."""
+        """Build the `distinct_layer_count` layers."""
         return encoder_layers(self, self.distinct_layer_count)
 
     def final_norm(self) -> "nn.Module | None":
-        """Build the norm behind the last layer; None: the layers end with one themselves."""
+        """Build the norm after the last layer; None: layers end with a norm themselves."""
         return None
 
     def decoder(self, word: "nn.Embedding") -> "Decoder":
-        """Build the decoder that reads the encoder's states; its weights are not yet initialised. `word`: the encoder's
-        table of words.
+        """Build the decoder, which attends to the encoder's states; its weights are not yet initialised. `word`: the
+        encoder's word table, which the decoder shares.
 
         Raises:
             ModelError: the family has no decoder, or the size of the vocabulary is unknown.
@@ -176,34 +177,34 @@ class EncoderConfig(BaseModel, ABC):
 
     @abstractmethod
     def hf_network(self, heads: Heads) -> HfNetwork | None:
-        """Return how transformers' class holds the encoder with these heads; None if there is no such class."""
+        """Return transformers' format of the encoder with these heads; None if transformers has no class for them."""
 
     @classmethod
     @abstractmethod
     def model_types(cls) -> tuple[ModelType, ...]:
-        """Return the model types of transformers that belong to this family."""
+        """Return the model types (`model_type` of config.json) that belong to this family."""
 
     def title(self, terms: Collection[str]) -> str:
-        """Return the name by which the model is known when it is trained with the loss terms `terms`."""
+        """Return the usual name of this model when it is trained with these loss terms, such as SpanBERT."""
         return self.name
 
     def small_form_fields(self, form: SmallForm) -> dict[str, object]:
-        """Return the fields that only this family changes in the small form of a recipe."""
+        """Return the values of the fields that only this family changes in its small form (`--tiny`)."""
         return {}
 
     def paired_with(self, generator: "EncoderConfig") -> Self:
-        """Return this discriminator with the size of its generator.
+        """Return this discriminator's configuration with its generator's size set to that of `generator`.
 
         Raises:
             ModelError: the family has no generator.
         """
         raise ModelError(
-            f"{self.name} has no generator", remedy="give a generator and a discriminator of another family"
+            f"{self.name} has no generator", remedy="use a generator and a discriminator of a family with generators"
         )
 
     @property
     def generator(self) -> Self:
-        """The generator, as a model of its own: a smaller one of the same family that shares the embeddings.
+        """The configuration of the generator, a smaller model of the same family that shares the embeddings.
 
         Raises:
             ModelError: the family has none (`has_generator`).
@@ -211,24 +212,24 @@ class EncoderConfig(BaseModel, ABC):
         raise ModelError(f"{self.name} has no generator", remedy="use a model of another family")
 
     def window(self, layer: int) -> int | None:
-        """Return how many tokens a layer sees on each side; None: the whole row."""
+        """Return the number of tokens that a layer's queries see on each side; None: the whole row."""
         return None
 
     def rope_base(self, layer: int) -> float | None:
-        """Return the base of a layer's rotary positions; None if it has none."""
+        """Return the base of a layer's rotary positions; None: the layer has no rotary positions."""
         return None
 
     def with_rope_base(self, base: float) -> Self:
-        """Return the same model with another base in the layers that see the whole row; itself if it has none."""
+        """Return the configuration with this base of rotary positions, if any, in layers that see the whole row."""
         return self
 
     def with_layers(self, layers: int) -> Self:
-        """Return the same model with another depth."""
+        """Return the configuration with this number of layers."""
         return self.model_copy(update={"layers": layers})
 
     @property
     def embedding_width(self) -> int:
-        """Width of the embeddings; the masked-language-model head works in it too."""
+        """Width of the embeddings, and of the masked-language-model head's output before the decoder."""
         width: int = getattr(self, "embedding", self.hidden)
         return width
 
@@ -239,12 +240,12 @@ class EncoderConfig(BaseModel, ABC):
 
     @property
     def recurrence(self) -> Recurrence | None:
-        """The cache of states of earlier rows; None if each row is read alone."""
+        """Sizes of the memory (cached states of earlier rows); None: each row is read by itself."""
         return None
 
     @property
     def segment_count(self) -> int | None:
-        """Number of segments that have embeddings of their own; None if the family has none."""
+        """Number of token types (segments with embeddings); None: the family has none."""
         count: int | None = getattr(self, "token_types", None)
         return count
 
@@ -255,7 +256,7 @@ class EncoderConfig(BaseModel, ABC):
 
     @property
     def distinct_layer_count(self) -> int:
-        """Number of layers with parameters of their own."""
+        """Number of layers with separate parameters; fewer than `layers` if layers share parameters."""
         return self.layers
 
     @property
@@ -265,86 +266,82 @@ class EncoderConfig(BaseModel, ABC):
 
     @property
     def has_bare_decoder_head(self) -> bool:
-        """Whether the masked-language-model head consists of the decoder alone."""
+        """Whether the masked-language-model head is only the decoder, the Linear to the vocabulary."""
         return False
 
     @property
     def head_inner_width(self) -> int | None:
-        """Inner width of the head's two Linears; None: it has one, or none (`has_bare_decoder_head`)."""
+        """Width between two Linears before the head's decoder; None: there is at most one Linear."""
         return None
 
     @property
     def has_decoder_bias(self) -> bool:
-        """Whether the decoder has a bias."""
+        """Whether the head's decoder has a bias."""
         return not self.has_bare_decoder_head
 
     @property
     def has_tied_decoder(self) -> bool:
-        """Whether the decoder's weights are the word embeddings."""
+        """Whether the head's decoder has the word embeddings as weights."""
         return True
 
     @property
     def has_norm_before_decoder(self) -> bool:
-        """Whether the head of token ids has a norm of its own, directly before the decoder."""
+        """Whether the head has a norm directly before the decoder."""
         return not self.has_bare_decoder_head
 
     @property
     def width_settings(self) -> tuple[str, ...]:
-        """The settings that grow in proportion to `hidden` from a base of muP to this model. Embeddings of a width of
-        their own keep it.
+        """The settings that are scaled like `hidden` between this model and its muP base. An embedding width that
+        differs from `hidden` is not scaled.
         """
-        own = hasattr(self, "embedding") and self.embedding_width == self.hidden
-        return ("heads", "feed_forward", "embedding") if own else ("heads", "feed_forward")
+        scales = hasattr(self, "embedding") and self.embedding_width == self.hidden
+        return ("heads", "feed_forward", "embedding") if scales else ("heads", "feed_forward")
 
     @property
     def output_scale(self) -> float:
-        """Scale of fresh weights that write to the hidden states (`layers/parameters.py`, ScaledLinear)."""
+        """Factor of the initial weights of projections that write to the residual stream (`ScaledLinear`)."""
         return 1.0
 
     @property
     def position_table_rows(self) -> int:
-        """Rows of the table of positions at the input; 0 for no table."""
+        """Number of rows of the input's table of positions; 0: no table."""
         return self.max_length + self.first_position if self.has_length_limit else 0
 
     @property
     def first_position(self) -> int:
-        """Row of the table of positions for the first token of a row; the rows before it are never used."""
+        """Index, in the table of positions, of a row's first token; the table's earlier rows are never used."""
         return 0
 
     @property
     def padding_row(self) -> int | None:
-        """Row of the tables of words and positions that is initialised to zero; None for no such row."""
+        """Index of the row that is initialised to zero in the tables of words and positions; None: no such row."""
         return None
 
     @property
     def language_table_rows(self) -> int:
-        """Number of rows in the table of languages; 0 for no table."""
+        """Number of rows of the table of languages; 0: no table."""
         return 0
 
     def embedding_weight_count(self) -> int:
-        """Return the number of parameters of all tables at the input and their norm."""
+        """Return the number of parameters of the input embeddings: all tables and their norm."""
         width = self.embedding_width
         norm = self.embedding_norm * norm_weight_count(width, self.biases)
         rows = self.vocabulary_size + self.position_table_rows + (self.segment_count or 0) + self.language_table_rows
         return rows * width + norm
 
     def encoder_weight_count(self) -> int:
-        """Return the number of parameters of the encoder with its tables."""
+        """Return the number of parameters of the encoder, including its embeddings."""
         projection = linear_weight_count(self.embedding_width, self.hidden) if self.projects_embeddings else 0
         layers = self.distinct_layer_count * layer_weight_count(self.hidden, self.feed_forward)
         return self.embedding_weight_count() + projection + layers
 
     def decoder_weight_count(self) -> int:
-        """Return the number of parameters of the decoder that the embeddings do not hold; 0 without one."""
+        """Return the number of parameters of an encoder-decoder's decoder, without the shared word table; else 0."""
         return 0
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of token ids, `vocab`.
-
-        Raises:
-            ModelError: `vocab` is not set yet.
-        """
+        """The number of token ids, `vocab`. Raises ModelError: `vocab` is None, because the tokenizer is not known."""
         if self.vocab is None:
             remedy = "take it from the tokenizer: config.with_tokenizer(vocab, pad_id)"
             raise ModelError("model.vocab is not set", remedy=remedy)
@@ -352,10 +349,10 @@ class EncoderConfig(BaseModel, ABC):
 
 
 class WithGenerator(EncoderConfig):
-    """A family whose generator, for replaced-token detection, is as wide as the model itself and less deep.
+    """A family whose generator, for replaced-token detection, has the discriminator's width and fewer layers.
 
     Attributes:
-        generator_layers: depth of the generator; None: half of this network's (DeBERTaV3, section 3.1).
+        generator_layers: number of layers of the generator; None: half of `layers` (DeBERTaV3, section 3.1).
     """
 
     has_generator: ClassVar[bool] = True
@@ -376,7 +373,7 @@ class WithGenerator(EncoderConfig):
 def encoder_layers(
     config: EncoderConfig, count: int, kernel: "Callable[[], AttentionKernel] | None" = None
 ) -> "list[EncoderLayer]":
-    """Return `count` post-LayerNorm layers of the model's shape, each with its own `kernel()`; None:
+    """Build `count` post-LayerNorm layers. `kernel`: function that returns a layer's attention kernel; None: all use
     `attend_with_best_kernel`."""
     from encoder_core.layers.attention import SelfAttention, attend_with_best_kernel
     from encoder_core.layers.encoder import EncoderLayer, FeedForward

@@ -1,4 +1,4 @@
-"""How a configuration is written in config.json: a table of fields that is read in both directions."""
+"""Tables that map a configuration's fields to those of transformers' config.json and back."""
 
 import json
 from collections.abc import Mapping
@@ -17,24 +17,24 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 JsonFields = Mapping[str, tuple[str, Any]]
-"""Our configuration fields: their name for each, and what they assume where a config.json is silent."""
+"""By our fields: transformers' name of the field, and transformers' default, which holds if a config.json lacks it."""
 
-ONLY_ENCODERS = "only encoders can be loaded"
+ONLY_ENCODERS = "use an encoder; decoders cannot be loaded"
 TIED_DECODER_CONSTANT = {
-    "tie_word_embeddings": (True, "only models whose decoder is tied to the word embeddings can be loaded"),
+    "tie_word_embeddings": (True, "use a model whose decoder is tied to the word embeddings"),
 }
 
 
 @dataclass(frozen=True)
 class ConfigJson:
-    """How the configuration of one model type is written in config.json, and read from it.
+    """The config.json of one model type: how it is written from our configuration, and read.
 
     Attributes:
         model_type: name of the model type.
         fields: fields of which only the name differs, and the activation.
-        constants: their fields that we support with one value only, and write; with the remedy for other values.
+        constants: transformers' fields that must have one value, which we write: (value, remedy for other values).
         unwritten: the same for fields that we do not write.
-        defaults: what they assume of further fields, or of constants, where it is not the constant's value.
+        defaults: transformers' defaults of further fields, and of constants whose default is not the value.
     """
 
     model_type: str
@@ -44,7 +44,7 @@ class ConfigJson:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def to_fields(self, config: object, **further: Any) -> dict[str, Any]:
-        """Return the fields of config.json that describe the model, `further` ones among them."""
+        """Return the model's fields of config.json: `fields`, `constants` and `further`."""
         named = {theirs: getattr(config, ours) for ours, (theirs, _) in self.fields.items()}
         if "activation" in self.fields:
             named[self.fields["activation"][0]] = activation_to_json(named[self.fields["activation"][0]])
@@ -52,10 +52,10 @@ class ConfigJson:
         return {"model_type": self.model_type} | named | fixed | further
 
     def fill_defaults(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a config.json and what it is silent about.
+        """Return the fields of a config.json, with transformers' defaults for missing fields.
 
         Raises:
-            ModelError: a field has a value that we do not support.
+            ModelError: a constant field has another value.
         """
         expected = {**self.unwritten, **self.constants}
         silent = {name: value for name, (value, _) in expected.items()} | dict(self.fields.values())
@@ -67,7 +67,7 @@ class ConfigJson:
         return complete
 
     def to_settings(self, complete: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of our configuration's `fields`.
+        """Return the values of our configuration's `fields`, given a config.json with all defaults filled in.
 
         Raises:
             ModelError: the activation is not supported.
@@ -78,12 +78,12 @@ class ConfigJson:
         return found
 
     def read_settings(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `to_settings` of a config.json as it is."""
+        """Return the values of our configuration's `fields`, given a config.json as stored."""
         return self.to_settings(self.fill_defaults(fields))
 
 
 def bert_fields(**defaults: Any) -> dict[str, tuple[str, Any]]:
-    """Return the fields of all classes that were made from BERT's; `defaults`, by our name, differ from BERT's."""
+    """Return the fields that BERT shares with similar classes. `defaults`: by our name, if they differ from BERT's."""
     fields: dict[str, tuple[str, Any]] = {
         "layers": ("num_hidden_layers", 12),
         "hidden": ("hidden_size", 768),
@@ -101,12 +101,12 @@ def bert_fields(**defaults: Any) -> dict[str, tuple[str, Any]]:
 
 
 TABLE_SIZE_FIELDS = {"max_length": ("max_position_embeddings", 512), "token_types": ("type_vocab_size", 2)}
-"""Fields of classes whose tables of positions and token types are as long as these numbers."""
+"""The fields for the sizes of the tables of positions and token types, in classes where they equal our settings."""
 ENCODER_FLAGS = dict.fromkeys(("is_decoder", "add_cross_attention"), (False, ONLY_ENCODERS))
 
 
 def activation_from_json(fields: Mapping[str, Any], key: str) -> Activation:
-    """Return our name of the activation in `fields[key]`.
+    """Return our name of the activation that `fields[key]` names.
 
     Raises:
         ModelError: the activation is not supported.
@@ -121,12 +121,12 @@ def activation_to_json(activation: Activation) -> str:
 
 
 def unsupported_value_error(key: str, fields: Mapping[str, Any], remedy: str) -> ModelError:
-    """Return the error about a config.json whose `key` has a value that we do not support."""
+    """Return the error for a config.json whose field `key` has a value that we do not support."""
     value = fields.get(key)
     shown_value = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return ModelError(f"config.json: {key} is {shown_value}, which is not supported", remedy=remedy)
 
 
 def published_value(key: str, value: object) -> tuple[object, str]:
-    """Return the only value of a field, and the remedy, where weights must be of the published architecture."""
+    """Return (value, remedy) for a field that has one value in all published weights; see `ConfigJson.constants`."""
     return value, f"use weights of the published architecture, whose {key} is {value!r}"

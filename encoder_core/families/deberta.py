@@ -1,13 +1,13 @@
-"""DeBERTa (He et al., 2020, arXiv 2006.03654): attention treats words and distances separately.
+"""DeBERTa (He et al., 2020, arXiv 2006.03654): disentangled attention, with separate terms for contents and distances.
 
-A score is the sum of content-to-content, content-to-position and position-to-content terms (section 3.1, disentangled
-attention). Absolute positions enter only before the prediction, in the enhanced mask decoder (section 3.2). Version 2
-shares its projections between contents and positions, counts distances in logarithmic buckets, and may have a
-convolution beside its first layer. Version 3 (2111.09543) is version 2's encoder, trained as ELECTRA's discriminator.
+A score is the sum of content-to-content, content-to-position and position-to-content terms (section 3.1). Absolute
+positions enter only before the prediction, in the enhanced mask decoder (section 3.2). Version 2 shares its projections
+between contents and positions, groups distances in logarithmic buckets, and may have a convolution after its first
+layer. Version 3 (2111.09543) is version 2's encoder, trained as the discriminator of replaced-token detection.
 
-transformers has no enhanced mask decoder: its logits are the plain decoder's. It skips the decoder's absolute
-positions, which are stored under their name in the published weights. It has no class for version 3's discriminator:
-it loads such a folder as `DebertaV2Model`, without the head.
+transformers has no enhanced mask decoder, so its logits are those of the plain head. It ignores the mask decoder's
+absolute positions, which published weights have. It has no class for version 3's discriminator: it loads such a
+folder as `DebertaV2Model`, without the head.
 """
 
 from collections.abc import Collection
@@ -37,24 +37,24 @@ from encoder_core.families.interchange import (
 )
 from encoder_core.layers.sizes import SmallForm, linear_weight_count, norm_weight_count
 
-if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
+if TYPE_CHECKING:  # torch is imported only where encoders are built, not to read a configuration
     from encoder_core.layers.deberta_encoder import DisentangledEncoder, DisentangledLayer
     from encoder_core.layers.encoder import Embeddings
 
 
 class DisentangledConfig(WithGenerator):
-    """What both versions share; positions are counted by the encoder.
+    """The settings that all versions of DeBERTa share.
 
     Attributes:
-        mask_decoder: enhanced adds absolute positions before the prediction, as the paper does; plain predicts from
-            the last layer, as transformers' classes do.
-        position_to_position: whether scores have a term between relative positions, which the paper mentions and
-            leaves out. transformers' classes lack it, so such a model cannot be exported.
+        mask_decoder: enhanced: absolute positions are added before the prediction, as in the paper. plain: the last
+            layer's output is used, as in transformers' classes.
+        position_to_position: whether scores have a position-to-position term, which the paper mentions and omits.
+            transformers' classes lack it, so such a model cannot be exported.
     """
 
-    takes_token_types: ClassVar[bool] = True  # transformers' class does, and ignores them
+    takes_token_types: ClassVar[bool] = True  # transformers' class accepts token types, and ignores them
     context_norm: ClassVar[bool] = True
-    transformers_name: ClassVar[str]  # begins the names of transformers' classes
+    transformers_name: ClassVar[str]  # prefix of the names of transformers' classes
     layer_norm_eps: float = Field(default=1e-7, gt=0)
     mask_decoder: Literal["enhanced", "plain"] = "enhanced"
     position_to_position: bool = False
@@ -100,7 +100,7 @@ class DebertaConfig(DisentangledConfig):
     def encoder_weight_count(self) -> int:
         positions = self.hidden * self.hidden + linear_weight_count(self.hidden, self.hidden) - self.hidden
         tables = 2 * self.max_length * self.hidden
-        return super().encoder_weight_count() + tables + self.layers * positions  # keys have no bias
+        return super().encoder_weight_count() + tables + self.layers * positions  # `positions` less the key's bias
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
@@ -112,8 +112,8 @@ class DebertaV2Config(DisentangledConfig):
 
     Attributes:
         buckets: rows of the position table in each direction.
-        convolution: width of the convolution beside the first layer; None for none.
-        generator_layers: depth of the generator (version 3), which otherwise equals this network; None: half the depth.
+        convolution: kernel size of the convolution that is added after the first layer; None: no convolution.
+        generator_layers: number of layers of version 3's generator, which is otherwise like this network; None: half.
     """
 
     family: Literal["deberta_v2"] = "deberta_v2"
@@ -168,7 +168,7 @@ def _build_layer(config: Deberta) -> "DisentangledLayer":
 
 
 _LAYER_PAIRS = layer_pairs("deberta.encoder.layer.{layer}")[6:]
-"""BERT's pairs of names without query, key and value."""
+"""BERT's pairs of names of a layer, without those of query, key and value."""
 
 _OUR_ATTENTION = "encoder.layers.{layer}.attention.projections"
 _THEIR_ATTENTION = "deberta.encoder.layer.{layer}.attention.self"
@@ -200,7 +200,7 @@ _HEAD = (
     NamePair("head.decoder.bias", "lm_predictions.lm_head.bias"),
 )
 
-# The same head in a folder whose config.json says `legacy: true`, as transformers writes by default.
+# The head's names in folders whose config.json has `legacy: true`, transformers' default.
 _LEGACY_HEAD = (
     ("cls.predictions.transform.", "lm_predictions.lm_head."),
     ("cls.predictions.bias", "lm_predictions.lm_head.bias"),
@@ -214,20 +214,20 @@ _CONVOLUTION = (
 
 _ABSOLUTE_POSITIONS = NamePair("decoder.position.weight", "deberta.embeddings.position_embeddings.weight")
 
-# The discriminator's head, under the names of version 3's published weights, which carry it beside the other.
+# The discriminator's head; version 3's published weights have it under these names, in addition to `_HEAD`.
 _DETECTION = (
     *weight_and_bias("head.norm", "mask_predictions.LayerNorm"),
     *weight_and_bias("head.dense", "mask_predictions.dense"),
     *weight_and_bias("head.score", "mask_predictions.classifier"),
 )
 
-# "_weight": published tables of differences (GDES), which "weight" contains already.
+# "_weight" are the differences of gradient-disentangled embedding sharing, which published "weight" tables include.
 _UNUSED_TABLES = ("position_ids", "word_embeddings._weight", "position_embeddings._weight")
 _BUFFERS = tuple(f"deberta.embeddings.{name}" for name in _UNUSED_TABLES)
 
 
 def masked_lm_table(config: Deberta) -> KeyTable:
-    """Return the parameters of this model and its masked-language-model head."""
+    """Return the names of the parameters of the encoder and its masked-language-model head."""
     pairs = (*_encoder_pairs(config), *_HEAD)
     unused = (*_BUFFERS, *(pair.theirs for pair in _DETECTION))
     if config.mask_decoder == "enhanced":
@@ -238,7 +238,7 @@ def masked_lm_table(config: Deberta) -> KeyTable:
 
 
 def detection_table(config: Deberta) -> KeyTable:
-    """Return the discriminator's parameters (version 3, and version 1 trained in the same way)."""
+    """Return the names of a discriminator's parameters (version 3, or version 1 trained in the same way)."""
     unused = (*_BUFFERS, _ABSOLUTE_POSITIONS.theirs, *(pair.theirs for pair in _HEAD), *_LEGACY_TIED)
     return KeyTable((*_encoder_pairs(config), *_DETECTION), unused=unused, aliases=_LEGACY_HEAD)
 
@@ -270,7 +270,7 @@ _V2_CONSTANTS = {
     "norm_rel_ebd": published_value("norm_rel_ebd", "layer_norm"),
 }
 _HF_DEFAULTS = {"relative_attention": False, "position_biased_input": True, "max_relative_positions": -1}
-"""What transformers assumes where a config.json is silent, which is never the published architecture."""
+"""Transformers' defaults for fields that a config.json lacks; they are never those of the published architecture."""
 
 CONFIG_JSON_BY_FAMILY = {
     "deberta": ConfigJson(
@@ -292,16 +292,15 @@ CONFIG_JSON_BY_FAMILY = {
 
 
 def to_json(config: Deberta) -> dict[str, Any]:
-    """Return the fields of config.json that describe one network: with our own `mask_decoder`, without
-    `generator_layers`.
+    """Return the fields of config.json of one network, including our own field `mask_decoder`.
 
     Raises:
-        ModelError: the model has the term between positions, which transformers' classes lack.
+        ModelError: the model has the position-to-position term, which transformers' classes lack.
     """
     if config.position_to_position:
         raise ModelError(
             "model.position_to_position is true, but transformers' classes lack this term and compute other scores",
-            remedy="set `start:` of another recipe to this run, or train without position_to_position to export",
+            remedy="continue this run in another one, by `start:` in its recipe; or train without position_to_position",
         )
     fields = CONFIG_JSON_BY_FAMILY[config.family].to_fields(
         config, legacy=False, max_relative_positions=-1, pos_att_type=["p2c", "c2p"]
@@ -312,8 +311,8 @@ def to_json(config: Deberta) -> dict[str, Any]:
 
 
 def _published_fields(form: ConfigJson, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the complete fields of a config.json. Raises ModelError: the model is a variant that was never
-    published."""
+    """Return the fields of a config.json with transformers' defaults. Raises ModelError: the model is a variant that
+    was never published."""
     fields = form.fill_defaults(fields)
     kinds = fields["pos_att_type"] or []
     kinds = set(kinds.split("|") if isinstance(kinds, str) else kinds)
@@ -330,13 +329,13 @@ def _published_fields(form: ConfigJson, fields: dict[str, Any]) -> dict[str, Any
 
 
 def from_json(fields: dict[str, Any]) -> DebertaConfig:
-    """Return our configuration for a config.json of the first version. Raises ModelError: as `_published_fields`."""
+    """Return our configuration for a config.json of version 1. Raises ModelError: see `_published_fields`."""
     form = CONFIG_JSON_BY_FAMILY["deberta"]
     return DebertaConfig(**form.to_settings(_published_fields(form, fields)))
 
 
 def v2_from_json(fields: dict[str, Any]) -> DebertaV2Config:
-    """Return our configuration for a config.json of the second version. Raises ModelError: as `_published_fields`."""
+    """Return our configuration for a config.json of version 2 or 3. Raises ModelError: see `_published_fields`."""
     form = CONFIG_JSON_BY_FAMILY["deberta_v2"]
     fields = _published_fields(form, fields)
     return DebertaV2Config(**form.to_settings(fields), convolution=fields["conv_kernel_size"] or None)

@@ -1,8 +1,8 @@
-"""ELECTRA (Clark et al., 2020, arXiv 2003.10555): distinguishes replaced tokens from original ones.
+"""ELECTRA (Clark et al., 2020, arXiv 2003.10555): a discriminator that detects replaced tokens.
 
 A small generator fills masks, and the discriminator predicts for every token whether it was replaced. So it learns
-from all tokens, not from 15 % (section 2). Both are BERT's encoder on shared embeddings; the generator is narrower
-(section 3.2).
+from all tokens, not only from the 15 % that are masked (section 2). Both networks are BERT encoders with shared
+embeddings; the generator is narrower (section 3.2).
 """
 
 from dataclasses import replace
@@ -35,8 +35,8 @@ class ElectraConfig(EncoderConfig):
     """The configuration of the discriminator. See `EncoderConfig`.
 
     Attributes:
-        embedding: width of the embeddings, projected where an encoder's width differs.
-        token_types: number of segments with an embedding of their own.
+        embedding: width of the embeddings, which are projected in an encoder of another width.
+        token_types: number of segments that have embeddings.
         generator_divisor: factor by which the generator's width, heads and inner width are smaller than the
             discriminator's.
     """
@@ -52,12 +52,12 @@ class ElectraConfig(EncoderConfig):
 
     @property
     def head_activation(self) -> Activation:
-        """Always the exact GELU, because transformers' class for the generator's head supports no other."""
+        """Always the exact GELU, the only one that transformers' class for the generator's head supports."""
         return "gelu"
 
     @property
     def generator(self) -> Self:
-        """The generator, as a model of its own: same depth and embeddings; the other sizes are divided."""
+        """The configuration of the generator: the same depth and embeddings, other sizes divided by the divisor."""
         divisor = self.generator_divisor
         shape = {
             "hidden": self.hidden // divisor,
@@ -86,7 +86,7 @@ class ElectraConfig(EncoderConfig):
 
     @classmethod
     def model_types(cls) -> tuple[ModelType, ...]:
-        """Return them. A network is read with a generator as wide as itself, of which config.json says nothing."""
+        """Return ELECTRA's model type. A config.json does not give the generator's size, so the divisor is 1."""
         return (
             ModelType(
                 "electra",
@@ -129,7 +129,7 @@ CONFIG_JSON = ConfigJson(
 
 
 def masked_lm_table(config: ElectraConfig) -> KeyTable:
-    """Return the generator's parameters; `config` is the generator's own configuration."""
+    """Return the names of the generator's parameters. `config`: the generator's own configuration."""
     return KeyTable(
         (*_encoder_pairs(config), *_GENERATOR_HEAD),
         tied=("generator_lm_head.weight",),
@@ -138,14 +138,14 @@ def masked_lm_table(config: ElectraConfig) -> KeyTable:
 
 
 def detection_table(config: ElectraConfig) -> KeyTable:
-    """Return the discriminator's parameters."""
+    """Return the names of the discriminator's parameters."""
     unused = (*_BUFFERS, *(pair.theirs for pair in _GENERATOR_HEAD), "generator_lm_head.weight")
     return KeyTable((*_encoder_pairs(config), *_DISCRIMINATOR_HEAD), unused=unused)
 
 
 def add_detection_head(encoder: KeyTable) -> KeyTable:
-    """Return the parameters of another family's encoder with a detection head under ELECTRA's names. The family's
-    class of transformers ignores that head.
+    """Add the names of ELECTRA's detection head to those of another family's encoder, whose transformers class ignores
+    the head.
     """
     return replace(encoder, pairs=(*encoder.pairs, *_DISCRIMINATOR_HEAD))
 

@@ -1,18 +1,18 @@
 """EuroBERT (Boizard et al., 2025, arXiv 2503.05500): Llama's layers with bidirectional attention.
 
-It differs from ModernBERT: RMSNorm in place of LayerNorm, SwiGLU in place of GeGLU, only global layers, and in the
-larger sizes fewer heads of keys and values than of queries. The decoder has weights of its own, or those of the
+It differs from ModernBERT by RMSNorm in place of LayerNorm, SwiGLU in place of GeGLU, global layers only, and in the
+larger sizes fewer heads of keys and values than of queries. The head's decoder has separate weights or those of the
 embeddings (`tied_decoder`).
 
-The released models store the base of rotary positions as `rope_theta`, which all versions of transformers read; we
-write that. Version 5 writes `rope_parameters` instead; we read both.
+The released models store the base of rotary positions as `rope_theta`, which all versions of transformers read, so we
+write it. Transformers 5 writes `rope_parameters` instead; we read both.
 
-A Llama (Touvron et al., 2023, arXiv 2302.13971) is the same network with the same names, under causal attention. So
-its folder is read as a EuroBERT, and on causal rows our logits are those of transformers' `LlamaForCausalLM`. Llamas
-with scaled rotary positions (from 3.1 on) are refused: no base of ours gives their angles.
+A Llama (Touvron et al., 2023, arXiv 2302.13971) is the same network with the same names and causal attention. So its
+folder is read as a EuroBERT, and on causal rows our logits are those of transformers' `LlamaForCausalLM`. Llamas with
+scaled rotary positions (from 3.1 on) are refused, because no `rope_theta` gives their angles.
 
-UltraBERT (dmis-lab/UltraBERT-150M, transformers' `ultrabert`) has these layers, too. Every third sees the whole row,
-the others a window, each kind with a base of its own, and two Linears precede the decoder.
+UltraBERT (dmis-lab/UltraBERT-150M, transformers' `ultrabert`) has the same layers. Every third layer sees the whole
+row, the others a window; both kinds have their own base of rotary positions. Two Linears precede the decoder.
 """
 
 import math
@@ -30,14 +30,13 @@ class EuroBertConfig(PreNormConfig):
     """The configuration of a EuroBERT. See `PreNormConfig`.
 
     Attributes:
-        key_value_heads: number of heads of keys and values; equally many query heads share each. None: as many as
-            `heads`.
-        rotary_base: base of the rotary positions of all layers.
-        tied_decoder: whether the decoder's weights are the word embeddings, as in small Llamas.
-        local_attention: number of tokens in a local layer's window, half of them on each side of the query; layers 2,
-            5, 8 and so on attend to the whole row. None: all layers do.
+        key_value_heads: number of heads of keys and values, each shared by equally many query heads. None: `heads`.
+        rotary_base: base of the rotary positions of all layers except local ones.
+        tied_decoder: whether the head's decoder has the word embeddings as weights, as in small Llamas.
+        local_attention: number of tokens in a local layer's window, half of them on each side of the query. Layers 2,
+            5, 8 and so on attend to the whole row, the others are local. None: there are no local layers.
         local_rope_base: base of the rotary positions in local layers.
-        head_width: inner width of the head's two Linears, which UltraBERT has; None: the head is the decoder alone.
+        head_width: width between UltraBERT's two Linears before the decoder; None: the head is the decoder alone.
     """
 
     family: Literal["eurobert"] = "eurobert"
@@ -50,7 +49,7 @@ class EuroBertConfig(PreNormConfig):
     initializer: Initializer = "normal"
     key_value_heads: int | None = Field(default=None, gt=0)
     rotary_base: float = Field(default=250_000.0, gt=0)
-    # Early recipes lacked the keys below; they are not written where nothing is as UltraBERT has it.
+    # Early recipes lack the fields below, so default values are not written, and those recipes stay the same.
     tied_decoder: bool = Field(default=False, exclude_if=lambda tied: not tied)
     local_attention: int | None = Field(default=None, gt=0, multiple_of=2, exclude_if=lambda tokens: tokens is None)
     local_rope_base: float = Field(default=10_000.0, gt=0, exclude_if=lambda base: base == 10_000.0)
@@ -59,7 +58,7 @@ class EuroBertConfig(PreNormConfig):
     @model_validator(mode="after")
     def _check_ultrabert_fields(self) -> Self:
         if (self.local_attention is None) != (self.head_width is None):
-            raise ValueError("give local_attention and head_width, as an UltraBERT has, or neither")
+            raise ValueError("set both local_attention and head_width, as in UltraBERT, or neither")
         return self
 
     @model_validator(mode="after")
@@ -111,7 +110,7 @@ class EuroBertConfig(PreNormConfig):
         return self.model_copy(update={"rotary_base": base})
 
     def small_form_fields(self, form: SmallForm) -> dict[str, object]:
-        """Return the small form's fields: the ratio of key-value heads to query heads stays about the same."""
+        """Return the small form's fields, with about the same ratio of key-value heads to query heads."""
         shared = self.key_value_heads
         if shared is not None:
             shared = math.gcd(form.heads, max(1, form.heads * shared // self.heads))
@@ -135,7 +134,7 @@ class EuroBertConfig(PreNormConfig):
 
 
 def is_local_layer(layer: int) -> bool:
-    """Return whether an UltraBERT's layer sees a window only."""
+    """Return whether an UltraBERT's layer sees only a window."""
     return (layer + 1) % 3 != 0
 
 
@@ -158,17 +157,17 @@ TABLE = KeyTable(
 )
 
 TIED_TABLE = KeyTable(pairs=TABLE.pairs[:-1], tied=("lm_head.weight",))
-"""The parameters of a EuroBERT whose decoder's weights are the embeddings."""
+"""The parameter names of a EuroBERT whose decoder is tied to the embeddings."""
 
 _HEAD = tuple(
     NamePair(f"head.{ours}.weight", f"head.{theirs}.weight")
     for ours, theirs in (("dense", "linear1"), ("second", "linear2"), ("decoder", "decoder"))
 )
-_ALIASES = (("ultrabert.", "model."), ("cls.", "head.decoder."))  # transformers' files, and its class
+_ALIASES = (("ultrabert.", "model."), ("cls.", "head.decoder."))  # prefixes in published files, in transformers' class
 ULTRABERT = KeyTable(pairs=(*TABLE.pairs[:-1], *_HEAD), aliases=_ALIASES)
 ULTRABERT_TIED = KeyTable(pairs=ULTRABERT.pairs[:-1], tied=("head.decoder.weight",), aliases=_ALIASES)
 
-_NO_BIAS = (False, "no Linear may have a bias")
+_NO_BIAS = (False, "use a model whose Linears have no biases")
 CONFIG_JSON = ConfigJson(
     "eurobert",
     {
@@ -198,7 +197,7 @@ LLAMA_DEFAULTS: dict[str, Any] = {
     "vocab_size": 32_000,
     "rms_norm_eps": 1e-6,
 }
-"""What transformers assumes of a Llama where a config.json is silent and it differs."""
+"""Transformers' defaults of Llama for fields that a config.json lacks, where they differ from EuroBERT's."""
 
 ULTRABERT_DEFAULTS: dict[str, Any] = {
     **LLAMA_DEFAULTS,
@@ -207,17 +206,16 @@ ULTRABERT_DEFAULTS: dict[str, Any] = {
     "sliding_window": 128,
     "prediction_head_size": 768,
 }
-"""What transformers assumes of an UltraBERT where a config.json is silent."""
+"""Transformers' defaults of UltraBERT for fields that a config.json lacks."""
 
 ROPE_BASES = {"sliding_attention": 10_000.0, "full_attention": 2_560_000.0}
-"""The bases of an UltraBERT's kinds of layers, where its file is silent."""
+"""Default bases of rotary positions, by UltraBERT's kind of layer."""
 
 
 def to_json(config: EuroBertConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model.
+    """Return the model's fields of config.json.
 
-    transformers' class has no dropout on hidden states: the released files have `hidden_dropout`, but nothing there
-    reads it.
+    Released files have `hidden_dropout`, but transformers' class ignores it: it has no dropout on hidden states.
     """
     return CONFIG_JSON.to_fields(
         config,
@@ -232,7 +230,7 @@ def from_json(fields: dict[str, Any]) -> EuroBertConfig:
     """Return our configuration for the fields of a config.json."""
     fields = CONFIG_JSON.fill_defaults(fields)
     if fields.get("head_dim") not in (None, fields["hidden_size"] // fields["num_attention_heads"]):
-        raise unsupported_value_error("head_dim", fields, "it must be hidden_size / num_attention_heads")
+        raise unsupported_value_error("head_dim", fields, "use one with hidden_size / num_attention_heads")
     shared, heads = fields["num_key_value_heads"], fields["num_attention_heads"]
     return EuroBertConfig(
         **CONFIG_JSON.to_settings(fields),
@@ -243,7 +241,7 @@ def from_json(fields: dict[str, Any]) -> EuroBertConfig:
 
 
 def from_llama(fields: dict[str, Any]) -> EuroBertConfig:
-    """Return our configuration for the fields of a Llama's config.json, which often names no padding id."""
+    """Return our configuration for the fields of a Llama's config.json. A missing padding id becomes 0."""
     padding = {"pad_token_id": 0} if fields.get("pad_token_id") is None else {}
     return from_json(LLAMA_DEFAULTS | fields | padding)
 
@@ -264,19 +262,19 @@ def to_ultrabert(config: EuroBertConfig) -> dict[str, Any]:
 def from_ultrabert(fields: dict[str, Any]) -> EuroBertConfig:
     """Return our configuration for the fields of an UltraBERT's config.json.
 
-    transformers writes `layer_types`, `sliding_window` and `rope_parameters`. Files published before state window and
-    base of each layer instead (`attention_windows`, `rope_theta`), which it reads, and so do we.
+    transformers writes `layer_types`, `sliding_window` and `rope_parameters`. Older published files have lists with
+    each layer's window and base instead (`attention_windows`, `rope_theta`). Transformers and we read both.
     """
     fields = ULTRABERT_DEFAULTS | fields
     windows, kinds = fields.get("attention_windows"), fields.get("layer_types")
     if windows is not None:
         if len({window for window in windows if window}) > 1:
-            raise unsupported_value_error("attention_windows", fields, "all local layers must have the same window")
+            raise unsupported_value_error("attention_windows", fields, "use a model with one window for all")
         fields["sliding_window"] = next(filter(None, windows), fields["sliding_window"])
         kinds = kinds or ["sliding_attention" if window else "full_attention" for window in windows]
     if kinds is not None and kinds != _layer_types(len(kinds)):
         raise unsupported_value_error(
-            "layer_types", fields | {"layer_types": kinds}, "every third layer must be a global one"
+            "layer_types", fields | {"layer_types": kinds}, "use a model in which every third layer is global"
         )
     bases = _rope_bases(fields)
     plain = from_json(fields | {"rope_parameters": None, "rope_theta": bases["full_attention"]})
@@ -295,7 +293,7 @@ def _layer_types(layers: int) -> list[str]:
 
 
 def _rope_bases(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the base of the rotary positions of each kind of layer."""
+    """Return the base of the rotary positions by kind of layer (`ROPE_BASES`), as the fields give it."""
     bases: dict[str, Any] = dict(ROPE_BASES)
     thetas, parameters = fields.get("rope_theta"), fields.get("rope_parameters")
     if parameters is not None:
@@ -305,5 +303,5 @@ def _rope_bases(fields: dict[str, Any]) -> dict[str, Any]:
         listed = list(zip(_layer_types(len(thetas)), thetas, strict=True))
         bases |= dict(listed)
         if any(bases[kind] != theta for kind, theta in listed):
-            raise unsupported_value_error("rope_theta", fields, "layers of the same kind must have the same base")
+            raise unsupported_value_error("rope_theta", fields, "use a model with one base for each kind of layer")
     return bases

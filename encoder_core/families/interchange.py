@@ -1,6 +1,6 @@
-"""How a model's parameters are named in transformers' format: tables that are read in both directions.
+"""Tables that map a model's parameter names to transformers' format and back.
 
-The pairs that BERT-like classes share are at the end; `config_json.py` is for config.json.
+The pairs of names that BERT-like classes share are at the end. `config_json.py` does the same for config.json.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from encoder_core.errors import ModelError
 
-if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
+if TYPE_CHECKING:  # torch is imported only where encoders are built, not to read a configuration
     from torch import Tensor
 
 Heads = Literal["mlm", "mlm_pair", "rtd", "plm", "denoise", "none"]
 """The heads on an encoder: a masked-language-model head, the same with a pair head, ELECTRA's detection head, XLNet's
-head for permuted tokens, BART's decoder with its head, or none (of a BART: its decoder without a head)."""
+head for permuted tokens, BART's decoder with its head, or no head (for BART: the decoder without a head)."""
 
 ENCODER_PREFIX = "encoder."
-"""The prefix of our names for an encoder's parameters; all other parameters belong to heads."""
+"""Prefix of our names of an encoder's parameters; all other parameters belong to heads."""
 OUR_LAYER = "encoder.layers.{layer}"
 
 _TIED_ENDINGS = {"encoder.embeddings.word.weight": ".weight", "head.decoder.bias": ".bias"}
@@ -26,11 +26,11 @@ _LEGACY_ENDINGS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm in weight
 
 @dataclass(frozen=True)
 class TensorPart:
-    """Where a parameter lies in a tensor that holds several.
+    """The position of a parameter in a transformers tensor that packs several parameters.
 
     Attributes:
-        height: number of rows of that tensor.
-        rows: function that returns the rows that are the parameter's, in our order.
+        height: number of rows of the whole tensor.
+        rows: function that returns the indices of the parameter's rows in the tensor, in the order of our rows.
     """
 
     height: int
@@ -39,9 +39,9 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class NamePair:
-    """One parameter under its two names. `{layer}` stands for the index of each layer, from `first_layer` on.
+    """A parameter's name here and in transformers. `{layer}`: the index of each layer, from `first_layer` on.
 
-    `part`: where it lies in their tensor; None: it is the whole tensor.
+    `part`: the parameter's position in transformers' tensor; None: it is the whole tensor.
     """
 
     ours: str
@@ -52,9 +52,9 @@ class NamePair:
 
 @dataclass(frozen=True)
 class FoldedTable:
-    """A table of transformers' class that we lack, and of which only row 0 is ever used.
+    """An embedding table of transformers' class that we lack, and of which only row 0 is ever used.
 
-    Importing adds that row to every row of `ours`, which gives the same sums; exporting writes one row of zeros.
+    Importing adds row 0 to every row of our table `ours`, so sums of embeddings are the same. Exporting writes zeros.
     """
 
     theirs: str
@@ -63,16 +63,16 @@ class FoldedTable:
 
 @dataclass(frozen=True)
 class KeyTable:
-    """The parameters of one transformers class.
+    """The parameters of a transformers class, and our names of them.
 
     Attributes:
         pairs: parameters that both sides have.
-        tied: transformers' names for copies of the word embeddings (".weight") or of the decoder's bias (".bias"); see
-            `tied_copies`. We never store them.
-        unused: transformers' names that we have no use for; we ignore them in a file.
-        folds: tables to fold; see `FoldedTable`.
-        aliases: prefixes of names that other versions of the class write, each with the current prefix.
-        zero: transformers' names for tensors that we lack and that must be zero, in a file that has them.
+        tied: transformers' names of copies of the word embeddings (".weight") or of the decoder's bias (".bias"); see
+            `tied_copies`. We never store copies.
+        unused: transformers' names of tensors that we ignore in a file.
+        folds: embedding tables that we add to another table; see `FoldedTable`.
+        aliases: (prefix that other versions of the class write, current prefix).
+        zero: transformers' names of tensors that we lack; if a file has them, they must be zero.
     """
 
     pairs: tuple[NamePair, ...]
@@ -83,23 +83,23 @@ class KeyTable:
     zero: tuple[str, ...] = ()
 
     def their_names(self, layers: int) -> dict[str, str]:
-        """Return our names to transformers' names, for a model with `layers` distinct layers."""
+        """Return transformers' names by our names, for a model with `layers` distinct layers."""
         return {ours: theirs for ours, (theirs, _) in self._expanded(layers).items()}
 
     def heights(self, layers: int) -> dict[str, int]:
-        """Return the number of rows of their tensor, for each parameter of ours that is a part of one."""
+        """Return by our names, for parameters that are packed in a larger tensor, the tensor's number of rows."""
         parts = self._expanded(layers).items()
         return {ours: part.height for ours, (_, part) in parts if part is not None}
 
     def unpack(self, read: "Callable[[str], Tensor]", matched: dict[str, str], layers: int) -> "dict[str, Tensor]":
-        """Return our parameters.
+        """Read our parameters, by our names, from a file in transformers' format.
 
         Args:
             read: function that returns a stored tensor by its name.
-            matched: our names to the stored names, as `match` returns them.
+            matched: stored names by our names, from `match`.
 
         Raises:
-            ModelError: a tensor of several parameters has another number of rows.
+            ModelError: a tensor that packs several parameters has a wrong number of rows.
         """
         found, expanded = {}, self._expanded(layers)
         for ours, stored in matched.items():
@@ -107,13 +107,13 @@ class KeyTable:
             if part is not None and tuple(tensor.shape[:1]) != (part.height,):
                 raise ModelError(
                     f"{stored} is {tuple(tensor.shape)}, but must have {part.height} rows",
-                    remedy="use the configuration and the weights of one and the same model",
+                    remedy="use the config.json and the weights of the same model",
                 )
             found[ours] = tensor if part is None else tensor[list(part.rows())]
         return found
 
     def pack(self, read: "Callable[[str], Tensor]", layers: int) -> "dict[str, Tensor]":
-        """Return their tensors, by their names: the inverse of `unpack`. `read` returns a parameter by our name."""
+        """Return transformers' tensors by name; the inverse of `unpack`. `read`: returns a parameter by our name."""
         found: dict[str, Tensor] = {}
         for ours, (theirs, part) in self._expanded(layers).items():
             tensor = read(ours)
@@ -126,7 +126,7 @@ class KeyTable:
         return found
 
     def _expanded(self, layers: int) -> dict[str, tuple[str, TensorPart | None]]:
-        """Return their name and the place in their tensor, by our name."""
+        """Return by our names transformers' names and positions in the tensor, with `{layer}` filled in."""
         return {
             pair.ours.format(layer=i): (pair.theirs.format(layer=i), pair.part)
             for pair in self.pairs
@@ -134,21 +134,20 @@ class KeyTable:
         }
 
     def without_heads(self) -> "KeyTable":
-        """Return the table without heads; heads in a file are then ignored."""
+        """Return the table of the encoder alone, which ignores heads in a file."""
         heads = tuple(pair.theirs for pair in self.pairs if not pair.ours.startswith(ENCODER_PREFIX))
         pairs = tuple(pair for pair in self.pairs if pair.ours.startswith(ENCODER_PREFIX))
         return replace(self, pairs=pairs, tied=(), unused=(*self.unused, *self.tied, *heads))
 
     def tied_copies(self, our_name: str) -> list[str]:
-        """Return further names under which a file may hold our parameter: as equal copies, or in place of its own."""
+        """Return transformers' names of copies of our parameter, which a file may have in addition or instead."""
         ending = _TIED_ENDINGS.get(our_name)
         return [name for name in self.tied if ending is not None and name.endswith(ending)]
 
     def match(self, present: Iterable[str], layers: int, where: str, *, any_heads: bool = False) -> dict[str, str]:
-        """Return our names to the stored names, for the names `present` in a file, without folded tables.
+        """Return stored names by our names, given the names `present` in the file `where`. Folded tables are left out.
 
-        `any_heads`: the file may be of a class with other heads or none: heads may be missing, and foreign heads are
-        ignored.
+        `any_heads`: the file may have other heads or none; missing heads are accepted, and unknown heads ignored.
 
         Raises:
             ModelError: a parameter is missing or unknown; the message names all such parameters.
@@ -166,19 +165,19 @@ class KeyTable:
         parts = [f"missing {', '.join(sorted({names[ours] for ours in missing}))}"] if missing else []
         parts += [f"unknown {', '.join(sorted(unknown))}"] if unknown else []
         if parts:
-            remedy = "give a folder saved from the class that its config.json names in `architectures`, heads included"
+            remedy = "use a folder saved, with its heads, from the class that `architectures` in its config.json names"
             raise ModelError(f"{where} does not hold the expected parameters: {'; '.join(parts)}", remedy=remedy)
         return found
 
     @property
     def _encoder_prefix(self) -> str:
-        """The prefix of an encoder's names in a class with heads, such as "bert."."""
+        """The prefix of encoder parameters in transformers' classes with heads, such as "bert."."""
         first = next(pair.theirs for pair in self.pairs if pair.ours.startswith(ENCODER_PREFIX))
         return f"{first.partition('.')[0]}."
 
     def current_names(self, present: Iterable[str]) -> dict[str, str]:
-        """Return current names to stored names: old spellings are replaced, and a bare encoder's names get its
-        prefix.
+        """Return stored names by current names: old spellings are replaced, and if a file has the encoder alone, its
+        names get the encoder's prefix.
         """
         stored = {self._without_alias(current_name(name)): name for name in present}
         encoder = [theirs for ours, theirs in self.their_names(0).items() if ours.startswith(ENCODER_PREFIX)]
@@ -188,6 +187,7 @@ class KeyTable:
         return {self._encoder_prefix + name: stored_name for name, stored_name in stored.items()}
 
     def _without_alias(self, name: str) -> str:
+        """Replace an alias at the beginning of a name by the current prefix."""
         for old, new in self.aliases:
             if name.startswith(old):
                 return new + name.removeprefix(old)
@@ -201,8 +201,8 @@ class KeyTable:
 
 @dataclass(frozen=True)
 class HfNetwork:
-    """One network in transformers' format: the class that loads it (None: transformers has none), its parameters' names
-    and its config.json."""
+    """A network in transformers' format: its class (None: transformers has none), the names of its parameters, and the
+    fields of its config.json."""
 
     architecture: str | None
     table: KeyTable
@@ -211,10 +211,11 @@ class HfNetwork:
 
 @dataclass(frozen=True)
 class ModelType:
-    """A `model_type` of config.json.
+    """A model type that we can load.
 
     Attributes:
-        encoder: name of the class that holds the encoder alone; None if transformers has no class for the family.
+        model_type: the value of `model_type` in config.json.
+        encoder: name of transformers' class of the encoder alone; None: transformers has no class for the family.
         read: function from the fields of config.json to our configuration. Raises ModelError if we cannot load the
             model.
     """
@@ -225,7 +226,7 @@ class ModelType:
 
 
 def current_name(name: str) -> str:
-    """Return the current name of a parameter that an old file may name differently."""
+    """Return a parameter's current name, given its name in an old or new file."""
     for old, new in _LEGACY_ENDINGS.items():
         if name.endswith(old):
             return name.removesuffix(old) + new
@@ -233,7 +234,7 @@ def current_name(name: str) -> str:
 
 
 def weight_and_bias(our_module: str, their_module: str) -> tuple[NamePair, NamePair]:
-    """Return the weight and the bias of a Linear or LayerNorm."""
+    """Return the pairs of names of a module's weight and bias."""
     weight, bias = (NamePair(f"{our_module}.{kind}", f"{their_module}.{kind}") for kind in ("weight", "bias"))
     return weight, bias
 
@@ -250,15 +251,15 @@ BERT_LAYER = (
 
 
 def layer_pairs(their_prefix: str, names: Sequence[str] = BERT_LAYER) -> tuple[NamePair, ...]:
-    """Return the pairs of the encoder's post-LayerNorm layers. `names`: theirs for query, key, value and output of
-    attention, its norm, the two Linears of the feed-forward block and its norm, behind the prefix `their_prefix`.
+    """Return the pairs of names of an encoder's post-LayerNorm layers. `names`: transformers', after `their_prefix`, of
+    attention's query, key, value, output and norm, and of the feed-forward block's two Linears and norm.
     """
     named = zip(_LAYER, names, strict=True)
     return tuple(p for own, name in named for p in weight_and_bias(f"{OUR_LAYER}.{own}", f"{their_prefix}.{name}"))
 
 
 def embedding_pairs(their_prefix: str, *, token_types: bool = False) -> tuple[NamePair, ...]:
-    """Return the pairs of word and position tables, of token types if there are any, and their LayerNorm."""
+    """Return the pairs of names of the word and position tables, their LayerNorm and, if any, the token types."""
     ours = "encoder.embeddings"
     segments = (NamePair(f"{ours}.token_type.weight", f"{their_prefix}.token_type_embeddings.weight"),)
     return (

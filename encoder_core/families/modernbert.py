@@ -1,12 +1,12 @@
 """ModernBERT (Warner et al., 2024, arXiv 2412.13663): BERT with later improvements of language models.
 
-Norms come before each block, positions are rotary, feed-forward blocks are gated (GeGLU), and nothing has a bias
-(section 2.1). Two of three layers see a window of 128 tokens, so that rows of 8,192 tokens cost little (alternating
-attention).
+Norms come before each block, positions are rotary, feed-forward blocks are gated (GeGLU), and only the decoder has a
+bias (section 2.1). Two of three layers see a window of 128 tokens, so that rows of 8,192 tokens cost little
+(alternating attention).
 
-config.json has two forms. The released models state the period of global layers and the two rotary bases
-(`global_attn_every_n_layers`, `global_rope_theta`, `local_rope_theta`), which all versions of transformers read; we
-write that form. Version 5 writes `layer_types` and `rope_parameters` instead; we read both.
+config.json has two forms. The released models have the period of global layers and the two rotary bases
+(`global_attn_every_n_layers`, `global_rope_theta`, `local_rope_theta`), which all versions of transformers read, so we
+write this form. Transformers 5 writes `layer_types` and `rope_parameters` instead; we read both.
 """
 
 import math
@@ -45,7 +45,7 @@ class ModernBertConfig(PreNormConfig):
 
     @property
     def output_scale(self) -> float:
-        """Megatron's scale of fresh weights (the paper, section 2.2.1)."""
+        """Megatron initialisation (the paper, section 2.2.1): 1 / sqrt(2 * layers)."""
         return math.sqrt(0.5 / self.layers)
 
     def window(self, layer: int) -> int | None:
@@ -93,7 +93,7 @@ TABLE = KeyTable(
     tied=("decoder.weight",),
 )
 
-_BIASES = "only the decoder may have, and has, a bias"
+_BIASES = "use a model in which the decoder, and nothing else, has a bias"
 CONFIG_JSON = ConfigJson(
     "modernbert",
     {
@@ -126,10 +126,10 @@ CONFIG_JSON = ConfigJson(
 
 
 def to_json(config: ModernBertConfig) -> dict[str, Any]:
-    """Return the fields of config.json that describe the model.
+    """Return the model's fields of config.json.
 
-    transformers' class has one rate for both dropouts of attention. We write that of the probabilities, as in the
-    released models, whose 0.1 on attention's output is missing from their files.
+    transformers' class has one rate for both dropouts of attention. We write the rate of the probabilities. So do the
+    released files, although the models were trained with a rate of 0.1 on attention's output.
     """
     return CONFIG_JSON.to_fields(
         config,
@@ -145,7 +145,7 @@ def from_json(fields: dict[str, Any]) -> ModernBertConfig:
     """Return our configuration for the fields of a config.json."""
     fields = CONFIG_JSON.fill_defaults(fields)
     if fields["classifier_activation"] != fields["hidden_activation"]:
-        raise unsupported_value_error("classifier_activation", fields, "it must be the same as hidden_activation")
+        raise unsupported_value_error("classifier_activation", fields, "use one with the value of hidden_activation")
     return ModernBertConfig(
         **CONFIG_JSON.to_settings(fields),
         attention_output_dropout=fields["attention_dropout"],
@@ -156,7 +156,7 @@ def from_json(fields: dict[str, Any]) -> ModernBertConfig:
 
 
 def _global_layer_period(fields: dict[str, Any]) -> int:
-    """Return the period of global layers, from `layer_types` if the file has it."""
+    """Return n if every n-th layer is global, from `layer_types` or else from `global_attn_every_n_layers`."""
     types = fields.get("layer_types")
     if types is None:
         return int(fields["global_attn_every_n_layers"])
@@ -165,7 +165,7 @@ def _global_layer_period(fields: dict[str, Any]) -> int:
     regular = ["sliding_attention" if layer % every else "full_attention" for layer in range(len(types))]
     if types != regular or len(types) != fields["num_hidden_layers"]:
         raise unsupported_value_error(
-            "layer_types", fields, "every n-th layer from the first on must be global, the others local"
+            "layer_types", fields, "use a model in which layers 0, n, 2 n and so on are global, the others local"
         )
     return every
 

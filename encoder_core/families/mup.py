@@ -1,4 +1,4 @@
-"""muP's base (Yang et al., 2022, arXiv 2203.03466): the narrower model from which a wider one is scaled."""
+"""The base model of muP (Yang et al., 2022, arXiv 2203.03466): the narrower model from which a wider one is scaled."""
 
 from typing import TypeVar
 
@@ -12,19 +12,19 @@ _Model = TypeVar("_Model", bound=EncoderConfig)
 
 
 def mup_base(model: _Model) -> _Model:
-    """Return the base of `model`, as a model of its own; without `mup` the model itself.
+    """Return the configuration of the muP base of `model`; without `mup`, `model` itself.
 
     Raises:
-        ModelError: the model's head has no place for muP's output multiplier, or no base has these widths.
+        ModelError: the head has no norm that can carry muP's output multiplier, or the base's widths are not valid.
     """
     mup = model.mup
     if mup is None:
         return model
     if model.has_tied_decoder and not model.has_norm_before_decoder:
         raise ModelError(
-            f"muP is not defined for {model.name} whose decoder is the word embeddings: no norm of the head's own "
-            "precedes the decoder, which could carry the output multiplier",
-            remedy="leave model.mup out, or train a family whose head has a norm, or whose decoder is not tied",
+            f"muP is not supported for {model.name}: its decoder is tied to the word embeddings, and its head has no "
+            "norm before the decoder, which could carry muP's output multiplier",
+            remedy="remove model.mup, or train a family whose head has a norm or whose decoder is not tied",
         )
     widths = {name: _narrowed_width(model, name, mup) for name in model.width_settings}
     if mup.feed_forward is not None:
@@ -33,23 +33,23 @@ def mup_base(model: _Model) -> _Model:
         base = type(model).model_validate(model.model_dump() | widths | {"hidden": mup.hidden, "mup": None})
     except ValidationError as error:
         raise ModelError(
-            f"no {model.name} is the base of width {mup.hidden}: {error.errors()[0]['msg']}",
-            remedy="set model.mup to the widths of a model that can be trained",
+            f"{model.name} cannot have a muP base of width {mup.hidden}: {error.errors()[0]['msg']}",
+            remedy="set model.mup to the widths of a valid model",
         ) from error
     if base.projects_embeddings != model.projects_embeddings:
         raise ModelError(
             f"only one of the model (hidden {model.hidden}) and its muP base (hidden {mup.hidden}) projects the "
             f"embeddings of width {model.embedding_width}: they differ in more than their widths",
-            remedy=f"choose a base, model.mup.hidden, that is not {model.embedding_width} wide",
+            remedy=f"set model.mup.hidden to a width other than {model.embedding_width}",
         )
     return base
 
 
 def _narrowed_width(model: EncoderConfig, name: str, mup: Mup) -> int:
-    """Return a width of the base in proportion to its `hidden`.
+    """Return the base's value of the setting `name`, in proportion to the base's `hidden`.
 
     Raises:
-        ModelError: it would not be whole.
+        ModelError: the value would not be an integer.
     """
     own: int = getattr(model, name)
     whole, rest = divmod(own * mup.hidden, model.hidden)
@@ -57,8 +57,8 @@ def _narrowed_width(model: EncoderConfig, name: str, mup: Mup) -> int:
         return whole
     head = model.hidden // model.heads
     raise ModelError(
-        f"model.mup.hidden is {mup.hidden}, where {name} would be {own * mup.hidden / model.hidden:g}",
-        remedy="state model.mup.feed_forward"
+        f"with model.mup.hidden {mup.hidden}, the base's {name} would be {own * mup.hidden / model.hidden:g}",
+        remedy="set model.mup.feed_forward"
         if name == "feed_forward"
-        else f"choose a multiple of {head}: heads of the base are as wide as the model's",
+        else f"set model.mup.hidden to a multiple of {head}, the width of a head",
     )

@@ -1,12 +1,12 @@
 """NeoBERT (Le Breton et al., 2025, arXiv 2502.19587): as wide as BERT base, and more than twice as deep.
 
-Deep and narrow models use their parameters better (section 3.1): 28 layers of 768. Norms are RMSNorms before each
-block, positions are rotary, and blocks are gated (SwiGLU) with two thirds of BERT's inner width, which gives equally
-many parameters. Only the decoder has a bias; its weights are its own.
+It has 28 layers of width 768, because deep and narrow models use their parameters better (section 3.1). Norms are
+RMSNorms before each block, positions are rotary, and blocks are gated (SwiGLU) with two thirds of BERT's inner width,
+so that they have as many parameters. Only the decoder has a bias; its weights are not tied to the embeddings.
 
-transformers has no class for it: an export names none. A folder is laid out as the authors' code has it. There,
-query, key and value are one matrix, head by head, and so are the two halves of the gated block. Rotary positions turn
-neighbouring numbers of a head, ours those half a head apart, so rows of queries and keys lie in another order.
+transformers has no class for NeoBERT, so an export names none and has the format of the authors' code. There, query,
+key and value are one matrix, head by head, and so are the two halves of the gated block. Rotary positions rotate pairs
+of neighbours in a head, ours pairs half a head apart, so rows of queries and keys have another order.
 """
 
 from functools import partial
@@ -68,7 +68,7 @@ _THEIRS = "model.transformer_encoder.{layer}"
 
 
 def key_table(config: NeoBertConfig) -> KeyTable:
-    """Return the names of the parameters, and where they lie in the packed matrices."""
+    """Return the names of the parameters, and their rows in packed matrices."""
     query, key, value = (partial(_head_rows, config, part) for part in range(3))
     qkv, inner = 3 * config.hidden, config.feed_forward
     return KeyTable(
@@ -97,8 +97,8 @@ def key_table(config: NeoBertConfig) -> KeyTable:
 
 
 def _head_rows(config: NeoBertConfig, part: int) -> list[int]:
-    """Return the rows of queries, keys or values (0, 1, 2) in their matrix, whose rows are [heads, 3, width]. Of a
-    query or key the even rows come first here."""
+    """Return the row indices of query, key or value (`part` 0, 1, 2) in the packed matrix, whose rows are [heads, 3,
+    width], in the order of our rows: for query and key, even rows before odd rows."""
     width = config.hidden // config.heads
     order = range(width) if part == 2 else (*range(0, width, 2), *range(1, width, 2))
     return [(3 * head + part) * width + row for head in range(config.heads) for row in order]
@@ -115,18 +115,18 @@ CONFIG_JSON = ConfigJson(
         "pad_id": ("pad_token_id", 0),
         "layer_norm_eps": ("norm_eps", None),
         "initializer_range": ("decoder_init_range", 0.02),
-        "rotary_base": ("rope_theta", 10_000.0),  # ours: the authors' code has this base only
+        "rotary_base": ("rope_theta", 10_000.0),  # our own field: the authors' code always has this base
     },
 )
-"""The authors' code has no values for most fields (None): a config.json states them."""
+"""A default of None: the authors' code has no default, so a config.json must have the field."""
 
 _WIDTH_MULTIPLE = 8
-"""The authors' code rounds two thirds of `intermediate_size` up to a multiple of this: the inner width."""
+"""In the authors' code the inner width is two thirds of `intermediate_size`, rounded up to a multiple of this."""
 
 
 def to_json(config: NeoBertConfig) -> dict[str, Any]:
-    """Return the fields of config.json. Raises ModelError: the activation is not silu, or no `intermediate_size` gives
-    the inner width."""
+    """Return the fields of config.json. Raises ModelError: the activation is not silu, or the inner width is not a
+    multiple of 8."""
     if config.activation != "silu":
         raise ModelError(
             f"model.activation is {config.activation}, but NeoBERT supports silu only",
@@ -152,7 +152,7 @@ def from_json(fields: dict[str, Any]) -> NeoBertConfig:
     if missing:
         raise ModelError(
             f"config.json of a neobert lacks {', '.join(missing)}",
-            remedy="take the file beside the published weights; if Maskfleet 0.2 wrote this one, export its run again",
+            remedy="use the config.json of the published weights; if Maskfleet 0.2 wrote it, export the run again",
         )
     return NeoBertConfig(
         **CONFIG_JSON.read_settings(fields),
@@ -161,4 +161,5 @@ def from_json(fields: dict[str, Any]) -> NeoBertConfig:
 
 
 def _round_up(width: int) -> int:
+    """Round up to a multiple of `_WIDTH_MULTIPLE`."""
     return -(-width // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE

@@ -1,4 +1,4 @@
-"""What recent encoders share: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
+"""The base of recent encoders: norms before each block, rotary positions, gated feed-forward blocks, no biases."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from encoder_core.families.config import WithGenerator
 from encoder_core.families.config_json import unsupported_value_error
 
-if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
+if TYPE_CHECKING:  # torch is imported only where encoders are built, not to read a configuration
     from encoder_core.layers.encoder import PreNormLayer
     from encoder_core.layers.residual import LayerNorm, RMSNorm
 
@@ -18,13 +18,12 @@ class PreNormConfig(WithGenerator):
     """The configuration of a pre-norm encoder. See `EncoderConfig` and `WithGenerator`.
 
     `feed_forward` is the width of each half of the gated block. No table limits the length of a row: `max_length` is
-    the length that the model is trained for. A family overrides what differs.
+    the length for which the model is trained.
 
     Attributes:
-        embedding_norm: whether a norm follows the embeddings; then there is none before the first layer's attention.
-        rms_norm: whether norms are RMSNorms (Zhang and Sennrich, 2019), which neither centre nor shift; otherwise they
-            are LayerNorms.
-        fused: whether query, key and value are one matrix, and likewise the two halves of the gated block.
+        embedding_norm: whether a norm follows the embeddings; then the first layer's attention has no norm before it.
+        rms_norm: whether norms are RMSNorms (Zhang and Sennrich, 2019), without mean and bias; otherwise LayerNorms.
+        fused: whether query, key and value projections are one parameter, and so are the halves of the gated block.
         dropout: dropout rate of the embeddings and inside the feed-forward block.
         attention_output_dropout: dropout rate of attention's output, before it is added to the hidden states.
     """
@@ -44,7 +43,7 @@ class PreNormConfig(WithGenerator):
     def _check_head_width_even(self) -> Self:
         if self.hidden // self.heads % 2:
             raise ValueError(
-                f"hidden / heads ({self.hidden // self.heads}) must be even: rotary positions turn pairs of numbers"
+                f"hidden / heads ({self.hidden // self.heads}) must be even: rotary positions rotate pairs of elements"
             )
         return self
 
@@ -60,7 +59,7 @@ class PreNormConfig(WithGenerator):
     def with_rope_base(self, base: float) -> Self: ...
 
     def has_attention_norm(self, layer: int) -> bool:
-        """Return whether a norm precedes the attention of a layer."""
+        """Return whether a layer has a norm before its attention."""
         return layer > 0 or not self.embedding_norm
 
     def encoder_weight_count(self) -> int:
@@ -118,16 +117,14 @@ def _build_norm(config: PreNormConfig) -> "LayerNorm | RMSNorm":
 
 
 def plain_rope_base(fields: Mapping[str, Any], key: str = "rope_theta") -> float:
-    """Return the base of rotary positions in the fields of a config.json: `rope_parameters`, as version 5 of
-    transformers writes it, or else `fields[key]`.
+    """Return the base of rotary positions from the fields of a config.json: from `rope_parameters`, which transformers
+    5 writes, or else from `fields[key]`.
 
     Raises:
-        ModelError: positions are scaled.
+        ModelError: rotary positions are scaled (`rope_scaling`, or a `rope_type` other than default).
     """
     parameters = fields.get("rope_parameters") or {}
     if fields.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
         scaled = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
-        raise unsupported_value_error(
-            scaled, fields, "only plain rotary positions, of rope_type default, can be loaded"
-        )
+        raise unsupported_value_error(scaled, fields, "use a model with unscaled rotary positions (rope_type default)")
     return float(parameters.get("rope_theta", fields[key]))

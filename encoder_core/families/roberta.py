@@ -1,8 +1,8 @@
 """RoBERTa (Liu et al., 2019, arXiv 1907.11692): BERT, trained longer on more text, without next-sentence prediction.
 
-The changes are those of section 4. The encoder is BERT's without token types. As in fairseq, positions are counted
-from the padding id + 1. transformers' class adds one token type to every token: reading folds it into the positions,
-writing gives zeros.
+Section 4 has the changes. The encoder is BERT's without token types. As in fairseq, positions are counted from the
+padding id + 1. transformers' class adds the same token type to every token: on reading we add its embedding to the
+position table, on writing it is zero.
 """
 
 from typing import Any, ClassVar, Literal
@@ -37,12 +37,12 @@ class RobertaConfig(WithGenerator):
 
     @property
     def head_activation(self) -> Activation:
-        """Always the exact GELU, because transformers' class for the head supports no other."""
+        """Always the exact GELU, the only one that transformers' class for the head supports."""
         return "gelu"
 
     @property
     def first_position(self) -> int:
-        """The padding id + 1, as in fairseq."""
+        """Index of the first token in the position table: the padding id + 1, as in fairseq."""
         return self.pad_id + 1
 
     @property

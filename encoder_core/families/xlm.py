@@ -1,10 +1,10 @@
 """XLM (Conneau and Lample, 2019, arXiv 1901.07291): BERT for many languages at once.
 
-Embeddings of the language replace token types (section 3.4, translation language modelling, puts a sentence and its
-translation into one row). The decoder follows the last states directly, without a transform.
+Language embeddings replace token types: in translation language modelling (section 3.4) a row is a sentence and its
+translation. The decoder follows the last states directly, without another layer.
 
-transformers' class has weights for padding, which no token uses, and adds the word embeddings of any token types that
-it is given; we have no token types.
+transformers' class has an embedding for padding, which no token uses. Given token types, it adds the word embeddings of
+these ids; we have no token types.
 """
 
 from typing import Any, ClassVar, Literal, Self
@@ -25,14 +25,14 @@ from encoder_core.families.interchange import (
 )
 from encoder_core.layers.sizes import Initializer
 
-INNER_RATIO = 4  # inner width divided by `hidden`, fixed in the official code and in transformers' class
+INNER_RATIO = 4  # feed-forward inner width / `hidden`, fixed in the official code and in transformers' class
 
 
 class XlmConfig(WithGenerator):
     """The configuration of an XLM. See `EncoderConfig` and `WithGenerator`.
 
     Attributes:
-        languages: names of languages, in the order of their embeddings. With fewer than two, the model has no such
+        languages: names of languages, in the order of their embeddings. With fewer than two, there are no language
             embeddings.
     """
 
@@ -54,7 +54,7 @@ class XlmConfig(WithGenerator):
         if self.feed_forward != INNER_RATIO * self.hidden:
             raise ValueError(
                 f"feed_forward ({self.feed_forward}) must be {INNER_RATIO} x hidden ({INNER_RATIO * self.hidden}): "
-                "XLM has no other"
+                "XLM fixes this ratio"
             )
         return self
 
@@ -92,7 +92,7 @@ _PAIRS = (
     NamePair("head.decoder.bias", "pred_layer.proj.bias"),
 )
 
-_GELU_REMEDY = "only encoders with GELU can be loaded"
+_GELU_REMEDY = "use an encoder with GELU"
 CONFIG_JSON = ConfigJson(
     "xlm",
     {
@@ -108,9 +108,9 @@ CONFIG_JSON = ConfigJson(
     },
     constants={
         **TIED_DECODER_CONSTANT,
-        "sinusoidal_embeddings": (False, "positions must be learned"),
-        "causal": (False, "attention must see both ways"),
-        "asm": (False, "the decoder must be a plain one, with scores of all ids at once"),
+        "sinusoidal_embeddings": (False, "use a model with learned positions"),
+        "causal": (False, "use a model with bidirectional attention"),
+        "asm": (False, "use a model without adaptive softmax"),
         "gelu_activation": (True, _GELU_REMEDY),
     },
     unwritten={"is_encoder": (True, _GELU_REMEDY)},
@@ -119,7 +119,7 @@ CONFIG_JSON = ConfigJson(
 
 
 def key_table(config: XlmConfig) -> KeyTable:
-    """Return the parameters, with the embeddings of languages if the model has them."""
+    """Return the names of the parameters, including language embeddings if the model has them."""
     pairs = (*_PAIRS, _LANGUAGES) if config.language_table_rows else _PAIRS
     return KeyTable(pairs, tied=("pred_layer.proj.weight",), unused=("transformer.position_ids",))
 
@@ -145,9 +145,9 @@ def to_json(config: XlmConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> XlmConfig:
-    """Return our configuration. Languages without names are named by their numbers."""
+    """Return our configuration for the fields of a config.json. A language without a name is named by its number."""
     fields = CONFIG_JSON.fill_defaults(fields)
-    # transformers 4 reads and writes `pad_index`; 5 writes the same as `pad_token_id`, and null for none.
+    # transformers 4 has the padding id as `pad_index`, 5 as `pad_token_id`, which may be null.
     named = (fields.get("pad_index"), fields["pad_token_id"], CONFIG_JSON.defaults["pad_token_id"])
     return XlmConfig(
         **CONFIG_JSON.to_settings(fields),
@@ -158,13 +158,13 @@ def from_json(fields: dict[str, Any]) -> XlmConfig:
 
 
 _MAX_LANGUAGES = 100_000
-"""More languages than exist. A limit, because the names of an absurd number would fill the memory."""
+"""Largest accepted number of languages, more than exist: the names of absurdly many would fill the memory."""
 
 
 def _languages(fields: dict[str, Any]) -> tuple[str, ...]:
     count, names = fields["n_langs"], {number: name for name, number in (fields.get("lang2id") or {}).items()}
     if count > _MAX_LANGUAGES:
-        raise unsupported_value_error("n_langs", fields, f"at most {_MAX_LANGUAGES:,} languages can be loaded")
+        raise unsupported_value_error("n_langs", fields, f"use a model of at most {_MAX_LANGUAGES:,} languages")
     if not fields["use_lang_emb"] or count < 2:
         return tuple(names.values()) if len(names) == 1 else ()
     return tuple(str(names.get(number, number)) for number in range(count))

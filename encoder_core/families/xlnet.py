@@ -1,7 +1,7 @@
 """XLNet (Yang et al., 2019, arXiv 1906.08237): predicts tokens in a random order, without masks.
 
-Each token is predicted from those before it in a permutation, so that the input is always real text (section 2.2). A
-query stream knows the position of a token but not the token; a content stream knows both (section 2.3). Memory of
+Each token is predicted from those before it in a permutation, so that the input is always real text (section 2.2). The
+query stream knows the position of a token but not the token; the content stream knows both (section 2.3). The memory of
 earlier rows and relative positions are Transformer-XL's (section 2.4).
 """
 
@@ -23,7 +23,7 @@ from encoder_core.families.interchange import (
 )
 from encoder_core.layers.sizes import Recurrence, SmallForm, feed_forward_weight_count, norm_weight_count
 
-if TYPE_CHECKING:  # torch is imported only where encoders are built: reading a configuration needs none
+if TYPE_CHECKING:  # torch is imported only where encoders are built, not to read a configuration
     from encoder_core.layers.encoder import Embeddings
     from encoder_core.layers.xlnet_encoder import TwoStreamEncoder, TwoStreamLayer
 
@@ -32,12 +32,11 @@ class XlnetConfig(EncoderConfig):
     """The configuration of an XLNet. See `EncoderConfig`.
 
     Attributes:
-        reuse: number of tokens at the start of each row that join the memory. The next row of the lane begins after
-            them.
-        memory: number of tokens in each layer's memory; 0 for no recurrence.
-        memory_refresh: number of steps after which memory is recomputed with the current weights, in training.
-            Periodic checkpoints are saved on these steps only. One refresh costs the forward passes of memory / reuse
-            steps.
+        reuse: number of tokens at the start of each row that are appended to the memory. The next row of the same text
+            begins after them.
+        memory: number of tokens in each layer's memory; 0: no recurrence.
+        memory_refresh: period in steps with which training recomputes the memory with the current weights, which costs
+            the forward passes of memory / reuse steps. Periodic checkpoints are saved only at these steps.
     """
 
     family: Literal["xlnet"] = "xlnet"
@@ -57,7 +56,7 @@ class XlnetConfig(EncoderConfig):
     @model_validator(mode="after")
     def _check_memory_has_reuse(self) -> Self:
         if self.memory and not self.reuse:
-            raise ValueError(f"memory is {self.memory}, but with reuse 0 no token joins it: set reuse, or memory to 0")
+            raise ValueError(f"memory is {self.memory}, but with reuse 0 it stays empty: set reuse, or set memory to 0")
         return self
 
     def encoder(self, *, embeddings: "Embeddings | None" = None) -> "TwoStreamEncoder":
@@ -76,7 +75,7 @@ class XlnetConfig(EncoderConfig):
 
     @property
     def has_norm_before_decoder(self) -> bool:
-        """Never: the decoder reads the query stream (`objectives/modules/permuted.py`)."""
+        """Always false: the decoder reads the query stream's last states (`objectives/modules/permuted.py`)."""
         return False
 
     def encoder_weight_count(self) -> int:
@@ -94,10 +93,10 @@ class XlnetConfig(EncoderConfig):
         return super().small_form_fields(form) | own
 
     def hf_network(self, heads: Heads) -> HfNetwork | None:
-        """Return how transformers' class holds the encoder with XLNet's own head.
+        """Return transformers' format of the encoder with XLNet's head.
 
         Raises:
-            ModelError: `heads` are others than XLNet's own.
+            ModelError: `heads` is not plm, the only head that XLNet has.
         """
         if heads != "plm":
             raise ModelError(
@@ -176,7 +175,7 @@ CONFIG_JSON = ConfigJson(
         "initializer_range": ("initializer_range", 0.02),
         "layer_norm_eps": ("layer_norm_eps", 1e-12),
         "activation": ("ff_activation", "gelu"),
-        # Ours alone: transformers would drop a `max_length` when it saves, a name that generation owns.
+        # Our own field. Named `max_length`, transformers would drop it on saving, as a setting of text generation.
         "max_length": ("longest_row", 512),
     },
     constants={
@@ -193,8 +192,8 @@ CONFIG_JSON = ConfigJson(
 def to_json(config: XlnetConfig) -> dict[str, Any]:
     """Return the fields of config.json.
 
-    transformers has one rate for all dropout; our rate of attention probabilities is written beside it, and
-    transformers does not read it.
+    transformers has a single dropout rate. The rate of attention probabilities is written as a field of our own, which
+    transformers ignores.
     """
     return CONFIG_JSON.to_fields(
         config,
@@ -206,7 +205,7 @@ def to_json(config: XlnetConfig) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> XlnetConfig:
-    """Return our configuration. A model without `reuse_len` gets no memory."""
+    """Return our configuration for the fields of a config.json. Without `reuse_len` the model has no memory."""
     fields = CONFIG_JSON.fill_defaults(fields)
     return XlnetConfig(
         **CONFIG_JSON.to_settings(fields),

@@ -1,5 +1,5 @@
-"""Heads with two classes: for sentence pairs (BERT's next sentence, ALBERT's order) and for replaced tokens (ELECTRA,
-DeBERTa v3).
+"""Heads with two classes: for sentence pairs (BERT's next sentence prediction, ALBERT's sentence order prediction) and
+for replaced tokens (ELECTRA, DeBERTa v3).
 
 Shapes: R rows, T tokens, H hidden.
 """
@@ -15,17 +15,17 @@ from encoder_core.layers.sizes import Activation
 
 
 class PairSums(NamedTuple):
-    """Sums over labelled rows: of the loss (fp32 or wider), and the number of correct predictions (int64)."""
+    """Sums over labelled rows: the loss (fp32 or wider), and the number of correct predictions (int64)."""
 
     loss_sum: Float[Tensor, ""]
     correct: Int[Tensor, ""]
 
 
 class PairHead(nn.Module):
-    """The first token through Linear and tanh (the pooler), then Linear to two classes (BERT, section 3.1).
+    """Linear and tanh (the pooler), then Linear to two classes, on a row's first token (BERT, section 3.1).
 
-    Class 0: the second segment continues the first, in order. Class 1: the second segment is a random one (next
-    sentence), or the two are swapped (sentence order).
+    Class 0: the second segment follows the first, in order. Class 1: the second segment is random (next sentence
+    prediction), or the two segments are swapped (sentence order prediction).
     """
 
     def __init__(self, hidden: int) -> None:
@@ -39,7 +39,7 @@ class PairHead(nn.Module):
         return logits_R2
 
     def forward(self, first_RH: Float[Tensor, "rows hidden"], labels_R: Int[Tensor, " rows"]) -> PairSums:
-        """Return the sums over rows; R may be 0."""
+        """Return the loss and the correct predictions, summed over rows; R may be 0."""
         logits_R2 = self.logits(first_RH)
         if logits_R2.element_size() < 4:
             logits_R2 = logits_R2.float()
@@ -48,13 +48,13 @@ class PairHead(nn.Module):
 
 
 class DetectionSums(NamedTuple):
-    """Sums over tokens: of the loss (fp32 or wider), and counts (int64).
+    """Sums over tokens: the loss (fp32 or wider), and counts (int64).
 
     Attributes:
         correct: number of tokens that were classified correctly.
         replaced: number of tokens that were replaced.
         flagged: number of tokens that were classified as replaced.
-        found: number of tokens that were both.
+        found: number of replaced tokens that were classified as replaced.
     """
 
     loss_sum: Float[Tensor, ""]
@@ -65,10 +65,10 @@ class DetectionSums(NamedTuple):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Linear, activation, Linear to one score a token (ELECTRA, section 2); a positive score means replaced.
+    """Linear, activation, Linear to one score per token (ELECTRA, section 2). A positive score means replaced.
 
-    With `context_eps` each token is first combined with the first token of its row: LayerNorm(h_first + h), with this
-    epsilon (microsoft/DeBERTa, rtd_task.py).
+    With `context_eps` the input at each token is LayerNorm(h_first + h), with this epsilon, where h_first is the state
+    of the row's first token (microsoft/DeBERTa, rtd_task.py).
     """
 
     def __init__(self, hidden: int, *, activation: Activation, context_eps: float | None = None) -> None:
@@ -81,7 +81,7 @@ class ReplacedTokenHead(nn.Module):
     def forward(
         self, hidden_TH: Float[Tensor, "tokens hidden"], first_T: Int[Tensor, " tokens"]
     ) -> Float[Tensor, " tokens"]:
-        """Return the scores. `first_T` is the flat index of the first token of each token's row."""
+        """Return the score of each token. `first_T`: flat index of the first token of each token's row."""
         if self.norm is not None:
             hidden_TH = self.norm(hidden_TH.index_select(0, first_T) + hidden_TH)
         score_T1: Tensor = self.score(activate(self.dense(hidden_TH), self.activation))
@@ -89,7 +89,7 @@ class ReplacedTokenHead(nn.Module):
 
 
 def detection_sums(scores_T: Float[Tensor, " tokens"], replaced_T: Bool[Tensor, " tokens"]) -> DetectionSums:
-    """Return the binary cross-entropy of every token, and counts for precision and recall."""
+    """Return the binary cross-entropy, summed over tokens, and counts for accuracy, precision and recall."""
     if scores_T.element_size() < 4:
         scores_T = scores_T.float()
     loss_sum = F.binary_cross_entropy_with_logits(scores_T, replaced_T.to(scores_T.dtype), reduction="sum")

@@ -1,18 +1,17 @@
-"""Softmax cross-entropy over a large vocabulary, without ever holding all logits in memory.
+"""Softmax cross-entropy over a large vocabulary, which never holds all logits in memory.
 
-One chunk of targets at a time is scored and turned into its loss and, if gradients are wanted, directly into its
-gradient, in the same buffer. The peak is one chunk of logits instead of four arrays of [targets, vocabulary].
+The logits of one chunk of targets at a time are computed, and turned into losses and, if needed, into their gradient in
+the same buffer. The peak memory is one chunk of logits instead of four arrays of [targets, vocabulary].
 
-On a GPU the vocabulary is rounded up for the computation only: tensor cores need multiples of 64, and 50,265 or
-30,522 are none. The added ids have probability 0 and no gradient.
+On a GPU the vocabulary is padded during the computation, because tensor cores need multiples of 64, unlike 50,265 or
+30,522. The added ids have probability 0 and no gradient.
 
 | kernel    | where                                         | how                                               |
 |-----------|-----------------------------------------------|---------------------------------------------------|
-| `fused`   | CUDA with Triton, once a trial found it right | logits are read once, and become their gradient   |
-| `written` | everywhere                                    | torch's operations, on a copy of logits in fp32   |
+| `fused`   | CUDA with Triton, if a trial found it correct | reads logits once, overwrites them with gradients |
+| `written` | everywhere                                    | torch operations, on a copy of the logits in fp32 |
 
-`fused` is `encoder_core/kernels/softmax_loss.py`. Both sample ids with torch's operations; `fused` takes their
-probabilities from its own sums.
+`fused` is `encoder_core/kernels/softmax_loss.py`. Both kernels sample ids with torch operations.
 
 Shapes: M targets, c of them in a chunk, E width, V vocabulary.
 """
@@ -32,14 +31,14 @@ from encoder_core.layers.sizes import CHUNK_LOGITS
 from encoder_core.random_draws import draw_key, uniforms
 
 VOCAB_MULTIPLES = {"cuda": 64, "meta": 64, "cpu": 1}  # padding multiple of the vocabulary, by device
-SAMPLING_GROUP_SIZE = 256  # ids that are sampled from together
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SAMPLING_GROUP_SIZE = 256  # number of ids of a group: sampling first draws a group, then an id of the group
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that the fused kernel supports
 
 
 class CrossEntropySums(NamedTuple):
-    """Sums over targets: of the loss (fp32 or wider), and the number of predictions equal to the target (int64).
+    """Sums over targets: the loss (fp32 or wider), and the number of correct predictions (int64).
 
-    `sampled` is an id drawn for each target, if one was asked for.
+    `sampled`: an id drawn for each target; None without a temperature.
     """
 
     loss_sum: Float[Tensor, ""]
@@ -59,10 +58,11 @@ def linear_cross_entropy(
 ) -> CrossEntropySums:
     """Return sums over targets of -log softmax(logits)[id] and of argmax == id, where logits = features weight' + bias.
 
-    With `weights` each target's loss is multiplied by its own. They get no gradient.
+    With a temperature, an id is also sampled for each target from softmax(logits / temperature). M may be 0.
 
-    `bias` may be None. With a temperature an id is drawn for each target from softmax(logits / temperature), by
-    inversion of uniform numbers that belong to the target's key (`encoder_core/random_draws.py`). M may be 0.
+    Args:
+        keys: key of each target, from which the uniform numbers for sampling are hashed (`random_draws.py`).
+        weights: factor of each target's loss; gets no gradient.
     """
     draws = features.new_zeros(0) if keys is None else uniforms(keys, draw_key(), 2)
     loss_sum, correct, sampled = _apply(
@@ -72,6 +72,8 @@ def linear_cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """The autograd function of `linear_cross_entropy`, which computes gradients in the forward pass."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -121,14 +123,14 @@ _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _LinearCrossEntropy.apply
 
 
 def _score_class(features: Tensor) -> "type[_PlainScores | _FusedScores]":
-    """Return the class of the kernel to use."""
+    """Return the class that computes losses with the chosen kernel, fused or written."""
     if _supports(features) and pick(["fused", "written"], dropped=False, place="loss") == "fused":
         return _FusedScores
     return _PlainScores
 
 
 def _supports(features: Tensor) -> bool:
-    """Return whether the fused kernel supports these tensors."""
+    """Return whether the fused kernel supports features of this device and dtype."""
     return (
         features.device.type == "cuda"
         and not torch.compiler.is_compiling()
@@ -138,10 +140,10 @@ def _supports(features: Tensor) -> bool:
 
 
 class _PlainScores:
-    """The losses and predictions of a chunk of logits, by torch's operations.
+    """The losses and predictions of a chunk of logits, computed by torch operations.
 
-    `overwrite_with_gradient` overwrites the logits: it returns the gradient by the logits, and by the bias if the
-    kernel computes that sum over targets.
+    `overwrite_with_gradient` returns the gradient of the logits, in place, and the gradient of the bias if the kernel
+    computes it, else None.
     """
 
     def __init__(self, logits_cV: Tensor, ids_c: Tensor) -> None:
@@ -160,7 +162,7 @@ class _PlainScores:
 
 
 class _FusedScores:
-    """The same, by our kernels."""
+    """The losses and predictions of a chunk of logits, as in `_PlainScores`, computed by our Triton kernels."""
 
     def __init__(self, logits_cV: Tensor, ids_c: Tensor) -> None:
         from encoder_core.kernels.softmax_loss import softmax_sums
@@ -181,10 +183,9 @@ class _FusedScores:
 
 
 def pad_vocabulary(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias with additional rows that round the vocabulary up to a multiple; the added rows have a
-    bias of -inf.
+    """Pad weight and bias to a multiple of `VOCAB_MULTIPLES` rows. The added rows have a bias of -inf.
 
-    Both are unchanged if the vocabulary is a multiple already.
+    Both are returned unchanged if the vocabulary is such a multiple already.
     """
     missing = -len(weight) % VOCAB_MULTIPLES.get(weight.device.type, 1)
     if not missing:
@@ -194,9 +195,9 @@ def pad_vocabulary(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor 
 
 
 def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
-    """Return [c] ids by inversion in two steps: which group of `SAMPLING_GROUP_SIZE` ids, then which id of that group.
+    """Sample [c] ids in two steps: first a group of `SAMPLING_GROUP_SIZE` ids, then an id of the group.
 
-    The ids are always in the vocabulary, even if the logits are not finite: such a step is skipped and must not crash.
+    The ids are in the vocabulary even if the logits are not finite: such a step is skipped later, and must not crash.
     """
     p_cV = log_p_cV.exp() if temperature == 1.0 else (log_p_cV / temperature).softmax(-1)
     vocab = p_cV.shape[1]
@@ -215,22 +216,22 @@ def _sample(log_p_cV: Tensor, draws_c2: Tensor, temperature: float) -> Tensor:
 def _invert_cumulative(weights: Tensor, draw_c1: Tensor) -> Tensor:
     """Return [c, 1], the first index whose cumulative weight exceeds draw * total.
 
-    Weights are cumulated as integers, whose sums are the same in any order: torch has no deterministic cumulative sum
-    of floats on a GPU.
+    Weights are accumulated as integers, whose sums are the same in any order, because torch has no deterministic
+    cumulative sum of floats on a GPU.
     """
     cumulated = (weights / weights.sum(-1, keepdim=True) * 2.0**40).long().cumsum(-1)
     return torch.searchsorted(cumulated, (draw_c1 * cumulated[:, -1:]).long(), right=True)
 
 
 class ChunkGradients:
-    """Gradients of a loss sum by features [M, E], weight [V, E] and bias [V], chunk by chunk. Those by weight and
+    """Accumulates the gradients of features [M, E], weight [V, E] and bias [V] over chunks. The gradients of weight and
     bias are in fp32 or wider.
     """
 
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None, wide: torch.dtype) -> None:
         self._inputs = features, weight
         self.features = torch.empty_like(features)
-        # If this holds, the first chunk overwrites the empty gradients; else chunks are added to zeros.
+        # True: the first chunk overwrites uninitialised gradients, to save zeroing them; false: chunks add to zeros.
         self._sums_up = bool(len(features)) and features.dtype == wide
         self.weight = (torch.empty_like if self._sums_up else torch.zeros_like)(weight, dtype=wide)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
@@ -241,7 +242,7 @@ class ChunkGradients:
         d_cV: Float[Tensor, "chunk vocab"],
         by_bias_V: Float[Tensor, " vocab"] | None = None,
     ) -> None:
-        """Add the gradient by a chunk's logits; `by_bias_V` is its sum over the chunk, if already computed."""
+        """Add a chunk, given the gradient `d_cV` of its logits. `by_bias_V`: sum of `d_cV` over targets, if known."""
         features, weight = self._inputs
         if self.bias is not None:
             self.bias += d_cV.sum(0) if by_bias_V is None else by_bias_V
@@ -254,9 +255,9 @@ class ChunkGradients:
 
 
 def multiply_saved(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the saved gradients by features, weight and bias, times `grad` and in `ctx.dtypes`.
+    """Return the saved gradients of features, weight and bias, times `grad` and in `ctx.dtypes`.
 
-    In place, because the weight's gradient is often a step's largest array. Autograd refuses a second pass.
+    They are multiplied in place, since the weight's gradient may be a step's largest array. Autograd runs this once.
     """
     features, weight, bias = (
         None if saved is None else saved.mul_(grad).to(dtype)
@@ -268,9 +269,9 @@ def multiply_saved(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | Non
 
 
 def logit_chunks(count: int, vocab: int, device: torch.device) -> Iterator[slice]:
-    """Yield slices of `count` rows of logits: at most `CHUNK_LOGITS` logits in each, but at least one row.
+    """Yield slices of `count` rows of logits, each with at most `CHUNK_LOGITS` logits or with a single row.
 
-    Few chunks keep a GPU busy, because each chunk's gradient is added to that of the whole decoder.
+    Chunks are large on a GPU, because each chunk adds to the gradient of the whole decoder.
     """
     rows = max(1, CHUNK_LOGITS.get(device.type, CHUNK_LOGITS["cpu"]) // vocab)
     for start in range(0, count, rows):

@@ -1,16 +1,15 @@
-"""Losses by which a student learns from teachers: from their distributions over the vocabulary, and from their last
-states.
+"""Distillation losses between a student and its teachers: of distributions over the vocabulary, and of last states.
 
 Distributions: the Kullback-Leibler divergence of the student's distribution from the mean of the teachers', both
-softened by a temperature (Hinton et al. 2015, section 2; DistilBERT: Sanh et al. 2019, section 3). Its gradient by
-the student's weights is that of the cross-entropy with soft targets; its value is 0 where the student equals its
-teachers. As in these papers it is multiplied by the square of the temperature, so that its gradient does not shrink
+softened by a temperature (Hinton et al. 2015, section 2; DistilBERT: Sanh et al. 2019, section 3). The gradient of the
+student's weights equals that of the cross-entropy with soft targets, but the loss is 0 if the student equals its
+teachers. As in these papers the loss is multiplied by the square of the temperature, so that gradients do not shrink
 as the temperature grows.
 
-The logits of student and teachers are computed one chunk at a time and turned into the loss and, if gradients are
-wanted, directly into its gradient. The peak is a few chunks, for any number of tokens.
+The logits of student and teachers are computed one chunk at a time, and turned into the loss and, if needed, into the
+gradient. The peak memory is a few chunks, for any number of tokens.
 
-Shapes: M tokens, c of them in a chunk, E width (of each network its own), V vocabulary, H hidden.
+Shapes: M tokens, c of them in a chunk, E width of a network, V vocabulary, H hidden.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,11 +24,11 @@ from torch.autograd.function import once_differentiable
 from encoder_core.heads.cross_entropy import ChunkGradients, logit_chunks, multiply_saved
 
 LIVE_LOGIT_ARRAYS = 2
-"""Number of logit arrays in memory at a time: the student's and a teacher's, where a cross-entropy has one."""
+"""Number of logit arrays in memory at a time: the student's and a teacher's. A plain cross-entropy has one."""
 
 
 class LogitFactors(NamedTuple):
-    """The factors of logits that are not computed yet: features weight' + bias; `bias` may be None."""
+    """The factors of the logits features weight' + bias, which are not computed as a whole; `bias` may be None."""
 
     features: Float[Tensor, "tokens width"]
     weight: Float[Tensor, "vocab width"]
@@ -37,8 +36,8 @@ class LogitFactors(NamedTuple):
 
 
 class DistillationSums(NamedTuple):
-    """Sums over tokens: of the loss (fp32 or wider), and the number of tokens where the student's first choice is the
-    teachers' (int64).
+    """Sums over tokens: the loss (fp32 or wider), and the number of tokens for which student and teachers predict the
+    same id (int64).
     """
 
     loss_sum: Float[Tensor, ""]
@@ -51,7 +50,7 @@ def linear_distillation(
     """Return sums over tokens of T^2 KL(p || q), where q = softmax(student / T) and p is the mean of softmax(teacher
     / T).
 
-    Only the student gets gradients. M may be 0; there must be at least one teacher.
+    Only the student's factors get gradients. M may be 0; there must be at least one teacher.
     """
     loss_sum, agreeing = _apply(*student, tuple(teachers), temperature, torch.is_grad_enabled())
     return DistillationSums(loss_sum, agreeing)
@@ -67,6 +66,8 @@ def cosine_distances(
 
 
 class _LinearDistillation(torch.autograd.Function):
+    """The autograd function of `linear_distillation`, which computes gradients in the forward pass."""
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -1,7 +1,5 @@
-"""Heads that predict token ids.
-
-They predict masked tokens (BERT, and DeBERTa's enhanced mask decoder), permuted tokens (XLNet), and spans from their
-boundaries (SpanBERT).
+"""Heads that predict token ids: masked tokens (BERT, and DeBERTa's enhanced mask decoder), permuted tokens (XLNet), and
+spans from their boundaries (SpanBERT).
 
 Shapes: T tokens, M or B targets, H hidden, E embedding width, P position width, V vocabulary.
 """
@@ -19,15 +17,16 @@ from encoder_core.layers.sizes import DECODER_PASSES, MAX_SPAN_TARGETS, SPAN_POS
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Linear, GELU, LayerNorm, then a decoder tied to the word embeddings with a bias of its own (BERT, section 3.1).
+    """Linear, GELU, LayerNorm, then a decoder: a Linear to the vocabulary whose weight is the word embeddings, with a
+    bias (BERT, section 3.1).
 
-    It runs on target positions only. Without targets it still runs, on zero rows, so that every parameter takes part
-    in the backward pass on every rank.
+    It runs at target positions only. Without targets it runs on 0 rows, so that every parameter takes part in the
+    backward pass on every rank.
 
     Args:
-        bare: whether the head is a decoder alone, as in decoder-only models, XLM and XLNet.
-        inner: width between two Linears, each followed by the activation, in place of Linear and LayerNorm (UltraBERT).
-        tied: whether the decoder's weights are the word embeddings.
+        bare: whether the head is only the decoder, as in decoder-only models, XLM and XLNet.
+        inner: width between two Linears with activations, which replace Linear and LayerNorm (UltraBERT); None: no.
+        tied: whether the decoder's weight is the word embeddings.
         bias: whether Linear and LayerNorm have biases.
     """
 
@@ -57,18 +56,18 @@ class MaskedLanguageModelHead(nn.Module):
 
     @property
     def decoder_norm(self) -> nn.LayerNorm | None:
-        """The norm whose output the decoder reads; None: it reads hidden states."""
+        """The norm directly before the decoder; None if there is none."""
         return self.norm
 
     def features(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets width"]:
-        """Return the input of the decoder."""
+        """Compute the decoder's input from hidden states."""
         features_ME = hidden_MH
         for linear in (self.dense, self.second):
             features_ME = features_ME if linear is None else activate(linear(features_ME), self.activation)
         return features_ME if self.norm is None else self.norm(features_ME)
 
     def logits(self, hidden_MH: Float[Tensor, "targets hidden"]) -> Float[Tensor, "targets vocab"]:
-        """Return scores of all ids, for filling masks and for comparisons; training never holds all of them at once."""
+        """Return the logits of all ids, for filling masks and for comparisons; training never computes all at once."""
         logits_MV: Tensor = self.decoder(self.features(hidden_MH))
         return logits_MV
 
@@ -81,8 +80,8 @@ class MaskedLanguageModelHead(nn.Module):
         keys_M: Int[Tensor, " targets"] | None = None,
         weights_M: Float[Tensor, " targets"] | None = None,
     ) -> CrossEntropySums:
-        """Return the sums over the targets, of losses times `weights_M`; with a temperature also an id drawn for each
-        by its key (see `linear_cross_entropy`). `positions_M` None: every state is one of a target.
+        """Return loss and correct predictions, summed over targets, and with a temperature a sampled id for each; see
+        `linear_cross_entropy`. `positions_M`: indices of the targets' states; None: all states are targets'.
         """
         hidden_MH = hidden_TH if positions_M is None else hidden_TH.index_select(0, positions_M)
         features_ME = self.features(hidden_MH)
@@ -98,12 +97,12 @@ class MaskedLanguageModelHead(nn.Module):
 
 
 class EnhancedMaskDecoder(nn.Module):
-    """The encoder's last layer, run twice with queries that know their absolute positions.
+    """The encoder's last layer, applied twice to queries with absolute positions.
 
-    The first query is the state before the last layer plus an absolute position; the second query is the result of
-    the first. Keys and values are the states before the last layer both times. The ordinary last layer is not needed,
-    and only targets are queries: the layer runs over 15 % of the tokens twice instead of over all of them three
-    times.
+    The first query is the state before the last layer plus an embedding of the absolute position; the second query is
+    the result of the first. Keys and values are both times the states before the last layer. The ordinary output of
+    the last layer is not needed, and only targets are queries. So the layer runs twice over 15 % of the tokens, instead
+    of three times over all.
     """
 
     def __init__(self, positions: int, hidden: int) -> None:
@@ -113,17 +112,18 @@ class EnhancedMaskDecoder(nn.Module):
     def decode(
         self, encoder: DisentangledEncoder, x_TH: Float[Tensor, "tokens hidden"], batch: Batch
     ) -> Float[Tensor, "targets hidden"]:
-        """Return states at `batch.target_positions`, from the encoder's `last_layer_input`; M may be 0."""
+        """Return the decoder's states at `batch.target_positions`; M may be 0. `x_TH`: `encoder.last_layer_input`."""
         at_M = batch.target_positions
         queries_MH = x_TH.index_select(0, at_M) + self.position(batch.absolute_positions[at_M])
         return encoder.rerun_last_layer(queries_MH, at_M, x_TH, batch, times=DECODER_PASSES)
 
 
 class SpanBoundaryHead(nn.Module):
-    """[left boundary; right boundary; place in the span] through two of (Linear, GELU, LayerNorm), then a tied decoder.
+    """Two blocks of Linear, GELU, LayerNorm on [state left of the span; state right of it; embedding of the target's
+    position in the span], then a decoder (SpanBERT, section 3.2).
 
-    The decoder has the word embeddings as its weight and a bias of its own (SpanBERT, section 3.2). The second Linear
-    is as wide as the embeddings, which in ALBERT and ELECTRA are narrower than the states.
+    The decoder's weight is the word embeddings; its bias is its own. The second Linear's output has the width of the
+    embeddings, which in ALBERT and ELECTRA are narrower than the states.
     """
 
     def __init__(self, hidden: int, embedding: nn.Embedding, *, activation: Activation, eps: float) -> None:
@@ -139,7 +139,7 @@ class SpanBoundaryHead(nn.Module):
 
     @property
     def decoder_norm(self) -> nn.LayerNorm:
-        """The norm whose output the decoder reads."""
+        """The norm directly before the decoder."""
         return self.second_norm
 
     def forward(
@@ -149,7 +149,7 @@ class SpanBoundaryHead(nn.Module):
         place_B: Int[Tensor, " targets"],
         ids_B: Int[Tensor, " targets"],
     ) -> CrossEntropySums:
-        """Return the sums over targets; B may be 0. `place_B` counts from 0, the token after the left boundary."""
+        """Return loss and correct predictions, summed over targets; B may be 0. `place_B`: positions in the span."""
         x_BH = self.first(torch.cat((left_BH, right_BH, self.place(place_B)), -1))
         x_BH = self.first_norm(activate(x_BH, self.activation))
         features_BE = self.second_norm(activate(self.second(x_BH), self.activation))

@@ -1,14 +1,14 @@
-"""RetroMAE's decoder: one layer that tells a text from its vector and, for each token, from a few of the others.
+"""RetroMAE's decoder: one layer that reconstructs a text from its vector and, for each token, a few other tokens.
 
-Its queries know the text's vector and a place, its keys are the vector and the words in their places (enhanced
-decoding: Xiao et al. 2022, section 3.3). So every token of a text is predicted in one pass, each from other words. It
-is a layer with LayerNorms after its blocks, as in the paper, whatever the encoder's layers are. Queries are plain sums.
+A query is the text's vector plus a position embedding, without a LayerNorm. The keys are the vector, and the words with
+their positions (enhanced decoding: Xiao et al. 2022, section 3.3). So every token of a text is predicted in one pass,
+each from other words. The layer is post-LayerNorm, as in the paper, whatever the encoder's layers are.
 
-The paper adds "position embeddings", and its code takes the encoder's. Here the table is the decoder's own, as not
-every family has one; so are the LayerNorm of words and, where embeddings are narrower than states, the projection.
+The paper adds "position embeddings", and its code uses the encoder's. Here the decoder has its own table, because some
+families have none. It also has its own LayerNorm of words and, if embeddings are narrower than states, projection.
 
-Which keys a query sees differs from query to query, which no fused kernel offers: attention runs on the padded
-rectangle with a mask, in half precision on a GPU, too (torch's fused attention with a mask, or the written formula).
+Each query sees different keys, which no fused kernel supports. So attention always runs on the padded rectangle with a
+mask (torch's fused attention, or elementary operations), also in half precision on a GPU.
 
 Shapes: T tokens, R rows, L longest row, E embedding width, H hidden, N heads, D head width.
 """
@@ -28,14 +28,14 @@ from encoder_core.random_draws import draw_key
 
 
 class ShallowDecoder(nn.Module):
-    """One layer of attention and feed-forward, from queries to words (see the module).
+    """One layer of attention and feed-forward; see the module.
 
     Args:
         positions: number of tokens in the longest row.
         width: width of the word embeddings, which a Linear projects to `hidden` if it differs.
         inner: inner width of the feed-forward block.
         eps: epsilon of the LayerNorms.
-        dropout, attention_dropout: rates, of states and of attention probabilities.
+        dropout, attention_dropout: dropout rates of states and of attention probabilities.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class ShallowDecoder(nn.Module):
         batch: Batch,
         rate: float,
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return a state for each token, from which it is predicted; the state of a row's first token means nothing.
+        """Return for each token the state from which it is predicted. The state of a row's first token is not used.
 
         Args:
             vectors_RH: vector of each row's text.
-            words_TE: word embeddings of the rows' text, in which nothing is hidden.
+            words_TE: word embeddings of the unmasked text.
             batch: the batch with these rows; T may be 0.
             rate: probability with which a key is hidden from a query.
         """
@@ -92,7 +92,7 @@ class ShallowDecoder(nn.Module):
         return normed_sum(self.feed_forward_norm, y_TH, self.feed_forward(y_TH), drop, keys_T, drop.next_draw())
 
     def _attended_values(self, query_TH: Tensor, key_TH: Tensor, rows: Rows, visible_TL: Tensor) -> Tensor:
-        """Return each query's mean of the values that it sees. Padding sees the row's vector, so that it is finite."""
+        """Apply attention. Padding queries see the row's vector, so that their results are finite."""
         q_TH, k_TH, v_TH = self.query(query_TH), self.key(key_TH), self.value(key_TH)
         q_RNLD, k_RNLD, v_RNLD = (
             rows.pad(x_TH.unflatten(-1, (-1, self.width))).transpose(1, 2) for x_TH in (q_TH, k_TH, v_TH)
@@ -112,12 +112,12 @@ class ShallowDecoder(nn.Module):
 
 
 def visible_tokens(batch: Batch, rate: float) -> Bool[Tensor, "tokens longest"]:
-    """Return which tokens of its row each token's query sees: the first, and others but itself, drawn with
-    probability 1 - `rate`.
+    """Return which tokens of its row each query sees: the first token, and a random sample of the others except the
+    query's own, each with probability 1 - `rate`.
 
-    A draw belongs to the query's token and the key's place (`random_draws.py`). The paper's code hides a fixed number
-    of whole words, and lets queries share 256 masks at most; here each query has its own. The rate is a multiple of
-    1/65,536.
+    A draw is hashed from the query's token and the key's position (`random_draws.py`), and the rate is rounded to a
+    multiple of 1/65,536. The paper's code hides a fixed number of whole words, and queries share at most 256 masks.
+    Here each query has its own mask.
     """
     place_L, lengths_R = torch.arange(batch.max_length, device=batch.positions.device), batch.cu_seqlens.diff()
     length_T = lengths_R.repeat_interleave(lengths_R, output_size=batch.positions.numel())

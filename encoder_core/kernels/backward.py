@@ -1,12 +1,12 @@
-"""The fused attention's backward kernels by queries and by keys, which recompute scores and dropout.
+"""The fused attention's backward kernels: `queries_kernel` and `keys_kernel`. Both recompute scores and dropout.
 
 With P the probabilities before dropout and dP their gradients: dS = P * (dP - delta) * scale, where delta is the sum
-of a query's context times its gradient (Dao et al., 2022, appendix B.4). Every sum has a fixed order: results have
+of a query's context times its gradient (Dao et al., 2022, appendix B.4). Every sum has a fixed order, so results have
 the same bits each time.
 
-Tiles of queries and keys have bands of a table (`tile.py`), and neighbouring bands overlap by half. Gradients by
-distance wait until both tiles that share a half are there. So a half costs one product for the table and one for the
-vectors that it was multiplied with.
+Each pair of tiles uses a band of table rows (`tile.py`), and the bands of neighbouring pairs overlap by half. Gradients
+for a half band are held back until both pairs that use it are computed. So a half band costs only one product for the
+table's gradients, and one for the gradients of the queries or keys.
 """
 
 import triton
@@ -36,7 +36,7 @@ from encoder_core.kernels.tile import (
 
 @triton.jit
 def load_queries(x, tile: tl.constexpr, grad, log_sums, head, q_at, q_here):
-    """Load q, r, the context's gradients, and log2 of sums."""
+    """Load the tile's q, r, gradients of the context, and log2 of the sums of exponentials."""
     q = load_vectors(x, tile, x.q, head, q_at, q_here)
     r = q
     if x.r is not None:
@@ -48,7 +48,7 @@ def load_queries(x, tile: tl.constexpr, grad, log_sums, head, q_at, q_here):
 
 @triton.jit
 def compute_deltas(x, tile: tl.constexpr, context, grads, deltas, head, q_at, q_here):
-    """Compute, store and return the deltas of queries."""
+    """Compute, store and return [S] deltas: the sum of each query's context times its gradient."""
     contexts = load_vectors(x, tile, context, head, q_at, q_here)
     delta = tl.sum(grads.to(tile.sums) * contexts.to(tile.sums), 1)
     tl.store(deltas + q_at * x.heads + head, delta, mask=q_here)
@@ -80,7 +80,7 @@ def softmax_gradients(
     k_at,
     k_here,
 ):
-    """Return the probabilities after dropout, and the gradients by the unscaled scores, [S, S] each."""
+    """Return [S, S] probabilities after dropout, and [S, S] gradients with respect to the unscaled scores."""
     scores = tile_scores(x, tile, head, sign, q, r, k, q_first, q_at, q_here, k_first, k_at, k_here)
     weights = tl.exp2(scores - log_sum[:, None])
     d_weights = matrix_product(grads, tl.trans(v))
@@ -94,17 +94,17 @@ def softmax_gradients(
 
 @triton.jit
 def table_sum_rows(tile: tl.constexpr, sums, sign, q_first, k_first, half):
-    """Return [S] int64, the rows of the program's sums that belong to half of the band of two tiles."""
+    """Return [S] int64, the program's rows in `TableSums` for the lower (0) or upper (1) half of two tiles' band."""
     block = sign * (q_first - k_first) // tile.size - sums.lowest + half
     return ((tl.program_id(0).to(tl.int64) * sums.blocks + block) * tile.size) + tl.arange(0, tile.size)
 
 
 @triton.jit
 def gradients_through_a(x, tile: tl.constexpr, sums, head, sign, r, turned, waiting, q_first, k_first):
-    """Add to table A's gradients, and return those by r, [S, padded], for the half of the band that no later tile of
-    keys uses.
+    """For the half band that no later tile of keys uses: add to table A's gradients, and return r's gradients,
+    [S, padded].
 
-    `turned` and `waiting`: gradients of scores by distance, [S, S], of this tile of keys and of the one before.
+    `turned`, `waiting`: [S, S] gradients of the scores, arranged by distance, of this tile of keys and of the previous.
     """
     half = (sign + 1) // 2
     complete = tl.where(in_upper_half(tile, sign, k_first, False) == (sign > 0), turned, waiting)
@@ -115,7 +115,7 @@ def gradients_through_a(x, tile: tl.constexpr, sums, head, sign, r, turned, wait
 
 @triton.jit
 def gradients_through_b(x, tile: tl.constexpr, sums, head, sign, k, turned, waiting, q_first, k_first):
-    """Add to table B's gradients, and return those by k for the half that no later tile of queries uses."""
+    """For the half band that no later tile of queries uses: add to table B's gradients, and return k's gradients."""
     half = (1 - sign) // 2
     complete = tl.where(in_upper_half(tile, sign, q_first, True) == (sign < 0), turned, waiting)
     at = table_sum_rows(tile, sums, sign, q_first, k_first, half)
@@ -125,7 +125,7 @@ def gradients_through_b(x, tile: tl.constexpr, sums, head, sign, k, turned, wait
 
 @triton.jit
 def gradients_through_c(x, tile: tl.constexpr, sums, head, sign, turned, q_first, k_first):
-    """Add to table C's gradients."""
+    """Add the gradients of both half bands to table C's. `turned`: as in `gradients_through_a`."""
     upper = in_upper_half(tile, sign, k_first, False)
     for half in tl.static_range(2):
         at = table_sum_rows(tile, sums, sign, q_first, k_first, half)
@@ -140,7 +140,7 @@ def gradients_through_c(x, tile: tl.constexpr, sums, head, sign, turned, q_first
 def process_query_tile(
     x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, q_first, tile: tl.constexpr
 ):
-    """Compute what `queries_kernel` does for one tile of queries."""
+    """Do the work of `queries_kernel` for one tile of queries."""
     head = tl.program_id(1)
     start, length = row_bounds(x, row)
     if q_first < length:
@@ -197,9 +197,10 @@ def process_query_tile(
 
 @triton.jit
 def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, tiles, tile: tl.constexpr):
-    """Compute gradients by q, r, segment scores, tables A and C, and the deltas [M, N].
+    """Compute the gradients of q, r, segment scores and tables A and C, and the deltas [M, N].
 
-    Without such tables: one tile of queries a program, grid (R * tiles, N). With them: every n-th tile, grid (n, N).
+    Without tables A and C, a program has one tile of queries and the grid is (R * tiles, N); with either, a program has
+    every n-th tile and the grid is (n, N).
     """
     if x.table_a is None and x.table_c is None:
         row, number = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -212,13 +213,13 @@ def queries_kernel(x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sum
             process_query_tile(
                 x, grad, context, log_sums, deltas, d_q, d_r, d_segments, sums, row, number * tile.size, tile
             )
-            tl.debug_barrier()  # the next tile adds to the same sums, perhaps by other threads
+            tl.debug_barrier()  # the next tile adds to the same sums, perhaps from other threads
 
 
 @triton.jit
 def row_and_tile(task, tiles):
-    """Return the row and the tile of a program's task. Where tiles differ in work, as in causal rows, no program has
-    the same tile of every row.
+    """Return the row and the tile of task number `task`. Each row's tiles are rotated by the row's number, so that no
+    program gets the costliest tile of every row (tiles of causal rows differ in work).
     """
     row = task // tiles
     return row, (task + row) % tiles
@@ -226,7 +227,7 @@ def row_and_tile(task, tiles):
 
 @triton.jit
 def queries_in_reach(x, tile: tl.constexpr, length, k_first):
-    """Return the start of the first tile of queries that may see the tile of keys, and the end of the last."""
+    """Return (start, stop), positions of the queries that may see a key of the tile; `start` is a multiple of S."""
     low, high = 0, length
     if x.window is not None:
         low = tl.maximum(k_first - x.window, 0) // tile.size * tile.size
@@ -238,7 +239,7 @@ def queries_in_reach(x, tile: tl.constexpr, length, k_first):
 
 @triton.jit
 def process_key_tile(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile: tl.constexpr):
-    """Compute what `keys_kernel` does for one tile of keys."""
+    """Do the work of `keys_kernel` for one tile of keys."""
     head = tl.program_id(1)
     k_first = (number - memory_tile_count(x, tile)) * tile.size
     start, length = row_bounds(x, row)
@@ -276,9 +277,10 @@ def process_key_tile(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, til
 
 @triton.jit
 def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, sums, tiles, tile: tl.constexpr):
-    """Compute gradients by keys, values and table B.
+    """Compute the gradients of keys, values and table B.
 
-    Without this table: one tile of keys a program, grid (R * tiles, N). With it: every n-th tile, grid (n, N).
+    Without table B, a program has one tile of keys and the grid is (R * tiles, N); with it, a program has every n-th
+    tile and the grid is (n, N).
     """
     if x.table_b is None:
         row, number = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -287,4 +289,4 @@ def keys_kernel(x, grad, log_sums, deltas, d_k, d_v, sums, tiles, tile: tl.const
         for task in range(tl.program_id(0), x.rows * tiles, tl.num_programs(0)):
             row, number = row_and_tile(task, tiles)
             process_key_tile(x, grad, log_sums, deltas, d_k, d_v, sums, row, number, tile)
-            tl.debug_barrier()  # the next tile adds to the same sums, perhaps by other threads
+            tl.debug_barrier()  # the next tile adds to the same sums, perhaps from other threads

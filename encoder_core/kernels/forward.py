@@ -24,7 +24,7 @@ from encoder_core.kernels.tile import (
 
 @triton.jit
 def keys_in_reach(x, tile: tl.constexpr, length, q_first):
-    """Return the start of the first tile of keys that the tile of queries may see, and the end of the last."""
+    """Return (start, stop), positions of the keys that a query of the tile may see; `start` is a multiple of S."""
     low, high = 0 - memory_tile_count(x, tile) * tile.size, length
     if x.window is not None:
         low = tl.maximum(q_first - x.window, 0) // tile.size * tile.size
@@ -36,8 +36,8 @@ def keys_in_reach(x, tile: tl.constexpr, length, q_first):
 
 @triton.jit
 def forward_kernel(x, context, log_sums, tiles, tile: tl.constexpr):
-    """Compute context [M, N, D] and log_sums [M, N]. A query that sees nothing gets inf and context 0. Grid (R *
-    tiles, N).
+    """Compute context [M, N, D] and log_sums [M, N]; a query that sees no key gets 0 and infinity. The grid is
+    (R * tiles, N).
     """
     row, head = tl.program_id(0) // tiles, tl.program_id(1)
     q_first = tl.program_id(0) % tiles * tile.size

@@ -1,8 +1,8 @@
-"""Fused attention with relative terms over flat tokens, on a GPU, forward and backward.
+"""Fused attention over flat tokens, with relative-position terms, on a GPU, forward and backward.
 
-No stored tensor grows with the square of a row. `operands.py` has the formula; `forward.py` and `backward.py` have the
-kernels, and `table_gradients.py` adds up gradients by tables. The forward pass saves its inputs, the context and one
-number for each query and head.
+No stored tensor grows with the square of a row's length. `operands.py` has the formula, `forward.py` and `backward.py`
+have the kernels, and `table_gradients.py` adds up the gradients of tables. The forward pass saves its inputs, the
+context and one number for each query and head.
 
 Shapes: as in `operands.py`.
 """
@@ -30,12 +30,12 @@ from encoder_core.kernels.tiling import Tiling, Tilings, choose_tilings, compute
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Where tokens are and what they see; fields as in `operands.KernelInputs`.
+    """The bounds of rows, and which keys a query sees. The fields are those of `operands.KernelInputs`, except:
 
     Attributes:
         longest: number of tokens in the longest row.
-        longest_k: number of keys in the longest row of `cu_seqlens_k`; None without it.
-        causal: whether a query sees no later key.
+        longest_k: number of keys in the longest row of `cu_seqlens_k`; None without `cu_seqlens_k`.
+        causal: whether later keys are hidden from queries.
     """
 
     cu_seqlens: Tensor
@@ -60,7 +60,7 @@ class AttentionLayout:
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """The terms of the scores; fields as in `operands.KernelInputs`."""
+    """The score terms besides q . k; the fields are those of `operands.KernelInputs`."""
 
     r: Tensor | None = None
     table_a: Tensor | None = None
@@ -77,7 +77,7 @@ def fused_attention(
     layout: AttentionLayout,
     tilings: Tilings | None = None,
 ) -> Tensor:
-    """Return the context [M, N, D]; it is 0 for a query that sees nothing. `tilings` None: those of `tiling.py`."""
+    """Return the context [M, N, D], 0 for a query that sees no key. `tilings` None: those of `choose_tilings`."""
     relative = (terms.r, terms.table_a, terms.table_b, terms.table_c, terms.segment_scores)
     used = tilings or choose_tilings(
         q.dtype,
@@ -91,12 +91,14 @@ def fused_attention(
 
 
 class _FusedAttention(torch.autograd.Function):
+    """The autograd function of `fused_attention`."""
+
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *given, layout, cuts = arguments
         tensors = [None if x is None else x.contiguous() for x in given]
         x = _kernel_inputs(tensors, layout)
-        context = torch.empty_like(x.q)  # every query lies in a row, whose program writes its context
+        context = torch.empty_like(x.q)  # programs write every query's context
         log_sums = _empty_per_query(x)
         if x.rows and layout.longest:
             tiles = -(-layout.longest // cuts.forward.size)
@@ -114,7 +116,7 @@ class _FusedAttention(torch.autograd.Function):
         x, layout = _kernel_inputs(tensors, ctx.layout), ctx.layout
         if not (x.rows and layout.longest):
             return *(None if tensor is None else torch.zeros_like(tensor) for tensor in tensors), None, None
-        # Every token lies in a row, whose program writes the token's gradients.
+        # Uninitialised, because every token is in a row, and the row's programs write its gradients.
         by = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
         given = (x, grad.contiguous(), log_sums, _empty_per_query(x))
         _run_query_kernel(given, context, by, layout, ctx.cuts.queries)
@@ -126,8 +128,8 @@ _apply: Callable[..., Tensor] = _FusedAttention.apply
 
 
 BackwardInputs = tuple[KernelInputs, Tensor, Tensor, Tensor]
-"""Inputs, the context's gradients, log2 of the sums of exponentials, and deltas: a query's context times its
-gradient, which the kernel by queries writes first."""
+"""Inputs, gradients of the context, log2 of the sums of exponentials, and deltas (`backward.py`), which
+`queries_kernel` writes and `keys_kernel` reads."""
 
 
 def _run_query_kernel(
@@ -137,7 +139,7 @@ def _run_query_kernel(
     layout: AttentionLayout,
     tiling: Tiling,
 ) -> None:
-    """Write the deltas, and into `gradients` the gradients by queries, r, segment scores, and tables A and C."""
+    """Write the deltas, and into `gradients` the gradients of queries, r, segment scores, and tables A and C."""
     x, grad, log_sums, deltas = inputs
     tiles = -(-layout.longest // tiling.size)
     sums, programs = _sums_and_programs(x, (x.table_a, None, x.table_c), layout, tiles, tiling.size)
@@ -151,7 +153,7 @@ def _run_query_kernel(
 def _run_key_kernel(
     inputs: BackwardInputs, gradients: list[Tensor | None], layout: AttentionLayout, tiling: Tiling
 ) -> None:
-    """Write the gradients by keys, values and table B into `gradients`."""
+    """Write the gradients of keys, values and table B into `gradients`."""
     x = inputs[0]
     longest = layout.longest if layout.longest_k is None else layout.longest_k
     tiles = -(-longest // tiling.size) - (-x.carried // tiling.size)
@@ -165,7 +167,7 @@ def _run_key_kernel(
 def _sums_and_programs(
     x: KernelInputs, tables: tuple[Tensor | None, ...], layout: AttentionLayout, tiles: int, size: int
 ) -> tuple[TableSums, int]:
-    """Return the sums for a launch's gradients by tables A, B and C, and its number of programs for each head."""
+    """Return zero sums for the gradients of a launch's tables, and the launch's number of programs per head."""
     if all(table is None for table in tables):
         return TableSums(None, None, None, 0, 0), x.rows * tiles
     programs = programs_per_head(x.q.device, x.heads, x.rows * tiles)
@@ -176,6 +178,7 @@ def _sums_and_programs(
 
 
 def _write_table_gradients(sums: TableSums, x: KernelInputs, gradients: list[Tensor | None], size: int) -> None:
+    """Add up the programs' sums, and write the gradients of the tables into `gradients`."""
     first = sums.lowest * size - (size - 1) + x.center
     tables = (x.table_a, x.table_b, x.table_c)
     for number, (own, table) in enumerate(zip(sums[:3], tables, strict=True), 4):
@@ -184,7 +187,7 @@ def _write_table_gradients(sums: TableSums, x: KernelInputs, gradients: list[Ten
 
 
 def _empty_per_query(x: KernelInputs) -> Tensor:
-    """Return [M, N], unwritten, in the dtype of sums."""
+    """Return an uninitialised [M, N] tensor in the dtype of sums."""
     dtype = torch.float64 if x.q.dtype == torch.float64 else torch.float32
     return torch.empty(x.q.shape[:2], dtype=dtype, device=x.q.device)
 
@@ -207,6 +210,6 @@ def _kernel_inputs(tensors: list[Tensor | None], layout: AttentionLayout) -> Ker
 
 _TABLES = ("table_a", "table_b", "table_c")
 _TENSORS = ("q", "k", "v", "r", *_TABLES, "segment_scores")
-"""The tensors of `KernelInputs` that autograd knows, in the order of the function's arguments."""
+"""The tensors of `KernelInputs` that have gradients, in the order of `_FusedAttention`'s arguments."""
 _HOST_FIELDS = ("longest", "longest_k", "causal")
-"""The fields of `AttentionLayout` that decide on launches, or are told to kernels in another form."""
+"""The fields of `AttentionLayout` that only launches need, or that kernels take in another form."""

@@ -1,13 +1,13 @@
-"""residual + dropout(x), and its norm, as one kernel forward and one backward.
+"""residual + dropout(x), and the norm of this sum, as one forward and one backward kernel.
 
     sum = residual + x * kept / (1 - rate),    normed = (sum - mean) / deviation * weight + bias
 
-LayerNorm (Ba et al., 2016), or RMSNorm (Zhang and Sennrich, 2019) with a mean of zero. The backward pass hashes the
-mask again, so it is never in memory. The sum and two numbers of each token are saved.
+The norm is LayerNorm (Ba et al., 2016), or RMSNorm (Zhang and Sennrich, 2019), which has mean 0 here. The backward pass
+hashes the dropout mask again, so the mask is never in memory. The sum and two numbers of each token are saved.
 
-A program of the backward pass sums the gradients by weight and bias over its own tokens, one after the other. The
-number of its tokens depends only on the number of all tokens, and torch adds the programs' sums. So the result has
-the same bits every time.
+A program of the backward pass sums the gradients of weight and bias over its own tokens, one after the other, and torch
+adds the programs' sums. A program's tokens depend only on the number of all tokens, so the result has the same bits
+every time.
 
 Shapes: T tokens, H hidden. A row of H numbers is padded to a power of two in registers.
 """
@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from encoder_core.kernels.operands import FUSED_MULTIPLY_ADDS
 from encoder_core.kernels.tile import GOLDEN_RATIO_64, mix_bits
 
-_MAX_PROGRAMS = 1024  # most programs of a backward pass: some warps for each multiprocessor, few sums to add
+_MAX_PROGRAMS = 1024  # maximum for a backward pass: enough to occupy a GPU, yet few partial sums to add
 
 
 class NormParameters(NamedTuple):
@@ -38,8 +38,8 @@ class NormParameters(NamedTuple):
 
 @triton.jit
 def kept_scale(threshold, sums: tl.constexpr):
-    """Return the factor of kept numbers. Triton would take a float from the host as fp32, which is not exact enough
-    for fp64.
+    """Return the factor by which dropout scales kept elements. It is computed here, because Triton would take a float
+    argument as fp32, too inexact for fp64 inputs.
     """
     numbers = tl.full([], 65536.0, sums)
     return numbers / (numbers - threshold)
@@ -47,7 +47,7 @@ def kept_scale(threshold, sums: tl.constexpr):
 
 @triton.jit
 def dropout_keep_mask(draws, row, threshold, padded: tl.constexpr):
-    """Return [padded] bool of a token: whether `random_draws.uniform_int16` of key and draw reaches the threshold."""
+    """Return [padded] bool, the elements of a token that dropout keeps: `uniform_int16` >= `threshold` - 2**15."""
     drawn = tl.load(draws + row).to(tl.uint64, bitcast=True)
     quad = tl.arange(0, padded // 4).to(tl.uint64)  # one hash serves four columns
     hashed = mix_bits(drawn + quad * GOLDEN_RATIO_64)
@@ -58,12 +58,13 @@ def dropout_keep_mask(draws, row, threshold, padded: tl.constexpr):
     return (bits.to(tl.int32) ^ 0x8000) >= threshold
 
 
-# Numbers that change with the tokens are not compiled in: what a trial compiles is what a run uses.
+# Arguments that differ between batches are not specialised, so that the trial before a run compiles the run's kernels.
 @triton.jit(do_not_specialize=["threshold"])
 def forward_kernel(
     x, residual, weight, bias, draws, total, normed, mean, inverse_deviation, threshold,
     eps: tl.constexpr, centered: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, sums: tl.constexpr,
 ):  # fmt: skip
+    """Compute sum and norm of one token, and save the norm's mean and inverse deviation. Grid (T,)."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, padded)
     here = column < width
@@ -73,7 +74,7 @@ def forward_kernel(
         inverse = kept_scale(threshold, sums)
         added = tl.where(dropout_keep_mask(draws, row, threshold, padded), added * inverse, 0.0)
     summed = tl.load(residual + at, mask=here, other=0.0).to(sums) + added
-    # Rounded to the stored dtype, so that the norm is that of the sum which the backward pass reads.
+    # The norm is computed from the rounded sum, because the backward pass reads the rounded sum.
     summed = summed.to(total.dtype.element_ty)
     tl.store(total + at, summed, mask=here)
     wide = summed.to(sums)
@@ -95,6 +96,7 @@ def backward_kernel(
     by_total, by_normed, total, weight, draws, mean, inverse_deviation, dresidual, dx, dweight, dbias, rows, each,
     threshold, centered: tl.constexpr, width: tl.constexpr, padded: tl.constexpr, sums: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of `each` tokens, and their sums for weight and bias. Grid (programs,)."""
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, padded)
     here = column < width
@@ -135,12 +137,14 @@ def residual_norm(
     draws: Int[Tensor, " tokens"] | None,
     threshold: int,
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
-    """Return the sum and its norm. `draws`: key plus draw of each token; None: no dropout."""
+    """Return residual + dropout(x), and its norm. `draws`: token keys plus the draw's key; None: no dropout."""
     both: tuple[Tensor, Tensor] = _ResidualNorm.apply(x, residual, *norm[:2], draws, threshold, *norm[2:])
     return both
 
 
 class _ResidualNorm(torch.autograd.Function):
+    """The autograd function of `residual_norm`."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -191,7 +195,7 @@ class _ResidualNorm(torch.autograd.Function):
 
 
 def _launch_options(x: Tensor) -> dict[str, Any]:
-    """Return how a row is computed: its width, the padded width, the dtype of sums, and the number of warps."""
+    """Return the compile-time arguments and the launch options of both kernels for rows as wide as those of `x`."""
     width = x.shape[-1]
     padded = max(16, 1 << (width - 1).bit_length())
     sums = tl.float64 if x.dtype == torch.float64 else tl.float32

@@ -1,12 +1,12 @@
-"""Softmax cross-entropy of logits: one kernel reads them for the loss, one turns them into their gradient, in place.
+"""Softmax cross-entropy: one kernel computes the loss from logits, one overwrites the logits with their gradient.
 
     loss = log sum_v exp(logit_v) - logit_target,    gradient = softmax(logits) - onehot(target)
 
 A program of the first kernel reads one target's logits once. Each of its lanes tracks the largest logit so far, its
 column, and a sum of exponentials relative to it (Milakov and Gimelshein, 2018); lanes are merged at the end. A
-program of the second kernel has some columns of some targets, and sums the gradient of its columns for the bias
-before rounding. Its targets depend only on the number of all targets, and torch adds the programs' sums. So the
-result has the same bits every time.
+program of the second kernel has some columns of some targets. Before rounding it sums the gradients of its columns, as
+its part of the bias's gradient; torch adds the parts. The split into programs depends only on the number of targets,
+so the result has the same bits every time.
 
 The loss is NaN if logits are not finite, or the id is outside the vocabulary. The first of several equal logits is
 the prediction.
@@ -24,15 +24,15 @@ from torch import Tensor
 
 from encoder_core.kernels.operands import FUSED_MULTIPLY_ADDS
 
-_COLUMNS = 2048  # columns of a tile; constant, so that a trial compiles the kernels that a run uses
+_COLUMNS = 2048  # columns of a tile; constant, so that the trial before a run compiles the run's kernels
 _OPTIONS = {"num_warps": 8, **FUSED_MULTIPLY_ADDS}
-_TARGETS_PER_PROGRAM = 64  # targets of one program of the second kernel
-_LOWEST = tl.constexpr(-3.4028234663852886e38)  # instead of -inf, because -inf minus -inf is NaN
-_NO_INDEX = tl.constexpr(2**31 - 1)
+_TARGETS_PER_PROGRAM = 64  # number of targets of one program of the gradient kernel
+_LOWEST = tl.constexpr(-3.4028234663852886e38)  # lowest fp32 number, not -inf, because -inf minus -inf is NaN
+_NO_INDEX = tl.constexpr(2**31 - 1)  # larger than any column's index
 
 
 class SoftmaxSums(NamedTuple):
-    """The results for each target.
+    """The results of the first kernel for each target.
 
     Attributes:
         losses: cross-entropy.
@@ -47,9 +47,10 @@ class SoftmaxSums(NamedTuple):
     log_sums: Float[Tensor, " targets"]
 
 
-# Numbers that change from chunk to chunk are not compiled in: what a trial compiles is what a run uses.
+# Arguments that differ between chunks are not specialised, so that the trial before a run compiles the run's kernels.
 @triton.jit(do_not_specialize_on_alignment=["ids"])
 def sums_kernel(logits, ids, losses, correct, largest, log_sums, vocab, columns: tl.constexpr, sums: tl.constexpr):
+    """Compute the fields of `SoftmaxSums` for one target. Grid (C,)."""
     target = tl.program_id(0).to(tl.int64)
     row = logits + target * vocab
     most = tl.full([columns], _LOWEST, sums)
@@ -59,7 +60,7 @@ def sums_kernel(logits, ids, losses, correct, largest, log_sums, vocab, columns:
         column = first + tl.arange(0, columns)
         x = tl.load(row + column, mask=column < vocab, other=float("-inf")).to(sums)
         ahead = x - most
-        less = tl.exp(-tl.abs(ahead))  # the smaller one's exponential; the larger one's is 1
+        less = tl.exp(-tl.abs(ahead))  # exponential of the smaller of `x` and `most`; the larger one's is 1
         total = tl.where(ahead > 0.0, total * less + 1.0, total + less)
         where = tl.where(ahead > 0.0, column, where)
         most = tl.maximum(most, x)
@@ -79,6 +80,7 @@ def gradient_kernel(
     logits, ids, largest, log_sums, by_bias, targets, vocab,
     each: tl.constexpr, columns: tl.constexpr, sums: tl.constexpr,
 ):  # fmt: skip
+    """Overwrite some columns of `each` targets' logits with the gradient. Grid (tiles of columns, parts of targets)."""
     part = tl.program_id(1)
     column = tl.program_id(0) * columns + tl.arange(0, columns)
     here = column < vocab
@@ -95,7 +97,7 @@ def gradient_kernel(
 
 
 def softmax_sums(logits: Float[Tensor, "targets vocab"], ids: Int[Tensor, " targets"]) -> SoftmaxSums:
-    """Return the sums, reading the logits once. The logits must be contiguous."""
+    """Compute each target's loss and sums, reading the logits once. The logits must be contiguous."""
     targets, vocab = logits.shape
     wide = _sum_dtype(logits.dtype)
     losses, largest, log_sums = (logits.new_empty(targets, dtype=wide) for _ in range(3))
@@ -115,8 +117,8 @@ def overwrite_with_gradient(
     *,
     biased: bool,
 ) -> Float[Tensor, " vocab"] | None:
-    """Overwrite the logits with the gradient of the sum of their losses. If `biased`, return the bias's gradient in
-    fp32 or wider.
+    """Overwrite the logits with their gradient of the summed losses. If `biased`, return the decoder bias's gradient,
+    in fp32 or wider.
     """
     targets, vocab = logits.shape
     parts = -(-targets // _TARGETS_PER_PROGRAM)

@@ -1,15 +1,15 @@
-"""StableAdamW's update of flat tensors, in which parameters lie end to end, by three kernels and one table.
+"""StableAdamW's update of flat tensors, in which parameters lie end to end, by three kernels.
 
     m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  squares = sum over a parameter of (g / max(sqrt(v'), eps))^2
     w = w - lr / max(1, sqrt(squares / size)) (m' / (sqrt(v') + eps) + wd w)
 
-m' and v' are corrected for bias. The first kernel updates the moments and sums one block of a parameter in fp64, the
-second adds up the blocks of each range, the third updates the weights. Between them ranks may add up `squares`.
-There are no atomics: sums have one order, so the result has the same bits every time.
+m' and v' are corrected for bias. The first kernel updates the moments and sums the squares of one block in fp64, the
+second adds up the blocks of each range, the third updates the weights. Before the third, ranks may add up `squares`.
+There are no atomics: sums have a fixed order, so the result has the same bits every time.
 
-Roundings are those of torch's operations on a GPU, one after the other: what they fuse into a multiply-add is written
-as one here, and the compiler may fuse nothing else. So moments have torch's bits, and weights differ only where the
-sums of squares, in another order, round to another factor.
+Results are rounded like those of torch's GPU operations: each multiply-add that torch fuses is written as one here, and
+the compiler may fuse no others. So moments have the same bits as torch's. Weights differ only where the sums of
+squares, added in another order, round to another clipping factor.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,19 +21,19 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-BLOCK_ELEMENTS = 2048  # elements of a block; constant, so that a trial compiles the kernels that a run uses
-_SUMMED_BLOCKS = 1024  # blocks that the second kernel adds at a time
+BLOCK_ELEMENTS = 2048  # elements of a block; constant, so that the trial before a run compiles the run's kernels
+_SUMMED_BLOCKS = 1024  # number of blocks that the second kernel adds at a time
 _OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}
 State = Mapping[str, Tensor]
 Group = Mapping[str, Any]
 
 
 class Blocks(NamedTuple):
-    """Where the parameters of a flat tensor lie.
+    """The blocks into which the parameters' ranges of a flat tensor are split.
 
     Attributes:
-        pieces: of each block: its first element, the end of its range, number and size of its parameter.
-        ranges: of each range: its first block, the end of its blocks, and the number of its parameter.
+        pieces: for each block: its first element, the end of its range, and number and size of its parameter.
+        ranges: for each range: its first block, the end of its blocks, and the number of its parameter.
     """
 
     pieces: Int[Tensor, "blocks 4"]
@@ -41,7 +41,7 @@ class Blocks(NamedTuple):
 
 
 def split_into_blocks(ranges: Iterable[tuple[int, int, int, int]], device: torch.device) -> Blocks:
-    """Return the blocks of ranges, each given by its first element, its end, number and size of its parameter."""
+    """Split ranges into blocks. A range is given by first element, end, and number and size of its parameter."""
     pieces, edges = [torch.empty(0, 4, dtype=torch.int64)], list[tuple[int, int, int]]()
     for start, *rest in (its for its in ranges if its[0] < its[1]):
         firsts = torch.arange(start, rest[0], BLOCK_ELEMENTS)
@@ -56,6 +56,7 @@ def split_into_blocks(ranges: Iterable[tuple[int, int, int, int]], device: torch
 def moments_kernel(
     gradient, first, second, pieces, sums, beta1, rest1, beta2, rest2, inverse2, eps, columns: tl.constexpr
 ):
+    """Update the moments of one block, and sum the squares of its normalised gradients. Grid (blocks,)."""
     block = tl.program_id(0).to(tl.int64)
     at = tl.load(pieces + 4 * block) + tl.arange(0, columns)
     here = at < tl.load(pieces + 4 * block + 1)
@@ -70,6 +71,7 @@ def moments_kernel(
 
 @triton.jit
 def squares_kernel(sums, ranges, squares, columns: tl.constexpr):
+    """Add up the blocks' sums of one range, and write the result to its parameter. Grid (ranges,)."""
     its = ranges + 3 * tl.program_id(0)
     stop = tl.load(its + 1)
     total = tl.full([columns], 0.0, tl.float64)
@@ -81,6 +83,7 @@ def squares_kernel(sums, ranges, squares, columns: tl.constexpr):
 
 @triton.jit
 def weights_kernel(weight, first, second, pieces, squares, rate, decay, inverse1, root2, eps, columns: tl.constexpr):
+    """Update the weights of one block. Grid (blocks,)."""
     its = pieces + 4 * tl.program_id(0).to(tl.int64)
     at = tl.load(its) + tl.arange(0, columns)
     here = at < tl.load(its + 1)
@@ -96,8 +99,8 @@ def weights_kernel(weight, first, second, pieces, squares, rate, decay, inverse1
 def update_moments(
     gradient: Tensor, state: State, blocks: Blocks, squares: Float[Tensor, " parameters"], group: Group
 ) -> None:
-    """Update `exp_avg` and `exp_avg_sq` in place, contiguous fp32 as the gradient. Write the sum of squares of each
-    range into `squares`, float64. `group`: `betas`, `eps` and the update's number, `step`.
+    """Update `exp_avg` and `exp_avg_sq`, contiguous fp32 like the gradient, in place. Write each range's sum of squared
+    normalised gradients into `squares`, float64. `group` must have `betas`, `eps` and the update's number, `step`.
     """
     (beta1, beta2), sums = group["betas"], squares.new_empty(len(blocks.pieces))
     if len(blocks.ranges):
@@ -113,7 +116,7 @@ def update_moments(
 def update_weights(
     weight: Tensor, state: State, blocks: Blocks, squares: Float[Tensor, " parameters"], group: Group
 ) -> None:
-    """Update contiguous fp32 weights in place, with the sums of squares over whole parameters."""
+    """Update contiguous fp32 weights in place. `squares`: the sums of `update_moments` over whole parameters."""
     bias1, bias2 = (1 - beta ** group["step"] for beta in group["betas"])
     if len(blocks.ranges):
         weights_kernel[(len(blocks.pieces),)](

@@ -1,9 +1,9 @@
-"""Where the fused attention's gradients by its tables are added up, without sums of arbitrary order.
+"""Adds up the gradients of the fused attention's tables, always in the same order.
 
-The kernels by queries and by keys go through tiles in order. Each of their programs has rows of its own for all
-distances, to which no other program adds, so that every number is summed in one order. The programs' rows are added
-up afterwards. There are about as many programs as a GPU runs at once, so that the rows grow with the longest row,
-and not with its square.
+Each program of the backward kernels goes through its tiles in order and adds to sums of its own, one for each distance.
+No other program adds to these, so every number is summed in a fixed order. The programs' sums are added up afterwards.
+There are about as many programs as a GPU runs at once, so the memory for sums grows with the length of the longest
+row, not with its square.
 """
 
 from typing import Any, NamedTuple
@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-PROGRAMS_PER_PROCESSOR = 2  # registers leave room for two of either kernel
-INTERPRETED_PROGRAMS = 4  # for all heads together, without a GPU
+PROGRAMS_PER_PROCESSOR = 2  # programs of either kernel whose registers fit into a multiprocessor
+INTERPRETED_PROGRAMS = 4  # programs of a launch, for all heads together, without a GPU
 
 
 class TableSums(NamedTuple):
-    """The sums of a launch's programs: tensors on the host, pointers in a kernel.
+    """Each program's sums of table gradients, in one launch: tensors on the host, pointers in a kernel.
 
     Attributes:
-        a, b: [programs, blocks * S, N, D] in the dtype of sums, for tables A and B; None: not of this launch.
+        a, b: [programs, blocks * S, N, D] in the dtype of sums, for tables A and B; None: the launch does not use it.
         c: [programs, blocks * S, N], for table C.
-        lowest: difference of the first positions of two tiles, queries less keys, at which rows begin, in tiles.
-        blocks: number of times S rows. Two tiles have a band of two blocks.
+        lowest: smallest signed distance from a tile of keys to a tile of queries, in tiles; the first block's distance.
+        blocks: number of blocks of S table rows. A pair of tiles uses two neighbouring blocks, its band.
     """
 
     a: Any
@@ -33,7 +33,7 @@ class TableSums(NamedTuple):
 
 
 def programs_per_head(device: torch.device, heads: int, tiles: int) -> int:
-    """Return the number of programs for each head, when `tiles` are shared out among them."""
+    """Return the number of programs for each head, among which `tiles` are distributed."""
     at_once = INTERPRETED_PROGRAMS
     if device.type == "cuda":
         at_once = PROGRAMS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
@@ -41,7 +41,7 @@ def programs_per_head(device: torch.device, heads: int, tiles: int) -> int:
 
 
 def zero_sums(tables: tuple[Tensor | None, ...], *, programs: int, lowest: int, blocks: int, size: int) -> TableSums:
-    """Return sums of 0 for the gradients by tables A, B and C; None: not of this launch."""
+    """Return zero sums for the gradients of tables A, B and C; None for a table that the launch does not use."""
 
     def zeros_for_table(table: Tensor | None) -> Tensor | None:
         if table is None:
@@ -54,7 +54,7 @@ def zero_sums(tables: tuple[Tensor | None, ...], *, programs: int, lowest: int, 
 
 
 def table_gradient(sums: Tensor, table: Tensor, first_row: int) -> Tensor:
-    """Return the gradient by a table [E, ...] from the sums of all programs, which begin at its row `first_row`."""
+    """Return the gradient of a table [E, ...]. `sums`: the sums of all programs, which begin at row `first_row`."""
     rows = sums.sum(0)
     skipped = max(0, -first_row)
     rows = rows[skipped : len(table) - first_row]
@@ -66,9 +66,10 @@ def table_gradient(sums: Tensor, table: Tensor, first_row: int) -> Tensor:
 def tile_differences(
     longest: int, carried: int, size: int, *, backwards: bool, causal: bool = False
 ) -> tuple[int, int]:
-    """Return the first difference of positions, in tiles of `size`, and the number of differences.
+    """Return the smallest signed distance from a tile of keys to a tile of queries, and the number of distances.
 
-    `causal`: no query sees a later key, so that no difference is negative.
+    Distances are in tiles of `size`. `backwards`: whether rows may be reversed. `causal`: whether later keys are
+    hidden, so that no distance is negative.
     """
     ahead, before = (longest - 1) // size, -(-carried // size)
     lowest = 0 if causal else -ahead - (before if backwards else 0)

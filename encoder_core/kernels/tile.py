@@ -1,13 +1,13 @@
-"""Parts of the fused attention's kernels: where a tile's tokens are, its scores, and its dropout.
+"""Parts of the fused attention's kernels: the tokens, scores and dropout of a tile.
 
-A tile has S queries and S keys of one row and head, at consecutive positions. Their 2 S - 1 distances are
-consecutive, so terms between contents and distances are products with one band of 2 S rows of a table, read along
+A tile is S queries and S keys of one row and head, at consecutive positions. Their 2 S - 1 distances are consecutive,
+so the scores of contents with distances are products with 2 S consecutive rows of a table (a band), read along
 diagonals:
 
     scores[i, j] += (r @ band.T)[i, sign * (i - j) + S - 1]
 
-Of the products with the lower and with the upper half of the band, a query needs the last elements of one and the
-first of the other, S together. So one [S, S] matrix holds both, and reading along diagonals rotates each of its rows.
+A query needs S elements: the last ones of the product with the lower half of the band, and the first ones of the
+product with the upper half. So one [S, S] matrix holds both, and reading along diagonals rotates each of its rows.
 
 All sums are in fp32 (fp64 for fp64 inputs), scores in units of log2. Sums begin as `tl.full(shape, 0.0, dtype)`: up
 to Triton 3.7.1, `tl.zeros` does not compile with a shape from a constexpr tuple.
@@ -16,7 +16,8 @@ to Triton 3.7.1, `tl.zeros` does not compile with a shape from a constexpr tuple
 import triton
 import triton.language as tl
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = tl.constexpr(1.4426950408889634)  # log2(e): exp(x) = exp2(x * LOG2_E)
+# The constants of `random_draws.py`, as unsigned numbers.
 _HEAD_MULTIPLIER = tl.constexpr(0xC2B2AE3D27D4EB4F)
 GOLDEN_RATIO_64 = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -25,7 +26,7 @@ _MIX_2 = tl.constexpr(0x94D049BB133111EB)
 
 @triton.jit
 def matrix_product(a, b):
-    """Return a @ b. fp32 takes three passes of tensor cores, with nearly full precision."""
+    """Return a @ b. fp32 products take three TF32 passes of tensor cores, for nearly full precision."""
     if a.dtype == tl.float64:
         return tl.dot(a, b, out_dtype=tl.float64)
     else:
@@ -42,7 +43,7 @@ def row_bounds(x, row):
 
 @triton.jit
 def key_bounds(x, row, start, length):
-    """Return the same of the row's keys, which are other tokens if they have bounds of their own."""
+    """Return the first key of a row and its number of keys: from `cu_seqlens_k` if given, else `start`, `length`."""
     if x.cu_seqlens_k is not None:
         first = tl.load(x.cu_seqlens_k + row)
         length = tl.load(x.cu_seqlens_k + row + 1) - first
@@ -52,6 +53,7 @@ def key_bounds(x, row, start, length):
 
 @triton.jit
 def row_sign(x, row):
+    """Return -1 for a reversed row, else 1."""
     if x.signs is None:
         return 1
     else:
@@ -60,15 +62,13 @@ def row_sign(x, row):
 
 @triton.jit
 def memory_tile_count(x, tile: tl.constexpr):
-    """Return the number of tiles of memory keys before the first token. Tiles begin at multiples of S on both sides
-    of it.
-    """
+    """Return the number of tiles of memory keys, which have negative positions. Tiles begin at multiples of S."""
     return (x.carried + tile.size - 1) // tile.size
 
 
 @triton.jit
 def find_queries(x, tile: tl.constexpr, start, length, first):
-    """Return the index of each query of the tile at position `first` of its row, and whether it exists."""
+    """Return [S] indices of the queries at row positions `first` to `first` + S - 1, and [S] whether they exist."""
     position = first + tl.arange(0, tile.size)
     here = position < length
     at = start + position
@@ -80,7 +80,7 @@ def find_queries(x, tile: tl.constexpr, start, length, first):
 
 @triton.jit
 def find_keys(x, tile: tl.constexpr, row, start, length, first):
-    """Return the index of each key of the tile, and whether it exists, as `find_queries` does."""
+    """Return [S] indices of the keys at row positions `first` to `first` + S - 1, and [S] whether they exist."""
     position = first + tl.arange(0, tile.size)
     here = (position < length) & (position >= 0 - x.carried)
     at = start + (row + 1) * x.carried + position
@@ -89,7 +89,7 @@ def find_keys(x, tile: tl.constexpr, row, start, length, first):
 
 @triton.jit
 def load_vectors(x, tile: tl.constexpr, pointer, head, at, here):
-    """Load [S or 2 S, padded width] from a [tokens or distances, N, D] tensor; zeros where there is none."""
+    """Load rows `at` of one head from a [rows, N, D] tensor, as [len(at), padded]; zeros where `here` is false."""
     column = tl.arange(0, tile.padded)
     place = pointer + (at.to(tl.int64) * x.heads + head)[:, None] * tile.width + column[None, :]
     return tl.load(place, mask=here[:, None] & (column < tile.width)[None, :], other=0.0)
@@ -97,7 +97,7 @@ def load_vectors(x, tile: tl.constexpr, pointer, head, at, here):
 
 @triton.jit
 def store_vectors(x, tile: tl.constexpr, pointer, head, at, here, values):
-    """Store vectors; the inverse of `load_vectors`."""
+    """Store `values` [len(at), padded] in rows `at` of a [rows, N, D] tensor; the inverse of `load_vectors`."""
     column = tl.arange(0, tile.padded)
     place = pointer + (at.to(tl.int64) * x.heads + head)[:, None] * tile.width + column[None, :]
     mask = here[:, None] & (column < tile.width)[None, :]
@@ -106,7 +106,7 @@ def store_vectors(x, tile: tl.constexpr, pointer, head, at, here, values):
 
 @triton.jit
 def add_vectors(x, tile: tl.constexpr, pointer, head, at, values):
-    """Add vectors to those of `store_vectors`, to which no other program adds: their order is the program's."""
+    """Add `values` to rows `at`. Only one program adds to a row, so the order of sums is fixed despite atomics."""
     column = tl.arange(0, tile.padded)
     place = pointer + (at.to(tl.int64) * x.heads + head)[:, None] * tile.width + column[None, :]
     tl.atomic_add(place, values, mask=(column < tile.width)[None, :], sem="relaxed")
@@ -114,7 +114,7 @@ def add_vectors(x, tile: tl.constexpr, pointer, head, at, values):
 
 @triton.jit
 def load_band(x, tile: tl.constexpr, pointer, head, sign, q_first, k_first, half):
-    """Load [S, padded width], the lower (0) or upper (1) half of the rows of table A or B that two tiles use."""
+    """Load [S, padded]: the lower (0) or upper (1) half of the band of table A or B for two tiles' distances."""
     low = sign * (q_first - k_first) - (tile.size - 1) + x.center + half * tile.size
     rows = low + tl.arange(0, tile.size)
     return load_vectors(x, tile, pointer, head, rows, (rows >= 0) & (rows < x.distances))
@@ -122,10 +122,10 @@ def load_band(x, tile: tl.constexpr, pointer, head, sign, q_first, k_first, half
 
 @triton.jit
 def distance_index(tile: tl.constexpr, sign, first):
-    """Return [S, S], the index in its half of the band for each query's distance from each key.
+    """Return [S, S], for each query and key the index of their distance in its half of the band.
 
-    `first`, a multiple of S, does not change the result. It prevents the compiler from holding the indices in
-    registers all the time.
+    `first`, a multiple of S, does not change the result. It keeps the compiler from hoisting the indices out of the
+    loop, where they would occupy registers.
     """
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     return (sign * (i[:, None] - i[None, :]) - 1) & (tile.size - 1)
@@ -133,8 +133,8 @@ def distance_index(tile: tl.constexpr, sign, first):
 
 @triton.jit
 def in_upper_half(tile: tl.constexpr, sign, first, of_keys: tl.constexpr):
-    """Return [S queries, S places], whether a place's distance is in the upper half; with `of_keys` [S places, S
-    keys].
+    """Return [S queries, S columns], whether a query uses a column of the upper half of the band rather than of the
+    lower one. With `of_keys`: [S columns, S keys], the same for keys.
     """
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     if of_keys:
@@ -147,7 +147,7 @@ def in_upper_half(tile: tl.constexpr, sign, first, of_keys: tl.constexpr):
 
 @triton.jit
 def scores_by_a(x, tile: tl.constexpr, head, sign, r, q_first, k_first):
-    """Return r_i . A[e], [S, S]."""
+    """Return [S, S], the term r_i . A[e] of the scores (`operands.py`)."""
     lower = matrix_product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 0)))
     upper = matrix_product(r, tl.trans(load_band(x, tile, x.table_a, head, sign, q_first, k_first, 1)))
     both = tl.where(in_upper_half(tile, sign, k_first, False), upper, lower)
@@ -156,7 +156,7 @@ def scores_by_a(x, tile: tl.constexpr, head, sign, r, q_first, k_first):
 
 @triton.jit
 def scores_by_b(x, tile: tl.constexpr, head, sign, k, q_first, k_first):
-    """Return k_j . B[e], [S, S]."""
+    """Return [S, S], the term k_j . B[e] of the scores (`operands.py`)."""
     keys = tl.trans(k)
     lower = matrix_product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 0), keys)
     upper = matrix_product(load_band(x, tile, x.table_b, head, sign, q_first, k_first, 1), keys)
@@ -166,8 +166,8 @@ def scores_by_b(x, tile: tl.constexpr, head, sign, k, q_first, k_first):
 
 @triton.jit
 def gather_by_distance(tile: tl.constexpr, sign, values, first):
-    """Return [S queries, S places], `values` [S queries, S keys] at the places of their distances in either half of
-    the band.
+    """Reorder `values` [S queries, S keys] to [S queries, S columns]: each value moves to its distance's column in the
+    half band. The inverse of reading along diagonals.
     """
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     key = (i[:, None] - sign * (i[None, :] + 1)) & (tile.size - 1)
@@ -176,7 +176,7 @@ def gather_by_distance(tile: tl.constexpr, sign, values, first):
 
 @triton.jit
 def gather_by_key_distance(tile: tl.constexpr, sign, values, first):
-    """Return the same as `gather_by_distance`, but [S places, S keys]."""
+    """Reorder `values` [S queries, S keys] to [S columns, S keys], as `gather_by_distance` does for queries."""
     i = tl.arange(0, tile.size) + (first & (tile.size - 1))
     query = (i[None, :] + sign * (i[:, None] + 1)) & (tile.size - 1)
     return tl.gather(values, query, 0)
@@ -184,7 +184,7 @@ def gather_by_key_distance(tile: tl.constexpr, sign, values, first):
 
 @triton.jit
 def in_other_segment(x, q_at, q_here, k_at, k_here):
-    """Return [S, S], whether query and key are in different segments."""
+    """Return [S queries, S keys], whether query and key are in different segments."""
     query = tl.load(x.segments_q + q_at, mask=q_here, other=0)
     key = tl.load(x.segments_k + k_at, mask=k_here, other=0)
     return query[:, None] != key[None, :]
@@ -192,7 +192,7 @@ def in_other_segment(x, q_at, q_here, k_at, k_here):
 
 @triton.jit
 def pair_is_visible(x, tile: tl.constexpr, q_first, q_at, q_here, k_first, k_at, k_here):
-    """Return [S, S], whether each query sees each key."""
+    """Return [S queries, S keys], whether each query sees each key."""
     seen = q_here[:, None] & k_here[None, :]
     if x.window is not None:
         i = tl.arange(0, tile.size)
@@ -232,7 +232,7 @@ def tile_scores(x, tile: tl.constexpr, head, sign, q, r, k, q_first, q_at, q_her
 
 @triton.jit
 def mix_bits(x):
-    """Mix the bits of a 64-bit word (`random_draws.py`)."""
+    """Apply splitmix64's mixing to 64-bit words (`random_draws.py`)."""
     x = (x ^ (x >> 30)) * _MIX_1
     x = (x ^ (x >> 27)) * _MIX_2
     return x ^ (x >> 31)
@@ -240,12 +240,12 @@ def mix_bits(x):
 
 @triton.jit
 def keep_mask(x, tile: tl.constexpr, head, q_at, q_here, k_first):
-    """Return [S, S] bool, the probabilities kept by dropout: `random_draws.uniform_int16` of query, head and key."""
+    """Return [S, S] bool, the probabilities that dropout keeps: `uniform_int16` >= threshold - 2**15."""
     drawn = tl.load(x.draws + q_at, mask=q_here, other=0).to(tl.uint64, bitcast=True)
     drawn += head.to(tl.uint64) * _HEAD_MULTIPLIER
     first = k_first + x.carried
     limit = (x.threshold - 0x8000) << 16
-    if tile.quads:  # one hash serves four keys, and a thread computes two of them
+    if tile.quads:  # one hash serves four keys; it is computed once for every two of them
         pair = first // 2 + tl.arange(0, tile.size // 2)
         hashed = mix_bits(drawn[:, None] + ((pair // 2).to(tl.uint64) * GOLDEN_RATIO_64)[None, :])
         half = tl.where((pair % 2 == 0)[None, :], hashed.to(tl.uint32), (hashed >> 32).to(tl.uint32))

@@ -1,6 +1,6 @@
-"""Multi-head self-attention over flat tokens, and the kernels that compute it inside rows.
+"""Multi-head attention over flat tokens, and the kernels that compute it within each row.
 
-Only a kernel knows about rows. All kernels have the signature `AttentionKernel`:
+Only kernels separate rows. All kernels have the signature `AttentionKernel`:
 
 | function       | where                                | how                                              |
 |----------------|--------------------------------------|--------------------------------------------------|
@@ -10,28 +10,28 @@ Only a kernel knows about rows. All kernels have the signature `AttentionKernel`
 | `attend_blocked`      | CPU, with dropout or a window        | row by row in cache-sized pieces                 |
 | `padded_sdpa`  | everything else                      | rows padded to a rectangle, torch's fused kernel |
 | the same       | full rows, where a trial prefers it  | by cuDNN's attention alone                       |
-| `written_formula` | if a trial found all others wrong    | the formula on the same rectangle                |
+| `written_formula` | if a trial found all others wrong    | elementary operations on the same rectangle      |
 
-`attend_with_best_kernel` chooses among them (`kernel_choice.py`). Flash attention draws its dropout from the device's
-generator; `attend_fused` draws it by token (`random_draws.py`). So flash attention is used with dropout only where
-there is no Triton. torch's fused CPU kernel supports no dropout and falls back to one that writes every score to
-memory three times, which is why `attend_blocked` exists. It supports no window either: with a mask it computes every
-score of a row.
+`attend_with_best_kernel` chooses among them (`kernel_choice.py`). Before a run trains, a trial (`encoder_core/trials`)
+checks and times kernels. Flash attention draws its dropout from the device's generator; `attend_fused` hashes it from
+tokens (`random_draws.py`). So flash attention is used with dropout only without Triton. `attend_blocked` exists because
+torch's fused CPU kernel supports no dropout, and falls back to a kernel that writes every score to memory three times;
+for a window it takes a mask and computes every score of a row.
 
 A `window` is local attention (Beltagy et al., 2020, section 3.1): a query sees the keys of its row that are at most
 that many tokens away, on both sides. None: the whole row.
 
-Rows may be causal (`Rows.causal`), a property of the batch: then a query sees no later key. Every kernel reads it
-off the rows, and leaves out what nobody sees: flash attention and ours whole tiles, `attend_blocked` blocks, torch's
-SDPA by its own switch. No weight depends on it, so the same layers train on causal rows and on others.
+Rows may be causal (`Rows.causal`), a property of the batch: then a query sees no later key. Kernels skip hidden scores:
+flash attention and `attend_fused` by tiles, `attend_blocked` by blocks, torch's SDPA by its option. No weight depends
+on causality, so the same layers train on causal and on other rows.
 
 Keys and values may have fewer heads than queries: grouped-query attention (Ainslie et al., 2023), in which equally
-many consecutive query heads share one. Flash attention supports this; the other kernels repeat keys and values.
-`RelativeKeyAttention` (`relative_key.py`) is an `AttentionKernel` too.
+many consecutive query heads share a head of keys and values. Flash attention supports this; for other kernels keys and
+values are repeated. `RelativeKeyAttention` (`relative_key.py`) is an `AttentionKernel` too.
 
-Keys and values may also be other tokens, S of them in rows of their own, `others`: a query sees the whole of the same
-row of them ("Attention Is All You Need", section 3.2.3). There are no windows then, and FlashAttention-3 and cuDNN are
-not asked.
+In cross-attention ("Attention Is All You Need", section 3.2.3) keys and values belong to S other tokens, in rows
+`key_rows`: a query of row i sees the whole row i of those. Cross-attention has no windows, and is not computed by
+FlashAttention-3 or cuDNN.
 
 Shapes: T tokens, R rows, L longest row, H hidden, N heads, D head width (H = N * D).
 """
@@ -67,9 +67,9 @@ SharedHeads = Float[Tensor, "keys shared width"]  # heads of keys and values, sh
 
 @runtime_checkable
 class AttentionKernel(Protocol):
-    """A kernel: (query, key, value, rows, dropout, window) -> context, the tensors being [T, N, D].
+    """A kernel: (queries, keys, values, rows, dropout, window) -> context. All tensors are [T, N, D].
 
-    Dropout acts on probabilities. Key and value may have fewer heads; N is a multiple of their number.
+    Dropout acts on probabilities. Keys and values may have fewer heads, of which N is a multiple.
     """
 
     def __call__(
@@ -93,7 +93,7 @@ def attend_with_best_kernel(
     window: int | None = None,
     key_rows: Rows | None = None,
 ) -> Heads:
-    """Compute attention with the best kernel. A batch without tokens, as an idle rank has, computes nothing."""
+    """Compute attention with the best kernel. Without tokens, as on idle ranks, no kernel runs."""
     if not len(q_TND):
         return q_TND + k_TND.sum() + v_TND.sum()
     kernel = pick(_possible_kernels(q_TND, rows, dropout, window, key_rows), dropped=dropout > 0.0)
@@ -118,7 +118,7 @@ def attend_with_best_kernel(
 def _possible_kernels(
     q_TND: Heads, rows: Rows, dropout: float, window: int | None, key_rows: Rows | None
 ) -> list[Kernel]:
-    """Return the possible kernels, the usual one first. With dropout, kernels that draw by token come first."""
+    """Return the kernels that support these tensors, the default first; with dropout one that hashes draws, if any."""
     kind, special = (
         (q_TND.device.type, q_TND.dtype, q_TND.shape[-1]),
         dropout > 0.0 or rows.exceeds_window(window),
@@ -197,7 +197,7 @@ def padded_sdpa(
     window: int | None = None,
     key_rows: Rows | None = None,
 ) -> Heads:
-    """Compute torch's fused attention on a padded rectangle, without a mask if rows are full and no window cuts."""
+    """Compute torch's fused attention on a padded rectangle, with a mask unless rows are full and within the window."""
     return _attend_in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, key_rows)
 
 
@@ -210,8 +210,8 @@ def written_formula(
     window: int | None = None,
     key_rows: Rows | None = None,
 ) -> Heads:
-    """Compute the formula on a padded rectangle with every score in memory. Dropout belongs to tokens on every
-    device.
+    """Compute attention by elementary operations on a padded rectangle, with every score in memory. On every device,
+    dropout is hashed from tokens.
     """
     return _attend_in_rectangle(q_TND, k_TND, v_TND, rows, dropout, window, key_rows, use_torch=False)
 
@@ -227,10 +227,11 @@ def _attend_in_rectangle(
     *,
     use_torch: bool = True,
 ) -> Heads:
+    """Pad all rows to one length, and compute attention; see `attend_padded`."""
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
     q_RNLD = rows.pad(q_TND).transpose(1, 2)
     k_RNLD, v_RNLD = ((key_rows or rows).pad(x).transpose(1, 2) for x in (k_TND, v_TND))
-    # Padding comes after a row's tokens, so that a causal mask, which hides later keys, hides padding, too.
+    # Padding follows a row's tokens, so a causal mask, which hides later keys, also hides padding.
     plain = key_rows is None and rows.causal and not rows.exceeds_window(window)
     causal = plain and _torch_supports(q_RNLD, dropout, use_torch=use_torch)
     if causal and q_TND.is_meta:
@@ -245,7 +246,7 @@ def _attend_in_rectangle(
 
 
 def _torch_supports(q_RNQD: Tensor, dropout: float, *, use_torch: bool) -> bool:
-    """Return whether torch's fused attention computes a rectangle; see `attend_padded`."""
+    """Return whether torch's fused attention can be used for this rectangle; see `attend_padded`."""
     return use_torch and bool(len(q_RNQD)) and (not dropout or q_RNQD.device.type != "cpu")
 
 
@@ -260,12 +261,13 @@ def attend_padded(
     scale: float,
     use_torch: bool = True,
 ) -> Float[Tensor, "rows heads queries width"]:
-    """Return softmax(scale q k' + bias) v on a rectangle. `bias` [R, N, Q, K] is added; if it is bool, false hides a
-    key.
+    """Return softmax(scale q k' + bias) v on a rectangle. `bias` is [R, N, Q, K]; in a bool bias, false hides a key.
 
-    torch's fused attention computes it, with two exceptions. On a CPU it has no fused dropout; on a GPU its dropout
-    belongs to the rectangle, not to the tokens. Without rows (an idle batch) it leaves the bias out of the graph, and
-    with it parameters that ZeRO waits for on every rank. `use_torch` false: the formula always.
+    torch's fused attention is used, with two exceptions, in which elementary operations are: with dropout on a CPU,
+    where torch has no fused dropout, and for an idle batch, for which torch would leave the bias out of the graph, and
+    so parameters for which ZeRO waits on every rank. On a GPU, torch's dropout is not hashed from tokens.
+
+    `use_torch` false: elementary operations in any case.
     """
     if q_RNQD.is_meta:
         return planned_sdpa(q_RNQD, k_RNKD, v_RNKD, bias, dropout, scale)
@@ -290,7 +292,7 @@ def attend_blocked(
     window: int | None = None,
     key_rows: Rows | None = None,
 ) -> Heads:
-    """Compute exact attention in cache-sized pieces without padding, dropout included; see `cpu_attention.py`."""
+    """Compute exact attention on a CPU, in cache-sized pieces without padding; see `cpu_attention.py`."""
     k_TND, v_TND = repeat_shared_heads(q_TND, k_TND, v_TND)
     causal, bounds = (rows.causal, None) if key_rows is None else (False, key_rows.bounds)
     context_TND: Tensor = blocked_attention(
@@ -302,16 +304,15 @@ def attend_blocked(
 class SelfAttention(nn.Module):
     """Scaled dot-product self-attention with its projections ("Attention Is All You Need", section 3.2).
 
-    Query, key and value are separate parameters or, with `attend_fused`, the three parts of one, as the family
-    published them. So an optimizer with a trust ratio for each parameter (LAMB) sees the same matrices as its
+    Query, key and value projections are separate parameters or, with `fused`, three parts of one parameter, as the
+    family published them. So an optimizer with a trust ratio for each parameter (LAMB) sees the same matrices as its
     authors did.
 
-    Attributes:
-        key_value_heads: number of heads of keys and values, of which `project_heads` is a multiple; None: as many as
-            `project_heads`.
+    Args:
+        key_value_heads: number of heads of keys and values, of which `heads` is a multiple; None: `heads`.
         window: number of tokens visible on each side (see the module); None: the whole row.
         rotary_base: base of the angles by which queries and keys are rotated (`rows.py`); None: no rotation.
-        output_scale: scale of the output projection's fresh weights (`parameters.ScaledLinear`).
+        output_scale: scale of the output projection's initial weights (`parameters.ScaledLinear`).
     """
 
     def __init__(
@@ -344,7 +345,7 @@ class SelfAttention(nn.Module):
         self.output = ScaledLinear(hidden, hidden, bias, scale=output_scale)
 
     def forward(self, heads: tuple[Heads, SharedHeads, SharedHeads], rows: Rows) -> Float[Tensor, "tokens hidden"]:
-        """Return the kernel's context for queries, keys and values. The layer passes it to `output`."""
+        """Return the kernel's context for (queries, keys, values); the layer then applies `output`."""
         context_TND = self.attend(*heads, rows, self.dropout if self.training else 0.0, self.window)
         return context_TND.flatten(-2)
 
@@ -355,7 +356,7 @@ class SelfAttention(nn.Module):
     def project_heads(
         self, x_TH: Float[Tensor, "tokens hidden"], rotation: Rotation | None
     ) -> tuple[Heads, SharedHeads, SharedHeads]:
-        """Return queries, keys and values, rotated if there is a rotation."""
+        """Return queries, keys and values of the states; queries and keys are rotated if `rotation` is given."""
         q_TND, k_TND, v_TND = (torch.unflatten(x_TH, -1, (-1, self.width)) for x_TH in self._projected(x_TH))
         if rotation is not None:
             q_TND, k_TND = rotate(q_TND, rotation), rotate(k_TND, rotation)
@@ -364,17 +365,17 @@ class SelfAttention(nn.Module):
     def _projected(self, x_TH: Tensor) -> tuple[Tensor, ...]:
         if self.fused:
             q_TH, k_TH, v_TH = self.qkv(x_TH).split(self.parts, -1)
-            # Rotated queries and keys are new tensors, but a view of the values would keep the unrotated ones, too.
+            # Rotated queries and keys are new tensors. A view as values would keep the whole joint product alive.
             return q_TH, k_TH, v_TH if self.rotary_base is None else v_TH.contiguous()
         if self.rotary_base is None:
             return project(x_TH, (self.query, self.key, self.value))
-        # Separate products: queries and keys are rotated at once, only values are kept.
+        # Values are projected separately: the unrotated queries and keys are freed after rotation, values are not.
         return *project(x_TH, (self.query, self.key)), self.value(x_TH)
 
 
 def set_rotary_base(model: nn.Module, base: float, *, local: bool) -> None:
-    """Set the base of rotary positions in every layer of `model` that has them and sees a window (`local`), or the
-    whole row. No weight depends on it.
+    """Set the base of rotary positions in all layers of `model` that have a window (`local`), or in all others. Layers
+    without rotary positions are unchanged; no weight depends on the base.
     """
     for module in model.modules():
         if not isinstance(module, SelfAttention) or module.rotary_base is None:

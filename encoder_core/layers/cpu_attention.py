@@ -1,6 +1,6 @@
-"""Exact attention on a CPU with dropout or a window, a few heads of one row at a time and without padding.
+"""Exact attention on a CPU with dropout or a window, computed without padding for a few heads of one row at a time.
 
-The scores of a piece stay in the processor's cache from the first product to the last. The forward pass saves only
+The scores of such a piece stay in the processor's cache from the first product to the last. The forward pass saves only
 the dropout mask (a byte per score). The backward pass recomputes the probabilities, as flash attention does (Dao et
 al., 2022, section 3.1). Compared with torch's own attention with dropout on a CPU, this is about twice as fast and
 takes about an eighth of the memory.
@@ -23,8 +23,8 @@ from encoder_core.random_draws import draw_key, head_keys
 
 Slices = tuple[slice, slice]
 
-PIECE_SCORES = 2**18  # scores per piece: 1 MiB in fp32, about an L2 cache
-BLOCK_QUERIES = 64  # least number of queries whose scores in a window are computed together
+PIECE_SCORES = 2**18  # largest number of scores of a piece: 1 MiB in fp32, about an L2 cache
+BLOCK_QUERIES = 64  # smallest number of queries of a block in local or causal attention
 
 Bounds = tuple[tuple[int, int], ...]
 
@@ -35,9 +35,9 @@ class BlockedAttention(torch.autograd.Function):
 
     With a window, a query sees the keys of its row that are at most that many tokens away. Only blocks of scores
     around the diagonal are computed: the cost grows with T * window, not with the square of a row's length. In causal
-    rows a query sees no later key, and no block of scores above the diagonal is computed.
+    rows a query sees no later key, and blocks of scores above the diagonal are skipped.
 
-    With bounds of their own, keys and values are other tokens, [S, N, D]: a query of row i sees row i of them, whole.
+    With bounds of keys and values this is cross-attention: k, v are [S, N, D], and a query of row i sees their row i.
     """
 
     @staticmethod
@@ -61,7 +61,7 @@ class BlockedAttention(torch.autograd.Function):
             weights = _probabilities(q[queries, heads], k[keys, heads], hidden)
             if scores.threshold:
                 keeps.append(scores.mask_of_kept_scores(row, queries, keys, heads))
-                weights *= keeps[-1].to(weights.dtype)  # far quicker than a product of two types
+                weights *= keeps[-1].to(weights.dtype)  # a product of two different dtypes is far slower
             product = torch.bmm(weights, v[keys, heads].transpose(0, 1)).mul_(kept_scale(scores.threshold))
             out[queries, heads] = product.transpose(0, 1)
         ctx.save_for_backward(q, k, v, *keeps)
@@ -99,6 +99,7 @@ blocked_attention: Callable[..., Tensor] = BlockedAttention.apply
 def _pieces(
     bounds: Bounds, key_bounds: Bounds | None, heads: int, window: int | None, *, causal: bool
 ) -> Iterator[tuple[int, slice, slice, slice]]:
+    """Yield pieces: the index of the row's first key, and slices of queries, keys and heads."""
     if key_bounds is None:
         return local_pieces(bounds, heads, window, causal=causal)
     return cross_attention_pieces(bounds, key_bounds, heads)
@@ -106,7 +107,7 @@ def _pieces(
 
 @dataclass(frozen=True)
 class ScoreDropout:
-    """Which scores dropout keeps, by the query's token, the head, and the key's position in its row."""
+    """Decides which scores dropout keeps, from the query's token, the head, and the key's position in its row."""
 
     drawn_T: Tensor
     threshold: int
@@ -114,18 +115,18 @@ class ScoreDropout:
 
     @classmethod
     def from_rate(cls, drawn_T: Tensor, dropout: float) -> "ScoreDropout":
-        """Return the next draw; nothing is drawn without dropout."""
+        """Make the next draw; without dropout, nothing is drawn."""
         threshold = drop_threshold(dropout)
         return cls(drawn_T, threshold, draw_key() if threshold else drawn_T.new_zeros(()))
 
     def mask_of_kept_scores(self, row: int, queries: slice, keys: slice, heads: slice) -> Tensor:
-        """Return the mask of kept scores, [n, l, m] int8. `row` is the first token of the row."""
+        """Return [n, l, m] int8, 1 for scores that dropout keeps. `row`: index of the row's first key."""
         drawn_nl = head_keys(self.drawn_T[queries], range(heads.start, heads.stop)).t()
         return keep_mask(drawn_nl, self.draw, range(keys.start - row, keys.stop - row), self.threshold)
 
 
 def _hidden_keys(queries: slice, keys: slice, window: int | None, causal: bool) -> Tensor | None:
-    """Return [l, m] bool, true for keys too far from a query or, in causal rows, later; None if all are in sight."""
+    """Return [l, m] bool, true for keys outside a query's window and, if causal, later keys; None: all are visible."""
     farthest = max(queries.stop - 1 - keys.start, keys.stop - 1 - queries.start)
     far, later = window is not None and farthest > window, causal and keys.stop - 1 > queries.start
     if not far and not later:
@@ -154,10 +155,10 @@ def softmax(scores_nlm: Tensor) -> Tensor:
 def local_pieces(
     bounds: Bounds, heads: int, window: int | None, *, causal: bool = False
 ) -> Iterator[tuple[int, slice, slice, slice]]:
-    """Yield the start of a row, and slices of queries, keys and heads.
+    """Yield the pieces of self-attention: the index of the row's first token, and slices of queries, keys and heads.
 
-    A row is one piece. If a window is shorter than the row, pieces are blocks of its queries with the keys in their
-    reach. In `causal` rows they are blocks of queries with no key later than the last of them.
+    A whole row is one piece, for as many heads as fit. If the window is shorter than the row, or rows are causal, a
+    piece is a block of queries with the keys that they see.
     """
     for start, stop in bounds:
         reach = stop - start if window is None else window
@@ -172,14 +173,14 @@ def local_pieces(
 
 
 def cross_attention_pieces(bounds: Bounds, key_bounds: Bounds, heads: int) -> Iterator[tuple[int, slice, slice, slice]]:
-    """Yield the same where the keys of row i are row `key_bounds[i]` of other tokens; the start is that of the keys."""
+    """Yield the pieces of cross-attention: the index of the row's first key, and slices of queries, keys and heads."""
     for (start, stop), (first, last) in zip(bounds, key_bounds, strict=True):
         for together in head_groups(heads, (stop - start) * (last - first)):
             yield first, slice(start, stop), slice(first, last), together
 
 
 def head_groups(heads: int, scores: int) -> Iterator[slice]:
-    """Yield slices of heads, each as many as stay within `PIECE_SCORES` scores; a head has `scores`."""
+    """Yield slices of heads, with at most `PIECE_SCORES` scores each or a single head. `scores`: scores per head."""
     together = max(1, min(heads, PIECE_SCORES // scores))
     for head in range(0, heads, together):
         yield slice(head, min(head + together, heads))

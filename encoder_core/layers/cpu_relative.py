@@ -1,19 +1,19 @@
 """Exact attention with relative positions on a CPU: DeBERTa's (disentangled) and XLNet's.
 
-It computes a few heads of one row at a time, without padding. A term between a content and a relative position
-depends only on the token and the distance. The products of a block of tokens with the vectors of all distances in it
-are one small matrix product. The scores are that product read along its diagonals, which a view with other strides
-does without moving a number:
+It computes a few heads of one row at a time, without padding. The score of a content with a relative position depends
+only on the token and the distance. So a block of tokens is multiplied with the vectors of all distances that occur, in
+one small matrix product, and the scores are read along the product's diagonals, by a view with other strides that
+copies nothing:
 
-    product[i, e] = token_i . vector_e,    e = place of the other token - i + block - 1
+    product[i, e] = token_i . vector_e,    e = index of the other token - i + block - 1
     scores[i, j]  = product[i, j - i + block - 1]    (strides: one less than a row per i, one per j)
 
-So nothing is gathered, and padding costs nothing. Only if a row's queries are some of its tokens, as the targets of
-XLNet's second stream are, is the product read by index. The probabilities are saved for the backward pass: scores
-cost twice those of plain attention, too much to recompute.
+So nothing is gathered. Only if a row's queries are not all of its tokens, as in XLNet's query stream, the product is
+read by index. The probabilities are saved for the backward pass: scores cost twice those of plain attention, too much
+to recompute.
 
 Shapes: M queries, K keys, N heads, D head width (that of values; queries and keys may be wider), E offsets; n heads,
-m queries and k keys of one piece; b tokens of one block, w offsets in it.
+m queries and k keys of one piece (or l tokens, o others); b tokens of one block, w offsets that occur in it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,17 +29,16 @@ from encoder_core.layers.dropout import kept_scale
 from encoder_core.layers.torch_internals import softmax_backward
 
 HIDDEN_KEY_SCORE = -1e30  # score of a hidden key, whose probability is then 0
-BLOCK_TOKENS = 128  # tokens whose products with relative positions are computed together
+BLOCK_TOKENS = 128  # number of tokens of a block, which is multiplied with relative positions at once
 
 
 @dataclass(frozen=True)
 class RelativeRow:
-    """Where the queries and keys of one row lie, and the offsets between them.
+    """The queries and keys of one row, and their offsets, that is, rows of the table of distances.
 
     Attributes:
-        queries, keys: slices of the flat queries and keys of all rows.
-        origin: offset of a query at the position of the row's first key. Each key further on adds one; each position
-            by which the query is further on subtracts one.
+        queries, keys: the row's slices of all flat queries and keys.
+        origin: offset of the first key from a query at position 0; that of key j from a query at i is j - i + origin.
         at: [m] int64, positions of the queries; None: 0, 1, 2 and so on.
         hidden: [m, k], 0 where a query sees a key and `HIDDEN_KEY_SCORE` elsewhere; None: all keys are visible.
     """
@@ -52,7 +51,7 @@ class RelativeRow:
 
     @property
     def score_count(self) -> int:
-        """Number of scores of one head."""
+        """Number of scores of one head: queries times keys."""
         return int((self.queries.stop - self.queries.start) * (self.keys.stop - self.keys.start))
 
 
@@ -62,8 +61,8 @@ class BlockedRelativeAttention(torch.autograd.Function):
 
     score(i, j) = q_i . k_j + r_i . table_r[j - i + origin] + k_j . table_k[i - j + origin] + table_c[j - i + origin]
 
-    Each table counts from its own token to the other one. Scale q, r, table_k and table_c beforehand. A query that
-    sees no key gets the mean of all values, which the caller must discard.
+    A table's offset counts from the token that is multiplied with it to the other token. The caller must scale q, r,
+    table_k and table_c. A query that sees no key gets the mean of all values, which the caller must discard.
     """
 
     @staticmethod
@@ -104,7 +103,7 @@ class BlockedRelativeAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, r, table_r, table_k, *saved = ctx.saved_tensors
         dq, dr = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, r))
-        # Zeros, because no query writes the gradients of keys in a row without queries.
+        # Initialised to zero, because the gradients of keys in a row without queries are never written.
         dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (k, v))
         d_table_r = torch.zeros_like(table_r)
         d_table_k = None if table_k is None else torch.zeros_like(table_k)
@@ -128,7 +127,7 @@ blocked_relative_attention: Callable[..., Tensor] = BlockedRelativeAttention.app
 
 
 def _pieces(rows: Sequence[RelativeRow], heads: int) -> Iterator[tuple[RelativeRow, slice, Slices, Slices]]:
-    """Yield a row, some of its heads, and the slices of its queries and of its keys for these heads."""
+    """Yield pieces: a row, a slice of heads, and the indices of the row's queries and keys for these heads."""
     for row in rows:
         if row.score_count:
             for together in head_groups(heads, row.score_count):
@@ -136,7 +135,7 @@ def _pieces(rows: Sequence[RelativeRow], heads: int) -> Iterator[tuple[RelativeR
 
 
 def _content_scores(q_mnD: Tensor, k_knD: Tensor, hidden_mk: Tensor | None) -> Tensor:
-    """Return the content scores, [n, m, k]."""
+    """Return [n, m, k], queries times keys, plus `hidden_mk`."""
     q_nmD, k_nDk = q_mnD.transpose(0, 1), k_knD.permute(1, 2, 0)
     if hidden_mk is None:
         return torch.bmm(q_nmD, k_nDk)
@@ -146,7 +145,7 @@ def _content_scores(q_mnD: Tensor, k_knD: Tensor, hidden_mk: Tensor | None) -> T
 def _add_scores(
     scores_nlo: Tensor, x_lnD: Tensor, table_nED: Tensor, row: RelativeRow, table_nE: Tensor | None = None
 ) -> None:
-    """Add x_i . table[e] + table[e] with e = j - i + origin to scores[i, j], for l tokens and o others."""
+    """Add x_i . table_nED[e] + table_nE[e], with e = j - i + origin, to scores_nlo[i, j]."""
     x_nlD, others = x_lnD.transpose(0, 1), scores_nlo.shape[2]
     if row.at is not None:
         product_nlE = torch.bmm(x_nlD, table_nED.transpose(1, 2))
@@ -169,7 +168,7 @@ def _add_gradients(
     row: RelativeRow,
     d_table_nE: Tensor | None = None,
 ) -> Tensor:
-    """Return the gradient of `_add_scores` by x, [l, n, D]; add those by the tables to `d_table_nED` and
+    """Return the gradient of x in `_add_scores`, [l, n, D]; add the gradients of the tables to `d_table_nED` and
     `d_table_nE`.
     """
     x_nlD = x_lnD.transpose(0, 1)
@@ -184,7 +183,7 @@ def _add_gradients(
     d_product_nbw = d_scores_nlo.new_empty(0)
     for block, window in _blocks(x_nlD.shape[1], d_scores_nlo.shape[2], row.origin):
         shape = (len(d_scores_nlo), block.stop - block.start, window.stop - window.start)
-        if d_product_nbw.shape != shape:  # elements off the diagonals stay zero from block to block
+        if d_product_nbw.shape != shape:  # else reused: elements off the diagonals are still zero
             d_product_nbw = d_scores_nlo.new_zeros(shape)
         _diagonals(d_product_nbw).copy_(d_scores_nlo[:, block])
         torch.bmm(d_product_nbw, table_nED[:, window], out=dx_nlD[:, block])
@@ -195,20 +194,20 @@ def _add_gradients(
 
 
 def _offsets(at_m: Tensor, row: RelativeRow, scores_nmk: Tensor) -> Tensor:
-    """Return the offsets, [n, m, k] int64, for queries at these positions."""
+    """Return [n, m, k] int64, the offset (table row) of each key from queries at positions `at_m`."""
     keys_k = torch.arange(scores_nmk.shape[2], device=at_m.device)
     return (keys_k - at_m[:, None] + row.origin).expand(scores_nmk.shape)
 
 
 def _blocks(length: int, other_count: int, origin: int) -> Iterator[Slices]:
-    """Yield slices of tokens and of table rows: a block, and the offsets from its tokens to the others."""
+    """Yield blocks: a slice of tokens, and the slice of table rows with the offsets of all other tokens from them."""
     for start in range(0, length, BLOCK_TOKENS):
         stop = min(start + BLOCK_TOKENS, length)
         yield slice(start, stop), slice(origin - stop + 1, origin + other_count - start)
 
 
 def _diagonals(product_nbw: Tensor) -> Tensor:
-    """Return a view [n, b, o] of a contiguous product: its element [i, j] is the product's [i, j - i + b - 1]."""
+    """Return a view [n, b, o] of a contiguous product: view[i, j] is product[i, j - i + b - 1]."""
     heads, block, width = product_nbw.shape
     return product_nbw.as_strided(
         (heads, block, width - block + 1),
@@ -220,7 +219,7 @@ def _diagonals(product_nbw: Tensor) -> Tensor:
 def _softmax_gradients(
     grad_mnD: Tensor, v_knD: Tensor, weights_nmk: Tensor, keep: list[Tensor], threshold: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients by the scores, [n, m, k], and by the values, [k, n, D]."""
+    """Return the gradients of the scores, [n, m, k], and of the values, [k, n, D]."""
     grad_nmD = grad_mnD.transpose(0, 1) * kept_scale(threshold)
     d_weights = torch.bmm(grad_nmD, v_knD.permute(1, 2, 0))
     dropped = weights_nmk

@@ -1,7 +1,6 @@
-"""Attention from a decoder's tokens to an encoder's, over flat tokens, and the decoder around it, which writes a row
-token by token.
+"""Cross-attention from a decoder's to an encoder's flat tokens, and the autoregressive decoder that uses it.
 
-Row i of the queries sees the whole of row i of other tokens, which are fewer or more; `attention.py` has the kernels.
+The decoder's row i attends to the whole row i of the encoder, whose length may differ. Kernels: `attention.py`.
 
 Shapes: T tokens of the decoder, S of the encoder, R rows, H hidden, N heads, D head width.
 """
@@ -35,7 +34,7 @@ class CrossAttention(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(hidden, hidden) for _ in range(4))
 
     def project_keys_and_values(self, encoder_SH: Float[Tensor, "others hidden"]) -> tuple[EncoderHeads, EncoderHeads]:
-        """Return keys and values of an encoder's states."""
+        """Return keys and values, [S, N, D] each, of an encoder's states."""
         k_SH, v_SH = project(encoder_SH, (self.key, self.value))
         return torch.unflatten(k_SH, -1, (-1, self.width)), torch.unflatten(v_SH, -1, (-1, self.width))
 
@@ -46,8 +45,8 @@ class CrossAttention(nn.Module):
         rows: Rows,
         encoder_rows: Rows,
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return the context, which the layer passes to `output`. `q_TH`: projected queries;
-        `project_keys_and_values`: keys and values of the rows `encoder_rows`.
+        """Return the kernel's context; the layer then applies `output`. `q_TH`: projected queries. `heads`: keys and
+        values (`project_keys_and_values`), in rows `encoder_rows`.
         """
         q_TND = torch.unflatten(q_TH, -1, (-1, self.width))
         dropout = self.dropout if self.training else 0.0
@@ -55,8 +54,8 @@ class CrossAttention(nn.Module):
 
 
 class DecoderLayer(PieceWise):
-    """Attention to the tokens before, attention across, and feed-forward, each followed by dropout, residual sum and
-    LayerNorm ("Attention Is All You Need", section 3.1).
+    """Causal self-attention, cross-attention and feed-forward, each followed by dropout, residual sum and LayerNorm
+    ("Attention Is All You Need", section 3.1).
     """
 
     def __init__(
@@ -96,23 +95,21 @@ class DecoderLayer(PieceWise):
     def compute_between_kernels(
         self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: DropoutDraws
     ) -> tuple[Tensor, Tensor]:
-        """Compute the part of the layer between its two kernels: the states, and the queries of the second."""
+        """Compute what lies between the layer's two attention kernels; return states, and queries of the second."""
         attended_TH = self.attention.output(context_TH)
         y_TH = normed_sum(self.attention_norm, x_TH, attended_TH, self.dropout, keys_T, draws[0])
         return y_TH, self.across.query(y_TH)
 
     @piece
     def compute_after_kernels(self, y_TH: Tensor, found_TH: Tensor, keys_T: Tensor, draws: DropoutDraws) -> Tensor:
-        """Compute the part of the layer after both kernels."""
+        """Compute what follows the layer's second attention kernel; return the layer's output."""
         z_TH = normed_sum(self.across_norm, y_TH, self.across.output(found_TH), self.dropout, keys_T, draws[0])
         inner_TH = self.feed_forward(z_TH)
         return normed_sum(self.feed_forward_norm, z_TH, inner_TH, self.dropout, keys_T, draws[1])
 
 
 class Decoder(LayerStack):
-    """Embeddings and layers that see the tokens before, and all states of the encoder ("Attention Is All You Need",
-    section 3.1).
-    """
+    """Embeddings and layers of an autoregressive decoder ("Attention Is All You Need", section 3.1)."""
 
     def __init__(self, embeddings: Embeddings, layers: Sequence[DecoderLayer]) -> None:
         super().__init__()
@@ -122,13 +119,13 @@ class Decoder(LayerStack):
     def forward(
         self, batch: Batch, encoder_SH: Float[Tensor, "others hidden"], encoder_batch: Batch
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return the last layer's output. At each token it predicts that token: its input is the token before, and for
-        a row's first token the row's last, `</s>` (facebookresearch/fairseq, `move_eos_to_beginning`).
+        """Return the last layer's output, in which the state at each token predicts that token: inputs are shifted
+        (`shift_right`).
 
         Args:
-            batch: the rows to write.
+            batch: the rows to predict.
             encoder_SH: the encoder's states.
-            encoder_batch: the rows that the encoder has read, as many.
+            encoder_batch: the encoder's rows, as many as those of `batch`.
         """
         inputs = shift_right(batch)
         rows, others = Rows.from_batch(inputs), Rows.from_batch(encoder_batch)
@@ -139,7 +136,8 @@ class Decoder(LayerStack):
 
 
 def shift_right(batch: Batch) -> Batch:
-    """Return causal rows whose tokens are each one behind, the last of a row being its first."""
+    """Return causal rows, each token replaced by the previous one, the first by `</s>` (fairseq,
+    `move_eos_to_beginning`)."""
     before_T = torch.arange(len(batch.tokens), device=batch.tokens.device) - 1
     starts_R, stops_R = batch.cu_seqlens[:-1].long(), batch.cu_seqlens[1:].long()
     before_T = before_T.index_copy(0, starts_R, stops_R - 1)

@@ -1,11 +1,12 @@
-"""Disentangled attention (He et al. 2021, DeBERTa, section 3.1): contents, and contents with relative positions.
+"""Disentangled attention (He et al. 2021, DeBERTa, section 3.1): scores of contents, and with relative positions.
 
-    score(q, k) = (Q_q . K_k  +  Q_q . PK_d  +  PQ_d . K_k) / sqrt(3 D),    d the place of the distance q - k
+    score(q, k) = (Q_q . K_k  +  Q_q . PK_d  +  PQ_d . K_k) / sqrt(3 D),    d the table row of the distance q - k
 
-PK and PQ are projections of one table of learned vectors, one for each distance or bucket of distances. The paper
-leaves out a fourth term, PQ_d . PK_d, position to position; with it, the divisor is sqrt(4 D).
+PK and PQ are projections of the position table, which has a learned vector for each distance or bucket of distances.
+The paper omits a fourth term, PQ_d . PK_d, position to position; with it, the divisor is sqrt(4 D).
 
-Shapes: T tokens, M queries, H hidden, N heads, D head width, P places; R rows, K longest row, Q most queries of a row.
+Shapes: T tokens, M queries, H hidden, N heads, D head width, P table rows in use; R rows, K longest row, Q most
+queries of a row.
 """
 
 from collections.abc import Callable
@@ -33,11 +34,11 @@ class Relations:
     """The relative positions of queries and keys in a batch, the same for all layers.
 
     Attributes:
-        table: [P, H], the part of the position table that rows of this length use; it begins at row `first`.
-        places: [2 K - 1] int64, row of `table` for each distance from key to query, the most negative first.
+        table: [P, H], the range of the position table that rows of this length use.
+        places: [2 K - 1] int64, row of `table` for each distance from key to query, in ascending order.
         index: [R or 1, Q, K] int64, row of `table` for each query and key.
-        first: number of the first row of `table` in the whole position table.
-        hidden: [R or 1, Q, K] bool, true for keys later than their query, in causal rows; None elsewhere.
+        first: index of the first row of `table` in the whole position table.
+        hidden: [R or 1, Q, K] bool, true for keys after the query; None if rows are not causal.
     """
 
     table: Float[Tensor, "places hidden"]
@@ -48,16 +49,15 @@ class Relations:
 
     @property
     def random_keys(self) -> Int[Tensor, " places"]:
-        """Keys from which the random draws of the table's rows are hashed."""
+        """Key of each table row, from which its random draws are hashed."""
         return table_keys(self.first, self.first + len(self.table), self.table.device)
 
 
 class RelativePositions(nn.Module):
-    """The table of relative positions, and the row for each distance.
+    """The table of relative positions, and the table row of each distance.
 
     If `buckets` is None, every distance below `longest` has its own row (DeBERTa, section 3.1). Otherwise distances
-    share `buckets` rows in each direction: one each up to half of them, logarithmic beyond, and a LayerNorm is applied
-    to the rows (DeBERTa v2).
+    share `buckets` rows in each direction (`log_buckets`), and a LayerNorm is applied to the table (DeBERTa v2).
     """
 
     def __init__(self, longest: int, hidden: int, *, buckets: int | None, eps: float) -> None:
@@ -68,13 +68,13 @@ class RelativePositions(nn.Module):
         self.norm = None if buckets is None else nn.LayerNorm(hidden, eps=eps)
 
     def forward(self, places_P: Int[Tensor, " places"]) -> Float[Tensor, "places hidden"]:
-        """Return rows of the table."""
+        """Return rows `places_P` of the table."""
         table_PH: Tensor = self.embedding(places_P)
         return table_PH if self.norm is None else self.norm(table_PH)
 
     def relate(self, queries: Int[Tensor, " tokens"], rows: Rows, query_rows: Rows) -> Relations:
-        """Return the relations of queries at positions `queries` (in their rows, laid out by `query_rows`) to all
-        tokens.
+        """Return the relative positions of queries and all tokens. `queries`: the queries' positions in their rows;
+        `query_rows`: which queries belong to which row.
         """
         reach = self.steps[rows.max_length - 1]
         low, high = max(0, self.span - reach), min(2 * self.span, self.span + reach + 1)
@@ -93,13 +93,13 @@ class RelativePositions(nn.Module):
 
 @dataclass(frozen=True)
 class Operands:
-    """The operands of attention in one layer.
+    """The projected inputs of attention in one layer.
 
     Attributes:
         q: [M, N, D], projected queries.
         k, v: [T, N, D], projected keys and values of all tokens.
-        position_q, position_k: [P, N, D], projections of the relative positions.
-        position_scores: [P, N], their products with each other; None: the score has no such term.
+        position_q, position_k: [P, N, D], projections of the table of relative positions.
+        position_scores: [P, N], position_q . position_k; None: scores have no position-to-position term.
     """
 
     q: Float[Tensor, "queries heads width"]
@@ -115,7 +115,7 @@ class Operands:
         return float((terms * self.q.shape[-1]) ** -0.5)
 
     def with_position_scores(self) -> "Operands":
-        """Return the operands with the term between positions."""
+        """Return the operands with `position_scores`, for the position-to-position term."""
         return replace(self, position_scores=(self.position_q * self.position_k).sum(-1))
 
 
@@ -126,10 +126,10 @@ DisentangledKernel = Callable[[Operands, Relations, Rows, Rows, float], Tensor]
 def attend_with_best_kernel(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """Compute attention with the kernel that a trial preferred, or the usual one.
+    """Compute attention with the kernel that a trial preferred, or the default one.
 
-    That is `attend_blocked` on a CPU if the queries are the tokens themselves, `attend_fused` on a GPU, else
-    `attend_padded_rows`.
+    The default is `attend_fused` on a GPU, `attend_blocked` on a CPU if the queries are the tokens themselves, and
+    `attend_padded_rows` otherwise.
     """
     device, known = operands.q.device.type, query_rows is rows or query_rows.at is not None
     possible: list[Kernel] = ["padded", "written"]
@@ -149,11 +149,11 @@ def attend_with_best_kernel(
 def attend_blocked(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """Compute row by row in cache-sized pieces, without padding or gathers. The queries must be the tokens
-    themselves.
+    """Compute attention on a CPU row by row, in cache-sized pieces, without padding or gathers. The queries must be
+    the tokens themselves.
     """
     assert query_rows is rows
-    offsets = relations.places.flip(0)  # distances from query to key, which are the negative ones
+    offsets = relations.places.flip(0)  # table rows by distance from query to key, the negative of key to query
     table_k_NED = operands.position_k.index_select(0, offsets).transpose(0, 1).contiguous()
     table_q_NED = operands.position_q.index_select(0, relations.places).transpose(0, 1).contiguous()
     scores_NE = None
@@ -177,7 +177,7 @@ def attend_blocked(
 
 
 def _relative_row(start: int, stop: int, origin: int, hidden: Tensor | None) -> RelativeRow:
-    """Return a row whose queries are its tokens. `hidden`: [K, K], what is added to the scores of the longest row."""
+    """Return the row of tokens [start, stop). `hidden`: [K, K], what hides later keys in the longest row's scores."""
     length = stop - start
     own = None if hidden is None else hidden[:length, :length]
     return RelativeRow(slice(start, stop), slice(start, stop), origin, hidden=own)
@@ -186,9 +186,9 @@ def _relative_row(start: int, stop: int, origin: int, hidden: Tensor | None) -> 
 def attend_fused(
     operands: Operands, relations: Relations, query_rows: Rows, rows: Rows, dropout: float
 ) -> Float[Tensor, "queries heads width"]:
-    """Compute without padding and without scores in memory; see `encoder_core/kernels`."""
+    """Compute attention on a GPU, without padding and without scores in memory; see `encoder_core/kernels`."""
 
-    # Not table[places]: an embedding's gradient is summed in a fixed order, an index's is not.
+    # The gradient of F.embedding is summed in a fixed order; that of table[places] is not.
     def rows_by_distance(table: Tensor) -> Tensor:
         return F.embedding(relations.places, table.flatten(1)).view(-1, *table.shape[1:])
 
@@ -220,9 +220,7 @@ def attend_padded_rows(
     *,
     use_torch: bool = True,
 ) -> Float[Tensor, "queries heads width"]:
-    """Compute on rows padded to a rectangle. The position scores enter torch's fused attention, or the formula, as a
-    bias.
-    """
+    """Compute attention on rows padded to a rectangle. Position terms enter `attend_padded` as a bias."""
     q_RNQD, k_RNKD, v_RNKD = (
         r.pad(x).transpose(1, 2) for r, x in ((query_rows, operands.q), (rows, operands.k), (rows, operands.v))
     )
@@ -253,8 +251,8 @@ def attend_padded_rows(
 
 
 class FusedProjections(nn.Module):
-    """DeBERTa v1's projections: one matrix for query, key and value, head by head. Only query and value have biases;
-    positions have projections of their own.
+    """DeBERTa v1's projections: one matrix with each head's query, key and value. Only query and value have biases;
+    positions have separate projections.
     """
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -268,7 +266,7 @@ class FusedProjections(nn.Module):
 
     def forward(self, queries_MH: Tensor | None, x_TH: Tensor, table_PH: Tensor) -> Operands:
         q, k, v = self._contents(x_TH)
-        if queries_MH is not None:  # two thirds of this product go unused, but the queries are few
+        if queries_MH is not None:  # keys and values of this product are not used, but queries are few
             q, _, _ = self._contents(queries_MH)
         return Operands(
             self._split_heads(self.query(q)),
@@ -279,7 +277,7 @@ class FusedProjections(nn.Module):
         )
 
     def _contents(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, [tokens, H] each, heads end to end."""
+        """Return queries, keys and values, [tokens, H] each, without biases."""
         q, k, v = self.content(x).view(len(x), self.heads, 3, x.shape[-1] // self.heads).unbind(2)
         return q.flatten(1), k.flatten(1), v.flatten(1)
 
@@ -288,9 +286,7 @@ class FusedProjections(nn.Module):
 
 
 class SharedProjections(nn.Module):
-    """DeBERTa v2's and v3's projections of query, key and value. Those of query and key also project relative
-    positions.
-    """
+    """DeBERTa v2's and v3's projections. Those of queries and keys also project the relative positions."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -309,8 +305,8 @@ class SharedProjections(nn.Module):
 
 
 class DisentangledAttention(nn.Module):
-    """Projections, kernel, and output projection. `dropout` acts on the position table, with new draws in each layer;
-    `position_to_position` adds the term between positions.
+    """Disentangled attention with its projections. `dropout` acts on the position table, with new draws in each layer.
+    `position_to_position`: whether scores have the position-to-position term.
     """
 
     def __init__(
@@ -339,7 +335,7 @@ class DisentangledAttention(nn.Module):
         query_rows: Rows,
         rows: Rows,
     ) -> Float[Tensor, "queries hidden"]:
-        """Return the kernel's context for queries that see all tokens of their rows. The layer passes it to `output`.
+        """Return the kernel's context for queries that see all tokens of their rows; the layer then applies `output`.
 
         `queries_MH` None: the tokens themselves are the queries.
         """
@@ -348,6 +344,6 @@ class DisentangledAttention(nn.Module):
             operands = operands.with_position_scores()
         dropout = self.attention_dropout if self.training else 0.0
         context_MND = self.attend(operands, relations, query_rows, rows, dropout)
-        if not len(x_TH):  # without tokens, kernels leave positions out of the graph, where ZeRO needs them
+        if not len(x_TH):  # kernels would leave the position projections, which ZeRO needs, out of the graph
             context_MND = context_MND + 0.0 * (operands.position_q.sum() + operands.position_k.sum())
         return context_MND.flatten(-2)

@@ -1,4 +1,4 @@
-"""DeBERTa's encoder: post-LayerNorm layers with disentangled attention over one shared table of positions.
+"""DeBERTa's encoder: post-LayerNorm layers with disentangled attention, which share one table of relative positions.
 
 Shapes: T tokens, M queries, H hidden.
 """
@@ -21,7 +21,7 @@ from encoder_core.layers.sizes import Activation
 
 
 class DisentangledLayer(PostNormLayer):
-    """The layer with disentangled attention."""
+    """A post-LayerNorm layer with disentangled attention."""
 
     attention: DisentangledAttention
 
@@ -33,8 +33,8 @@ class DisentangledLayer(PostNormLayer):
         query_rows: Rows,
         rows: Rows,
     ) -> Float[Tensor, "queries hidden"]:
-        """Return new states of the queries, which see all tokens of their rows. `queries_MH` None: the tokens are the
-        queries.
+        """Return the layer's output at the queries, which see all tokens of their rows. `queries_MH` None: the tokens
+        are the queries.
         """
         residual = x_TH if queries_MH is None else queries_MH
         context_MH = self.attention(queries_MH, x_TH, relations, query_rows, rows)
@@ -43,7 +43,7 @@ class DisentangledLayer(PostNormLayer):
 
 
 class Convolution(nn.Module):
-    """A convolution over neighbouring embeddings, added to the first layer's output (DeBERTa v2, 1536 wide)."""
+    """A convolution over neighbouring embeddings, added to the first layer's output (DeBERTa v2 of width 1536)."""
 
     def __init__(self, hidden: int, kernel: int, *, activation: Activation, eps: float, dropout: float) -> None:
         super().__init__()
@@ -55,19 +55,19 @@ class Convolution(nn.Module):
     def forward(
         self, embedded_TH: Float[Tensor, "tokens hidden"], x_TH: Float[Tensor, "tokens hidden"], rows: Rows
     ) -> Float[Tensor, "tokens hidden"]:
-        """Convolve; each row is followed by zeros, like the padding of a rectangle.
+        """Return norm(x + dropout(activation(convolution of the embeddings))); rows are padded with zeros.
 
         Raises:
             ModelError: the rows are causal.
         """
         if rows.causal:
             raise ModelError(
-                "DeBERTa's convolution shows each token the next one, which causal rows hide",
-                remedy="give rows that are not causal, or a model without the convolution",
+                "causal rows need a model without DeBERTa's convolution, which shows each token the next one",
+                remedy="use rows that are not causal, or set model.convolution to null",
             )
         if rows.row_count:
             mixed_TH = rows.unpad(self.convolution(rows.pad(embedded_TH).transpose(1, 2)).transpose(1, 2))
-        else:  # a convolution cannot run on rows of length 0: on zero rows of one token instead
+        else:  # a convolution cannot run on rows of length 0; instead it runs on 0 rows of one token
             mixed_TH = self.convolution(embedded_TH[:, :, None]).squeeze(2)
         mixed_TH = self.dropout(mixed_TH, rows.random_keys)
         y_TH: Tensor = self.norm(x_TH + activate(mixed_TH, self.activation))
@@ -75,9 +75,7 @@ class Convolution(nn.Module):
 
 
 class DisentangledEncoder(LayerStack):
-    """Embeddings without absolute positions, then layers; the output of `convolution`, if any, is added after the
-    first.
-    """
+    """Embeddings without absolute positions, and layers. `convolution`, if any, is applied after the first layer."""
 
     def __init__(
         self,
@@ -100,7 +98,7 @@ class DisentangledEncoder(LayerStack):
         return last_TH
 
     def states(self, batch: Batch) -> Iterator[Float[Tensor, "tokens hidden"]]:
-        """Yield the hidden states from the embeddings to the last layer, one more than there are layers."""
+        """Yield the hidden states: the embeddings, then the output of each layer."""
         embedded_TH: Tensor = self.embeddings(batch)
         yield embedded_TH
         rows = Rows.from_batch(batch)
@@ -115,8 +113,7 @@ class DisentangledEncoder(LayerStack):
     def states_at(
         self, at_M: Int[Tensor, " queries"], batch: Batch, max_per_row: int | None = None
     ) -> Float[Tensor, "queries hidden"]:
-        """Return the last layer's output at flat token indices `at_M` (sorted). The last layer runs for these tokens
-        only.
+        """Return the last layer's output at sorted flat token indices `at_M`. It is computed for these tokens only.
 
         `max_per_row`: largest number of these tokens in a row; see `rows_of_queries`.
         """
@@ -144,8 +141,8 @@ class DisentangledEncoder(LayerStack):
         times: int = 1,
         max_per_row: int | None = None,
     ) -> Float[Tensor, "queries hidden"]:
-        """Run the last layer `times` times for queries at flat token indices `at_M` (sorted), which attend to `x_TH`
-        each time.
+        """Apply the last layer `times` times to queries at sorted flat token indices `at_M`, which always attend to
+        `x_TH`.
 
         `max_per_row`: largest number of queries in a row; see `rows_of_queries`.
         """
@@ -159,10 +156,10 @@ class DisentangledEncoder(LayerStack):
 
 
 def rows_of_queries(at_M: Int[Tensor, " queries"], batch: Batch, max_per_row: int | None = None) -> Rows:
-    """Return the queries at sorted flat token indices `at_M` as rows of their own, one (maybe empty) for each row.
+    """Return the batch's rows (maybe empty), restricted to the queries at sorted flat token indices `at_M`.
 
-    `max_per_row` is the largest number of queries in a row. None: the host counts it; this waits for the device
-    unless the queries are the batch's targets.
+    `max_per_row`: largest number of queries in a row. None: it is counted, which waits for the device unless the
+    queries are the batch's targets.
     """
     edges = torch.searchsorted(at_M, batch.cu_seqlens.long())
     order = torch.arange(at_M.numel(), device=at_M.device)

@@ -1,8 +1,8 @@
-"""Dropout whose random draws belong to places (`encoder_core/random_draws.py`), and are cheap.
+"""Dropout whose mask is hashed from tokens or table rows (`encoder_core/random_draws.py`), for any batch and device.
 
-torch draws one Bernoulli number for each element on a CPU. That costs more than all other work on hidden states: 6.3
-ns an element on one thread of an AMD EPYC, against 2 ns here, forward pass included. The rate here is a multiple of
-1/65,536, and kept elements are scaled by exactly that rate.
+On a CPU torch draws one Bernoulli number for each element, which costs more than all other work on hidden states: 6.3
+ns an element on one thread of an AMD EPYC, against 2 ns here, forward pass included. The rate here is rounded to a
+multiple of 1/65,536, and kept elements are scaled by exactly that rate.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Dropout(nn.Module):
         return dropout(x, self.rate, keys) if self.training else x
 
     def next_draw(self) -> Int[Tensor, ""] | None:
-        """Return the key of the next draw, for `apply_draw`; None if nothing is dropped."""
+        """Make the next draw, for `apply_draw`; None in evaluation or at rate 0, when nothing is dropped."""
         return draw_key() if self.training and drop_threshold(self.rate) else None
 
     def apply_draw(
@@ -38,7 +38,7 @@ class Dropout(nn.Module):
         x: Float[Tensor, "*places width"],
         keys: Int[Tensor, "*places"],
     ) -> Float[Tensor, "*places width"]:
-        """Apply dropout with a draw that was made before, as compiled code needs."""
+        """Apply dropout with a draw from `next_draw`, because compiled code cannot make draws."""
         return x if draw is None else dropout(x, self.rate, keys, draw)
 
 
@@ -50,7 +50,7 @@ def dropout(
 ) -> Float[Tensor, "*places width"]:
     """Set each element to zero with probability `rate`, and divide the others by 1 - `rate`.
 
-    `keys` are the keys of the places. `draw` None: the next draw.
+    `keys`: key of each token or table row (`random_draws.py`). `draw` None: make the next draw.
     """
     threshold = drop_threshold(rate)
     if not threshold:
@@ -63,6 +63,8 @@ def dropout(
 
 
 class _Dropout(torch.autograd.Function):
+    """The autograd function of `dropout`, which saves the mask."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, threshold: int, draw: Tensor) -> Tensor:
         keep = keep_mask(keys, draw, range(x.shape[-1]), threshold)
@@ -81,7 +83,7 @@ _apply: Callable[[Tensor, Tensor, int, Tensor], Tensor] = _Dropout.apply
 
 
 def drop_threshold(rate: float) -> int:
-    """Return how many of the 65,536 values of a 16-bit draw drop an element."""
+    """Return the number of values, of a 16-bit draw's 65,536, that drop an element."""
     return min(round(rate * DRAW_VALUES), DRAW_VALUES - 1)
 
 
@@ -91,7 +93,7 @@ def kept_scale(threshold: int) -> float:
 
 
 def keep_mask(keys: Int[Tensor, "*places"], draw: Int[Tensor, ""], columns: range, threshold: int) -> Tensor:
-    """Return int8 ones (keep) and zeros (drop), one for each place in each column."""
-    # Smallest kept number; clamping takes a CPU a third of the time of a comparison.
+    """Return [..., columns] int8, 1 (keep) or 0 (drop) for each key and column."""
+    # `least` is the smallest draw that keeps. On a CPU, clamping takes a third of the time of a comparison.
     least = threshold - DRAW_VALUES // 2
     return uniform_int16(keys, draw, columns).clamp(least - 1, least).sub_(least - 1).to(torch.int8)

@@ -1,6 +1,6 @@
-"""Parts of a Transformer encoder, and the encoder made of them: embeddings, feed-forward blocks, layers.
+"""A Transformer encoder and its parts: embeddings, feed-forward blocks, layers.
 
-Families compose these: `EncoderLayer` normalises after each block (BERT and its relatives), `PreNormLayer` before it
+`EncoderLayer` normalises after each block (BERT and similar families), `PreNormLayer` before it
 (`families/pre_norm.py`).
 
 Shapes: T tokens, E embedding width, H hidden, F inner width.
@@ -26,9 +26,9 @@ from encoder_core.layers.sizes import Activation
 
 
 class DifferenceEmbedding(nn.Embedding):
-    """A table stored as the difference from another table, which gets no gradient: stop_gradient(base) + weight.
+    """An embedding table stop_gradient(base) + weight, where `base` is another table and `weight` begins at zero.
 
-    This is gradient-disentangled embedding sharing (DeBERTaV3: He et al. 2021, section 3.2). `weight` begins at zero.
+    This is gradient-disentangled embedding sharing (DeBERTaV3: He et al. 2021, section 3.2).
     """
 
     def __init__(self, base: nn.Embedding) -> None:
@@ -45,11 +45,11 @@ class Embeddings(nn.Module):
 
     Args:
         positions: rows of the position table; 0: no table, for models with relative positions only.
-        first_position: row of the position table for the first token: 0 for BERT, the padding id + 1 for RoBERTa,
-            whose table has unused rows before it, as in the published weights.
-        padding: row of the word and position tables that is initialised to zero; None for no such row.
+        first_position: row of the position table for the first token: 0 for BERT; the padding id + 1 for RoBERTa,
+            whose published table has unused rows before it.
+        padding: row of the word and position tables that is initialised to zero; None: no such row.
         eps: epsilon of the LayerNorm; None: no LayerNorm.
-        word: table of words to share with another network; None: a table of its own.
+        word: word table to share with another network; None: a new table.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(dropout)
 
     def disentangle_from(self, other: "Embeddings") -> None:
-        """Make every table the difference from the same table of `other`. The LayerNorm stays separate."""
+        """Replace every table by a `DifferenceEmbedding` of the same table of `other`. LayerNorms are not shared."""
         self.word = DifferenceEmbedding(other.word)
         if other.position is not None:
             self.position = DifferenceEmbedding(other.position)
@@ -87,8 +87,8 @@ class Embeddings(nn.Module):
             self.language = DifferenceEmbedding(other.language)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens width"]:
-        """Embed the tokens. A batch without `segments` has first segments only; without `languages` no language is
-        added.
+        """Embed the tokens. Without `batch.segments` all tokens are in segment 0; without `batch.languages` no language
+        embedding is added.
         """
         x_TE = self.word(batch.tokens)
         if self.token_type is not None:
@@ -103,7 +103,7 @@ class Embeddings(nn.Module):
 
 
 def activate(x: Float[Tensor, "..."], activation: Activation) -> Float[Tensor, "..."]:
-    """Apply the activation."""
+    """Apply the activation function of this name."""
     match activation:
         case "gelu":
             return F.gelu(x)
@@ -116,7 +116,7 @@ def activate(x: Float[Tensor, "..."], activation: Activation) -> Float[Tensor, "
 
 
 class FeedForward(nn.Module):
-    """Linear, activation, Linear ("Attention Is All You Need", section 3.3)."""
+    """Feed-forward block: Linear, activation, Linear ("Attention Is All You Need", section 3.3)."""
 
     def __init__(self, hidden: int, inner: int, activation: Activation) -> None:
         super().__init__()
@@ -130,11 +130,11 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """activation(a) * b, dropout, Linear: GeGLU with GELU, SwiGLU with SiLU (Shazeer, 2020, "GLU Variants Improve
-    Transformer").
+    """Gated feed-forward block: activation(a) * b, dropout, Linear. With GELU it is GeGLU, with SiLU SwiGLU (Shazeer,
+    2020, "GLU Variants Improve Transformer").
 
-    a and b come from a Linear each or, with `fused`, are the halves of one Linear's output. `inner` is the width of a
-    and of b. No Linear has a bias.
+    a and b, of width `inner` each, are outputs of two Linears or, with `fused`, the halves of one Linear's output. No
+    Linear has a bias.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class GatedFeedForward(nn.Module):
         keys_T: Int[Tensor, " tokens"],
         draw: Int[Tensor, ""] | None,
     ) -> Float[Tensor, "tokens hidden"]:
-        """Apply the block. `keys_T`: keys from which each token's draws are hashed; `draw`: draw of `dropout`."""
+        """Apply the block. `keys_T`: each token's key for random draws. `draw`: from `self.dropout.next_draw`."""
         gate_TF, value_TF = self.up(x_TH).chunk(2, -1) if self.gate is None else (self.gate(x_TH), self.up(x_TH))
         inner_TF = activate(gate_TF, self.activation) * value_TF
         y_TH: Tensor = self.down(self.dropout.apply_draw(draw, inner_TF, keys_T))
@@ -182,7 +182,7 @@ class PostNormLayer(PieceWise):
 
     @piece
     def compute_after_attention(self, x_MH: Tensor, context_MH: Tensor, keys_M: Tensor, draws: DropoutDraws) -> Tensor:
-        """Compute the part of the layer after the attention kernel, for the kernel's queries."""
+        """Compute what follows the attention kernel, for the kernel's queries; return the layer's output."""
         attended_MH = self.attention.output(context_MH)  # type: ignore[operator]
         y_MH = normed_sum(self.attention_norm, x_MH, attended_MH, self.dropout, keys_M, draws[0])
         inner_MH = self.feed_forward(y_MH)
@@ -190,7 +190,7 @@ class PostNormLayer(PieceWise):
 
 
 class EncoderLayer(PostNormLayer):
-    """The layer with plain self-attention."""
+    """A post-LayerNorm layer with self-attention."""
 
     attention: SelfAttention
 
@@ -204,7 +204,7 @@ class EncoderLayer(PostNormLayer):
 class PreNormLayer(PieceWise):
     """Attention and feed-forward, each applied to normalised states and added to the states (Xiong et al., 2020).
 
-    If `attention_norm` is None, attention takes the states as they are (ModernBERT's first layer, which follows the
+    If `attention_norm` is None, attention takes unnormalised states (ModernBERT's first layer, which follows the
     LayerNorm of the embeddings). `dropout` acts on attention's output.
     """
 
@@ -232,13 +232,13 @@ class PreNormLayer(PieceWise):
 
     @piece
     def compute_before_attention(self, x_TH: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of the normalised states, for the kernel."""
+        """Normalise the states, and return queries, keys and values for the attention kernel."""
         normed_TH = x_TH if self.attention_norm is None else self.attention_norm(x_TH)
         return self.attention.project_heads(normed_TH, rotation)
 
     @piece
     def compute_after_attention(self, x_TH: Tensor, context_TH: Tensor, keys_T: Tensor, draws: DropoutDraws) -> Tensor:
-        """Compute the part of the layer after the attention kernel."""
+        """Compute what follows the attention kernel; return the layer's output."""
         attended_TH = self.attention.output(context_TH)
         y_TH, normed_TH = sum_and_norm(self.feed_forward_norm, x_TH, attended_TH, self.dropout, keys_T, draws[0])
         z_TH: Tensor = y_TH + self.feed_forward(normed_TH, keys_T, draws[1])
@@ -246,22 +246,22 @@ class PreNormLayer(PieceWise):
 
 
 class LayerStack(nn.Module):
-    """Layers over embeddings. With `checkpoint_activations` each depth saves only its inputs and is recomputed in the
-    backward pass, with the same dropout.
+    """Base of modules with a stack of layers. With `checkpoint_activations` each layer saves only its inputs and is
+    recomputed in the backward pass, with the same dropout.
     """
 
     layers: nn.ModuleList
     checkpoint_activations: bool = False
 
     def run_layer(self, index: int, *inputs: Any) -> Any:
-        """Return what layer `index` returns for `inputs`."""
+        """Run layer `index` on `inputs`, with activation checkpointing if it is on."""
         if self.checkpoint_activations and self.training:
             return checkpoint(self.layers[index], *inputs, use_reentrant=False)
         return self.layers[index](*inputs)
 
 
 def checkpoint_activations(module: nn.Module) -> None:
-    """Let the layers of all stacks in `module` be recomputed in the backward pass."""
+    """Turn on activation checkpointing for the layers of all stacks in `module`."""
     for part in module.modules():
         if isinstance(part, LayerStack):
             part.checkpoint_activations = True
@@ -270,8 +270,8 @@ def checkpoint_activations(module: nn.Module) -> None:
 class Encoder(LayerStack):
     """Embeddings, a projection to the hidden width if it differs, and layers.
 
-    `schedule` is the layer to run at each depth: (0, 1, 2, ...) without sharing, (0, 0, 0, ...) with one layer's
-    parameters everywhere. `final_norm` acts on the last layer's output.
+    `schedule`: index of the layer to run at each depth: (0, 1, 2, ...) without sharing, (0, 0, 0, ...) if all depths
+    share one layer. `final_norm` acts on the last layer's output.
     """
 
     def __init__(
@@ -297,9 +297,8 @@ class Encoder(LayerStack):
         return last_TH
 
     def states(self, batch: Batch) -> Iterator[Float[Tensor, "tokens hidden"]]:
-        """Yield the hidden states from the (projected) embeddings to the last layer, depth + 1 of them.
-
-        `final_norm` acts on the last one only.
+        """Yield the hidden states: the (projected) embeddings, then the output of each layer. `final_norm` acts on the
+        last output only.
         """
         x_TH: Tensor = self.embeddings(batch)
         if self.projection is not None:

@@ -1,13 +1,12 @@
-"""Attention kernels on GPUs that torch does not include: the fused attention of `encoder_core/kernels`, and
-FlashAttention-3.
+"""Attention kernels for GPUs that torch lacks: the fused attention of `encoder_core/kernels`, and FlashAttention-3.
 
 The fused attention needs Triton, which comes with torch's CUDA builds. Its kernels are imported at their first use,
 so that an installation without a GPU does not need Triton.
 
-FlashAttention-3 (Shah et al., 2024) runs on Hopper GPUs, without dropout, if its package is installed. torch
-registers it in place of its own flash attention, for the whole process. One operator then calls either, and
-`switch_flash3` switches between them before a forward pass. The backward pass must follow before the next switch.
-FlashAttention-3 is used only if a trial prefers it. It has not been run on a GPU yet.
+FlashAttention-3 (Shah et al., 2024) runs on Hopper GPUs, without dropout, if its package is installed. In torch it
+replaces the built-in flash attention, behind the same operator and for the whole process. `switch_flash3` selects one
+of them before a forward pass; the backward pass must come before the next switch. FlashAttention-3 is used only if a
+trial prefers it. It has not been run on a GPU yet.
 
 Shapes: T tokens, M queries, N heads, D head width, E distances.
 """
@@ -26,7 +25,7 @@ from encoder_core.layers.rows import Rows
 from encoder_core.layers.sizes import GPU_DEVICE_TYPES
 from encoder_core.random_draws import draw_key
 
-_MAX_HEAD_WIDTH = 128
+_MAX_HEAD_WIDTH = 128  # largest head width that the fused kernels support
 
 
 @cache
@@ -35,8 +34,8 @@ def has_triton() -> bool:
 
 
 def fused_supports(device: str, dtype: torch.dtype, width: int) -> bool:
-    """Return whether the fused kernels support such heads: on CUDA with Triton, fp32 or half precision, up to 128
-    wide.
+    """Return whether the fused kernels support such heads: on CUDA with Triton (or the meta device), fp32 or half
+    precision, up to 128 wide.
     """
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     there = device == "meta" or (device == "cuda" and has_triton())
@@ -58,8 +57,8 @@ def fused_attention(
 ) -> Float[Tensor, "queries heads width"]:
     """Return the context of the queries, which are the tokens themselves if `query_rows` is `rows`.
 
-    `key_rows` are the rows of keys and values, if these are other tokens: then queries see the same row of them, whole.
-    `terms` are the fields of `kernels.fused_attention.ScoreTerms`, `layout_fields` further fields of its `Layout`.
+    `key_rows`: rows of keys and values in cross-attention, where a query of row i sees their whole row i. `terms`:
+    fields of `kernels.fused_attention.ScoreTerms`. `layout_fields`: further fields of `AttentionLayout`.
     """
     if is_planned(q_MND):
         given = (q_MND, k_KND, v_KND, *((terms or {}).get(name) for name in SCORE_TERMS))
@@ -90,15 +89,15 @@ def fused_attention(
 
 
 def query_slots(query_rows: Rows, rows: Rows) -> Int[Tensor, " tokens"]:
-    """Return [T] int32, the index of the query at each token, or -1."""
+    """Return [T] int32, the index of the query at each token; -1 for tokens without a query."""
     assert query_rows.at is not None, "the flat token indices of the queries are unknown"
     slots = torch.full((rows.positions.numel(),), -1, dtype=torch.int32, device=rows.positions.device)
     queries = torch.arange(query_rows.at.numel(), dtype=torch.int32, device=slots.device)
     return slots.index_copy(0, query_rows.at, queries)
 
 
-FLASH3 = "flash_attn_interface"
-_HOPPER = 9  # major version of its compute capability
+FLASH3 = "flash_attn_interface"  # module of FlashAttention-3's package
+_HOPPER = 9  # major compute capability of Hopper GPUs
 _HAS_FLASH3 = find_spec(FLASH3) is not None
 
 
@@ -108,7 +107,7 @@ def flash_supports(device: str, dtype: torch.dtype, width: int) -> bool:
 
 
 def flash3_supports(device: torch.device, dtype: torch.dtype, width: int, dropout: float) -> bool:
-    """Return whether FlashAttention-3 supports such heads, and is installed for this GPU."""
+    """Return whether FlashAttention-3 is installed, and supports this GPU and such heads."""
     if not _HAS_FLASH3 or device.type != "cuda" or dropout > 0.0:
         return False
     half = dtype in (torch.bfloat16, torch.float16)
@@ -116,9 +115,9 @@ def flash3_supports(device: torch.device, dtype: torch.dtype, width: int, dropou
 
 
 def cudnn_supports(q_TND: Float[Tensor, "tokens heads width"], rows: Rows, dropout: float) -> bool:
-    """Return whether torch's cuDNN attention supports such rows. They must be full: for others torch's wrapper
-    (`nn/attention/varlen.py`) has cuDNN switched off up to 2.13. In its deterministic mode torch refuses, because the
-    backward pass sums in no fixed order.
+    """Return whether torch's cuDNN attention supports such rows. They must have equal lengths: for others, torch's
+    wrapper (`nn/attention/varlen.py`) disables cuDNN up to 2.13. In deterministic mode torch refuses it, because its
+    backward pass sums in varying order.
     """
     if q_TND.device.type != "cuda" or dropout > 0.0 or not rows.is_full:
         return False
@@ -128,8 +127,8 @@ def cudnn_supports(q_TND: Float[Tensor, "tokens heads width"], rows: Rows, dropo
 
 
 def switch_flash3(wanted: bool) -> None:
-    """Switch torch's flash attention to version 3 if `wanted`, else back to its own. Does nothing if the package is
-    missing.
+    """Switch torch's flash attention to FlashAttention-3 if `wanted`, else to the built-in version. Without the package
+    of version 3, nothing happens.
 
     Raises:
         ImportError, RuntimeError: the package of version 3 does not work on this machine.

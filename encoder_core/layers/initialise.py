@@ -1,4 +1,4 @@
-"""Fresh weights, in one table; and modules on the meta device, for their names, shapes and sizes (`on_meta`).
+"""Initial weights by one table (`initialise`), and modules on the meta device for names and shapes only (`on_meta`).
 
 | parameter                            | value                                              |
 |--------------------------------------|----------------------------------------------------|
@@ -11,11 +11,11 @@
 | differences from another embedding   | 0                                                  |
 | other biases                         | 0                                                  |
 
-Drawn: normal(0, std), or the same truncated at two standard deviations, whose own deviation is 0.88 std. The
-truncated one is TensorFlow's truncated_normal_initializer (google-research/bert, albert, electra). The plain one is
-XLNet's and that of the families written in PyTorch. If official code names no initializer (ELECTRA's projection of
-the embeddings and its last layer, XLNet's mask embedding), TensorFlow uses Glorot's; here they are drawn like the
-rest of their model.
+Drawn: from normal(0, std), or from the same truncated at two standard deviations, which has a standard deviation of
+0.88 std. The truncated one is TensorFlow's truncated_normal_initializer (google-research/bert, albert, electra). XLNet
+and the families written in PyTorch use the plain one. If the official code names no initializer (ELECTRA's projection
+of the embeddings and its last layer, XLNet's mask embedding), TensorFlow uses Glorot's; here the weights are drawn like
+the rest of the model.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ def on_meta() -> Iterator[None]:
 
 
 class _SkipNormalDraws(TorchFunctionMode):
-    """Skips normal draws: on the meta device they draw nothing, but import torch's compiler, which takes a second."""
+    """Skips `nn.init.normal_`, which on the meta device only imports torch's compiler, and takes a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.init.normal_:
@@ -58,23 +58,23 @@ def initialise(
     initializer: Initializer = "truncated_normal",
     factors: Mapping[str, float] = _NO_FACTORS,
 ) -> None:
-    """Set every parameter of `model` by the table above, drawing from torch's default generator.
+    """Set every parameter of `model` by the module's table, drawing from torch's default generator.
 
     Tied parameters are drawn once.
 
     Args:
-        factors: what values by the table are multiplied by, by the parameter's name (`objectives/modules/mup.py`).
+        factors: factors of the table's values by parameter name (`objectives/modules/mup.py`); 1 if missing.
 
     Raises:
-        TypeError: a module owns parameters and is not in the table.
+        TypeError: a module with parameters is not in the table.
     """
     done: set[int] = set()
-    for place, module in model.named_modules():
+    for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in done:
                 continue
             done.add(id(parameter))
-            factor = factors.get(f"{place}.{name}" if place else name, 1.0)
+            factor = factors.get(f"{prefix}.{name}" if prefix else name, 1.0)
             _initialise_parameter(
                 module, name, parameter, lambda p, scale: _draw_normal(p, std * scale, initializer), factor
             )

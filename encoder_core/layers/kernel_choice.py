@@ -1,19 +1,19 @@
-"""Chooses the kernel for a part of a layer if several can compute it: the one that a trial preferred, or the usual one.
+"""Chooses among the kernels that can compute an operation: the one that a trial preferred, or the default.
 
-A place is a part of the network that several kernels can compute: attention, the norm after a sublayer (with dropout
-and residual), the loss over the vocabulary. At each place the layers name the kernels that support their tensors, the
-usual one first and the written formula last, and compute with the one that `pick` returns. A process has one
-preference (`set_preference`); `encoder_core/trials/kernel_trial.py` finds it.
+Operations with several kernels are called places: attention, the norm after a sublayer (with dropout and residual), the
+loss over the vocabulary. At each place the layers list the kernels that support their tensors, the default first and
+`written` (elementary torch operations) last, and use the one that `pick` returns. A process has one preference
+(`set_preference`). Before training, a trial checks and times the kernels (`encoder_core/trials/kernel_trial.py`), and
+so finds the preference.
 
-A kernel for another place needs three things. Its name is in `Kernel`, its place in `Place`. The layer asks
+To add a place, add its name to `Place` and its kernels to `Kernel`, and let the layer call
 
     pick(["fused", "written"], dropped=dropout > 0.0, place="norm")
 
-in every forward pass, with the kernels that support the current tensors. And with dropout all kernels of a place must
-draw the same numbers, because the trial compares gradients. The trial then finds the place by itself and tries its
-kernels one after the other, while all other places compute the written formula. An attention kernel is used even
-before a trial. At other places a kernel is used only once a trial has found it right; until then the written formula
-is.
+in every forward pass, with the kernels that support the current tensors. With dropout, all kernels of a place must draw
+the same numbers, because the trial compares gradients. The trial finds the place by itself, and tries its kernels one
+after the other while all other places use `written`. Attention kernels are used even without a trial; at other places
+`written` is used until a trial has found another kernel correct.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,23 +22,23 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Kernel = Literal["flash", "flash3", "cudnn", "fused", "blocked", "padded", "written"]
-"""Names of kernels. `written`: the formula in torch's elementary operations, which supports all tensors everywhere."""
+"""Names of kernels. `written`: elementary torch operations, which support all tensors on all devices."""
 
 Place = Literal["attention", "norm", "loss", "update"]
-"""Names of places. `norm`: dropout, residual and norm. `loss`: softmax and cross-entropy over the vocabulary. `update`:
-StableAdamW's, which is no part of a network, but is tried and picked in the same way."""
+"""Operations with several kernels. `norm`: dropout, residual sum and norm. `loss`: softmax and cross-entropy over the
+vocabulary. `update`: StableAdamW's update."""
 
 KernelRequests = dict[tuple[Place, bool], dict[Kernel, None]]
-"""Possible kernels by (place, with dropout), in the order in which layers named them."""
+"""Supported kernels by (place, with dropout), in the order in which layers listed them."""
 
 
 @dataclass(frozen=True)
 class Preference:
-    """Kernels by preference, the preferred one first. A kernel that is missing here is not used.
+    """The kernels to use, in order of preference. If none of them supports the tensors, `pick` takes the default.
 
     Attributes:
-        plain, dropped: kernels of attention without dropout, and with it.
-        elsewhere: kernels of the other places, with dropout and without.
+        plain, dropped: attention kernels without dropout, and with dropout.
+        elsewhere: kernels of the other places, with or without dropout.
     """
 
     plain: tuple[Kernel, ...]
@@ -61,19 +61,19 @@ _process = _ProcessState()
 
 
 def set_preference(preference: Preference | None) -> None:
-    """Set the preference for all layers of this process; None: the usual kernels."""
+    """Set the preference of this process; None: the default kernels."""
     _process.preference = preference
 
 
 def current_preference() -> Preference | None:
-    """Return what `set_preference` set."""
+    """Return the preference of this process; None: the default kernels."""
     return _process.preference
 
 
 def pick(possible: Sequence[Kernel], *, dropped: bool, place: Place = "attention") -> Kernel:
-    """Return the most preferred kernel among those `possible` at a place.
+    """Return the most preferred kernel of the `possible` ones, and record that they were requested.
 
-    If none is preferred, return the first one for attention, and the last one elsewhere.
+    If the preference has none of them, return the first for attention, and the last at other places.
     """
     _process.asked.setdefault((place, dropped), {}).update(dict.fromkeys(possible))
     order = () if _process.preference is None else _process.preference.kernels_at(place, dropped=dropped)
@@ -83,9 +83,7 @@ def pick(possible: Sequence[Kernel], *, dropped: bool, place: Place = "attention
 
 @contextmanager
 def force_kernel(kernel: Kernel, place: Place = "attention") -> Iterator[None]:
-    """Inside the block, compute with `kernel` if it is possible at the place, and with the written formula everywhere
-    else.
-    """
+    """Inside the block, use `kernel` at the place if it supports the tensors, and `written` in all other cases."""
     before = _process.preference
     written: tuple[Kernel, ...] = ("written",)
     order = (kernel, *written)
@@ -99,7 +97,7 @@ def force_kernel(kernel: Kernel, place: Place = "attention") -> Iterator[None]:
 
 @contextmanager
 def record_requests() -> Iterator[KernelRequests]:
-    """Record which kernels layers ask for inside the block."""
+    """Record the calls of `pick` inside the block: places and their supported kernels."""
     before, _process.asked = _process.asked, {}
     try:
         yield _process.asked

@@ -1,12 +1,12 @@
-"""Parameters in published layouts for which torch has no module, and several Linears with the same inputs.
+"""Parameters in published layouts for which torch has no module, and joint products of Linears with the same inputs.
 
-Each parameter is used in the `forward` of the module that owns it, tensors in and tensors out: ZeRO 3 gathers it
-there, in the forward pass and again in the backward pass.
+Each parameter is used only in the `forward` of the module that owns it, because ZeRO 3 gathers it there, in the
+forward pass and again in the backward pass.
 
-Linears with the same inputs keep their own parameters. On a GPU they share one backward pass, in which products sum
-the gradient of the inputs, where three Linears would add three tensors. Forward each is a product of its own, which
-adds its bias itself. One product for all has to copy the biases to every row first: 0.2 ms of the 8.7 ms that a layer
-of BERT-large took for 32,768 tokens on an H200. The outputs are contiguous, as attention kernels require.
+Linears with the same inputs keep separate parameters. On a GPU their backward pass is joint: the products accumulate
+the gradient of the inputs in place, where separate Linears would add three tensors. Forward passes are separate
+products, which include the biases. One joint product would have to copy the biases to every row first: 0.2 ms of the
+8.7 ms that a layer of BERT-large took for 32,768 tokens on an H200. Attention kernels need the contiguous outputs.
 
 Shapes: T tokens, H hidden, N heads, D head width; I inputs, O outputs, L Linears.
 """
@@ -26,10 +26,10 @@ from encoder_core.layers.sizes import GPU_DEVICE_TYPES
 
 
 class ScaledLinear(nn.Linear):
-    """A Linear whose fresh weight is drawn with `scale` times the model's standard deviation (`initialise.py`).
+    """A Linear whose weight is initialised with `scale` times the model's standard deviation (`initialise.py`).
 
-    Megatron draws the projections that write to the residual stream 1 / sqrt(2 * layers) times as wide (Shoeybi et al.,
-    2019, section 4.2), so that the stream's spread does not grow with depth.
+    Megatron uses the scale 1 / sqrt(2 * layers) for projections that write to the residual stream (Shoeybi et al.,
+    2019, section 4.2), so that the stream's variance does not grow with depth.
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True, *, scale: float = 1.0) -> None:
@@ -39,16 +39,16 @@ class ScaledLinear(nn.Linear):
 
 @dataclass(frozen=True)
 class JoinedLayout:
-    """How several matrices are interleaved in one of shape [times * sum(rows), columns].
+    """How several matrices are interleaved in one matrix of shape [times * sum(rows), columns].
 
-    It repeats `times` times: `rows` rows of each matrix in turn. A matrix with `rows` r is then [times * r, columns].
+    The matrix has `times` blocks; in each, matrix i has rows[i] rows. So matrix i is [times * rows[i], columns].
     """
 
     rows: tuple[int, ...]
     times: int = 1
 
     def views(self, whole: Float[Tensor, "all columns"]) -> Sequence[Float[Tensor, "times rows columns"]]:
-        """Return a view of each matrix."""
+        """Return a view [times, rows[i], columns] of each matrix i."""
         return torch.split(whole.view(self.times, sum(self.rows), -1), list(self.rows), 1)
 
 
@@ -56,8 +56,8 @@ class JoinedLinear(nn.Linear):
     """Several Linears with the same inputs whose weights are one parameter, as the family published them; one product
     computes all.
 
-    An optimizer that treats matrices as wholes (Muon) separates them as `joined` says. `outputs` are the sizes of
-    each; they follow each other `times` times (DeBERTa's, head by head).
+    `outputs`: number of output rows of each Linear in a block, and `times`: number of blocks (DeBERTa: one per head).
+    `joined` is this layout, by which Muon separates the matrices.
     """
 
     def __init__(self, inputs: int, outputs: Sequence[int], bias: bool = True, *, times: int = 1) -> None:
@@ -66,18 +66,18 @@ class JoinedLinear(nn.Linear):
 
 
 class Weights(nn.Module):
-    """A weight of any shape, unset until it is initialised or loaded. Calling it returns the weight."""
+    """A module with one weight of any shape, uninitialised at first. Its forward returns the weight."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(shape))
 
     def forward(self) -> Tensor:
-        return self.weight.clone()  # a new tensor, because backward hooks are attached to it
+        return self.weight.clone()  # a new tensor, to which ZeRO's backward hooks can attach
 
 
 class Bias(nn.Module):
-    """A bias of any shape, initially zero, which is added to the input."""
+    """A module with one bias of any shape, initially zero. Its forward adds the bias to the input."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
@@ -88,11 +88,11 @@ class Bias(nn.Module):
 
 
 class AttentionBias(Bias):
-    """XLNet's bias on the queries of one kind of score (r_w, r_r, r_s). It is drawn and decayed like a weight."""
+    """XLNet's bias of the queries for one score term (r_w, r_r, r_s). Its initialisation is a weight's, not zero."""
 
 
 class IntoHeads(nn.Module):
-    """A projection [H, N, D] from states to heads, without a bias."""
+    """A projection from states to heads, with a weight [H, N, D] and no bias."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class IntoHeads(nn.Module):
 
 
 class OutOfHeads(nn.Module):
-    """A projection from heads back to states, without a bias, stored as [H, N, D] too."""
+    """A projection from heads back to states, also with a weight [H, N, D] and no bias."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -118,11 +118,10 @@ class OutOfHeads(nn.Module):
 def project(
     x_TI: Float[Tensor, "tokens inputs"], linears: Sequence[nn.Linear]
 ) -> tuple[Float[Tensor, "tokens _"], ...]:
-    """Return the output of each of `linears` for `x_TI`. On a GPU the products of the backward pass add up the
-    gradient by `x_TI` themselves.
+    """Return the output of each of `linears` for `x_TI`. On a GPU, the backward pass is joint (`project_jointly`).
 
-    At ZeRO 3 each Linear is called by itself, because a weight has its values only during its own module's passes. So
-    is each in compiled code, where the compiler arranges the products.
+    At ZeRO 3 Linears are called separately, because a weight is gathered only during its own module's passes. So they
+    are in compiled code, where the compiler arranges the products.
     """
     whole = not hasattr(linears[0].weight, "ds_id")
     if x_TI.device.type in GPU_DEVICE_TYPES and whole and not torch.compiler.is_compiling():
@@ -133,7 +132,7 @@ def project(
 def project_jointly(
     x_TI: Float[Tensor, "tokens inputs"], linears: Sequence[nn.Linear]
 ) -> tuple[Float[Tensor, "tokens outputs"], ...]:
-    """Compute `project` on any device as on a GPU. Weights are [O, I]; either all of `linears` have biases, or none."""
+    """Do what `project` does on a GPU, on any device. Weights are [O, I]; all of `linears` have biases, or none."""
     weights = [linear.weight for linear in linears]
     biases = [linear.bias for linear in linears if linear.bias is not None]
     parts: tuple[Tensor, ...] = _ProjectJointly.apply(x_TI, len(weights), *weights, *biases)  # type: ignore[no-untyped-call]
@@ -141,6 +140,8 @@ def project_jointly(
 
 
 class _ProjectJointly(torch.autograd.Function):
+    """The autograd function of `project_jointly`."""
+
     @staticmethod
     def forward(ctx: Any, x_TI: Tensor, count: int, *parameters: Tensor) -> tuple[Tensor, ...]:
         weights, biases = parameters[:count], parameters[count:]

@@ -1,9 +1,10 @@
-"""The pieces of a layer between its attention kernels, which torch's compiler may join into few kernels.
+"""The pieces of a layer before and after its attention kernels, which torch's compiler can compile.
 
-A compiled layer is not one graph: an attention kernel needs the rows, which are numbers on the host that differ from
-batch to batch. So a layer's forward pass calls the kernel between pieces. A piece takes tensors whose first dimension
-is places (tokens, queries), and draws of dropout that were made before. It has no rows, no random state and no graph
-break, so one graph serves any number of places. A single matrix product is in no piece.
+A compiled layer is not one graph: an attention kernel needs the bounds of rows, which are numbers on the host that
+differ from batch to batch. So a layer's forward pass calls the kernel between compiled pieces. A piece takes tensors
+whose first dimension is the number of tokens (or queries), and dropout draws that were made before. It depends on no
+row bounds and no random state, and has no graph breaks, so one graph serves any number of tokens. Single matrix
+products are not made into pieces.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,21 +19,21 @@ from torch import Tensor, nn
 from encoder_core.layers.torch_internals import distinct_sizes, limit_graphs, mark_dynamic, tensors_in
 
 DropoutDraws = Sequence[Int[Tensor, ""] | None]
-"""Draws of dropout, one for each dropout of a piece, in order (`Dropout.next_draw`)."""
+"""The draw (`Dropout.next_draw`) of each dropout of a piece, in order."""
 
-_MIN_DYNAMIC_PLACES = 2  # for 0 and 1 places torch would compile separate graphs, which is not worth the time
-_SAVED_HOOKS = "AUTOGRAD_SAVED_TENSORS_HOOKS"
-_MAX_GRAPHS = 32  # most graphs of a piece: for networks of several widths, training and evaluation
+_MIN_COMPILED_TOKENS = 2  # torch would compile separate graphs for 0 and 1 tokens; these run uncompiled
+_SAVED_HOOKS = "AUTOGRAD_SAVED_TENSORS_HOOKS"  # the compiler's name for guards on saved-tensor hooks
+_MAX_GRAPHS = 32  # largest number of graphs of a piece: for several widths, and for training and evaluation
 _GRAPH_LIMITS = {"recompile_limit": _MAX_GRAPHS, "isolate_recompiles": True}
 _SUPPORTED_LIMITS = _GRAPH_LIMITS.keys() & signature(torch.compile).parameters.keys()
-"""The limits that this torch's compiler supports: 2.11 none, 2.12 the first, 2.13 both."""
+"""The limits that the installed torch's compiler supports: 2.11 none, 2.12 the first, 2.13 both."""
 
 Result = TypeVar("Result")
 Function = Callable[..., Any]
 
 
 class PieceWise(nn.Module):
-    """A layer made of pieces. `compiled`, if set, computes them."""
+    """A layer made of pieces. If `compiled` is set, the pieces run compiled, else as plain Python."""
 
     compiled: "Pieces | None" = None
 
@@ -41,11 +42,11 @@ Layer = TypeVar("Layer", bound=PieceWise)
 
 
 def piece(function: Callable[Concatenate[Layer, ...], Result]) -> Callable[Concatenate[Layer, ...], Result]:
-    """Make a method a piece of its layer. The first dimension of its first argument is the number of places."""
+    """Make a method a piece of its layer. The first dimension of its first argument must be the number of tokens."""
 
     @wraps(function)
     def run_compiled_or_plain(layer: Layer, *inputs: Any) -> Result:
-        if layer.compiled is None or len(inputs[0]) < _MIN_DYNAMIC_PLACES:
+        if layer.compiled is None or len(inputs[0]) < _MIN_COMPILED_TOKENS:
             return function(layer, *inputs)
         made: Result = layer.compiled.run_piece(function, layer, *inputs)
         return made
@@ -54,11 +55,11 @@ def piece(function: Callable[Concatenate[Layer, ...], Result]) -> Callable[Conca
 
 
 class Pieces:
-    """Compiled pieces, shared by the layers of a process; a process has one such object.
+    """The compiled pieces of a process, shared by all layers; a process has one such object.
 
-    Until `close`, a call compiles what it needs. After that, what has not been compiled runs as Python. So the
-    computation of a step depends on what was compiled before the first step, not on the steps that were taken.
-    `backend` is that of torch.compile; tests use faster ones.
+    Until `close`, a call compiles the graph that it needs. After `close`, graphs that have not been compiled run as
+    plain Python. So the computation of a step depends only on what was compiled before the first step, not on earlier
+    steps. `backend`: torch.compile's backend; tests use faster ones.
     """
 
     def __init__(self, backend: str = "inductor") -> None:
@@ -70,7 +71,7 @@ class Pieces:
             limit_graphs(_MAX_GRAPHS)
 
     def run_piece(self, function: Function, layer: nn.Module, *inputs: Any) -> Any:
-        """Return the result of `function`, a piece of `layer`, for the inputs."""
+        """Run `function`, a piece of `layer`, compiled, on the inputs."""
         if not self._open:
             return self._compile_once(function)(layer, *inputs)
         for tensor in tensors_in(inputs):
@@ -80,7 +81,7 @@ class Pieces:
             return self._compile_once(function)(layer, *inputs)
 
     def close(self) -> None:
-        """Compile nothing from now on in this process."""
+        """Stop compiling in this process. Graphs that are compiled stay in use."""
         self._open = False
         torch.compiler.set_stance("eager_on_recompile")
 
@@ -97,17 +98,17 @@ class Pieces:
 
 
 def compile_layers(model: nn.Module, pieces: Pieces | None) -> None:
-    """Compute the layers of `model` by the compiled `pieces` from now on. If `pieces` is None, Python computes them."""
+    """Let the layers of `model` run with the compiled `pieces`; None: as plain Python."""
     for module in model.modules():
         if isinstance(module, PieceWise):
             module.compiled = pieces
 
 
 def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
-    """Return which guards to keep: of parameters only the tensors, not how modules and ZeRO store them.
+    """Return which of the compiler's guards to keep.
 
-    Guards on torch's own functions, which ZeRO replaces, are dropped, and so are those on hooks for saved tensors,
-    because these hooks also act on what compiled code saves.
+    Dropped are guards on how modules and ZeRO store parameters (those on the tensors themselves are kept), on torch's
+    own functions, which ZeRO replaces, and on saved-tensor hooks, which act on compiled code in any case.
     """
     return [
         guard.guard_type == "TENSOR_MATCH"

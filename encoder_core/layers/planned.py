@@ -1,13 +1,13 @@
-"""Our GPU kernels as they are planned for: on tensors of the meta device, which have no numbers.
+"""Stand-ins for GPU kernels on torch's meta device, whose tensors have no data: they count FLOPs and memory.
 
-`encoder_core/train/counting.py` runs networks on that device to find what they compute and keep on a GPU, on machines
-without a GPU, Triton, or torch's CUDA build. Layers then take the path of a GPU, and call these functions where they
-would launch our kernels. Each returns tensors of the kernel's shapes, saves what the kernel's autograd function saves,
-and reports its FLOPs. A test compares what they save with the kernels' own functions.
+`encoder_core/train/counting.py` runs networks on the meta device to count their FLOPs and memory on a GPU, on machines
+without a GPU, Triton or torch's CUDA build. Layers then take the same path as on a GPU, and call these functions where
+they would launch our kernels. Each returns tensors of the kernel's shapes, saves the tensors that the kernel saves for
+the backward pass, and reports its FLOPs. A test compares the saved tensors with those of the kernels.
 
-All formulas of FLOPs that torch does not know are here. Attention counts for the pairs of queries and keys in sight: a
-product for their scores, one for their values, and one for each table of relative positions, each with two derivatives.
-The scores that backward passes of fused kernels compute once more do not count, as is usual for utilisation.
+All FLOP formulas that torch lacks are here. Attention counts the visible pairs of query and key: one product for
+scores, one for values, and one for each table of relative positions, and twice as many in the backward pass. Scores
+that fused kernels recompute in the backward pass do not count, as is usual for utilisation.
 
 Shapes: M queries, K keys, N heads, D head width.
 """
@@ -25,13 +25,13 @@ from encoder_core.layers.rows import Rows
 from encoder_core.layers.torch_internals import attention_operators, efficient_attention
 
 SCORE_TERMS = ("r", "table_a", "table_b", "table_c", "segment_scores")
-"""Names of the terms of scores, in the order of `kernels.fused_attention.ScoreTerms`."""
+"""Names of the score terms besides q . k, in the order of `kernels.fused_attention.ScoreTerms`."""
 
-_reported_flops: list[int] | None = None
+_reported_flops: list[int] | None = None  # FLOPs of each stand-in that has run; None: not recorded
 
 
 def collect_flops(into: list[int] | None) -> None:
-    """Let the functions below append their FLOPs to this list; None: to none."""
+    """Let the functions below append their FLOPs to the list `into`; None: FLOPs are not recorded."""
     global _reported_flops
     _reported_flops = into
 
@@ -42,8 +42,8 @@ def _report_flops(flops: int) -> None:
 
 
 def visible_pair_count(length: int, window: int | None, *, causal: bool) -> int:
-    """Return how many pairs of a query and a key in sight a row of `length` tokens has. `window`: tokens that are seen
-    on each side; None: the whole row.
+    """Return the number of pairs of a query and a key that it sees, in a row of `length` tokens. `window`: number of
+    tokens visible on each side; None: the whole row.
     """
     reach = length - 1 if window is None else min(window, length - 1)
     before = reach * length - reach * (reach + 1) // 2
@@ -51,7 +51,7 @@ def visible_pair_count(length: int, window: int | None, *, causal: bool) -> int:
 
 
 def is_planned(x: Tensor) -> bool:
-    """Return whether no kernel of ours is launched for `x`, since it has no numbers."""
+    """Return whether `x` is on the meta device, so that stand-ins replace our kernels."""
     return x.is_meta
 
 
@@ -63,13 +63,13 @@ def planned_attention(
     window: int | None = None,
     keys: int | None = None,
 ) -> Tensor:
-    """Return the context [M, N, D] of fused attention.
+    """Stand in for fused attention: return a context [M, N, D] without data.
 
     Args:
         tensors: queries, keys, values, and the tensors of `SCORE_TERMS`.
-        rows: the rows that the queries see.
+        rows: the rows of tokens; FLOPs are counted as if all were as long as the longest.
         carried: number of memory tokens before each row.
-        keys: number of keys that each query sees, if these are not of its own row.
+        keys: number of keys that each query sees in cross-attention; None: self-attention.
     """
     query = tensors[0]
     assert query is not None
@@ -81,7 +81,7 @@ def planned_attention(
 
 
 class _Attention(torch.autograd.Function):
-    """Saves what `kernels.fused_attention` saves."""
+    """Stand-in for `kernels.fused_attention`; saves the same tensors for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, flops: int, *given: Tensor | None) -> Tensor:
@@ -108,11 +108,12 @@ _attention: Callable[..., Tensor] = _Attention.apply
 
 
 def _empty_sums(query: Tensor) -> Tensor:
+    """Return an uninitialised tensor with one number for each query and head, in the dtype of sums."""
     return query.new_empty(query.shape[:2], dtype=torch.promote_types(query.dtype, torch.float32))
 
 
 class _Norm(torch.autograd.Function):
-    """residual + dropout(x), and its norm. Saves what `kernels.residual_norm` saves."""
+    """Stand-in for `kernels.residual_norm`; saves the same tensors for the backward pass."""
 
     @staticmethod
     def forward(
@@ -146,7 +147,7 @@ planned_norm: Callable[..., tuple[Tensor, Tensor]] = _Norm.apply
 
 
 class _RmsNorm(torch.autograd.Function):
-    """torch's RMSNorm of x by a weight, which has a kernel on GPUs only."""
+    """Stand-in for torch's RMSNorm, which has a fused kernel on GPUs only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -174,7 +175,7 @@ def planned_sdpa(
     *,
     causal: bool = False,
 ) -> Tensor:
-    """Return the context of torch's memory-efficient attention, which it has for GPUs only."""
+    """Run torch's memory-efficient attention, which torch has for GPUs only, on the meta device."""
     if mask is not None:
         mask = mask.to(q_RNQD.dtype).expand(*q_RNQD.shape[:3], k_RNKD.shape[2])
     return efficient_attention(q_RNQD, k_RNKD, v_RNKD, mask, dropout_p=dropout, is_causal=causal, scale=scale)
@@ -191,7 +192,7 @@ def _flash_forward_flops(
     *further: Any,
     **options: Any,
 ) -> int:
-    """Return the FLOPs of torch's flash attention over rows. `further` begins with dropout and causality."""
+    """Return the FLOPs of torch's flash attention over rows. `further`: dropout, whether rows are causal, and more."""
     window = options.get("window_size_left")
     window = None if window == -1 else window
     across = longest != longest_k
@@ -206,7 +207,7 @@ def _flash_backward_flops(
 
 
 def _efficient_forward_flops(q: Tensor, k: Tensor, *further: Any, **options: Any) -> int:
-    """Return the FLOPs on rectangles [R, N, L, D], whole."""
+    """Return the FLOPs of memory-efficient attention on rectangles [R, N, L, D]; masked scores count."""
     return 4 * q.numel() * k.shape[2]
 
 
@@ -219,10 +220,10 @@ def _product_flops(summed: Tensor, a: Tensor, b: Tensor, **options: Any) -> int:
 
 
 def flop_formulas() -> dict[Any, Any]:
-    """Return functions from an operator's arguments to its FLOPs: torch's, and those of operators that torch does not
-    count, or counts otherwise.
+    """Return by operator the function from its arguments to its FLOPs: torch's functions, and ours for operators that
+    torch does not count or counts differently.
     """
-    from torch.utils.flop_counter import flop_registry  # loads Triton, if it is there
+    from torch.utils.flop_counter import flop_registry  # imported here, because it imports Triton if installed
 
     each = (_flash_forward_flops, _flash_backward_flops, _efficient_forward_flops, _efficient_backward_flops)
     ours = {torch.ops.aten.addmm_: _product_flops, **dict(zip(attention_operators(), each, strict=True))}
@@ -231,7 +232,7 @@ def flop_formulas() -> dict[Any, Any]:
 
 @contextmanager
 def planned_for_gpu() -> Iterator[None]:
-    """Inside the block, compute on the meta device as on a GPU that found all our kernels right."""
+    """Inside the block, layers choose kernels as on a GPU where a trial has found all our kernels correct."""
     before = current_preference()
     set_preference(Preference((), (), {"norm": ("fused", "written")}))
     try:

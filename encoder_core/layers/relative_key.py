@@ -1,4 +1,4 @@
-"""Learned relative positions added to the scores (Shaw et al., 2018; Huang et al., 2020, methods 1 and 4).
+"""Attention with learned relative-position vectors in the scores (Shaw et al., 2018; Huang et al., 2020, methods 1, 4).
 
 Shapes: T tokens, R rows, L longest row, N heads, D head width, P = 2 L - 1 distances that occur.
 """
@@ -16,9 +16,8 @@ from encoder_core.layers.rows import Rows
 class RelativeKeyAttention(nn.Module):
     """An `AttentionKernel` with a learned vector E[i - j] for each distance from key j to query i.
 
-    scores = (q_i k_j + q_i E[i - j]) / sqrt(D), and with `both_sides` also k_j E[i - j] in the sum. The scores differ
-    by row and head, which flash kernels do not support: on a GPU our own kernels compute them, elsewhere rows are
-    padded.
+    scores = (q_i k_j + q_i E[i - j]) / sqrt(D); with `both_sides` the sum also has k_j E[i - j]. Flash attention does
+    not support such score terms: on a GPU our own kernels compute them, elsewhere rows are padded.
     """
 
     def __init__(self, max_length: int, width: int, *, both_sides: bool) -> None:
@@ -53,7 +52,7 @@ class RelativeKeyAttention(nn.Module):
         dropout: float,
         window: int | None,
     ) -> Heads:
-        """Compute with our kernels (`encoder_core/kernels`). `table_PD` is the part of the table in use."""
+        """Compute with our GPU kernels. `table_PD`: the table's rows for the distances that occur."""
         table_PND = table_PD[:, None].expand(-1, q_TND.shape[1], -1)
         return fused_attention(
             q_TND,
@@ -80,10 +79,10 @@ class RelativeKeyAttention(nn.Module):
         *,
         use_torch: bool = True,
     ) -> Heads:
-        """Compute torch's attention on a rectangle, with the scores of distances as a bias."""
+        """Compute attention on rows padded to a rectangle; the distance terms enter `attend_padded` as a bias."""
         q_RNLD, k_RNLD, v_RNLD = (rows.pad(x).transpose(1, 2) for x in (q_TND, k_TND, v_TND))
-        place = torch.arange(rows.max_length, device=q_RNLD.device)
-        index_LL = place[:, None] - place + rows.max_length - 1  # row of the table in use for query i and key j: i - j
+        at_L = torch.arange(rows.max_length, device=q_RNLD.device)
+        index_LL = at_L[:, None] - at_L + rows.max_length - 1  # for query i and key j the row of `table_PD` for i - j
         bias_RNLL = _gather(q_RNLD @ table_PD.t(), index_LL)
         if self.both_sides:
             bias_RNLL = bias_RNLL + _gather(k_RNLD @ table_PD.t(), index_LL.t()).transpose(-1, -2)

@@ -2,10 +2,10 @@
 
 | kernel    | where                                             | how                                               |
 |-----------|---------------------------------------------------|---------------------------------------------------|
-| `fused`   | CUDA with Triton, once a trial has found it right | one kernel (`encoder_core/kernels/residual_norm`) |
-| `written` | everywhere                                        | torch's operations; compiled, torch joins them    |
+| `fused`   | CUDA with Triton, after a trial found it correct  | one kernel (`encoder_core/kernels/residual_norm`) |
+| `written` | everywhere                                        | torch operations, which torch.compile can fuse    |
 
-The kernel computes a norm inside that norm's own forward pass, because at ZeRO 3 its weight has its values only there.
+The fused kernel is called in the norm's own `forward`, because at ZeRO 3 the norm's weight is gathered only there.
 
 Shapes: T tokens, H hidden.
 """
@@ -22,15 +22,15 @@ from encoder_core.layers.kernel_choice import pick
 from encoder_core.layers.planned import is_planned, planned_norm, planned_rms_norm
 from encoder_core.layers.sizes import GPU_DEVICE_TYPES
 
-_MAX_ROW_WIDTH = 8192  # numbers of a row that one program holds in registers
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_ROW_WIDTH = 8192  # largest number of elements of a row that a program can hold in registers
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that the fused kernel supports
 
 
 class LayerNorm(nn.LayerNorm):
     """torch's LayerNorm, which can also compute dropout, sum and norm with one kernel.
 
-    With `added`, it returns `input` + dropout(`added`) and the norm of that sum. `draws` is key plus draw of each
-    token; None: no dropout.
+    With `added`, it returns `input` + dropout(`added`), and the norm of this sum. `draws`: each token's key plus the
+    key of the draw; None: no dropout. `threshold`: from `drop_threshold`.
     """
 
     def forward(
@@ -58,7 +58,7 @@ def normed_sum(
     keys_T: Int[Tensor, " tokens"],
     draw: Int[Tensor, ""] | None,
 ) -> Float[Tensor, "tokens hidden"]:
-    """Return norm(residual + dropout(x)), with a draw that was made before (`Dropout.next_draw`)."""
+    """Return norm(residual + dropout(x)). `keys_T`: tokens' keys for random draws; `draw`: `dropout.next_draw()`."""
     return sum_and_norm(norm, residual_TH, x_TH, dropout, keys_T, draw)[1]
 
 
@@ -70,8 +70,8 @@ def sum_and_norm(
     keys_T: Int[Tensor, " tokens"],
     draw: Int[Tensor, ""] | None,
 ) -> tuple[Float[Tensor, "tokens hidden"], Float[Tensor, "tokens hidden"]]:
-    """Return residual + dropout(x), and its norm; see `normed_sum`."""
-    if _supports(norm, residual_TH, x_TH) and _picks_fused(draw):
+    """Return residual + dropout(x), and the norm of this sum; see `normed_sum`."""
+    if _supports(norm, residual_TH, x_TH) and _uses_fused_kernel(draw):
         draws_T = None if draw is None else keys_T + draw
         both: tuple[Tensor, Tensor] = norm(residual_TH, x_TH, draws_T, drop_threshold(dropout.rate))
         return both
@@ -79,12 +79,12 @@ def sum_and_norm(
     return total_TH, norm(total_TH)
 
 
-def _picks_fused(draw: Tensor | None) -> bool:
+def _uses_fused_kernel(draw: Tensor | None) -> bool:
     return pick(["fused", "written"], dropped=draw is not None, place="norm") == "fused"
 
 
 def _supports(norm: nn.Module, residual_TH: Tensor, x_TH: Tensor) -> bool:
-    """Return whether the fused kernel supports these tensors."""
+    """Return whether the fused kernel supports this norm and these tensors."""
     return (
         x_TH.device.type in GPU_DEVICE_TYPES
         and not torch.compiler.is_compiling()

@@ -1,10 +1,10 @@
 """Rows of flat tokens: conversion to a padded rectangle and back, and rotary positions.
 
-Rotary positions (Su et al., 2021, RoFormer) rotate queries and keys by angles proportional to their position. Number
-i of the first half of a head and number i of its second half form a pair, which is rotated by position * base^(-2 i /
-D). So the product of a rotated query and a rotated key depends only on their distance. Angles are computed in fp32
-for any precision of the model, as in the published models: at position 8,191 an fp32 angle has an error of up to
-2.4e-4, and the weights were trained with that error.
+Rotary positions (Su et al., 2021, RoFormer) rotate queries and keys by angles proportional to their position. Element
+i of the first half of a head and element i of its second half form a pair, which is rotated by position * base^(-2 i /
+D). So the product of a rotated query and a rotated key depends only on their distance. Angles are computed in fp32 for
+any precision of the model, as in the published models, because their weights were trained with fp32's errors: up to
+2.4e-4 at position 8,191.
 
 Shapes: T tokens of all rows, R rows, L the longest row, N heads, D head width.
 """
@@ -30,7 +30,7 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions_T: Int[Tensor, " tokens"], base: float, width: int) -> Rotation:
-    """Return the rotation for heads of an even `width` at these positions."""
+    """Return the rotation of heads of an even `width` at these positions."""
     exponent = torch.arange(0, width, 2, dtype=torch.float32, device=positions_T.device) / width
     angles_T1D = positions_T[:, None, None].float() * (1.0 / base**exponent)
     return Rotation(angles_T1D.cos(), angles_T1D.sin())
@@ -51,8 +51,8 @@ class Rows:
         cu_seqlens: [R + 1] int32, row i is tokens[cu_seqlens[i]:cu_seqlens[i + 1]].
         positions: [T] int64, index of each token inside its row.
         max_length: L, number of tokens in the longest row.
-        batch: the batch with these tokens, needed for random draws; None: unknown.
-        at: [T] int64, flat indices of these tokens in the batch; None: they are all of its tokens.
+        batch: the batch with these tokens, whose row numbers random draws need; None: rows are numbered from 0.
+        at: [T] int64, flat indices of these tokens in the batch; None: the rows have all of the batch's tokens.
         causal: whether a token sees no later token of its row.
     """
 
@@ -69,9 +69,7 @@ class Rows:
 
     @cached_property
     def random_keys(self) -> Int[Tensor, " tokens"]:
-        """Keys from which each token's random draws are hashed (`random_draws.token_keys`). Without a batch, rows are
-        numbered from 0.
-        """
+        """Key of each token, from which its random draws are hashed (`random_draws.token_keys`)."""
         if self.batch is None:
             numbers = torch.arange(self.row_count, device=self.positions.device)
             return token_keys(numbers, self.cu_seqlens.diff(), self.positions)
@@ -83,18 +81,18 @@ class Rows:
 
     @property
     def is_full(self) -> bool:
-        """Whether all rows are L long, so that flat and padded tokens are the same array."""
+        """Whether all rows have L tokens, so that flat and padded tokens are the same array."""
         return self.positions.numel() == self.row_count * self.max_length
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """(start, stop) of each row, as numbers on the host. Waits for the GPU if the batch lies on one."""
+        """(start, stop) of each row, as Python integers. Waits for the GPU if the batch is on one."""
         edges = self.cu_seqlens.tolist()
         return tuple(itertools.pairwise(edges))
 
     @cached_property
     def padded_indices(self) -> Int[Tensor, " tokens"]:
-        """[T] int64, index of each token in the padded rectangle, counted row after row."""
+        """[T] int64, index of each token in the flattened padded rectangle."""
         lengths = self.cu_seqlens.diff()
         row = torch.arange(self.row_count, device=lengths.device)
         owner = row.repeat_interleave(lengths, output_size=self.positions.numel())
@@ -102,25 +100,25 @@ class Rows:
 
     @cached_property
     def mask(self) -> Bool[Tensor, "rows 1 1 longest"] | None:
-        """True where the rectangle holds a token, shaped to broadcast over heads and queries. None if `is_full`."""
+        """True for tokens of the rectangle, false for padding; broadcasts over heads and queries. None if `is_full`."""
         if self.is_full:
             return None
         column = torch.arange(self.max_length, device=self.cu_seqlens.device)
         return (column < self.cu_seqlens.diff()[:, None])[:, None, None, :]
 
     def exceeds_window(self, window: int | None) -> bool:
-        """Return whether the longest row has tokens further apart than a window (`attention.py`) reaches."""
+        """Return whether the longest row has tokens that are more than `window` tokens apart (`attention.py`)."""
         return window is not None and self.max_length > window + 1
 
     def mask_within(self, window: int | None) -> Bool[Tensor, "rows 1 queries longest"] | None:
-        """Return `mask` without the keys too far from a query and, in causal rows, without later ones.
+        """Return `mask`, restricted to the keys in the query's window and, in causal rows, to keys that are not later.
 
-        Padding slots see the whole row, so that no query is without a key.
+        Queries that are padding see the whole row, so that every query sees a key.
         """
         if not self.causal and not self.exceeds_window(window):
             return self.mask
         at_L = torch.arange(self.max_length, device=self.cu_seqlens.device)
-        ahead_LL = at_L[:, None] - at_L  # places from the key ahead to the query
+        ahead_LL = at_L[:, None] - at_L  # position of the query minus position of the key
         seen_LL = ahead_LL >= 0 if self.causal else torch.ones_like(ahead_LL, dtype=torch.bool)
         if window is not None:
             seen_LL &= ahead_LL.abs() <= window
@@ -129,7 +127,7 @@ class Rows:
         return self.mask & (seen_LL | ~self.mask.transpose(-1, -2))
 
     def rotation(self, base: float, width: int) -> Rotation:
-        """Return the cosines and sines for `rotate`, computed once for each base and width."""
+        """Return the rotation of these rows' tokens for `rotate`, computed once for each base and width."""
         key = (base, width)
         if key not in self._rotations:
             self._rotations[key] = rotation(self.positions, base, width)
@@ -140,7 +138,7 @@ class Rows:
         return {}
 
     def pad(self, x: Shaped[Tensor, "tokens ..."]) -> Shaped[Tensor, "rows longest ..."]:
-        """Lay flat tokens out as a rectangle, with zeros after the end of a row."""
+        """Copy flat tokens to a rectangle, with zeros after the end of a row."""
         shape = (self.row_count, self.max_length, *x.shape[1:])
         if self.is_full:
             return x.view(shape)

@@ -1,5 +1,5 @@
-"""Names and sizes of layers and heads. They are apart from the modules, so that reading a recipe and counting its
-parameters does not import torch.
+"""Names and sizes of layers and heads, in a file of their own, so that reading a recipe and counting its parameters
+does not import torch.
 """
 
 import math
@@ -9,17 +9,17 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Activation = Literal["gelu", "gelu_tanh", "silu"]
-"""GELU by the error function or by the tanh approximation of the official BERT, or SiLU: x sigmoid(x)."""
+"""GELU with the error function, GELU with the official BERT's tanh approximation, or SiLU, x sigmoid(x)."""
 
 Initializer = Literal["truncated_normal", "normal"]
-"""Distribution of fresh weights (`initialise.py`)."""
+"""Distribution of initial weights (`initialise.py`)."""
 
 
 def log_buckets(buckets: int, longest: int) -> tuple[int, ...]:
-    """Return the bucket of each distance 0 .. longest - 1.
+    """Return the bucket of each distance 0 .. longest - 1 (microsoft/DeBERTa, da_utils.py).
 
-    It is the distance itself up to half of `buckets`, then logarithmic, so that longest - 1 has the last bucket
-    (microsoft/DeBERTa, da_utils.py).
+    Distances up to half of `buckets` have buckets of their own; larger ones share buckets logarithmically, so that
+    longest - 1 has the last bucket.
     """
     exact = buckets // 2
     if longest - 1 <= exact:
@@ -36,7 +36,7 @@ def linear_weight_count(inputs: int, outputs: int, bias: bool = True) -> int:
 
 
 def norm_weight_count(width: int, bias: bool = True) -> int:
-    """Return the number of parameters of a norm."""
+    """Return the number of parameters of a LayerNorm, or of an RMSNorm (without bias)."""
     return (1 + bias) * width
 
 
@@ -46,32 +46,32 @@ def feed_forward_weight_count(hidden: int, inner: int) -> int:
 
 
 def layer_weight_count(hidden: int, inner: int) -> int:
-    """Return the number of parameters of a post-LayerNorm layer."""
+    """Return the number of parameters of a post-LayerNorm layer: attention, feed-forward block, LayerNorms."""
     return (
         4 * linear_weight_count(hidden, hidden) + norm_weight_count(hidden) + feed_forward_weight_count(hidden, inner)
     )
 
 
 DECODER_PASSES = 2  # microsoft/DeBERTa, masked_language_model.py
-"""How often DeBERTa's mask decoder runs the last layer."""
+"""Number of times that DeBERTa's mask decoder applies the last layer."""
 
 SPAN_POSITION_WIDTH = 200
-"""Width of the embedding of a token's place in its span."""
+"""SpanBERT: width of the embedding of a token's position in its span."""
 
 MAX_SPAN_TARGETS = 15
-"""Largest number of tokens of one span that are predicted from its boundary (official code)."""
+"""SpanBERT: largest number of tokens of a span that are predicted from its boundary (official code)."""
 
 GPU_DEVICE_TYPES = ("cuda", "meta")
-"""Kinds of device on which layers take the path of a GPU: a GPU, and tensors without numbers that stand for a GPU's
-(`planned.py`)."""
+"""Device types for which layers take the code path of a GPU: GPUs, and the meta device, on which a GPU's cost is
+counted (`planned.py`)."""
 
-CHUNK_LOGITS = {"cuda": 2**27, "meta": 2**27, "cpu": 2**24}  # by device: 512 and 64 MiB in fp32
+CHUNK_LOGITS = {"cuda": 2**27, "meta": 2**27, "cpu": 2**24}  # largest chunk, by device: 512 or 64 MiB in fp32
 
 
 @dataclass(frozen=True)
 class Recurrence:
-    """The cache of states of earlier rows: the first `reuse` tokens of each row join it, and it keeps the last `length`
-    tokens. In training it is recomputed every `refresh_steps` steps."""
+    """XLNet's memory, a cache of states of earlier tokens: the first `reuse` tokens of each row are appended, and the
+    last `length` tokens are kept. In training it is recomputed every `refresh_steps` steps."""
 
     reuse: int
     length: int
@@ -80,11 +80,11 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class SmallForm:
-    """The shape of a recipe's small form. Each family takes the values for the settings that it has.
+    """The sizes to which `--tiny` shrinks a recipe's models. Each family uses the values for the settings that it has.
 
     Attributes:
         length: number of tokens in the longest row.
-        drops: whether dropout is kept; otherwise its rates are 0.
+        drops: whether dropout rates are kept; otherwise they are 0.
         layers, hidden, heads, embedding: depth, width, attention heads and width of embeddings.
         window: number of tokens in a local layer's window.
         buckets: rows of DeBERTa's table of distances in each direction.
@@ -103,10 +103,10 @@ class SmallForm:
 
 
 class Mup(BaseModel):
-    """The base of muP: the narrower model whose learning rates and fresh weights a recipe states.
+    """The base of muP: the narrower model for which a recipe's learning rate and initialisation are meant.
 
-    It has the depth of the model, and heads of the same width. What follows for each parameter is computed in
-    `encoder_core/objectives/mup.py`.
+    The base has the model's depth and head width. `encoder_core/objectives/modules/mup.py` computes each parameter's
+    factors.
 
     Attributes:
         hidden: width of the base's hidden states.

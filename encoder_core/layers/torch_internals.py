@@ -1,6 +1,6 @@
-"""Every private name of torch that we use; no other file uses any.
+"""All uses of private names of torch; other files use none.
 
-Each is looked up where it is used, and `LibraryChanged` is raised if a release of torch has renamed it.
+Each name is looked up when it is used, and `LibraryChanged` is raised if a release of torch has renamed it.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ COMPILER_NAMES = (
     "fx.experimental._config.use_duck_shape",
     "_dynamo.config.recompile_limit",
 )
-"""Private names that exist only once torch's compiler is imported."""
+"""Private names that exist only after torch's compiler is imported."""
 
 WRAPPED_METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 """Methods of torch's optimizers whose first call imports the compiler."""
@@ -47,7 +47,7 @@ def resolve(path: str) -> Any:
     """Return the object at this dotted path in torch.
 
     Raises:
-        LibraryChanged: torch has nothing there.
+        LibraryChanged: torch has no such object.
     """
     found: Any = torch
     for part in path.split("."):
@@ -59,9 +59,9 @@ def resolve(path: str) -> Any:
 
 
 def flash_attention(*operands: Any, window: int | None, causal: bool) -> Tensor:
-    """Return the context of the operator beneath `torch.nn.attention.varlen.varlen_attn`.
+    """Run torch's flash attention over rows, by the operator that `torch.nn.attention.varlen.varlen_attn` calls.
 
-    `operands`: query, key, value, bounds and lengths of rows, dropout.
+    `operands`: queries, keys, values; bounds of the rows of queries and of keys; the longest rows' lengths; dropout.
     """
     operator = resolve(PRIVATE_NAMES[0])
     right = 0 if causal and window is not None else window
@@ -71,7 +71,7 @@ def flash_attention(*operands: Any, window: int | None, causal: bool) -> Tensor:
 
 
 def attention_operators() -> tuple[Any, Any, Any, Any]:
-    """Return torch's operators of flash attention and its gradient, and of memory-efficient attention and its."""
+    """Return torch's operators of flash and of memory-efficient attention: forward, backward, forward, backward."""
     return (
         resolve(PRIVATE_NAMES[0]),
         resolve(PRIVATE_NAMES[7]),
@@ -81,67 +81,68 @@ def attention_operators() -> tuple[Any, Any, Any, Any]:
 
 
 def efficient_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
-    """Return the context of torch's memory-efficient attention on rectangles [R, N, L, D]."""
+    """Run torch's memory-efficient attention on rectangles [R, N, L, D]; return the context."""
     context: Tensor = resolve(PRIVATE_NAMES[6])(q, k, v, bias, True, **options)[0]
     return context
 
 
 def softmax_backward(gradient: Tensor, weights: Tensor) -> Tensor:
-    """Return the gradient by the scores, where `weights` are their softmax over the last dimension."""
+    """Return the gradient of the scores, given the gradient of `weights`, their softmax over the last dimension."""
     found: Tensor = resolve(PRIVATE_NAMES[1])(gradient, weights, -1, weights.dtype)
     return found
 
 
 def add_to_each(tensors: Sequence[Tensor], addends: Sequence[Tensor], factor: float) -> None:
-    """Add factor * others[i] to tensors[i], in place, with few kernels."""
+    """Add factor * addends[i] to tensors[i], in place, with few kernel launches."""
     resolve(PRIVATE_NAMES[2])(tensors, addends, alpha=factor)
 
 
 def copy_to_each(tensors: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy others[i] to tensors[i], with few kernels."""
+    """Copy sources[i] to tensors[i], with few kernel launches."""
     resolve(PRIVATE_NAMES[10])(tensors, sources)
 
 
 def multiply_each(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
-    """Multiply tensors[i] by factors[i], in place, with few kernels."""
+    """Multiply tensors[i] by factors[i], in place, with few kernel launches."""
     resolve(PRIVATE_NAMES[11])(tensors, factors)
 
 
 def sum_of_each(tensors: Sequence[Tensor], addends: Sequence[Tensor], factor: float) -> list[Tensor]:
-    """Return tensors[i] + factor * others[i], with few kernels."""
+    """Return tensors[i] + factor * addends[i], with few kernel launches."""
     return list(resolve(PRIVATE_NAMES[12])(tensors, addends, alpha=factor))
 
 
 def norm_of_each(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the Frobenius norm of each tensor, with few kernels."""
+    """Return the Frobenius norm of each tensor, with few kernel launches."""
     return list(resolve(PRIVATE_NAMES[13])(tensors))
 
 
 def fused_adamw(*operands: Any, **settings: Any) -> None:
-    """Update tensors by torch's kernel of AdamW. It reads the number of the update, so tensors may share one.
+    """Update tensors in place with torch's fused AdamW kernel.
 
-    `operands`: lists of tensors, gradients and both moments, an empty list, and the number of each tensor's update.
+    `operands`: lists of tensors, gradients, first and second moments, an empty list, and update numbers. The kernel
+    only reads the update numbers, so all tensors may share one.
     """
     resolve(PRIVATE_NAMES[14])(*operands, **settings, amsgrad=False, maximize=False)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """Return all tensors in nested containers."""
+    """Return all tensors in a tree of nested containers."""
     return [leaf for leaf in resolve(PRIVATE_NAMES[3])(tree) if isinstance(leaf, Tensor)]
 
 
 def dispatch_mode_class() -> Any:
-    """Return the class of contexts that see every operation."""
+    """Return torch's `TorchDispatchMode`, whose contexts intercept every operation."""
     return resolve(PRIVATE_NAMES[4])
 
 
 def fake_tensor_module() -> Any:
-    """Return the module of tensors that have a device and no numbers."""
+    """Return torch's module of fake tensors, which have a shape and a device but no data."""
     return resolve(PRIVATE_NAMES[9])
 
 
 def skip_compiler(mode: type) -> type:
-    """Let a dispatch mode be used without importing torch's compiler, as in `skip_compiler_import`."""
+    """Class decorator: let a dispatch mode run without importing torch's compiler; see `skip_compiler_import`."""
     plain = vars(mode)["__torch_dispatch__"]
     plain = getattr(plain, "__wrapped__", plain)
     vars(plain).setdefault("__dynamo_disable", plain)
@@ -149,11 +150,11 @@ def skip_compiler(mode: type) -> type:
 
 
 def nccl_backends() -> list[Any]:
-    """Return the NCCL part of each process group of this process, those of DeepSpeed among them."""
+    """Return the NCCL backend of each process group of this process, including DeepSpeed's groups."""
     if not (dist.is_initialized() and dist.is_nccl_available()):
         return []
     try:
-        known = list(resolve(PRIVATE_NAMES[5]).pg_map)  # another thread may add one
+        known = list(resolve(PRIVATE_NAMES[5]).pg_map)  # copied, because another thread may add a group
         groups = [group for group in known if dist.get_backend(group) == "nccl"]
         found = [group._get_backend(torch.device("cuda")) for group in groups]
         for backend in found:
@@ -164,29 +165,29 @@ def nccl_backends() -> list[Any]:
 
 
 def mark_dynamic(tensor: Tensor) -> None:
-    """Tell the compiler that the first dimension varies."""
+    """Tell the compiler that the size of the tensor's first dimension varies."""
     resolve(COMPILER_NAMES[0])(tensor, 0)
 
 
 def distinct_sizes() -> AbstractContextManager[None]:
-    """Return a context in which the compiler does not treat two sizes as the same just because they are equal now."""
+    """Return a context in which the compiler does not assume that sizes which are equal now are always equal."""
     resolve(COMPILER_NAMES[3])
     patch: AbstractContextManager[None] = resolve(COMPILER_NAMES[2])(use_duck_shape=False)
     return patch
 
 
 def limit_graphs(max_graphs: int) -> None:
-    """Limit the graphs of one function in this process; before torch 2.12, `torch.compile` has no option for it."""
+    """Limit the graphs per function in this process. Torch before 2.12 has no option of `torch.compile` for this."""
     resolve(COMPILER_NAMES[4])
     resolve("_dynamo.config").recompile_limit = max_graphs
 
 
 def skip_compiler_import() -> None:
-    """Let optimizers be made and used without importing torch's compiler.
+    """Let optimizers be created and used without importing torch's compiler.
 
-    Torch wraps `WRAPPED_METHODS` so that their first call imports the compiler, only to keep it from tracing them:
-    1.4 s a start, and the 440 MB of Triton's library. No compiled code calls them here. A release of torch that wraps
-    them otherwise imports the compiler again, and a test fails.
+    Torch wraps `WRAPPED_METHODS` to keep its compiler from tracing them, and the first call imports the compiler: 1.4 s
+    at each start, and 440 MB for Triton. No compiled code calls these methods here. If a release of torch wraps them
+    differently, the compiler is imported again, and a test fails.
     """
     for name in WRAPPED_METHODS:
         plain = getattr(getattr(torch.optim.Optimizer, name, None), "__wrapped__", None)
@@ -195,11 +196,11 @@ def skip_compiler_import() -> None:
 
 
 def discard_graphs() -> None:
-    """Discard what was compiled in this process, and reset its count."""
+    """Discard all compiled graphs of this process, and reset their count."""
     torch.compiler.reset()
     resolve(COMPILER_NAMES[1]).clear()
 
 
 def compiled_graph_count() -> int:
-    """Return how many graphs this process has compiled."""
+    """Return the number of graphs that this process has compiled."""
     return int(resolve(COMPILER_NAMES[1])["stats"]["unique_graphs"])

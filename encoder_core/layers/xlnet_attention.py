@@ -5,7 +5,7 @@ same keys: the memory and the content states of their row.
 
     score(i, j) = ((q_i + b_w) . k_j  +  (q_i + b_r) . r_{i-j}  +  (q_i + b_s) . s_{same or other segment}) / sqrt(D)
 
-A token sees another one only if that is not later in the factorisation order; a query stream only if it is earlier.
+The content stream sees tokens that are not later in the factorisation order, the query stream only earlier ones.
 
 Shapes: T tokens, M targets, H hidden, N heads, D head width; R rows, L longest row, C memory tokens, K = C + L keys,
 Q queries of a row, P distances.
@@ -26,7 +26,7 @@ from encoder_core.layers.xlnet_scope import AttentionScope
 
 
 class TwoStreamAttention(nn.Module):
-    """Projections, biases and the residual LayerNorm, shared by both streams."""
+    """XLNet's attention with its projections, biases and residual LayerNorm, which both streams share."""
 
     def __init__(self, hidden: int, heads: int, *, eps: float, dropout: float, attention_dropout: float) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class TwoStreamAttention(nn.Module):
         self.attention_dropout = attention_dropout
 
     def project_keys_and_values(self, content_RKH: Float[Tensor, "rows keys hidden"]) -> tuple[Tensor, Tensor]:
-        """Return keys and values, [R, N, K, D] each, of the memory and the content states, in rows."""
+        """Return keys and values, [R, N, K, D] each, of the memory and the content states, in padded rows."""
         return self.key(content_RKH).transpose(1, 2), self.value(content_RKH).transpose(1, 2)
 
     def forward(
@@ -50,7 +50,7 @@ class TwoStreamAttention(nn.Module):
         distances_NPD: Float[Tensor, "heads distances width"],
         scope: AttentionScope,
     ) -> Float[Tensor, "queries heads width"]:
-        """Return the kernel's context for one stream's states."""
+        """Return the attention kernel's context for the states of one stream."""
         query_MND: Tensor = self.query(x_MH)
         takes = fused_supports(query_MND.device.type, query_MND.dtype, query_MND.shape[-1])
         possible: list[Kernel] = ["padded", "written"]
@@ -70,10 +70,10 @@ class TwoStreamAttention(nn.Module):
     def attend_fused(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
     ) -> Float[Tensor, "queries heads width"]:
-        """Compute without scores in memory; see `encoder_core/kernels`.
+        """Compute attention on a GPU, without scores in memory; see `encoder_core/kernels`.
 
-        Parameters are used in the order of `attend_padded_rows`, which idle ranks run: at ZeRO 3 all ranks gather
-        them together.
+        Parameters are used in the same order as in `attend_padded_rows`, which idle ranks run, because at ZeRO 3 all
+        ranks must gather them in one order.
         """
         key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
         content_MND, distance_MND = self.content_bias(query_MND), self.distance_bias(query_MND)
@@ -99,16 +99,16 @@ class TwoStreamAttention(nn.Module):
     def attend_blocked(
         self, query_MND: Tensor, keys: tuple[Tensor, Tensor], distances_NPD: Tensor, scope: AttentionScope
     ) -> Float[Tensor, "queries heads width"]:
-        """Compute row by row in cache-sized pieces on a CPU, without padding. A query that sees no key gets zeros.
+        """Compute attention on a CPU row by row, in cache-sized pieces. A query that sees no key gets zeros.
 
-        Parameters are used in the order of `attend_padded_rows`, as in `attend_fused`.
+        Parameters are used in the same order as in `attend_padded_rows`; see `attend_fused`.
         """
         key_KND, value_KND = (scope.flat_keys(x.transpose(1, 2)) for x in keys)
         scale = key_KND.shape[-1] ** -0.5
         content_MND, distance_MND = self.content_bias(query_MND) * scale, self.distance_bias(query_MND) * scale
         if scope.batch.segments is not None:
             content_MND, key_KND = self._add_segment_columns(query_MND, content_MND, key_KND, scope, scale)
-        table_NED = distances_NPD.flip(1)  # distances from query to key, which are the negative ones
+        table_NED = distances_NPD.flip(1)  # by distance from query to key, the negative of that from key to query
         if scope.batch.reversed_rows is not None:
             table_NED = torch.cat([table_NED, distances_NPD], dim=1)
         context_MND = blocked_relative_attention(
@@ -129,10 +129,10 @@ class TwoStreamAttention(nn.Module):
     def _add_segment_columns(
         self, query_MND: Tensor, content_MND: Tensor, key_KND: Tensor, scope: AttentionScope, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Return queries and keys with extra columns whose product adds the scores of segments.
+        """Return queries and keys with extra columns, whose product adds the segment scores.
 
-        The product is the query's score for its own segment minus that for another, if the segments are equal, else
-        0. What is left out is the same for all keys of a query and does not change the probabilities.
+        For equal segments it adds the query's score for its own segment minus that for another segment, else 0. The
+        omitted score for another segment would be the same for all keys of a query, so probabilities do not change.
         """
         scores_MNS = torch.einsum("mnd,snd->mns", self.segment_bias(query_MND), self.segment())
         own_MN1 = (scores_MNS[..., :1] - scores_MNS[..., 1:]) * scale
@@ -149,8 +149,8 @@ class TwoStreamAttention(nn.Module):
         *,
         use_torch: bool = True,
     ) -> Float[Tensor, "queries heads width"]:
-        """Compute attention on rows padded to one length. Torch's attention computes the scores of contents; those of
-        positions and segments enter it as a bias. A query that sees no key gets zeros.
+        """Compute attention on rows padded to a rectangle. The position and segment terms enter `attend_padded` as a
+        bias. A query that sees no key gets zeros.
         """
         key_RNKD, value_RNKD = keys
         scale = key_RNKD.shape[-1] ** -0.5
@@ -183,7 +183,7 @@ class TwoStreamAttention(nn.Module):
 
 
 def sinusoids(first: int, last: int, hidden: int, device: torch.device) -> Float[Tensor, "distances hidden"]:
-    """Return [last - first + 1, H] fp32: sines, then cosines, of the distances first .. last (Dai et al. 2019)."""
+    """Return [last - first + 1, H] fp32: sines, then cosines, for each distance first .. last (Dai et al. 2019)."""
     exponents = torch.arange(0, hidden, 2, device=device).float() / hidden
     angles = torch.arange(first, last + 1, device=device).float()[:, None] * (1 / torch.pow(10_000, exponents))
     return torch.cat([angles.sin(), angles.cos()], dim=-1)

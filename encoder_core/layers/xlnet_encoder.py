@@ -1,4 +1,4 @@
-"""XLNet's encoder: Transformer-XL layers with recurrence, run by one stream or by two.
+"""XLNet's encoder: Transformer-XL layers with recurrence, for the content stream alone or for both streams.
 
 Shapes: T tokens, M targets, H hidden; R rows, L longest row, C memory tokens, K = C + L keys.
 """
@@ -26,7 +26,7 @@ from encoder_core.layers.xlnet_scope import AttentionScope, distance_range
 from encoder_core.random_draws import table_keys
 
 Memory = tuple[Tensor, ...]
-"""For each layer, [R, C, H]: its inputs at the tokens that precede these rows, without gradient."""
+"""For each layer, [R, C, H]: the layer's inputs at the tokens before these rows, without gradient."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Streams:
     Attributes:
         content: [T, H], states of the content stream.
         query: [M, H], states of the query stream at the batch's targets; None if the batch has no factorisation order.
-        memory: memory to pass with the next segment of the same rows; empty without recurrence.
+        memory: memory to pass with the next rows, which continue these; empty without recurrence.
     """
 
     content: Float[Tensor, "tokens hidden"]
@@ -45,7 +45,7 @@ class Streams:
 
 
 class TwoStreamLayer(PieceWise):
-    """Attention and feed-forward, both streams through the same weights."""
+    """Attention and feed-forward. Both streams use the same weights."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class TwoStreamLayer(PieceWise):
 
     @piece
     def compute_after_attention(self, x_MH: Tensor, context_MND: Tensor, keys_M: Tensor, draws: DropoutDraws) -> Tensor:
-        """Compute the part of the layer after the attention kernel, for either stream."""
+        """Compute what follows the attention kernel, for either stream; return the layer's output."""
         attention = self.attention
         attended_MH = attention.output(context_MND)
         y_MH = normed_sum(attention.norm, x_MH, attended_MH, attention.dropout, keys_M, draws[0])
@@ -102,7 +102,7 @@ class TwoStreamLayer(PieceWise):
 
 
 class TwoStreamEncoder(LayerStack):
-    """Word embeddings and layers; the query stream starts from one learned vector.
+    """XLNet's encoder: word embeddings and two-stream layers. The query stream starts from one learned vector.
 
     With `recurrence` the encoder has memory.
     """
@@ -123,27 +123,27 @@ class TwoStreamEncoder(LayerStack):
         self.recurrence = recurrence
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        """Return the content stream's last states, without memory; fine-tuning builds on them."""
+        """Return the content stream's last states, computed without memory, as fine-tuning uses them."""
         return self.streams(batch).content
 
     def streams(self, batch: Batch, memory: Memory | None = None) -> Streams:
-        """Return both streams if the batch has a factorisation order, else only the content stream, which sees every
-        token.
+        """Return the last states of both streams. A batch without a factorisation order has only the content stream,
+        which sees every token.
 
-        `memory` is the one returned for the previous segment of the same rows, or () for the first segment. None: no
-        memory is made.
+        `memory`: returned for the rows that these rows continue; () for the first rows. None: memory is neither used
+        nor returned.
 
         Raises:
-            ModelError: `memory` has other rows or layers, a row has fewer than `recurrence.reuse` tokens, or rows are
-                causal.
+            ModelError: `memory` has another number of rows or layers, a row has fewer than `recurrence.reuse` tokens,
+                or rows are causal.
         """
         last = self.states(batch, memory)[-1]
         query = None if last.query is None else self.dropout(last.query, _target_keys(batch))
         return replace(last, content=self.dropout(last.content, batch.random_keys), query=query)
 
     def states(self, batch: Batch, memory: Memory | None = None) -> list[Streams]:
-        """Return both streams from the embeddings to the last layer, before the final dropout; the last ones have the
-        memory.
+        """Return the states of both streams: the embeddings, then the output of each layer, before the final dropout.
+        The last one has the memory of all layers.
         """
         recurrence = self.recurrence if memory is not None and batch.rows else None
         memory = memory or ()
@@ -180,23 +180,24 @@ class TwoStreamEncoder(LayerStack):
     def _ensure_fits_memory(self, batch: Batch, memory: Memory, recurrence: Recurrence | None) -> None:
         if batch.causal:
             raise ModelError(
-                "XLNet's streams see tokens in their factorisation order, not in the order of the text",
-                remedy="give rows that are not causal, or a model of another family",
+                "XLNet cannot read causal rows: its streams see tokens in factorisation order, not in text order",
+                remedy="use rows that are not causal, or a model of another family",
             )
         if memory and (len(memory) != len(self.layers) or len(memory[0]) != batch.rows):
             raise ModelError(
                 f"the memory has {len(memory)} layers and {len(memory[0])} rows, but the model has "
                 f"{len(self.layers)} layers and the batch has {batch.rows} rows",
-                remedy="pass the memory returned for the previous segment of the same rows, or pass None",
+                remedy="pass the memory that was returned for the rows that these rows continue, or pass None",
             )
         if recurrence is not None and int(np.diff(batch.on_host.cu_seqlens.numpy()).min()) < recurrence.reuse:
             raise ModelError(
-                f"a row has fewer than the {recurrence.reuse} tokens (`reuse`) that join the memory",
-                remedy="give rows of one length, at least `reuse`, or use a model without memory",
+                f"a row has fewer than the {recurrence.reuse} tokens (model.reuse) that are appended to the memory",
+                remedy="use rows of one length, at least model.reuse, or set model.memory to 0",
             )
 
 
 def _target_keys(batch: Batch) -> Tensor:
+    """Return each target's key for random draws."""
     return batch.random_keys.index_select(0, batch.target_positions)
 
 

@@ -1,8 +1,7 @@
-"""Which keys the queries of one of XLNet's streams see, and their distances (Yang et al. 2019, sections 2.2, 2.3 and
-2.5).
+"""Visibility and distances of keys for the queries of XLNet's streams (Yang et al. 2019, sections 2.2, 2.3 and 2.5).
 
-The keys of a row are its memory, which all queries see, and its tokens. A content query sees the tokens that are not
-later in the factorisation order; a query of a prediction sees only the earlier ones.
+The keys of a row are its memory, which all queries see, and its tokens. The content stream sees tokens that are not
+later in the factorisation order; the query stream sees only earlier ones.
 
 Shapes: T tokens, M queries; R rows, L longest row, C memory tokens, K = C + L keys, Q queries of a row.
 """
@@ -21,7 +20,7 @@ from encoder_core.batch import Batch
 from encoder_core.layers.cpu_relative import HIDDEN_KEY_SCORE, RelativeRow
 from encoder_core.layers.rows import Rows
 
-_MEMORY_RANK = -1  # cached states come before every token in the order
+_MEMORY_RANK = -1  # rank of memory keys, which come before every token in the factorisation order
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,9 @@ class AttentionScope:
     """The keys that one stream's queries see, the same in all layers. Derived tensors are computed when first used.
 
     Attributes:
-        batch: the batch with these rows.
-        tokens: rows of its tokens.
-        rows: rows of the queries; those of the content stream are `tokens` itself.
+        batch: the batch.
+        tokens: rows of the batch's tokens.
+        rows: rows of the stream's queries; for the content stream, `tokens` itself.
         carried: C, number of memory tokens.
     """
 
@@ -49,7 +48,7 @@ class AttentionScope:
 
     @cached_property
     def distance_index(self) -> Int[Tensor, "#rows queries keys"]:
-        """[R or 1, Q, K] int64, row of the distance table from key to query."""
+        """[R or 1, Q, K] int64, row of the distance table for the distance from key to query."""
         keys_K = torch.arange(-self.carried, self.tokens.max_length, device=self.batch.tokens.device)
         if self._serves_content_stream:
             queries_RQ = keys_K[None, self.carried :]
@@ -62,7 +61,7 @@ class AttentionScope:
 
     @cached_property
     def visible(self) -> Bool[Tensor, "#rows #queries keys"]:
-        """[R, Q or 1, K] bool, whether a query sees a key."""
+        """[R, Q or 1, K] bool, whether each query sees each key."""
         lengths = self.tokens.cu_seqlens.diff()[:, None]
         columns = torch.arange(self.tokens.max_length, device=lengths.device)
         present = F.pad(columns < lengths, (self.carried, 0), value=True)[:, None, :]
@@ -97,7 +96,7 @@ class AttentionScope:
 
     @cached_property
     def kernel_layout(self) -> dict[str, Any]:
-        """Fields of `kernels.fused_attention.AttentionLayout` for the fused kernel; none has Q times K elements."""
+        """Fields of `kernels.fused_attention.AttentionLayout` for the fused kernel."""
         batch, order, segments = self.batch, self.batch.order, self.batch.segments
         backwards = batch.reversed_rows
         ranks = None if order is None else self._select_queries(order) + int(self._serves_content_stream)
@@ -112,9 +111,9 @@ class AttentionScope:
         }
 
     def relative_rows(self, dtype: torch.dtype) -> tuple[RelativeRow, ...]:
-        """Return the rows as the blocked CPU kernel needs them.
+        """Return the rows in the form that the blocked CPU kernel takes.
 
-        Reversed rows read the second half of a table that has both directions.
+        If any row is reversed, the kernel's table has both directions, and reversed rows use its second half.
         """
         if dtype not in self._relative_rows:
             self._relative_rows[dtype] = tuple(self._build_rows(dtype))
@@ -141,7 +140,7 @@ class AttentionScope:
     def _hidden_key_scores(
         self, row: int, queries: tuple[int, int], dtype: torch.dtype
     ) -> Float[Tensor, "queries keys"]:
-        """Return, for one row, 0 where its queries see its keys and `HIDDEN_KEY_SCORE` elsewhere."""
+        """Return for one row [queries, keys], 0 where a query sees a key and `HIDDEN_KEY_SCORE` elsewhere."""
         visible_QK = self.visible[row, : queries[1] - queries[0]]
         keys = slice(*self._key_rows.bounds[row])
         visible_QK = visible_QK[:, : keys.stop - keys.start]
@@ -149,21 +148,22 @@ class AttentionScope:
 
     @cached_property
     def blind_queries(self) -> Bool[Tensor, " queries"] | None:
-        """[M] bool, queries that see no key; None if there cannot be any."""
+        """[M] bool, true for queries that see no key; None if every query sees a key."""
         if self._serves_content_stream or self.carried:
             return None
         return ~self.rows.unpad(self.visible.any(-1).expand(-1, self.rows.max_length))
 
     def _with_memory_keys(self, x: Int[Tensor, " tokens"], of_memory: int) -> Int[Tensor, " keys"]:
+        """Return the values of all flat keys: those of tokens from `x`, those of memory `of_memory`."""
         return self.flat_keys(F.pad(self.tokens.pad(x), (self.carried, 0), value=of_memory))
 
     def flat_keys(self, x: Shaped[Tensor, "rows keys ..."]) -> Shaped[Tensor, "all_keys ..."]:
-        """Return the keys without padding: of each row the memory, then its tokens."""
+        """Remove the padding of keys: return for each row its memory, then its tokens."""
         return self._key_rows.unpad(x)
 
     @cached_property
     def _key_rows(self) -> Rows:
-        """The rows of memory and tokens."""
+        """The rows of all keys: each row's memory, then its tokens."""
         edges = self.tokens.cu_seqlens
         first = edges + self.carried * torch.arange(len(edges), dtype=edges.dtype, device=edges.device)
         count = self.tokens.positions.numel() + self.tokens.row_count * self.carried
@@ -173,8 +173,8 @@ class AttentionScope:
 
 
 def distance_range(batch: Batch, carried: int) -> tuple[int, int]:
-    """Return the smallest and the largest distance from key to query; in reversed rows the sign of a distance
-    changes.
+    """Return the smallest and the largest distance from key to query; distances in reversed rows have the opposite
+    sign.
     """
     ahead = max(batch.max_length - 1, 0)
     behind = ahead + carried

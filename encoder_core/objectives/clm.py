@@ -1,4 +1,4 @@
-"""Next-token prediction: predicts each target from the states of the token before it, on causal rows."""
+"""Next-token prediction on causal rows: each target is predicted from the state of the token before it."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -16,19 +16,20 @@ from encoder_core.objectives.term import (
     refuse_decoder_family,
 )
 
-if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where tensors are computed, not to read a recipe
     from encoder_core.batch import Batch
     from encoder_core.objectives.modules.states import States
 
 
-_COMBINABLE_TERMS = ("clm", "mlm")
+_COMBINABLE_TERMS = ("clm", "mlm")  # the terms that an objective with clm may have
 
 
 class ClmConfig(HeadConfig):
-    """Next-token prediction under causal attention, by the head that predicts hidden tokens, too.
+    """Next-token prediction with causal attention, by the same head that predicts masked tokens.
 
-    It is trained on causal rows, on which no other term has targets. Beside mlm, each phase of a run trains one of the
-    two ("Should We Still Pretrain Encoders with Masked Language Modeling?", arXiv 2507.00994: CLM, then MLM).
+    It is trained on causal rows, on which no other term has targets. If an objective has clm and mlm, each phase of a
+    run trains one of them ("Should We Still Pretrain Encoders with Masked Language Modeling?", arXiv 2507.00994: CLM,
+    then MLM).
     """
 
     name = "clm"
@@ -38,14 +39,14 @@ class ClmConfig(HeadConfig):
     predicts_ids = True
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse other terms than mlm, layers that see later tokens in any case, and rows without running text."""
+        """Refuse other terms than mlm, models that cannot hide later tokens, and rows that are not running text."""
         others = [name for name in setting.terms if name not in _COMBINABLE_TERMS]
         if others:
             yield Refusal(
                 ("objective",),
                 f"clm cannot be combined with {others[0]}: its rows are causal, and {others[0]} needs states that see "
                 "the whole row",
-                f"leave {others[0]} out, and train it in a run that starts from this one",
+                f"remove objective.{others[0]}, and train it in a run that starts from this one",
             )
         yield from refuse_decoder_family(self.name, setting)
         if setting.model.permutes:
@@ -75,9 +76,9 @@ class ClmConfig(HeadConfig):
 
 
 class NextTokens(HeadTerm):
-    """Cross-entropy of the targets' ids by the states before them; metric "correct".
+    """Cross-entropy of each target's id, predicted from the state of the token before it; metric "correct".
 
-    Rows that are not causal have no targets: they belong to the term of masked tokens beside this one.
+    In rows that are not causal this term has no targets; mlm has.
     """
 
     def __init__(self, config: ClmConfig, shared: SharedParts) -> None:
@@ -92,14 +93,14 @@ class NextTokens(HeadTerm):
         """Return the number of targets.
 
         Raises:
-            ModelError: the rows are not causal, and no other term could be trained on them.
+            ModelError: the rows are not causal, and this is the only term.
         """
         if batch.causal:
             return batch.target_ids.numel()
         if self._alone and batch.rows:
             raise ModelError(
                 "clm is the only objective, but the rows are not causal: each token would see what it predicts",
-                remedy="set objective.clm in the recipe, with which the data service makes causal rows",
+                remedy="set objective.clm in the recipe, so that the data service makes causal rows",
             )
         return 0
 

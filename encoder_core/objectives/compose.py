@@ -1,6 +1,4 @@
-"""The terms of an objective together: why they cannot be combined, how many parameters they have, and the module that
-trains them.
-"""
+"""Combines the terms of an objective: checks them, counts their parameters, and builds the module that trains them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +10,12 @@ from encoder_core.objectives.contrastive import ContrastiveConfig
 from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, TermConfig, TermSetting
 from encoder_core.objectives.weights import network_weight_count
 
-if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where modules are built, not to read a recipe
     from encoder_core.objectives.modules.losses import ObjectiveModule
 
 
 def refusals(setting: TermSetting) -> list[Refusal]:
-    """Return why the terms of `setting` cannot be trained there, each reason once, in the words of its term."""
+    """Return every reason, once, why the terms of `setting` cannot be trained."""
     found = [refusal for term in setting.terms.values() for refusal in term.refusals(setting)]
     whole = [
         name
@@ -37,7 +35,13 @@ def refusals(setting: TermSetting) -> list[Refusal]:
 
 @dataclass(frozen=True)
 class ObjectiveParts:
-    """The terms of an objective by what they build: heads of one network, the whole module, or what is around it."""
+    """The terms of an objective, by what they build.
+
+    Attributes:
+        heads: terms that add a head to a network.
+        whole: the term that builds the whole module; None: the heads' network is the module.
+        around: the contrastive term, which wraps the module; None without it.
+    """
 
     heads: Sequence[HeadConfig]
     whole: ModuleConfig | None
@@ -45,7 +49,7 @@ class ObjectiveParts:
 
     @classmethod
     def from_terms(cls, terms: Mapping[str, TermConfig]) -> "ObjectiveParts":
-        """Sort the terms. `contrastive` is around the others, and the whole module if it is the only one."""
+        """Sort the terms. `contrastive` wraps the others' module; if it is the only term, it builds the module."""
         around = next((term for term in terms.values() if isinstance(term, ContrastiveConfig)), None)
         if around is not None and len(terms) == 1:
             return cls((), around, None)
@@ -55,7 +59,7 @@ class ObjectiveParts:
 
 
 def weight_count(model: ModelConfig, terms: Mapping[str, TermConfig]) -> int:
-    """Return the number of parameters that `compose` builds for these terms. Tied parameters count once.
+    """Return the number of parameters of the module that `compose` builds. Tied parameters count once.
 
     Raises:
         ModelError: the size of the vocabulary is unknown.
@@ -68,8 +72,8 @@ def weight_count(model: ModelConfig, terms: Mapping[str, TermConfig]) -> int:
 
 
 def compose(model: ModelConfig, terms: Mapping[str, TermConfig]) -> "ObjectiveModule":
-    """Build the module that trains `terms` (by name) on a model of any family, on the default device, weights not yet
-    initialised (`initialise`).
+    """Build the module that trains `terms` (by name) on a model of any family, on the default device. Weights are not
+    yet initialised.
 
     Raises:
         ModelError: the terms cannot be combined or do not suit this family, or the size of the vocabulary is unknown.

@@ -1,10 +1,11 @@
-"""Condenser: a head of few layers predicts hidden tokens from early states and the vector of the row.
+"""Condenser: a head of few layers predicts masked tokens from an early layer's states and the first token's last state.
 
-The head reads the states of an early layer for all tokens but the row's first, and the last layer's for that one. What
-later layers know of the whole text can reach it only through the first token, whose last state becomes a vector of the
-text (Gao and Callan 2021, arXiv 2104.08253, section 3.2). It predicts the targets of mlm, by the head of mlm, and mlm
-itself still predicts them from the last layer's states. The head is not exported. With `contrastive` beside it this is
-what coCondenser pretrains with (2108.05540), but that its examples are rows read twice and not two spans of a text.
+The head reads the last layer's state of the row's first token, and an early layer's states of all other tokens. So
+later layers' knowledge of the text can reach it only through the first token, whose last state learns to represent the
+text (Gao and Callan 2021, arXiv 2104.08253, section 3.2). The head predicts mlm's targets with mlm's own head, while
+mlm predicts them from the last layer's states, as usual. The head is not exported. Together with `contrastive` this is
+coCondenser's pretraining (2108.05540), except that the two texts of an example are the same row, not two spans of a
+text.
 """
 
 from collections.abc import Iterator
@@ -25,16 +26,16 @@ from encoder_core.objectives.term import (
     TermSums,
 )
 
-if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where tensors are computed, not to read a recipe
     from encoder_core.batch import Batch
     from encoder_core.objectives.modules.states import States
 
 
 class CondenserConfig(BottleneckConfig):
-    """Hidden tokens, predicted by a few layers from early states of all tokens and the last state of the first one.
+    """Masked tokens, predicted by a few extra layers from an early layer's states and the first token's last state.
 
     Attributes:
-        early: number of the layer whose states the head reads; 0 the embeddings. None: half of the model's layers, as
+        early: number of the layer whose output the head reads; 0: the embeddings. None: half of the model's layers, as
             in the paper (6 of 12).
         layers: number of layers of the head (paper: 2).
     """
@@ -46,26 +47,26 @@ class CondenserConfig(BottleneckConfig):
     layers: PositiveInt = 2
 
     def early_layer(self, layers: int) -> int:
-        """Return `early` of a model with so many layers."""
+        """Return the number of the early layer in a model with `layers` layers."""
         return layers // 2 if self.early is None else self.early
 
     def weight_count(self, model: ModelConfig) -> int:
         return self.layers * layer_weight_count(model.hidden, model.feed_forward)
 
     def shrink(self, form: SmallObjective) -> "CondenserConfig":
-        """Return the term for a model of fewer layers: it reads the middle one."""
+        """Return the term for a model with fewer layers; it reads the middle layer."""
         return self.model_copy(update={"early": None})
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse also an early layer that is none of the model's, or its last."""
+        """Refuse what `BottleneckConfig` refuses, and an early layer that is not before the model's last layer."""
         yield from super().refusals(setting)
         layers = setting.model.layers
         if self.early is not None and self.early >= layers:
             yield Refusal(
                 ("objective", self.name, "early"),
-                f"the head reads the states of layer {self.early}, but the model has {layers} layers, and the last "
-                "one's states would show it what the vector is to hold",
-                f"give 0 (the embeddings) to {layers - 1}, or null for {layers // 2}",
+                f"early is {self.early}, but the model has {layers} layers, and the head must read the states of a "
+                "layer before the last one",
+                f"set it to a number from 0 (the embeddings) to {layers - 1}, or to null for {layers // 2}",
             )
 
     def build(self, shared: SharedParts) -> "Condenser":
@@ -73,9 +74,9 @@ class CondenserConfig(BottleneckConfig):
 
 
 class Condenser(HeadTerm):
-    """Cross-entropy of the original ids at the targets, by the head's states; metric "correct".
+    """Cross-entropy of the original ids at the targets, predicted from the condenser head's states; metric "correct".
 
-    The layers of the head have LayerNorms after their blocks, whatever those of the encoder are.
+    The head's layers are post-LayerNorm, whatever the encoder's layers are.
     """
 
     def __init__(self, config: CondenserConfig, shared: SharedParts) -> None:

@@ -1,4 +1,4 @@
-"""Contrastive training of text vectors. How it is computed: `modules/text_vectors.py`."""
+"""Settings of contrastive training of text vectors; `modules/text_vectors.py` computes it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,25 +20,26 @@ from encoder_core.objectives.term import (
     refuse_decoder_family,
 )
 
-if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where modules are built, not to read a recipe
     from encoder_core.layers.any_encoder import AnyEncoder
     from encoder_core.objectives.modules.losses import ObjectiveModule
     from encoder_core.objectives.modules.text_vectors import ContrastiveModel
 
 
 class ContrastiveConfig(OmittedWeightTerm, ModuleConfig):
-    """How a text's vector is computed, and how vectors are compared. It builds a module by itself, and can be added to
-    that of other terms.
+    """Contrastive training: how a text's vector is computed, and how vectors are compared. It may be the only term, or
+    be added to other terms.
 
     Attributes:
-        temperature: divisor of similarities; with a small one the nearest negatives dominate.
-        pooling: the vector of a text is the mean of its tokens' last states, or the state of the classification token.
-        projection: whether a dense layer and tanh follow the pooling, in training only: not exported (SimCSE, section
-            6.3).
-        normalize: whether vectors get length 1, so that similarity is the cosine; otherwise it is the dot product.
-        bidirectional: whether the loss is the mean of two: each query finds its positive, each positive its query.
-        matryoshka: widths, largest first: a loss term for the first so many numbers of each vector, so that vectors
-            can be truncated (Kusupati et al. 2022). None: whole vectors only.
+        temperature: divisor of similarities; the smaller it is, the more the nearest negatives dominate.
+        pooling: how a text's vector is computed: mean of its tokens' last states, or cls, the last state of the
+            classification token.
+        projection: whether a dense layer and tanh follow the pooling, in training only; they are not exported (SimCSE,
+            section 6.3).
+        normalize: whether vectors are normalised to length 1, so that similarity is the cosine, not the dot product.
+        bidirectional: whether positives must also find their queries; the loss is the mean of both directions.
+        matryoshka: widths in descending order. For each width, a loss term compares vectors truncated to it, so that
+            vectors can be truncated later (Kusupati et al. 2022). None: whole vectors only.
     """
 
     name = "contrastive"
@@ -54,13 +55,11 @@ class ContrastiveConfig(OmittedWeightTerm, ModuleConfig):
     @classmethod
     def _check_widths_descend(cls, widths: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if any(a <= b for a, b in pairwise(widths or ())):
-            raise ValueError("give each width once, the largest first")
+            raise ValueError("list each width once, the largest first")
         return widths
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse families with a decoder, running text if there is no other term, and several updates a step if there
-        is one.
-        """
+        """Refuse encoder-decoder families, running text if this is the only term, and several updates per step."""
         others = setting.terms.keys() - {self.name}
         yield from refuse_decoder_family(self.name, setting)
         if "plm" in others:
@@ -68,34 +67,34 @@ class ContrastiveConfig(OmittedWeightTerm, ModuleConfig):
                 ("objective",),
                 "contrastive cannot be combined with plm: a row in a lane begins with the end of the previous row, so "
                 "it is not a text by itself",
-                "leave contrastive or plm out",
+                "remove objective.contrastive or objective.plm",
             )
         elif "rtd" in others and getattr(setting.terms["rtd"], "embeddings", None) != "shared":
             yield Refusal(
                 ("objective", "rtd", "embeddings"),
                 "contrastive cannot be combined with two updates a step: the compared vectors would come from the "
                 "model before the first update, and their gradients from the model after it",
-                "set objective.rtd.embeddings to shared, or leave contrastive out",
+                "set objective.rtd.embeddings to shared, or remove objective.contrastive",
             )
         elif not others and setting.rows is not None and not setting.rows.texts:
             yield Refusal(
                 ("input", "packing"),
                 f"a contrastive objective compares texts, but {setting.rows.packing} rows are running text",
-                "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text), or add mlm, "
-                "whose rows are compared then",
+                "set input.packing to pairs (a corpus of pairs) or sentences (SimCSE, from plain text), or add "
+                "objective.mlm, so that its rows are compared",
             )
         widest, hidden = max(self.matryoshka or (0,)), setting.model.hidden
         if widest > hidden:
             yield Refusal(
                 ("objective", self.name, "matryoshka"),
                 f"the largest width is {widest}, but a vector has only {hidden} numbers",
-                f"give widths of at most {hidden}",
+                f"use widths of at most {hidden}",
             )
         if setting.phases and setting.rows is not None:
             yield from self._phase_refusals(setting, setting.rows)
 
     def _phase_refusals(self, setting: TermSetting, rows: RowFacts) -> Iterator[Refusal]:
-        """Refuse examples whose two texts do not differ, and batches without negatives."""
+        """Refuse examples whose two vectors would be equal, and batches without negatives."""
         model = setting.model
         rates = model.dropout, model.attention_dropout, getattr(model, "attention_output_dropout", 0.0)
         if (rows.repeats or "mlm" in setting.terms) and not any(rates):
@@ -113,18 +112,18 @@ class ContrastiveConfig(OmittedWeightTerm, ModuleConfig):
                 )
 
     def shrink(self, form: SmallObjective) -> "ContrastiveConfig":
-        """Return the term with narrower vectors."""
+        """Return the term with smaller Matryoshka widths, for a narrower model."""
         if self.matryoshka is None:
             return self
         widths = (min(width, form.hidden >> place) for place, width in enumerate(self.matryoshka))
         return self.model_copy(update={"matryoshka": tuple(filter(None, widths))})
 
     def build(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> "ContrastiveModel":
-        """Build any family's encoder, of two networks the discriminator's."""
+        """Build the module that trains only this term, on the encoder that is used after pretraining."""
         return self._build_vectors_model(model.encoder(), model)
 
     def wrap(self, module: "ObjectiveModule", model: ModelConfig) -> "ObjectiveModule":
-        """Return the module that trains this term and those of `module`, whose parameters keep their names."""
+        """Return a module that trains this term in addition to those of `module`. Parameters keep their names."""
         from encoder_core.objectives.modules.detection import task_encoder
         from encoder_core.objectives.modules.text_vectors import add_vectors
 
@@ -149,5 +148,5 @@ class ContrastiveConfig(OmittedWeightTerm, ModuleConfig):
         return super().weight_count(model) + self.added_weight_count(model)
 
     def added_weight_count(self, model: ModelConfig) -> int:
-        """Return the number of parameters that the term adds to the module of the others."""
+        """Return the number of parameters that the term adds to the module of the other terms."""
         return linear_weight_count(model.hidden, model.hidden) if self.projection else 0

@@ -1,4 +1,4 @@
-"""Denoising (Lewis et al. 2019, arXiv 1910.13461, BART). The module: `modules/denoising.py`."""
+"""Settings of denoising (BART: Lewis et al. 2019, arXiv 1910.13461); `modules/denoising.py` computes it."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.objectives.term import HeadConfig, ModuleConfig, Refusal, TermSetting, family_refusal, last_weight
 
-if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where modules are built, not to read a recipe
     from encoder_core.objectives.modules.denoising import DenoisingModel
 
 
 class DenoiseConfig(ModuleConfig):
-    """An encoder reads corrupted rows, and a decoder writes the rows. How rows are corrupted is a setting of the data
-    service.
+    """Denoising: an encoder reads corrupted rows, and a decoder predicts the original rows. The settings of the
+    corruption belong to the data service.
     """
 
     name = "denoise"
     exported = "denoise"
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse other terms, families without a decoder, and rows that are not of one segment."""
+        """Refuse other terms, families without a decoder, and rows with several segments."""
         others = [name for name in setting.terms if name != self.name]
         rows = setting.rows
         if others:
@@ -35,7 +35,7 @@ class DenoiseConfig(ModuleConfig):
         elif rows is not None and not rows.packed:
             yield Refusal(
                 ("input", "packing"),
-                f"{rows.packing} rows are not rows of one segment, which denoise corrupts",
+                f"denoise corrupts rows of one segment, but {rows.packing} rows are not",
                 "set input.packing to full_sentences",
             )
 
@@ -52,5 +52,5 @@ class DenoiseConfig(ModuleConfig):
         encoder = model.encoder()
         word = encoder.embeddings.word
         decoder = model.decoder(word)
-        assert isinstance(encoder, Encoder)  # families with a decoder have this one
+        assert isinstance(encoder, Encoder)  # all families with a decoder have this class of encoder
         return DenoisingModel(encoder, decoder, tied_head(model, word), last_weight(self.weight))

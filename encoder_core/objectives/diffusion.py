@@ -1,6 +1,4 @@
-"""Masked diffusion: predicts the original ids of hidden tokens, each row's losses divided by the rate at which it was
-hidden.
-"""
+"""Masked diffusion: predicts the original ids of masked tokens; a row's loss is divided by the row's masking rate."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +8,7 @@ from encoder_core.errors import TrainingError
 from encoder_core.objectives.mlm import TokenPrediction
 from encoder_core.objectives.term import HeadTerm, Refusal, SharedParts, TermSetting, TermSums
 
-if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where tensors are computed, not to read a recipe
     from jaxtyping import Float
     from torch import Tensor
 
@@ -19,21 +17,21 @@ if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading 
 
 
 class DiffusionConfig(TokenPrediction):
-    """Masked diffusion. Rates and masks are drawn by the data service. An export is the family's masked language model,
-    whose head it trains.
+    """Masked diffusion. The data service draws masking rates and masks. The term trains the masked-language-model head,
+    with which the model is exported.
     """
 
     name = "diffusion"
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse other terms, which need masks of a fixed rate, and what mlm refuses."""
+        """Refuse what mlm refuses, and other terms, which need a fixed masking rate."""
         found = list(super().refusals(setting))
         others = [name for name in setting.terms if name != self.name]
         if others and not found:
             found.append(
                 Refusal(
                     ("objective",),
-                    f"diffusion cannot be combined with {others[0]}: it hides anything between none and all of a row",
+                    f"diffusion cannot be combined with {others[0]}: it masks any share of a row, from none to all",
                     "leave one of the two out",
                 )
             )
@@ -44,13 +42,13 @@ class DiffusionConfig(TokenPrediction):
 
 
 class DiffusedTokens(HeadTerm):
-    """Cross-entropy of the original ids at hidden tokens, divided by the row's rate (Sahoo et al. 2024, section 3, in
-    continuous time; Nie et al. 2025, section 2.1).
+    """Cross-entropy of the original ids at masked tokens, divided by the row's masking rate (Sahoo et al. 2024, section
+    3, in continuous time; Nie et al. 2025, section 2.1).
 
-    The summands are all tokens that could be hidden, as in LLaDA's code, so the mean is in nats per token of text: an
-    unbiased estimate, over the rates and masks that were drawn, of an upper bound of the text's negative
-    log-likelihood. Metrics: "bits", the same in bits; "filled" and "hidden", of the hidden tokens the ones whose
-    likeliest id is the original one, and all.
+    All tokens that could be masked count as targets, as in LLaDA's code, so the mean loss is in nats per token of text.
+    Over random rates and masks it is an unbiased estimate of an upper bound of the text's negative log-likelihood.
+    Metrics: "bits", the loss in bits; "hidden", the number of masked tokens; "filled", the number of those whose most
+    likely id is the original one.
     """
 
     def __init__(self, config: DiffusionConfig, shared: SharedParts) -> None:
@@ -76,14 +74,14 @@ class DiffusedTokens(HeadTerm):
 
 
 def _target_weights(batch: "Batch") -> 'Float[Tensor, " targets"]':
-    """Return one over the rate of each target's row. Raises TrainingError: rows with targets have no rate."""
+    """Return 1 / rate of each target's row. Raises TrainingError: the batch has targets, but no rates."""
     import torch
 
     if batch.rates is None:
         if batch.target_positions.numel():
             raise TrainingError(
-                "rows whose tokens were not hidden at a rate of their own cannot train masked diffusion",
-                remedy="set objective.diffusion in the recipe, with which the data service draws rates",
+                "a batch without masking rates (one for each row) cannot train masked diffusion",
+                remedy="set objective.diffusion in the recipe, so that the data service draws rates",
             )
         return torch.zeros(0, device=batch.tokens.device)
     row_M = torch.searchsorted(batch.cu_seqlens, batch.target_positions.to(torch.int32), right=True) - 1

@@ -1,11 +1,11 @@
-"""Distillation: a student learns its teachers' distributions, the direction of their last states, and chosen layers.
+"""Distillation: a student learns its teachers' distributions, the direction of their last states, or layers' states.
 
 `distil` and `cosine` are DistilBERT's losses (Sanh et al. 2019, section 3), `hidden` is TinyBERT's loss on states
-(Jiao et al. 2020, section 3.1). TinyBERT's loss on attention scores is left out: our kernels store no scores, and
-storing them would take the square of every row's length, for student and teacher.
+(Jiao et al. 2020, section 3.1). TinyBERT's loss on attention scores is omitted, because our kernels do not store
+scores, whose number grows with the square of a row's length.
 
-The teachers are frozen networks that read the same rows, masks included. They are not part of the module
-(`modules/teacher.py`); `hold_teachers` passes them to it after it is built.
+The teachers are frozen networks that read the same rows, with the same masks. They are not submodules of the student's
+module (`modules/teacher.py`); `hold_teachers` passes them to the module after it is built.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from encoder_core.objectives.term import (
     TermSums,
 )
 
-if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where tensors are computed, not to read a recipe
     from encoder_core.batch import Batch
     from encoder_core.heads.prediction import MaskedLanguageModelHead
     from encoder_core.objectives.modules.states import States
@@ -39,12 +39,12 @@ DistilledTokens = Literal["all", "targets"]
 
 
 class TeacherSource(BaseModel):
-    """Where a teacher is stored, and its shape.
+    """A stored teacher, and its shape.
 
     Attributes:
-        uri: a run, or a folder in the transformers format.
-        step: step of the run's commit; None: the newest when the student's run is created.
-        model: the teacher's shape, like a recipe's `model`: costs are counted by it, and the stored teacher must
+        uri: a run, or a folder in transformers' format.
+        step: step of the run's checkpoint; None: the newest one when the student's run is created.
+        model: the teacher's shape, like a recipe's `model`. Costs are computed from it, and the stored teacher must
             match it.
     """
 
@@ -56,13 +56,13 @@ class TeacherSource(BaseModel):
 
 
 class DistilConfig(HeadConfig):
-    """The teachers' distribution over the vocabulary: T^2 KL(teachers || student), both softened by T.
+    """Distillation of distributions over the vocabulary: T^2 KL(teachers || student), softened by the temperature T.
 
     Attributes:
         temperature: T.
-        places: the tokens where the student learns: all (the official code), or only the targets of mlm.
-        layers: the teacher's layers with which the student's are initialised, if the run starts from its teacher;
-            None: evenly from the first to the last.
+        places: the tokens at which the student learns: all tokens (as in the official code), or only mlm's targets.
+        layers: the teacher's layers from which the student's layers are initialised, if the run starts from its
+            teacher; None: layers spread evenly from the first to the last.
         teachers: the teachers; with several, the student learns the mean of their distributions.
     """
 
@@ -75,24 +75,24 @@ class DistilConfig(HeadConfig):
     teachers: tuple[TeacherSource, ...] = Field(min_length=1)
 
     def shrink(self, form: SmallObjective) -> "DistilConfig":
-        """Return the term with the small forms of the teachers."""
+        """Return the term with shrunk teachers."""
         teachers = tuple(source.model_copy(update={"model": form.model(source.model)}) for source in self.teachers)
         return self.model_copy(update={"teachers": teachers, "layers": None})
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse objectives without the head of mlm, or with a generator."""
+        """Refuse objectives without mlm or with a generator, and layers that do not fit the teacher."""
         if "mlm" not in setting.terms:
             yield Refusal(
                 ("objective", self.name),
                 "distil needs mlm: the student's distribution is that of mlm's head",
-                "add objective.mlm, with a small weight if it shall count little",
+                "add objective.mlm, with a small weight if it should count little",
             )
         if "rtd" in setting.terms:
             yield Refusal(
                 ("objective", self.name),
                 "distil cannot be combined with rtd: the generator would be the student, but it is "
                 "discarded after training",
-                "leave rtd or distil out",
+                "remove objective.rtd or objective.distil",
             )
         yield from self._layer_refusals(setting)
 
@@ -101,8 +101,9 @@ class DistilConfig(HeadConfig):
         if self.layers is not None and (len(self.layers) != own or not all(0 <= i < its for i in self.layers)):
             yield Refusal(
                 ("objective", self.name, "layers"),
-                f"the student's {own} layers cannot be initialised with layers {list(self.layers)} of {its}",
-                f"name one of the teacher's layers, 0 to {its - 1}, for each of the student's",
+                f"the student's {own} layers cannot be initialised with layers {list(self.layers)} of a teacher with "
+                f"{its} layers",
+                f"list one of the teacher's layers, 0 to {its - 1}, for each layer of the student",
             )
 
     def build(self, shared: SharedParts) -> "Distillation":
@@ -110,19 +111,19 @@ class DistilConfig(HeadConfig):
 
 
 class CosineConfig(HeadConfig):
-    """The direction of the teachers' last states: the mean over teachers of 1 - cos(teacher, student)."""
+    """Distillation of the last states' direction: the mean over teachers of 1 - cos(teacher, student)."""
 
     name = "cosine"
     reads = "all"
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse objectives without teachers of the student's width."""
+        """Refuse objectives without distil, and teachers that do not have the student's width."""
         distil = setting.terms.get(DistilConfig.name)
         if not isinstance(distil, DistilConfig):
             yield Refusal(
                 ("objective", self.name),
                 "cosine compares the student's states with those of distil's teachers, but there are none",
-                "add objective.distil, or leave cosine out",
+                "add objective.distil, or remove objective.cosine",
             )
             return
         for number, teacher in enumerate(distil.teachers):
@@ -130,7 +131,7 @@ class CosineConfig(HeadConfig):
                 yield Refusal(
                     ("objective", self.name),
                     f"teacher {number} has states of width {teacher.model.hidden}, the student {setting.model.hidden}",
-                    f"set model.hidden to {teacher.model.hidden}, or leave cosine out",
+                    f"set model.hidden to {teacher.model.hidden}, or remove objective.cosine",
                 )
 
     def build(self, shared: SharedParts) -> "LastStateDistillation":
@@ -138,13 +139,13 @@ class CosineConfig(HeadConfig):
 
 
 class HiddenConfig(HeadConfig):
-    """Mean squared differences of states, summed over the student's embeddings and layers.
+    """Distillation of hidden states: their mean squared differences, summed over the student's embeddings and layers.
 
     Attributes:
-        layers: for the student's embeddings and each of its layers, in order, the number of the teacher's states that
-            they learn: 0 the embeddings, n the output of its n-th layer. None: evenly.
-        projection: width of the teacher's states, if the student's differ: one learned Linear projects the states of
-            all layers to it. It is not exported. None: the widths are equal.
+        layers: for the student's embeddings and each of its layers, in order, the teacher's states that they learn: 0:
+            the embeddings, n: the output of the n-th layer. None: spread evenly.
+        projection: width of the teacher's states, if it differs from the student's: one learned Linear projects the
+            student's states of all layers to this width. It is not exported. None: the widths are equal.
     """
 
     name = "hidden"
@@ -157,20 +158,20 @@ class HiddenConfig(HeadConfig):
         return 0 if self.projection is None else linear_weight_count(model.hidden, self.projection)
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse objectives without exactly one teacher, and widths or layers that do not match it."""
+        """Refuse objectives without exactly one teacher, and widths or layers that do not match the teacher's."""
         distil = setting.terms.get(DistilConfig.name)
         if not isinstance(distil, DistilConfig):
             yield Refusal(
                 ("objective", self.name),
                 "hidden compares the student's layers with those of distil's teacher, but there is none",
-                "add objective.distil, or leave hidden out",
+                "add objective.distil, or remove objective.hidden",
             )
             return
         if len(distil.teachers) > 1:
             yield Refusal(
                 ("objective", self.name),
                 f"the student's layers learn from one teacher, but there are {len(distil.teachers)}",
-                "keep one teacher, or leave hidden out",
+                "keep one teacher, or remove objective.hidden",
             )
         teacher = distil.teachers[0].model
         yield from self._width_refusals(setting.model, teacher)
@@ -194,17 +195,17 @@ class HiddenConfig(HeadConfig):
                 f"the student's embeddings and {student_layers} layers cannot learn states {[*self.layers]} of a "
                 "teacher with "
                 f"{teacher_layers} layers",
-                f"name a state of the teacher, 0 (embeddings) to {teacher_layers}, for each of the student's "
-                f"{student_layers + 1}",
+                f"list states of the teacher, 0 (embeddings) to {teacher_layers}, one for each of the student's "
+                f"{student_layers + 1} states",
             )
 
     def shrink(self, form: SmallObjective) -> "HiddenConfig":
-        """Return the term without projection, because all small networks have the same width."""
+        """Return the term without projection, because all shrunk networks have the same width."""
         return self.model_copy(update={"layers": None, "projection": None})
 
     def teacher_layers(self, student: int, teacher: int) -> tuple[int, ...]:
-        """Return the numbers of the teacher's states in the order of the student's; `student` and `teacher` are
-        numbers of layers.
+        """Return for each of the student's states the number of the teacher's states that it learns. `student`,
+        `teacher`: their numbers of layers.
         """
         if self.layers is not None:
             return self.layers
@@ -215,7 +216,7 @@ class HiddenConfig(HeadConfig):
 
 
 class Distillation(HeadTerm):
-    """Sums of the distillation loss over places; metric "correct": the student's first choice is its teachers'."""
+    """The distillation loss over tokens; metric "correct": tokens where student and teachers predict the same id."""
 
     _head: "MaskedLanguageModelHead"
 
@@ -230,11 +231,11 @@ class Distillation(HeadTerm):
 
     @property
     def teacher_model(self) -> ModelConfig:
-        """The shape of the first teacher."""
+        """Configuration of the first teacher's network."""
         return self._config.teachers[0].model
 
     def request_layer_states(self, layers: tuple[int, ...]) -> None:
-        """Let the teachers also return the states of these layers, for another term (`Teacher.forward`)."""
+        """Let the teachers also return the states of these layers, which another term needs (`Teacher.forward`)."""
         self._layers = layers
 
     def connect(self, terms: Mapping[str, HeadTerm]) -> None:
@@ -255,22 +256,22 @@ class Distillation(HeadTerm):
         return TermSums(found.loss_sum, student_batch.target_ids.numel(), {"correct": found.agreeing})
 
     def teacher_outputs(self, states: "States", batch: "Batch") -> "list[TeacherOutputs]":
-        """Return what each teacher returns, computed once for all terms of a batch."""
+        """Return each teacher's outputs for the batch. They are computed once, for all terms."""
         if states not in self._taught:
-            assert self._teachers.networks, "a module that distils has been given its teachers"
+            assert self._teachers.networks, "hold_teachers must be called before the first batch"
             student_batch = self._student_batch(batch)
             self._taught[states] = [teacher(student_batch, self._layers) for teacher in self._teachers.networks]
         return self._taught[states]
 
     def _student_batch(self, batch: "Batch") -> "Batch":
-        """Return the batch whose targets are the places where the student learns."""
+        """Return the batch with the tokens at which the student learns as targets."""
         if self._config.places == "targets":
             return batch
         return _with_all_targets(batch)
 
 
 def _with_all_targets(batch: "Batch") -> "Batch":
-    """Return the batch with every token as a target at which something may be learned, also in its copy on the host."""
+    """Return the batch with all tokens that may contribute to a loss as targets, also in its copy on the host."""
     import torch
 
     at_T = batch.select_learnable(torch.arange(len(batch.tokens), device=batch.tokens.device))
@@ -279,7 +280,7 @@ def _with_all_targets(batch: "Batch") -> "Batch":
 
 
 class StateDistillation(HeadTerm):
-    """A loss on states over all tokens, of those that the teachers of `distil` return."""
+    """Base of losses between the student's states and those of the teachers of `distil`, at all tokens."""
 
     distillation: Distillation
 
@@ -293,7 +294,7 @@ class StateDistillation(HeadTerm):
 
 
 class LastStateDistillation(StateDistillation):
-    """Sums of the cosine loss, as the mean over teachers."""
+    """The cosine loss of last states, summed over tokens; the mean over teachers."""
 
     def sums(self, states: "States", batch: "Batch") -> TermSums:
         from encoder_core.heads.distillation import cosine_distances
@@ -305,7 +306,7 @@ class LastStateDistillation(StateDistillation):
 
 
 class LayerDistillation(StateDistillation):
-    """Sums of the loss on layers."""
+    """The loss on the states of layers, summed over tokens."""
 
     def __init__(self, config: HiddenConfig, shared: SharedParts) -> None:
         from torch import nn

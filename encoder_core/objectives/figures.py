@@ -1,16 +1,17 @@
-"""The figures of loss terms. Each is declared here once: from which two sums of a term it is made, and how displays
-name it. `encoder_core.train.metrics` makes the figures of these rows, and every display reads them; no torch."""
+"""The figures (metrics) of loss terms: each is a ratio of two sums of a term, with a name and a unit for displays.
+
+`encoder_core.train.metrics` computes them. This file does not import torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class TermFigure:
-    """A figure of each term that has its sums, recorded as `<term>_<name>`: the ratio of two sums.
+    """A figure of every term that has the sums `part` and `whole`: their ratio, recorded as `<term>_<name>`.
 
     Attributes:
-        part, whole: names of the sums.
-        unit: unit of the curve.
+        part, whole: names of the two sums.
+        unit: unit for displays.
         share: whether the figure lies between 0 and 1.
     """
 
@@ -25,25 +26,25 @@ class TermFigure:
         return f"_{self.name}"
 
     def title(self, field: str) -> str:
-        """Return the title of a field that holds this figure, such as `MLM accuracy`."""
+        """Return the title, such as `MLM accuracy`, of the figure recorded as `field`."""
         term = field.removesuffix(self.suffix).replace("_", " ").upper()
         return f"{term} {self.name.replace('_', ' ')}"
 
 
 TERM_LOSS = TermFigure("loss", "loss", "nats per target")
 AVERAGE_PREFIX = "average_"
-"""Prefix of the figures of held-out rows that the average of the weights gives."""
+"""Prefix of the figures of held-out rows that are computed with the average of the weights."""
 DETECTION_FIGURES = (
     TermFigure("precision", "found", "of the tokens called replaced", whole="flagged", share=True),
     TermFigure("recall", "found", "of the tokens replaced", whole="replaced", share=True),
-    # One minus it is the accuracy of flagging none.
+    # 1 minus this figure is the accuracy of a discriminator that classifies no token as replaced.
     TermFigure("replaced", "replaced", "share of tokens that were", share=True),
 )
 DIFFUSION_FIGURES = (
-    TermFigure("bits", "bits", "bound of the text's, per token"),  # the loss, a mean over all tokens, in bits
+    TermFigure("bits", "bits", "bound of the text's, per token"),  # the loss (mean over all tokens) in bits
     TermFigure("hidden_accuracy", "filled", "share of hidden tokens", whole="hidden", share=True),
 )
-# If the second approaches the first, all vectors collapse to one.
+# If the negative similarity approaches the positive one, all vectors collapse to one.
 CONTRASTIVE_FIGURES = (
     TermFigure("positive_similarity", "positive", "mean of queries"),
     TermFigure("negative_similarity", "negative", "mean of queries"),
@@ -54,4 +55,4 @@ TERM_FIGURES = (
     *DIFFUSION_FIGURES,
     *CONTRASTIVE_FIGURES,
 )
-"""The figures of terms, besides their loss."""
+"""All figures of terms except the loss."""

@@ -15,42 +15,42 @@ from encoder_core.objectives.term import (
     refuse_decoder_family,
 )
 
-if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where tensors are computed, not to read a recipe
     from encoder_core.batch import Batch
     from encoder_core.objectives.modules.states import States
 
 
 class TokenPrediction(HeadConfig):
-    """A term that predicts the original ids of hidden tokens, with the masked language model's head."""
+    """A term that predicts the original ids of masked tokens, with the masked-language-model head."""
 
     exported = "mlm"
     reads = "targets"
     predicts_ids = True
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse families without masks, families with a decoder, and rows without masks."""
+        """Refuse XLNet, which has no masks, encoder-decoder families, and rows that are not masked."""
         rows = setting.rows
         yield from refuse_decoder_family(self.name, setting)
         if setting.model.permutes:
             why = "it predicts tokens in a random order, without masks"
-            remedy = f"use plm for {setting.model.family}, and {self.name} for families of encoders alone"
+            remedy = f"use plm for {setting.model.family}, and {self.name} for encoder-only families"
             yield family_refusal(self.name, setting, why, remedy)
         elif rows is not None and rows.lanes:
             yield Refusal(
                 ("input", "packing"),
-                "rows in lanes are for permuted language modelling, but the objective is another",
-                "set objective to plm, or input.packing to full_sentences",
+                "rows in lanes are for permuted language modelling (plm), but the objective is another",
+                "use objective.plm only, or set input.packing to full_sentences",
             )
         elif rows is not None and rows.texts:
             yield Refusal(
                 ("input", "packing"),
-                f"{rows.packing} rows hold whole texts to be compared, but the objective predicts tokens",
-                "set objective to contrastive, or input.packing to full_sentences",
+                f"{rows.packing} rows hold whole texts to be compared, but the objective predicts masked tokens",
+                "use objective.contrastive only, or set input.packing to full_sentences",
             )
 
 
 class MlmConfig(OmittedWeightTerm, TokenPrediction):
-    """Masked language modelling (BERT, section 3.1). Which tokens are masked is a setting of the data service."""
+    """Masked language modelling (BERT, section 3.1). The settings of masking belong to the data service."""
 
     name = "mlm"
 
@@ -61,7 +61,7 @@ class MlmConfig(OmittedWeightTerm, TokenPrediction):
 class MaskedTokens(HeadTerm):
     """Cross-entropy of the original ids at the target positions; metric "correct". Causal rows have no targets.
 
-    It draws an id for each target if a temperature is set (`States.temperature`).
+    It also samples an id for each target if a temperature is set (`States.temperature`).
     """
 
     def __init__(self, config: MlmConfig, shared: SharedParts) -> None:

@@ -1,4 +1,4 @@
-"""Permuted language modelling (Yang et al. 2019, section 2.2). The module: `modules/permuted.py`."""
+"""Settings of permuted language modelling (Yang et al. 2019, section 2.2); `modules/permuted.py` computes it."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -15,18 +15,18 @@ from encoder_core.objectives.term import (
     last_weight,
 )
 
-if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where modules are built, not to read a recipe
     from encoder_core.objectives.modules.permuted import PermutedLanguageModel
 
 
 class PlmConfig(OmittedWeightTerm, ModuleConfig):
-    """Permuted language modelling. The prediction order is a setting of the data service."""
+    """Permuted language modelling. The settings of the prediction order belong to the data service."""
 
     name = "plm"
     exported = "plm"
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse all but XLNet, on rows in lanes, with no other term."""
+        """Refuse other terms, families other than XLNet, and rows that do not continue from step to step."""
         others = [name for name in setting.terms if name != self.name]
         if others:
             yield Refusal(
@@ -59,7 +59,7 @@ class PlmConfig(OmittedWeightTerm, ModuleConfig):
         encoder = model.encoder()
         if not isinstance(encoder, TwoStreamEncoder):
             raise ModelError(
-                f"{model.family} does not predict permuted tokens",
+                f"{model.family} cannot predict permuted tokens: it has no query stream",
                 remedy=f"use a model of family {family_names_where(lambda family: family.permutes)}",
             )
         word = encoder.embeddings.word

@@ -1,4 +1,4 @@
-"""Replaced-token detection (ELECTRA, DeBERTa v3). The papers, and both networks: `modules/detection.py`."""
+"""Settings of replaced-token detection (ELECTRA, DeBERTa v3); `modules/detection.py` has the papers and computes it."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -18,21 +18,22 @@ from encoder_core.objectives.term import (
 )
 from encoder_core.objectives.weights import detector_weight_count, network_weight_count
 
-if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where modules are built, not to read a recipe
     from encoder_core.objectives.modules.detection import ReplacedTokenDetection
 
 Sharing = Literal["shared", "gradient_disentangled"]
 
 
 class ReplacedTokenConfig(ModuleConfig):
-    """How the discriminator, a second network, is trained beside the generator, which learns all other terms.
+    """Replaced-token detection by a discriminator. A second network, the generator, is trained with all other terms.
 
     Attributes:
         weight: factor of the discriminator's loss (ELECTRA's lambda).
-        temperature: temperature of the softmax from which the generator's tokens are drawn.
-        embeddings: shared (ELECTRA): one set, and one update of both networks. gradient_disentangled (DeBERTa v3):
-            the discriminator's embeddings are the generator's plus a difference, and the discriminator's loss trains
-            only the difference; the generator is updated first, then the discriminator, each with its own clipping.
+        temperature: temperature of the softmax from which the generator's tokens are sampled.
+        embeddings: shared (ELECTRA): both networks have the same embeddings and are updated together.
+            gradient_disentangled (DeBERTa v3): the discriminator's embeddings are the generator's plus a difference,
+            and the discriminator's loss trains only the difference. The generator is updated first, then the
+            discriminator, each with its own gradient clipping.
     """
 
     name = "rtd"
@@ -42,23 +43,19 @@ class ReplacedTokenConfig(ModuleConfig):
     embeddings: Sharing = "shared"
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse objectives and families without a generator that learns masked tokens."""
-        why = "the generator, which learns masked tokens, makes the replacements to detect"
+        """Refuse objectives without mlm, which trains the generator, and families without a generator."""
+        why = "mlm trains the generator, which makes the replacements to detect"
         yield from require_mlm(self.name, setting, why)
         if not setting.model.has_generator:
             yield Refusal(
                 ("objective",),
-                f"a model of family {setting.model.family} has no generator for rtd, a smaller network of its kind "
-                "that fills masks",
-                "choose another family, or leave rtd out",
+                f"a model of family {setting.model.family} has no generator, the smaller network that fills masks for "
+                "rtd",
+                "choose another family, or remove objective.rtd",
             )
 
     def build(self, model: ModelConfig, heads: Sequence[HeadConfig] = (MlmConfig(),)) -> "ReplacedTokenDetection":
-        """Build both networks; `initialise` makes the discriminator's difference of embeddings zero.
-
-        Args:
-            heads: the generator's terms.
-        """
+        """Build both networks. `heads`: the generator's terms."""
         from encoder_core.layers.encoder import Embeddings
         from encoder_core.objectives.modules.detection import (
             GradientDisentangledDetection,
@@ -69,7 +66,7 @@ class ReplacedTokenConfig(ModuleConfig):
 
         generator = multitask_model(model.generator, heads)
         base = generator.encoder.embeddings
-        assert isinstance(base, Embeddings)  # every family with a generator has them
+        assert isinstance(base, Embeddings)  # every family with a generator has this class
         if self.embeddings == "shared":
             kind, discriminator = (
                 ReplacedTokenDetection,

@@ -1,9 +1,9 @@
 """RetroMAE: a shallow decoder predicts a row's whole text from the vector of its first token.
 
-The encoder reads the text with masks, as mlm makes them (paper: 15 to 30 %), and its first token's last state is the
-vector. The decoder (`heads/shallow_decoder.py`) is too weak to tell the text from the few words that it sees, so the
-vector must hold the text (Xiao et al. 2022, arXiv 2205.12035, section 3). It predicts by mlm's head, and is not
-exported.
+The encoder reads the text with mlm's masks (paper: 15 to 30 %), and the last state of its first token is the vector.
+The decoder (`heads/shallow_decoder.py`) is too weak to reconstruct the text from the few words that it sees, so the
+vector must represent the text (Xiao et al. 2022, arXiv 2205.12035, section 3). The decoder predicts with mlm's head,
+and is not exported.
 """
 
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.sizes import layer_weight_count, linear_weight_count, norm_weight_count
 from encoder_core.objectives.term import BottleneckConfig, HeadTerm, SharedParts, TermSums
 
-if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where tensors are computed, not to read a recipe
     from jaxtyping import Int
     from torch import Tensor
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading 
 
 
 class RetromaeConfig(BottleneckConfig):
-    """A row's text, predicted by a decoder of one layer from the vector of the row's first token and few of its words.
+    """A row's whole text, predicted by a one-layer decoder from the first token's last state and a few of its words.
 
     Attributes:
-        rate: probability with which each token of a row is hidden from a query of the decoder, for each query anew
-            (paper: 0.5 to 0.7).
+        rate: probability with which a token is hidden from a query of the decoder, independently for each query (paper:
+            0.5 to 0.7).
     """
 
     name = "retromae"
@@ -47,9 +47,9 @@ class RetromaeConfig(BottleneckConfig):
 
 
 class Reconstruction(HeadTerm):
-    """Cross-entropy of the ids of all tokens but the first of each row, whether or not mlm hides them.
+    """Cross-entropy of the ids of all tokens except each row's first, masked by mlm or not; metric "correct".
 
-    The metric is "correct". Tokens that `Batch.kept` leaves out are not predicted.
+    Tokens that `Batch.kept` leaves out are not predicted.
     """
 
     def __init__(self, config: RetromaeConfig, shared: SharedParts) -> None:
@@ -86,7 +86,7 @@ class Reconstruction(HeadTerm):
 
 
 def _predicted_positions(batch: "Batch") -> 'Int[Tensor, " targets"]':
-    """Return the flat positions that are predicted, in the host's memory: nothing waits for the device."""
+    """Return the flat positions of the predicted tokens, on the host, so that nothing waits for the device."""
     import torch
 
     host = batch.on_host

@@ -1,6 +1,6 @@
-"""Whether the two segments of a row belong together: next sentence prediction and sentence order prediction.
+"""Next sentence prediction and sentence order prediction: classify the two segments of a row.
 
-With ELECTRA, the generator learns this loss from the masked text.
+With ELECTRA, the generator gets this loss.
 """
 
 from abc import abstractmethod
@@ -11,12 +11,14 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.sizes import linear_weight_count
 from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, SharedParts, TermSetting, TermSums, require_mlm
 
-if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where tensors are computed, not to read a recipe
     from encoder_core.batch import Batch
     from encoder_core.objectives.modules.states import States
 
 
 class PairConfig(HeadConfig):
+    """Base of the terms that classify a row's pair of segments."""
+
     exported = "mlm_pair"
     reads = "first"
 
@@ -24,7 +26,7 @@ class PairConfig(HeadConfig):
         return linear_weight_count(model.hidden, model.hidden) + linear_weight_count(model.hidden, 2)
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse objectives without mlm, and rows without the label of this term."""
+        """Refuse objectives without mlm, and rows without this term's kind of label."""
         yield from require_mlm(self.name, setting, "one label a row does not suffice to learn words")
         yield from self._row_refusals(setting)
 
@@ -53,12 +55,12 @@ class NspConfig(PairConfig):
                 ("objective", "nsp"),
                 f"next sentence prediction needs rows with two segments and a label, but {setting.rows.packing} rows "
                 "have none",
-                "set input.packing to segment_pair or sentence_pair, or leave nsp out",
+                "set input.packing to segment_pair or sentence_pair, or remove objective.nsp",
             )
 
 
 class SopConfig(PairConfig):
-    """Sentence order prediction: whether two segments are in order (ALBERT, section 3.1)."""
+    """Sentence order prediction: whether the two segments are in order or swapped (ALBERT, section 3.1)."""
 
     name = "sop"
 
@@ -67,15 +69,15 @@ class SopConfig(PairConfig):
             yield Refusal(
                 ("objective", "sop"),
                 f"sentence order prediction needs swapped segments, but {setting.rows.packing} rows have none",
-                "set input.packing to ordered_pair, or leave sop out",
+                "set input.packing to ordered_pair, or remove objective.sop",
             )
 
 
 class SentencePair(HeadTerm):
     """Cross-entropy of the rows' labels, from the states of their first tokens; metric "correct".
 
-    Rows without labels (`pair_labels` None), and those that are not classified (`pair_rows`), have no targets, but the
-    head still takes part in the graph.
+    Rows that have no label (`pair_labels` None) or are left out (`pair_rows`) are not targets. Without targets the head
+    runs on 0 rows, so that it takes part in the backward pass.
     """
 
     def __init__(self, config: PairConfig, shared: SharedParts) -> None:

@@ -1,4 +1,4 @@
-"""SpanBERT (Joshi et al., 2020): masked spans are predicted from their own positions and from their boundaries."""
+"""SpanBERT's span boundary objective (Joshi et al., 2020): predicts masked spans from the tokens next to them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.sizes import MAX_SPAN_TARGETS, SPAN_POSITION_WIDTH, linear_weight_count, norm_weight_count
 from encoder_core.objectives.term import HeadConfig, HeadTerm, Refusal, SharedParts, TermSetting, TermSums, require_mlm
 
-if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where tensors are computed, not to read a recipe
     from jaxtyping import Int
     from torch import Tensor
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # torch is imported only where tensors are computed: reading 
 
 
 class SboConfig(HeadConfig):
-    """Span boundary objective: predicts masked spans from the two tokens around them (section 3.2)."""
+    """Span boundary objective: predicts the tokens of a masked span from the two tokens around it (section 3.2)."""
 
     name = "sbo"
     reads = "all"
@@ -31,13 +31,13 @@ class SboConfig(HeadConfig):
         return MAX_SPAN_TARGETS * SPAN_POSITION_WIDTH + first + second
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Refuse objectives without masked spans."""
+        """Refuse objectives without mlm, and masks that are not spans."""
         yield from require_mlm(self.name, setting, "it predicts the tokens that mlm masks")
         if "mlm" in setting.terms and setting.rows is not None and setting.rows.unit != "span":
             yield Refusal(
                 ("objective", "sbo"),
                 f"the span boundary objective needs masked spans, but the unit of masks is {setting.rows.unit}",
-                "set objective.mlm.unit to span, or leave sbo out",
+                "set objective.mlm.unit to span, or remove objective.sbo",
             )
 
     def build(self, shared: SharedParts) -> "SpanBoundary":
@@ -70,8 +70,8 @@ class BoundaryTargets:
     """The B targets that are also predicted from their span's boundary.
 
     Attributes:
-        left, right: flat positions of the tokens just outside the span.
-        place: index of the target in its span, from 0.
+        left, right: flat positions of the tokens directly before and after the span.
+        place: position of the target in its span, from 0.
         ids: ids to predict.
     """
 
@@ -82,12 +82,12 @@ class BoundaryTargets:
 
 
 def boundary_targets(batch: "Batch") -> BoundaryTargets:
-    """Return the targets with a boundary. Spans are runs of consecutive targets inside rows; adjacent spans count as
-    one.
+    """Return the targets whose span has a boundary. A span is a run of consecutive targets in a row; adjacent spans
+    count as one.
 
-    A span next to a row's first or last token (the special ones) has no boundary and no target. Of a longer span only
-    the first `MAX_SPAN_TARGETS` tokens are targets. They are found in the host's copy, so that nothing waits for the
-    device.
+    A span next to a row's first or last token (special tokens) has no boundary, so its tokens are left out. So are the
+    tokens of a span after the first `MAX_SPAN_TARGETS`. All is computed on the host's copy of the batch, so nothing
+    waits for the device.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""The contract of a term of the loss: its description, of which a recipe is made, and what a description builds.
+"""The interface of a loss term: its settings in a recipe (`TermConfig`), and the heads and loss that it builds.
 
-Reading a recipe needs no torch: a term's file imports it where it builds and computes. The package's README, "Terms",
-explains how to write a term.
+Reading a recipe must not import torch, so a term's file imports torch only where it builds and computes. The package's
+README, "Terms", explains how to write a term.
 """
 
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_serializer
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.families.interchange import Heads
 
-if TYPE_CHECKING:  # torch is imported only where modules are built: reading a recipe needs none
+if TYPE_CHECKING:  # torch is imported only where modules are built, not to read a recipe
     from jaxtyping import Int, Num
     from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # torch is imported only where modules are built: reading a r
 
 
 class WeightSchedule(BaseModel):
-    """A weight that changes linearly from `start` to `end` in `steps` steps, and then stays."""
+    """A term's weight that changes linearly from `start` to `end` in `steps` steps, and then stays constant."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,18 +36,16 @@ class WeightSchedule(BaseModel):
     @model_validator(mode="after")
     def _check_weight_positive(self) -> "WeightSchedule":
         if not self.start and not self.end:
-            raise ValueError("the weight would be 0 in every step; leave the term out")
+            raise ValueError("the term's weight would be 0 in every step; remove the term")
         return self
 
 
 Weight = Annotated[float, Field(gt=0)] | WeightSchedule
-"""The weight of a term. A schedule counts the steps of the run, or those of the phase that sets it."""
+"""A term's weight. A schedule counts the steps of the run or, if a phase sets it, the steps of the phase."""
 
 
 def weight_at(weight: Weight, step: int) -> float:
-    """Return the weight in step number `step`, counted from 0: step 0 has a schedule's `start`, step `steps` its
-    `end`.
-    """
+    """Return the weight in step `step`, from 0. A schedule has `start` in step 0, and `end` from step `steps` on."""
     if not isinstance(weight, WeightSchedule):
         return weight
     done = min(step, weight.steps) / weight.steps
@@ -55,28 +53,28 @@ def weight_at(weight: Weight, step: int) -> float:
 
 
 def last_weight(weight: Weight) -> float:
-    """Return the weight of a term in held-out losses: a constant weight, or a schedule's final
-    weight, at every step."""
+    """Return the weight of a term in held-out losses of any step: the constant weight, or a schedule's final weight."""
     return weight.end if isinstance(weight, WeightSchedule) else weight
 
 
 Label = Literal["next", "order"]
-"""The meaning of a row's label: whether its second segment follows the first, or whether the two are in order."""
+"""The meaning of a row's label. `next`: whether the second segment follows the first. `order`: whether the segments are
+in order."""
 
 
 @dataclass(frozen=True)
 class RowFacts:
-    """The properties of rows that matter to terms.
+    """The properties of the input's rows on which terms depend.
 
     Attributes:
         packing: name of the packing, for messages.
-        label: meaning of each row's label; None for rows without labels.
-        texts: number of whole texts in a row, in which nothing is masked; 0 for rows of running text.
-        repeats: whether these texts are the same text.
-        lanes: whether a row continues where its lane's row of the previous step ended.
-        reuse: number of tokens that a row repeats from the previous one.
+        label: meaning of each row's label; None: rows have no labels.
+        texts: number of whole, unmasked texts in a row (contrastive training); 0: rows are running text.
+        repeats: whether these texts are copies of one text.
+        lanes: whether each row continues the text of a row of the previous step.
+        reuse: number of tokens that a row repeats from the row that it continues.
         unit: unit of masking: token, whole_word, ngram, span.
-        packed: whether a row is text of one segment.
+        packed: whether a row is running text in a single segment.
     """
 
     packing: str
@@ -91,8 +89,8 @@ class RowFacts:
 
 @dataclass(frozen=True)
 class PhaseFacts:
-    """The properties of a phase that matter to terms: tokens of its longest row, and rows of a step (None if it
-    counts tokens).
+    """The properties of a phase on which terms depend: number of tokens of its longest row, and number of rows of a
+    step (None if the batch size is given in tokens).
     """
 
     length: int
@@ -101,13 +99,13 @@ class PhaseFacts:
 
 @dataclass(frozen=True)
 class TermSetting:
-    """The surroundings of a term.
+    """The model, objective and input with which a term is to be trained.
 
     Attributes:
         model: configuration of the network that is used after pretraining.
         terms: all terms of the objective, by name.
         rows: properties of the rows; None if unknown.
-        phases: phases of the run; empty if unknown.
+        phases: properties of the run's phases; empty if unknown.
     """
 
     model: ModelConfig
@@ -118,7 +116,7 @@ class TermSetting:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a term cannot be trained here. `path`: the place in the recipe to change."""
+    """The reason why a term cannot be trained, and a remedy. `path`: the recipe's key to change."""
 
     path: tuple[str | int, ...]
     what: str
@@ -126,38 +124,38 @@ class Refusal:
 
 
 def family_refusal(name: str, setting: TermSetting, why: str, remedy: str) -> Refusal:
-    """Return the refusal of the model's family by the term `name`. `why`: the reason, as a clause."""
+    """Return the `Refusal` for a model family that the term `name` cannot train. `why`: the reason, as a clause."""
     what = f"a model of family {setting.model.family} is not trained by {name}: {why}"
     return Refusal(("objective",), what, remedy)
 
 
 def refuse_decoder_family(name: str, setting: TermSetting) -> Iterator[Refusal]:
-    """Refuse a family with a decoder for the term `name`, which trains an encoder alone."""
+    """Refuse encoder-decoder families for the term `name`, which trains only an encoder."""
     if setting.model.has_decoder:
         remedy = f"use denoise for {setting.model.family}, and {name} for another family"
         yield family_refusal(name, setting, "its decoder would learn nothing", remedy)
 
 
 def require_mlm(name: str, setting: TermSetting, why: str) -> Iterator[Refusal]:
-    """Refuse an objective without mlm for the term `name`, which needs it. `why`: the reason, as a clause."""
+    """Refuse an objective without mlm, which the term `name` needs. `why`: the reason, as a clause."""
     if "mlm" not in setting.terms:
         others = [other for other in setting.terms if other != name]
         other_objective = f", not {others[0]}" if others else ""
         yield Refusal(
             ("objective",),
             f"{name} needs mlm{other_objective}: {why}",
-            f"add objective.mlm, or leave {name} out",
+            f"add objective.mlm, or remove objective.{name}",
         )
 
 
 @dataclass(frozen=True)
 class SmallObjective:
-    """The size to which a recipe's terms are shrunk, together with its model.
+    """The sizes to which `--tiny` shrinks a recipe's terms, together with its model.
 
     Attributes:
         length: number of tokens in the longest row.
         hidden: width of the small model.
-        model: function to the small form of another model, such as a teacher.
+        model: function that shrinks another model, such as a teacher.
     """
 
     length: int
@@ -166,12 +164,12 @@ class SmallObjective:
 
 
 class TermConfig(BaseModel, ABC):
-    """A term as a recipe describes it. Subclasses are frozen, and refuse unknown keys.
+    """The settings of a term in a recipe. Subclasses are frozen, and refuse unknown keys.
 
     Attributes:
-        name: the term's key in a recipe and in metrics.
-        exported: the heads that it trains, among those for which transformers has classes; None: other heads or none.
-        weight: factor of the term's mean loss in the whole loss.
+        name: the term's key in a recipe, and prefix of its metrics.
+        exported: the head that it trains and transformers has a class for; None: there is no such head.
+        weight: factor of the term's mean loss in the total loss.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -186,16 +184,16 @@ class TermConfig(BaseModel, ABC):
         """Yield every reason why this term cannot be trained in `setting`."""
 
     def shrink(self, form: SmallObjective) -> "TermConfig":
-        """Return this term for a small model and short rows. Only settings that depend on their size change."""
+        """Return this term for a small model and short rows (`--tiny`). Settings that do not depend on sizes stay."""
         return self
 
 
 class OmittedWeightTerm(TermConfig):
-    """A term whose first version had no weight. A weight of 1 is not written, so that recipes, fingerprints and the
-    keys of evaluations stay the same.
+    """A term whose early version had no weight. A weight of 1 is not written to recipes, so that recipes, fingerprints
+    and the keys of evaluations are as before.
 
     Attributes:
-        unwritten: the fields that older recipes do not have, and the values that hold without them.
+        unwritten: the fields that old recipes lack, with the values that they then have.
     """
 
     unwritten: ClassVar[Mapping[str, object]] = {"weight": 1.0}
@@ -206,17 +204,18 @@ class OmittedWeightTerm(TermConfig):
 
 
 StatesRead = Literal["targets", "first", "all", "layers"]
-"""The states that a term reads: those of targets, of rows' first tokens, or of all tokens; or those of all layers."""
+"""The hidden states that a term reads: the last layer's at targets, at rows' first tokens, or at all tokens; or all
+layers'."""
 
 
 @dataclass(frozen=True)
 class SharedParts:
-    """What terms share, on the default device, its weights not yet initialised.
+    """The modules that all terms of a network share, on the default device, with weights not yet initialised.
 
     Attributes:
         model: configuration of the network.
-        word: its word embeddings.
-        head: function that returns the head of token ids, the same at every call.
+        word: the network's word embeddings.
+        head: function that returns the shared head of token ids, the same object at every call.
     """
 
     model: ModelConfig
@@ -225,12 +224,12 @@ class SharedParts:
 
 
 class HeadConfig(TermConfig):
-    """The description of a term that shares one network's encoder with others.
+    """The settings of a term that adds heads and a loss to a network whose encoder other terms may share.
 
     Attributes:
-        reads: the states that the term reads, which decides for how many tokens DeBERTa's last layer runs.
-        causal: whether it is trained on causal rows; then no other term is, nor it on other rows.
-        predicts_ids: whether it has the head of token ids, which all such terms share.
+        reads: the states that the term reads; they decide for how many tokens DeBERTa's last layer runs.
+        causal: whether the term is trained only on causal rows, on which no other term is trained.
+        predicts_ids: whether the term uses the head of token ids, which all such terms share.
     """
 
     reads: ClassVar[StatesRead]
@@ -239,23 +238,22 @@ class HeadConfig(TermConfig):
 
     @abstractmethod
     def build(self, shared: SharedParts) -> "HeadTerm":
-        """Build the heads and the loss on the default device; weights not yet initialised."""
+        """Build the heads and the loss on the default device. Weights are not yet initialised."""
 
     def weight_count(self, model: ModelConfig) -> int:
-        """Return the number of parameters that the term adds to a network of `model` and shares with no other term."""
+        """Return the number of parameters that the term adds to `model`, without those that other terms share."""
         return 0
 
 
 @dataclass(frozen=True)
 class TermSums:
-    """A term on one microbatch.
+    """The sums of a term on one microbatch.
 
     Attributes:
         loss_sum: scalar, fp32 or wider, summed over targets.
-        targets: number of summands; equals `HeadTerm.targets` of the batch.
-        metrics: sums by name ("correct"), scalars without gradient; `encoder_core/train/metrics.py` makes figures of
-            them.
-        drawn: an id for each target, if `States.temperature` asks the masked-token term for them.
+        targets: number of summands of `loss_sum`; equals `HeadTerm.target_count` of the batch.
+        metrics: sums by name, such as "correct", scalars without gradient; see `figures.py`.
+        drawn: an id sampled for each target, from the masked-token term if `States.temperature` is set; else None.
     """
 
     loss_sum: 'Num[Tensor, ""]'
@@ -265,18 +263,18 @@ class TermSums:
 
 
 class HeadTerm(ABC):
-    """The heads and the loss of a term that shares one network's encoder with others.
+    """The heads and the loss of a term, on a network whose encoder other terms may share.
 
-    It is not a module: the network owns `heads`, under the names of their parameters in checkpoints. A head without
-    targets still runs, on no rows, so that every parameter takes part in the backward pass on every rank. A head may
-    be a frozen network of the term (`requires_grad_(False)`, and a `train` that keeps it in evaluation mode). The
-    engine then gives it neither master weights nor moments.
+    It is not a module: the network owns `heads`, under the names that their parameters have in checkpoints. A head
+    without targets runs on 0 rows, so that every parameter takes part in the backward pass on every rank. A head may
+    be a frozen network (`requires_grad_(False)`, and a `train` that keeps it in evaluation mode), for which the engine
+    keeps neither master weights nor moments.
 
     Attributes:
-        name: name of the term; key of `target_counts` and of metrics.
-        weight: weight of the term; a schedule's final weight, while the trainer has the weight of each step.
-        reads: the states that it reads.
-        causal: whether it has targets in causal rows, and none in others.
+        name: name of the term; key of `target_counts`, and prefix of metrics.
+        weight: the term's constant weight, or a schedule's final weight; the trainer knows each step's weight.
+        reads: the states that the term reads.
+        causal: whether the term has targets only in causal rows; otherwise it has targets only in other rows.
         heads: modules that are trained with the term, by name.
     """
 
@@ -288,55 +286,53 @@ class HeadTerm(ABC):
         self.heads = heads
 
     def connect(self, terms: Mapping[str, "HeadTerm"]) -> None:
-        """Receive all terms that share the network, including itself, by name, before the first batch.
+        """Receive all terms of the network, including itself, by name, before the first batch.
 
-        This is for a term that uses another's head or result; most terms ignore it.
+        A term that uses another term's head or result overrides this.
         """
         return
 
     @abstractmethod
     def target_count(self, batch: "Batch") -> int:
-        """Return how many summands the term has for this batch; known before the forward pass."""
+        """Return the number of the term's targets in this batch, by which its loss sum will be divided."""
 
     @abstractmethod
     def sums(self, states: "States", batch: "Batch") -> TermSums:
-        """Compute the term on the network's states of the batch."""
+        """Compute the term's loss and metrics from the network's states of the batch."""
 
 
 class ModuleConfig(TermConfig):
-    """The description of a term that builds the whole module: a second network, another encoder's streams, or a
-    coupled loss.
-
-    A coupled loss depends on all examples of a step. An objective has at most one such term.
+    """The settings of a term that builds the whole module, because it has a second network, XLNet's two streams, or a
+    coupled loss (which depends on all examples of a step). An objective has at most one such term.
     """
 
     @abstractmethod
     def build(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> "ObjectiveModule":
-        """Build the module that trains this term and `heads`, on the default device; weights not yet initialised.
+        """Build the module that trains this term and `heads`, on the default device, without initialising weights.
 
         Raises:
             ModelError: the size of the vocabulary is unknown.
         """
 
     def weight_count(self, model: ModelConfig, heads: Sequence[HeadConfig] = ()) -> int:
-        """Return the number of parameters of that module. Tied parameters count once."""
+        """Return the number of parameters of the module that `build` returns. Tied parameters count once."""
         return model.encoder_weight_count() + model.decoder_weight_count()
 
 
 class BottleneckConfig(HeadConfig):
-    """A term that predicts tokens through the vector of the row's first token, beside mlm, so that it holds the row's
-    text. Its layers are not exported.
+    """A term, trained together with mlm, that predicts tokens from the state of the row's first token, so that this
+    state learns to represent the row's text. Its layers are not exported.
     """
 
     predicts_ids = True
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
         """Refuse objectives without mlm, or with a generator."""
-        yield from require_mlm(self.name, setting, "the vector is made of a text that mlm hides a part of")
+        yield from require_mlm(self.name, setting, "the encoder reads the text that mlm has masked")
         if "rtd" in setting.terms:
             yield Refusal(
                 ("objective", self.name),
                 f"{self.name} cannot be combined with rtd: it would train the vectors of the generator, which is "
                 "discarded after training",
-                f"leave rtd or {self.name} out",
+                f"remove objective.rtd or objective.{self.name}",
             )

@@ -1,4 +1,4 @@
-"""How many parameters a network has, counted from its configuration: who lists or checks recipes need not build it.
+"""Parameter counts from a network's configuration, so that recipes can be listed and checked without building it.
 
 A test compares every family and term with what torch builds (`objectives/compose.py`).
 """
@@ -11,19 +11,19 @@ from encoder_core.objectives.term import HeadConfig
 
 
 def masked_lm_weight_count(model: ModelConfig) -> int:
-    """Return the number of parameters of a network with masked tokens alone."""
+    """Return the number of parameters of an encoder with a masked-language-model head."""
     return network_weight_count(model, ()) + _head_weight_count(model)
 
 
 def detector_weight_count(model: ModelConfig) -> int:
-    """Return the number of parameters of a discriminator alone, with embeddings of its own."""
+    """Return the number of parameters of a discriminator, including its embeddings."""
     context = model.context_norm * norm_weight_count(model.hidden)
     head = linear_weight_count(model.hidden, model.hidden) + linear_weight_count(model.hidden, 1)
     return model.encoder_weight_count() + context + head
 
 
 def network_weight_count(model: ModelConfig, terms: Sequence[HeadConfig]) -> int:
-    """Return the number of parameters of a network with the heads of these terms."""
+    """Return the number of parameters of an encoder with the heads of these terms."""
     head = _head_weight_count(model) if any(term.predicts_ids for term in terms) else 0
     positions = model.max_length * model.hidden if uses_mask_decoder(model) else 0
     return model.encoder_weight_count() + positions + head + sum(term.weight_count(model) for term in terms)

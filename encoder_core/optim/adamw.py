@@ -1,9 +1,9 @@
-"""AdamW (Loshchilov & Hutter 2019), BERT's form of it without bias correction, and StableAdamW.
+"""AdamW (Loshchilov & Hutter 2019), BERT's AdamW without bias correction, and StableAdamW.
 
 StableAdamW (Wortsman et al. 2023, arXiv 2304.13013, algorithm 2) is AdamW with AdaFactor's update clipping: it lowers
 the learning rate of a parameter whose gradient is larger than its second moment predicts.
 
-Both store two moments for each parameter. Checkpoints store them under the names that LAMB uses, too.
+All store two moments for each parameter. LAMB's moments have the same names, in memory and in checkpoints.
 """
 
 import math
@@ -26,7 +26,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def moments(state: MutableMapping[Tensor, dict[str, Tensor]], p: Tensor) -> dict[str, Tensor]:
-    """Return the moments of `p` by name; they are zeros before its first update."""
+    """Return the moments of `p` by name; they are created as zeros before its first update."""
     own = state[p]
     for name in MOMENTS:
         if name not in own:
@@ -35,7 +35,7 @@ def moments(state: MutableMapping[Tensor, dict[str, Tensor]], p: Tensor) -> dict
 
 
 class AdamW(Optimizer):
-    """AdamW in one fused pass over each tensor, on CPU and GPU; moments have the tensor's dtype.
+    """AdamW as one fused kernel over each tensor, on CPU and GPU; moments have the tensor's dtype.
 
     State of a tensor: `exp_avg` and `exp_avg_sq`, of its shape. `encoder_core.optim.updates.set_update` sets the
     learning rate and the number of the update. Under DeepSpeed the tensors are ZeRO's flat partitions.
@@ -59,14 +59,14 @@ class AdamW(Optimizer):
 
 
 def update_adamw(state: MutableMapping[Tensor, dict[str, Tensor]], groups: Iterable[dict[str, Any]]) -> None:
-    """Apply one update to the tensors of groups of `AdamW`, and to their moments, in place."""
+    """Apply one AdamW update, in place, to the tensors of these parameter groups and to their moments."""
     count: Tensor | None = None
     for group in groups:
         if not (params := tensors_to_update(group)):
             continue
         # Infinity turns bias correction off: the kernel divides by 1 - beta^count, which is then 1.
         number = next_update_number(group) if group["bias_correction"] else math.inf
-        # All groups are at the same update (`set_update`), so one number serves their launches.
+        # All active groups have the same update number (`set_update`), so one tensor holds it for all launches.
         count = torch.full((), number, device=params[0].device) if count is None else count
         states = [moments(state, p) for p in params]
         beta1, beta2 = group["betas"]
@@ -108,7 +108,7 @@ class StableAdamW(ShardedOptimizer):
 
     The mean is over a whole parameter; m and v are corrected for bias (the paper corrects the betas, which is
     equivalent). State of a tensor, learning rate and update number are as in `AdamW`, so a run can continue from
-    AdamW's moments. If tensors are ZeRO's partitions, `shard` must say which parameters they hold.
+    AdamW's moments. If tensors are ZeRO's partitions, call `shard` to name the parameters that they hold.
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: StableAdamWConfig) -> None:
@@ -118,7 +118,7 @@ class StableAdamW(ShardedOptimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             params = tensors_to_update(group)
-            if params and _picks_fused(params):
+            if params and _uses_fused_kernels(params):
                 self._update_fused(group, params)
             elif params:
                 directions = [adam_direction(self.state, group, p) for p in params]
@@ -134,7 +134,7 @@ class StableAdamW(ShardedOptimizer):
             if p not in self._layouts:
                 ranges = [(s.start, s.stop, s.parameter, prod(self._shapes[s.parameter])) for s in self._segments_in(p)]
                 self._layouts[p] = kernels.split_into_blocks(ranges, p.device)
-            assert p.grad is not None  # `tensors_to_update` keeps only those with one
+            assert p.grad is not None  # `tensors_to_update` keeps only tensors with a gradient
             kernels.update_moments(p.grad, moments(self.state, p), self._layouts[p], squares, group)
         self._sum_over_ranks(squares)
         for p in params:
@@ -142,8 +142,8 @@ class StableAdamW(ShardedOptimizer):
 
     def _clipping_factors(self, group: dict[str, Any], params: Sequence[Tensor]) -> Tensor:
         """Return [parameters] float32: 1 / max(1, rms), from the updated moments."""
-        surprises = [self._normalised_gradient(group, p) for p in params]
-        squares = self._square_sums((surprises,), params)[0]
+        normalised = [self._normalised_gradient(group, p) for p in params]
+        squares = self._square_sums((normalised,), params)[0]
         mean = squares / self._parameter_sizes(squares.device).clamp(min=1)
         return mean.sqrt().clamp(min=1).reciprocal().float()
 
@@ -154,7 +154,7 @@ class StableAdamW(ShardedOptimizer):
         return torch.div(p.grad, expected.sqrt_().clamp_(min=group["eps"]), out=expected)
 
 
-def _picks_fused(params: Sequence[Tensor]) -> bool:
+def _uses_fused_kernels(params: Sequence[Tensor]) -> bool:
     return all(map(_supports, params)) and pick(["fused", "written"], dropped=False, place="update") == "fused"
 
 

@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters decay, have a trust ratio, or have another learning rate."""
+"""Parameter groups: which parameters have weight decay, a trust ratio, Muon's update or a scaled learning rate."""
 
 import re
 from collections import defaultdict
@@ -15,8 +15,7 @@ from encoder_core.optim.settings import Decayed
 from encoder_core.optim.updates import ALL_PARAMETERS, LR_SCALE, UPDATE_GROUP
 
 UpdateGroups = Mapping[str, Sequence[nn.Parameter]]
-"""The updates of one step by name, in order, and the parameters that each of them changes."""
-
+"""The names of a step's updates, in order, with the parameters that each update changes."""
 
 _UNSCALED: Mapping[str, float] = MappingProxyType({})
 
@@ -36,12 +35,11 @@ def parameter_groups(
     Tied parameters appear once. LayerNorm and biases have no trust ratio (ALBERT).
 
     Args:
-        decayed: the parameters that decay.
-        update_groups: parameters by update; None: one update for all.
-        matrices: whether hidden matrices have groups of their own (Muon's), one for each way in which several are
-            joined in a parameter.
-        rates: what the learning rate of a parameter is multiplied by, by its name (`objectives/modules/mup.py`).
-            Its decay, which optimizers multiply by the rate, stays what it is.
+        decayed: which parameters have weight decay.
+        update_groups: parameters by update; None: one update changes all.
+        matrices: whether hidden matrices have separate groups (for Muon), one for each `JoinedLayout`.
+        rates: factors of the learning rate by parameter name (`objectives/modules/mup.py`); 1 if missing. Weight decay
+            is divided by the factor, so that learning rate times weight decay stays the same.
     """
     plain = _norms_and_biases(model)
     undecayed = _undecayed_ids(model, decayed, plain)
@@ -71,7 +69,7 @@ def parameter_groups(
 
 
 class HiddenMatrix(NamedTuple):
-    """The weight of a projection. `joined` says how several projections are joined in it; None: there is one."""
+    """The weight of a projection. `joined`: how several projections are interleaved in it; None: it has one."""
 
     weight: nn.Parameter
     joined: JoinedLayout | None
@@ -83,11 +81,11 @@ class HiddenMatrix(NamedTuple):
 
 
 def hidden_matrices(model: nn.Module) -> dict[str, HiddenMatrix]:
-    """Return the projections inside layers by name, which are what Muon updates. Tied ones appear once; frozen ones
-    are included.
+    """Return by name the projection weights inside layers, which Muon updates. Tied weights appear once; frozen
+    weights are included.
 
-    Embeddings are not among them, not even those of positions inside a layer. Nor are weights outside layers: heads,
-    and projections between embeddings and the first layer, touch the vocabulary, where AdamW works better.
+    Embeddings are excluded, even position tables inside a layer. So are heads and the projection of the embeddings:
+    these work on the vocabulary, where AdamW does better.
     """
     projections = {
         id(module.weight): module.joined if isinstance(module, JoinedLinear) else None
@@ -102,7 +100,7 @@ def hidden_matrices(model: nn.Module) -> dict[str, HiddenMatrix]:
 
 
 def _undecayed_ids(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[int]:
-    """Return the ids of the parameters without weight decay."""
+    """Return the Python ids of the parameters without weight decay. `plain`: ids of norms and biases."""
     match decayed:
         case "all":
             return set()
@@ -116,7 +114,7 @@ def _undecayed_ids(model: nn.Module, decayed: Decayed, plain: set[int]) -> set[i
 
 
 def _norms_and_biases(model: nn.Module) -> set[int]:
-    """Return the ids of norms and biases."""
+    """Return the Python ids of all parameters of norms and of all biases."""
     norms = {
         id(p)
         for module in model.modules()

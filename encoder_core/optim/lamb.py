@@ -1,6 +1,6 @@
-"""LAMB (You et al. 2020), with trust ratios of whole parameters for any sharding of the state.
+"""LAMB (You et al. 2020). Trust ratios are of whole parameters, even if ZeRO shards them.
 
-The norms that LAMB needs are sums of squares, which `encoder_core.optim.shards` adds up over ranks.
+LAMB's norms need sums of squares over whole parameters, which `encoder_core.optim.shards` adds up over ranks.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Lamb(ShardedOptimizer):
         u = m / (sqrt(v) + eps) + wd w;   w = w - lr (|w| / |u|) u     (ratio 1 where either norm is 0)
 
     Groups with `trust_ratio` false (LayerNorm and biases) have ratio 1. State of a tensor, learning rate and update
-    number are as in `AdamW`. If tensors are ZeRO's partitions, `shard` must say which parameters they hold.
+    number are as in `AdamW`. If tensors are ZeRO's partitions, call `shard` to name the parameters that they hold.
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: LambConfig) -> None:

@@ -8,11 +8,11 @@ The Newton-Schulz iteration orthogonalises a matrix with products alone. For M =
 singular values above 0.002 of M's Frobenius norm become 0.68 to 1.21, which works as well as 1 would
 (kellerjordan.github.io/posts/muon). Smaller ones become smaller.
 
-The iteration needs the whole matrix. At stage 0 every rank computes all matrices. At the other stages every rank
+The iteration needs the whole matrix. At ZeRO stage 0 every rank computes all matrices. At the other stages every rank
 holds one range of each matrix, in the order of ranks (`table`). One rank gathers and orthogonalises the matrix, and
-every rank gets its own range of the result. Which rank that is follows from the table, so ranks need not agree on it
-by messages. A rank that holds much of a matrix is preferred, because it receives least; if all hold equally much, as
-at stage 3, the work is distributed evenly.
+every rank gets its own range of the result. Each rank derives from the table which rank that is, without messages. A
+rank that holds much of a matrix is preferred, because it receives least; if all hold equally much, as at stage 3, the
+work is distributed evenly.
 """
 
 import math
@@ -35,8 +35,8 @@ from encoder_core.optim.settings import MuonConfig
 from encoder_core.optim.shards import ShardedOptimizer, ShardSegment
 from encoder_core.optim.updates import group_defaults, next_update_number, tensors_to_update
 
-NEWTON_SCHULZ_STEPS = 5
-# Published: steep at 0, at the price of ending near 1 only.
+NEWTON_SCHULZ_STEPS = 5  # number of iterations
+# Published coefficients (Jordan et al. 2024): small singular values grow fast, but end only near 1, not at 1.
 _LINEAR, _CUBIC, _QUINTIC = (
     3.4445,
     -4.7750,
@@ -48,34 +48,35 @@ _NORM_EPSILON = 1e-7  # added to the norm, so that a matrix of zeros stays zero
 def working_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of the iteration: bfloat16 on a GPU, as published, for its tensor cores; float32 on a CPU.
 
-    On a CPU, ZeRO stages and topologies are compared to the last digits, and there may be no bfloat16 units.
+    CPU tests compare ZeRO stages and world sizes to the last digits, and a CPU may have no bfloat16 units.
     """
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def rms_scale(rows: int, columns: int) -> float:
-    """Return 0.2 sqrt(max(rows, columns)), which gives an orthogonal update the usual root mean square of AdamW's.
+    """Return 0.2 sqrt(max(rows, columns)), which scales an orthogonal update to the usual RMS of AdamW's updates.
 
-    So AdamW's learning rate and decay fit (Liu et al. 2025, arXiv 2502.16982, section 2.2).
+    So Muon can use AdamW's learning rate and weight decay (Liu et al. 2025, arXiv 2502.16982, section 2.2).
     """
     return 0.2 * math.sqrt(max(rows, columns))
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the shape of a parameter as a matrix: its first dimension by the product of the others."""
+    """Return the shape of a parameter as a matrix: (first dimension, product of the others)."""
     return shape[0], math.prod(shape[1:])
 
 
 def matrix_shapes(shape: Sequence[int], joined: JoinedLayout | None) -> list[tuple[int, int]]:
-    """Return rows and columns of every matrix in a parameter of this shape."""
+    """Return (rows, columns) of every matrix in a parameter of this shape. `joined` None: the parameter is one."""
     rows, columns = rows_and_columns(shape)
     return [(rows, columns)] if joined is None else [(joined.times * part, columns) for part in joined.rows]
 
 
 def orthogonalise_each(momenta: Iterable[tuple[Float[Tensor, "rows columns"], JoinedLayout | None]]) -> None:
-    """Replace momenta by what Muon applies, orthogonalised and scaled; those with equal shorter sides together.
+    """Orthogonalise and scale momenta in place. Matrices whose shorter sides are equal share kernel launches.
 
-    Each matrix in a joined one is treated by itself: singular vectors of the whole would mix its parts.
+    If a parameter joins several matrices, each is orthogonalised by itself: singular vectors of the joined matrix would
+    mix them.
     """
     alike: dict[int, list[Tensor]] = {}
     for whole, joined in momenta:
@@ -89,15 +90,16 @@ def orthogonalise_each(momenta: Iterable[tuple[Float[Tensor, "rows columns"], Jo
 
 
 def _matrix_sides(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the rows and columns of the matrix in a part of this shape, [times, rows, columns]."""
+    """Return (rows, columns) of the matrix whose view (`JoinedLayout.views`) has this shape, [times, rows, columns]."""
     return shape[0] * shape[1], shape[2]
 
 
 def _normalise_and_stack(parts: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[Tensor, "_ short _"]]:
-    """Return a stack for each longer side: matrices divided by their norms, all wide, in the order of `parts`.
+    """Return one stack for each length of the longer side: the matrices divided by their norms, in the order of
+    `parts`, transposed to have no more rows than columns.
 
-    Laid end to end along their longer sides, matrices of all sides are one tensor, so it takes one launch to copy and
-    one to divide. Norms are of matrices as the parameters have them: a sum in another order would be rounded otherwise.
+    All matrices are copied into one tensor, end to end along their longer sides, so that one kernel copies and one
+    divides. Norms are computed in the parameters' own layout: summing in another order would round differently.
     """
     lengths = [max(_matrix_sides(part.shape)) for part in parts]
     upright = [
@@ -116,7 +118,7 @@ def _normalise_and_stack(parts: Sequence[Float[Tensor, "_ _ _"]]) -> list[Float[
 
 
 def _newton_schulz(stacks: Sequence[Float[Tensor, "_ short _"]]) -> Sequence[Float[Tensor, "_ short _"]]:
-    """Return approximately U V^T of each matrix in stacks, contiguous."""
+    """Return stacks of approximately U V^T for each matrix U S V^T, contiguous."""
     for _ in range(NEWTON_SCHULZ_STEPS):
         stacks = [
             torch.baddbmm(x, its, x, beta=_LINEAR) for x, its in zip(stacks, _gram_polynomials(stacks), strict=True)
@@ -127,7 +129,7 @@ def _newton_schulz(stacks: Sequence[Float[Tensor, "_ short _"]]) -> Sequence[Flo
 def _gram_polynomials(
     stacks: Sequence[Float[Tensor, "_ short _"]],
 ) -> Sequence[Float[Tensor, "_ short short"]]:
-    """Return the polynomial of each matrix's Gram matrix. They are equally large, so one launch does it for all."""
+    """Return b G + c G^2 for each matrix's Gram matrix G, with the cubic and quintic coefficients b and c."""
     counts, short = [len(x) for x in stacks], stacks[0].shape[1]
     gram = stacks[0].new_empty(sum(counts), short, short)
     for x, its in zip(stacks, torch.split(gram, counts), strict=True):
@@ -136,7 +138,7 @@ def _gram_polynomials(
 
 
 def _unstack_in_order(stacks: Sequence[Float[Tensor, "_ short _"]], parts: Sequence[Tensor]) -> list[Tensor]:
-    """Return the matrices of stacks in the order of `parts`, with their shapes."""
+    """Undo `_normalise_and_stack`: return the stacks' matrices in the order of `parts`, with the shapes of `parts`."""
     shapes, found = Counter(part.shape for part in parts), list[Tensor]()
     for x in stacks:
         its = [shape for shape in shapes if max(_matrix_sides(shape)) == x.shape[2]]
@@ -154,20 +156,20 @@ def flops(shape: tuple[int, int]) -> int:
 
 
 ROUND_ELEMENTS = 2**27
-"""How many elements of whole matrices a rank has at a time, unless one alone has more."""
+"""Largest number of elements of the matrices that a rank gathers in one round; a larger matrix has its own round."""
 
 Round = tuple[tuple[int, ...], ...]
-"""For each rank, the numbers of the matrices that it gathers."""
+"""The matrices that are gathered at the same time: for each rank, the numbers of the matrices that it gathers."""
 
 
 @dataclass(frozen=True)
 class MatrixExchange:
-    """Moves ranges of matrices between ranks.
+    """Gathers sharded matrices on single ranks and scatters the results.
 
     Attributes:
         table: for each matrix by its number, how many of its elements each rank holds.
         rank: index of this rank.
-        ranks: process group of the ranks; None for the default group, which is not used if there is one rank.
+        ranks: process group of the ranks; None: the default group (a single rank needs none).
     """
 
     table: Mapping[int, Sequence[int]]
@@ -175,9 +177,9 @@ class MatrixExchange:
     ranks: dist.ProcessGroup | None = None
 
     def plan_rounds(self, cost_by_matrix: Mapping[int, int]) -> list[Round]:
-        """Return rounds of all matrices in `cost_by_matrix`, which is the cost of each matrix.
+        """Assign every matrix of `cost_by_matrix` (FLOPs by matrix number) to a rank and a round.
 
-        The largest come first, so that ranks seldom wait for each other.
+        Costly matrices come first, so that ranks seldom wait for each other.
         """
         owned: dict[int, list[int]] = {rank: [] for matrix in cost_by_matrix for rank in range(len(self.table[matrix]))}
         load = dict.fromkeys(owned, 0)
@@ -191,8 +193,8 @@ class MatrixExchange:
         return list(zip_longest(*map(self._split_into_rounds, ordered), fillvalue=()))
 
     def gather(self, matrices: Round, own_ranges: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Return this rank's matrices of the round, whole and flat; those that lie whole here are views of
-        `own_ranges`. Collective, unless all matrices lie whole on their ranks.
+        """Return this rank's matrices of the round, whole and flattened. A matrix that this rank holds whole is not
+        copied. Collective, unless every matrix is held whole by the rank that gathers it.
 
         `own_ranges`: this rank's range of each matrix of the round.
         """
@@ -209,7 +211,7 @@ class MatrixExchange:
         return wholes
 
     def scatter(self, matrices: Round, wholes: Mapping[int, Tensor], own_ranges: Mapping[int, Tensor]) -> None:
-        """Write whole matrices, changed since `gather`, into each rank's `own_ranges`. Collective as `gather` is."""
+        """Copy the whole matrices, which the caller has changed, back into each rank's `own_ranges`; see `gather`."""
         moved = self._matrices_to_move(matrices)
         if any(moved):
             cut = [torch.split(wholes[matrix], list(self.table[matrix])) for matrix in moved[self.rank]]
@@ -220,7 +222,7 @@ class MatrixExchange:
             copy_to_each(ranges, [part for its in received for part in its])
 
     def _split_into_rounds(self, matrices: Sequence[int]) -> list[tuple[int, ...]]:
-        """Cut a rank's matrices into those of each round."""
+        """Cut the list of a rank's matrices into rounds of at most `ROUND_ELEMENTS` elements."""
         chunks: list[tuple[int, ...]] = []
         free = 0
         for matrix in matrices:
@@ -233,7 +235,7 @@ class MatrixExchange:
         return chunks
 
     def _matrices_to_move(self, matrices: Round) -> Round:
-        """Return the matrices of a round that do not lie whole on the ranks that gather them."""
+        """Return the round without the matrices that the gathering rank already holds whole."""
         return tuple(
             tuple(matrix for matrix in its if self.table[matrix][rank] < sum(self.table[matrix]))
             for rank, its in enumerate(matrices)
@@ -242,9 +244,8 @@ class MatrixExchange:
     def _exchange(
         self, sent: Sequence[Sequence[Tensor]], lengths: list[list[int]], empty: Tensor
     ) -> list[Sequence[Tensor]]:
-        """Send the tensors `sent[r]` to each rank r. Return the tensors that each rank sent, `lengths[r]` long.
-
-        `empty` is an empty tensor, for ranks that send none.
+        """Send the tensors `sent[r]` to each rank r. Return, for each rank r, the tensors received from it, which have
+        the lengths `lengths[r]`. `empty`: an empty tensor of the right dtype, in case this rank sends nothing.
         """
         totals = [sum(its) for its in lengths]
         joined = torch.cat([empty, *(part for its in sent for part in its)])
@@ -259,9 +260,9 @@ def create_exchange(
     ranks: dist.ProcessGroup | None,
     device: torch.device,
 ) -> MatrixExchange:
-    """Return the exchange for ranks that hold parameters of these `shapes`. Collective.
+    """Gather every rank's ranges, and return the exchange for parameters of these `shapes`. Collective.
 
-    `ranges` are this rank's: the first element and the length, by parameter number.
+    `ranges`: (first element, length) of this rank's range of a parameter, by parameter number.
 
     Raises:
         TrainingError: the ranges of a parameter do not follow each other in the order of ranks.
@@ -276,32 +277,32 @@ def create_exchange(
         begins = accumulate((length for _, length in its), initial=0)
         if any(length and first != begin for (first, length), begin in zip(its, begins, strict=False)):
             raise TrainingError(
-                f"parameter {parameter} of shape {shapes[parameter]} lies on the ranks as {its} (first element, "
-                "length), which is not one range a rank in the order of ranks",
-                remedy="this DeepSpeed shards matrices in another order than Muon needs: use that of pyproject.toml",
+                f"parameter {parameter} of shape {shapes[parameter]} is split into {its} (first element, length) over "
+                "the ranks, but Muon needs one range on each rank, in the order of ranks",
+                remedy="install the DeepSpeed version of pyproject.toml; this one shards parameters in another order",
             )
     table = {parameter: [length for _, length in its] for parameter, its in enumerate(held)}
     return MatrixExchange(table, dist.get_rank(ranks), ranks)
 
 
 MATRICES_KEY = "matrices"
-"""Key of a parameter group: whether it holds hidden matrices, which Muon updates, or other parameters."""
+"""Key of a parameter group: true if Muon updates its parameters (hidden matrices), false if AdamW does."""
 JOINED_KEY = "joined"
-"""Key of such a group: how several matrices are joined in each of its parameters (`JoinedLayout`); None: there is
-one."""
+"""Key of a parameter group: how each parameter joins several matrices (`JoinedLayout`); None: it is one matrix."""
 MOMENTUM = "momentum"
 """Name of the only state of a hidden matrix, which replaces AdamW's two moments."""
 
 
 class Muon(ShardedOptimizer):
-    """The optimizer. A hidden matrix W with gradient G is updated by
+    """Muon for hidden matrices, AdamW for all other parameters. A hidden matrix W with gradient G is updated by
 
         B = mu B + G;   O = NewtonSchulz(G + mu B);   W = (1 - lr wd) W - 0.2 sqrt(max(rows, columns)) lr O
 
-    Groups with `matrices` true hold such matrices; a parameter of more dimensions is the matrix of its first by all
-    others. If the group's `joined` says that W is several matrices, NewtonSchulz, rows and columns are those of each.
-    Other groups are updated by AdamW, with bias correction. State of a hidden matrix: `momentum`, of W's shape; of
-    others as in `AdamW`. If tensors are ZeRO's partitions, `shard` must say which parameters they hold.
+    Groups with `matrices` true hold hidden matrices. A parameter with more than two dimensions counts as the matrix
+    [first dimension, product of the others]. If the group's `joined` is set, W joins several matrices, and the formula
+    is applied to each. Other groups are updated by AdamW, with bias correction. State of a hidden matrix: `momentum`,
+    of W's shape; of other tensors as in `AdamW`. If tensors are ZeRO's partitions, call `shard` to name the parameters
+    that they hold.
     """
 
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], config: MuonConfig) -> None:
@@ -315,10 +316,10 @@ class Muon(ShardedOptimizer):
         shapes: Sequence[tuple[int, ...]],
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
-        """Describe the flat tensors as `ShardedOptimizer.shard` does.
+        """Do what `ShardedOptimizer.shard` does, and prepare the exchange of matrices. Collective.
 
         Raises:
-            TrainingError: the ranges of a parameter do not lie in the order of ranks.
+            TrainingError: the ranges of a parameter do not follow each other in the order of ranks.
         """
         super().shard(segments, shapes, ranks)
         ranges = {s.parameter: (s.first, s.stop - s.start) for its in segments.values() for s in its}
@@ -337,8 +338,8 @@ class Muon(ShardedOptimizer):
             self._update_matrices(matrices)
 
     def _update_matrices(self, groups: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Update tensors, given with the group of each. All are orthogonalised together, whatever their groups,
-        and each step of the formula is one launch for all."""
+        """Update hidden matrices; `groups` maps each tensor to its parameter group. Matrices of all groups are
+        orthogonalised together, to save kernel launches."""
         directions = dict(zip(groups, self._directions(groups), strict=True))
         ranges = {s.parameter: s.view_in(directions[p]) for p in groups for s in self._segments_in(p)}
         joined = {s.parameter: group[JOINED_KEY] for p, group in groups.items() for s in self._segments_in(p)}
@@ -354,9 +355,9 @@ class Muon(ShardedOptimizer):
             add_to_each(its, [directions[p] for p in its], -rate)
 
     def _directions(self, groups: Mapping[Tensor, dict[str, Any]]) -> list[Tensor]:
-        """Let the weights decay, update momenta, and return G + mu B of each tensor, as input of Newton-Schulz.
+        """Apply weight decay, update momenta, and return G + mu B of each tensor, in the dtype of Newton-Schulz.
 
-        It is rounded before it is sent; the published code rounds the same numbers after gathering them.
+        Rounding before the gather halves the traffic; the published code rounds the same numbers after gathering.
         """
         params, mu = list(groups), self.defaults[MOMENTUM]
         gradients = [p.grad for p in params if p.grad is not None]

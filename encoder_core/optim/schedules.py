@@ -1,6 +1,4 @@
-"""The learning rate as a pure function of the step: warmup, a stable stretch, decay. A schedule spans a run or one
-phase.
-"""
+"""The learning rate as a pure function of the step: warmup, stable rate, decay. A schedule spans a run or a phase."""
 
 import math
 from typing import Literal, Self, assert_never
@@ -9,20 +7,20 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 
 class ScheduleConfig(BaseModel):
-    """Linear warmup, a stretch at the peak if `decay_steps` leaves one, then decay to the end of the run or phase.
+    """Linear warmup, constant peak rate until the last `decay_steps`, then decay to the end of the run or phase.
 
     Attributes:
         warmup: number of steps in which the rate rises linearly from 0 to its peak.
         decay: shape of the decay: constant, linear, polynomial (`power`), cosine, one_minus_sqrt or inverse_sqrt.
-            one_minus_sqrt is 1 - sqrt(share of the decay that is done), the best shape that Hägele et al. 2024
-            (section 4) found after a long stable stretch. inverse_sqrt has no end: sqrt(warmup / updates so far), as
-            in Vaswani et al. 2017 (section 5.3).
+            one_minus_sqrt is 1 - sqrt(elapsed share of the decay), the best shape that Hägele et al. 2024 (section 4)
+            found after a long constant rate. inverse_sqrt is peak * sqrt(warmup / (step + 1)), which decays without
+            end (Vaswani et al. 2017, section 5.3).
         power: exponent of the polynomial; 1 is linear.
-        floor: share of the peak towards which the rate decays.
-        decay_steps: number of last steps in which the rate decays; steps between warmup and decay have the peak.
-            None: all steps after the warmup.
-        restarts: number of times that the decay restarts at the peak; its steps are divided evenly (Loshchilov and
-            Hutter 2017, section 3, with cycles of one length).
+        floor: final rate of the decay, as a share of the peak.
+        decay_steps: number of steps of the decay, at the end; the steps between warmup and decay have the peak rate.
+            None: the decay begins after the warmup.
+        restarts: number of times that the decay restarts at the peak, in cycles of equal length (Loshchilov and
+            Hutter 2017, section 3).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,7 +39,7 @@ class ScheduleConfig(BaseModel):
             raise ValueError(f"{unused} is given, but a constant rate does not decay; choose a decay")
         if self.decay == "inverse_sqrt" and (self.decay_steps is not None or self.restarts or self.floor):
             unused = "decay_steps" if self.decay_steps is not None else "restarts" if self.restarts else "floor"
-            raise ValueError(f"{unused} is given, but a decay by inverse_sqrt has no end; choose another decay")
+            raise ValueError(f"{unused} is given, but decay inverse_sqrt does not use it; choose another decay")
         return self
 
     @property
@@ -51,11 +49,11 @@ class ScheduleConfig(BaseModel):
 
 
 def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int) -> float:
-    """Return the rate of step number `step`, counted from 0, of the `total` steps that the schedule spans.
+    """Return the learning rate in step `step` (from 0) of the `total` steps that the schedule spans.
 
-    No step has rate 0: step 0 of a warmup of W has peak / W, steps W - 1 and W have the peak, and the last step is
-    one decrement above the floor. (This is fairseq's polynomial_decay; google-research/bert is one step behind, and
-    decays from step 0 rather than from the end of warmup.)
+    No step has rate 0. After a warmup of W steps, step 0 has peak / W, steps W - 1 and W have the peak, and the last
+    step is one decrement above the floor, as in fairseq's polynomial_decay. (In google-research/bert rates come one
+    step later, and the decay is counted from step 0 rather than from the end of warmup.)
     """
     if step < config.warmup:
         return peak * (step + 1) / config.warmup
@@ -67,9 +65,7 @@ def learning_rate(config: ScheduleConfig, *, peak: float, total: int, step: int)
 
 
 def schedule_parts(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
-    """Return (first step, name) of each part of a schedule over `total` steps: warmup, stable, and the decay once for
-    each cycle.
-    """
+    """Return (first step, name) of each part of a schedule over `total` steps: warmup, stable, and each decay cycle."""
     span = total - config.warmup if config.decay_steps is None else config.decay_steps
     found = [(0, "warmup")] if config.warmup else []
     if config.decay == "constant" or span < total - config.warmup:
@@ -81,8 +77,8 @@ def schedule_parts(config: ScheduleConfig, total: int) -> list[tuple[int, str]]:
 
 
 def _cycle_share_left(restarts: int, done: int, span: int) -> float:
-    """Return the share of the current cycle that is left, `done` steps into a decay of `span` steps; 1 before it, 0
-    after it.
+    """Return the remaining share of the current cycle, `done` steps into a decay of `span` steps; 1 before the decay,
+    0 after it.
     """
     if done < 0:
         return 1.0
@@ -94,14 +90,14 @@ def _cycle_share_left(restarts: int, done: int, span: int) -> float:
 
 
 def _cycle_start(restarts: int, cycle: int, span: int) -> int:
-    """Return the first step of a cycle, counted from the begin of a decay of `span` steps. Lengths differ by at most
-    one.
+    """Return the first step of a cycle, counted from the start of a decay of `span` steps. Cycle lengths differ by at
+    most one step.
     """
     return -(-cycle * span // (restarts + 1))
 
 
 def _decayed_rate_share(config: ScheduleConfig, left: float) -> float:
-    """Return the share of the peak above the floor for a share `left` of the decay, if the decay has an end."""
+    """Return the rate as a share, from 1 (peak) to 0 (floor), when the share `left` of the decay cycle remains."""
     match config.decay:
         case "constant":
             return 1.0

@@ -1,4 +1,4 @@
-"""Settings of the optimizers. They are apart from the optimizers, so that reading a recipe does not import torch."""
+"""Settings of the optimizers, in a file of their own, so that reading a recipe does not import torch."""
 
 from typing import Annotated, Literal
 
@@ -6,23 +6,22 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Decayed = Literal["no_bias_norm", "all", "xlnet"]
 """Which parameters weight decay acts on. `no_bias_norm`: all but biases and LayerNorm (google-research/bert, electra,
-albert; microsoft/DeBERTa). `all`: all (fairseq, facebookresearch/SpanBERT). `xlnet`: as `no_bias_norm`, and XLNet's
-three attention biases as well (zihangdai/xlnet, model_utils.py)."""
-
+albert; microsoft/DeBERTa). `all`: all (fairseq, facebookresearch/SpanBERT). `xlnet`: as `no_bias_norm`, plus XLNet's
+three attention biases (zihangdai/xlnet, model_utils.py)."""
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class OptimizerSettings(BaseModel):
-    """What all optimizers have.
+    """The settings that all optimizers have.
 
     Attributes:
         lr: peak learning rate, which the schedule scales.
         betas: decay rates of the first and the second moment.
         eps: number added to the root of the second moment.
         weight_decay: rate of decoupled weight decay, multiplied by the learning rate.
-        decayed: the parameters that decay.
-        clip: maximum global norm of the gradient, enforced before the update; null for no clipping.
+        decayed: which parameters have weight decay.
+        clip: maximum global norm of the gradient, enforced before the update; null: no clipping.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -39,7 +38,7 @@ class AdamWConfig(OptimizerSettings):
     """Settings of AdamW.
 
     Attributes:
-        bias_correction: whether the moments are divided by 1 - beta^t (Adam); false is BERT's update.
+        bias_correction: whether the moments are divided by 1 - beta^t, as in Adam; false: BERT's update.
     """
 
     bias_correction: bool = True
@@ -48,9 +47,9 @@ class AdamWConfig(OptimizerSettings):
 class StableAdamWConfig(OptimizerSettings):
     """Settings of StableAdamW; the defaults are those of its usual implementation (warner-benjamin/optimi).
 
-    Update clipping lowers the learning rate, and replaces `clip`. `eps`: a squared gradient is compared with at least
-    its square. `weight_decay`: a fully decoupled rate, which a run multiplies by its share of the peak rate only
-    (ModernBERT's 1e-5), equals this one times the peak rate: give the quotient.
+    Update clipping lowers the learning rate, and replaces `clip`. `eps` is also the lower limit of the root of the
+    second moment, by which update clipping divides gradients. `weight_decay` is multiplied by the learning rate: to
+    reproduce a fully decoupled decay (ModernBERT's 1e-5), divide it by the peak learning rate.
     """
 
     betas: tuple[Beta, Beta] = (0.9, 0.99)
@@ -58,12 +57,11 @@ class StableAdamWConfig(OptimizerSettings):
 
 
 class AverageConfig(BaseModel):
-    """An average of the weights, kept beside them.
+    """The exponential moving average of the weights that a run keeps.
 
     Attributes:
-        ema: decay of an exponential moving average, which begins at the run's first weights: after each update
-            average = ema average + (1 - ema) weight. In float32 the average follows a weight to within about
-            1e-7 / (1 - ema) of its size.
+        ema: decay of the average, which begins as a copy of the run's first weights. After each update: average = ema
+            average + (1 - ema) weight. Rounding to float32 limits its relative accuracy to about 1e-7 / (1 - ema).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -72,11 +70,11 @@ class AverageConfig(BaseModel):
 
 
 class LambConfig(OptimizerSettings):
-    """Settings of LAMB; the defaults are ALBERT's (google-research/albert, lamb_optimizer.py). Decay is added to the
-    update before its norm is computed.
+    """Settings of LAMB; the defaults are ALBERT's (google-research/albert, lamb_optimizer.py). Weight decay is added
+    to the update before the norm of the update is computed.
 
     Attributes:
-        bias_correction: whether the moments are divided by 1 - beta^t (the paper); false is ALBERT's update.
+        bias_correction: whether the moments are divided by 1 - beta^t, as in the paper; false: ALBERT's update.
     """
 
     bias_correction: bool = False
@@ -85,11 +83,11 @@ class LambConfig(OptimizerSettings):
 class MuonConfig(OptimizerSettings):
     """Settings of Muon; the defaults are Moonlight's (MoonshotAI/Moonlight, examples/toy_train.py).
 
-    `betas` and `eps` are AdamW's, for parameters that are no hidden matrices; learning rate and decay are those of all.
-    `clip` changes how much a step counts in the momentum, but not how far a matrix moves.
+    `betas` and `eps` are for AdamW, which updates all parameters except hidden matrices; learning rate and weight
+    decay are for all. `clip` limits a step's contribution to the momentum, not the size of a matrix's update.
 
     Attributes:
-        momentum: decay rate of the sum of gradients of a hidden matrix.
+        momentum: decay rate mu of a hidden matrix's momentum.
     """
 
     momentum: Beta = 0.95

@@ -1,4 +1,4 @@
-"""Where whole parameters lie in ZeRO's flat partitions, for optimizers that need more than single elements.
+"""The layout of parameters in ZeRO's flat partitions, for optimizers that need sums over whole parameters.
 
 ZeRO passes an optimizer flat tensors in which several parameters lie end to end, each possibly split between ranks.
 AdamW works on single elements. LAMB and StableAdamW need a sum over each whole parameter; Muon needs the matrix.
@@ -19,7 +19,7 @@ from encoder_core.errors import TrainingError
 
 @dataclass(frozen=True)
 class ShardSegment:
-    """A range of a parameter in a flat tensor.
+    """The position of a range of a parameter in a flat tensor.
 
     Elements [start, stop) of the flat tensor are elements [first, first + stop - start) of the flattened parameter
     number `parameter`.
@@ -31,12 +31,12 @@ class ShardSegment:
     stop: int
 
     def view_in(self, flat: Tensor) -> Tensor:
-        """Return the view [stop - start] of a tensor with the layout of the flat one."""
+        """Return the segment's view [stop - start] of `flat`, or of another tensor with the same layout."""
         return flat.view(-1)[self.start : self.stop]
 
 
 class ShardedOptimizer(Optimizer):
-    """An optimizer that treats each parameter as a whole. Before `shard` is called, each tensor is one parameter.
+    """Base of optimizers that need whole parameters. Until `shard` is called, each tensor counts as one parameter.
 
     `step` applies one update to every tensor of the active update group that has a gradient. If sharded, all ranks must
     call it. It raises TrainingError if the update's number was not set, or `shard` did not describe a flat tensor.
@@ -49,7 +49,7 @@ class ShardedOptimizer(Optimizer):
             p: (ShardSegment(i, 0, 0, p.numel()),) for i, p in enumerate(whole)
         }
         self._shapes: Sequence[tuple[int, ...]] = [tuple(p.shape) for p in whole]
-        # What a kernel needs to know of a tensor's ranges, once it was used.
+        # StableAdamW's kernel layouts (`Blocks`), cached by flat tensor at the first update.
         self._layouts: dict[Tensor, Any] = {}
         self._sharded = False
         self._ranks: dist.ProcessGroup | None = None
@@ -60,13 +60,13 @@ class ShardedOptimizer(Optimizer):
         shapes: Sequence[tuple[int, ...]],
         ranks: dist.ProcessGroup | None = None,
     ) -> None:
-        """Tell the optimizer which ranges of which parameters lie in this rank's flat tensors. Collective.
+        """Set which ranges of which parameters lie in this rank's flat tensors. Collective.
 
         Args:
             segments: for every flat tensor of this rank, one range of every parameter that lies in that tensor on any
-                rank, in the same order on all ranks; empty if this rank holds nothing of it. Elements in no range are
-                padding.
-            shapes: shapes of all parameters, by number. Numbers mean the same on all ranks.
+                rank, in the same order on all ranks; the range is empty if this rank holds none of the parameter.
+                Elements in no range are padding.
+            shapes: shapes of all parameters; the index is the parameter's number, the same on all ranks.
             ranks: process group that shares the parameters; None for the default group.
         """
         self._segments, self._shapes, self._ranks = segments, shapes, ranks
@@ -74,10 +74,10 @@ class ShardedOptimizer(Optimizer):
         self._sharded = True
 
     def _segments_in(self, p: Tensor) -> Sequence[ShardSegment]:
-        """Return the ranges in a flat tensor.
+        """Return the segments of the flat tensor `p`.
 
         Raises:
-            TrainingError: `shard` did not describe the tensor, which must not be mistaken for one parameter.
+            TrainingError: `shard` did not describe the tensor.
         """
         if p not in self._segments:
             name = type(self).__name__
@@ -88,11 +88,11 @@ class ShardedOptimizer(Optimizer):
         return self._segments[p]
 
     def _square_sums(self, rows: Sequence[Sequence[Tensor]], params: Sequence[Tensor]) -> Tensor:
-        """Return [rows, parameters] float64, the sums of squares over whole parameters, for each row of tensors laid
-        out as `params`.
+        """Return [rows, parameters] float64, the sums of squares over whole parameters. Each row of `rows` is a list
+        of tensors with the layout of `params`, such as weights or gradients.
 
-        Collective if sharded; 0 for parameters that lie in none of `params`. Each rank adds up its own ranges, and
-        one all-reduce of this small table does the rest.
+        Collective if sharded: each rank adds up its own ranges, and one all-reduce adds up the table. The sum is 0 for
+        parameters in none of `params`.
         """
         device = params[0].device
         table = torch.zeros(len(rows), len(self._shapes), dtype=torch.float64, device=device)
@@ -104,18 +104,18 @@ class ShardedOptimizer(Optimizer):
         return table
 
     def _sum_over_ranks(self, table: Tensor) -> None:
-        """Add up a table over the ranks, in place, if sharded. A process without process groups is the only rank."""
+        """Add up `table` over the ranks, in place, if sharded. Without `torch.distributed` there is one rank."""
         if self._sharded and dist.is_initialized():
             dist.all_reduce(table, group=self._ranks)
 
     def _scale_parameters(self, tensors: Sequence[Tensor], params: Sequence[Tensor], factors: Tensor) -> None:
-        """Multiply each parameter's range of tensors laid out as `params` by its factor in `factors`, [parameters]."""
+        """Multiply each parameter's part of `tensors`, laid out as `params`, by its factor ([parameters]), in place."""
         for p, tensor in zip(params, tensors, strict=True):
             for segment in self._segments_in(p):
                 segment.view_in(tensor).mul_(factors[segment.parameter])
 
     def _parameter_sizes(self, device: torch.device) -> Tensor:
-        """Return [parameters] float64, the number of elements of each."""
+        """Return [parameters] float64, the number of elements of each whole parameter."""
         return torch.tensor([prod(shape) for shape in self._shapes], dtype=torch.float64, device=device)
 
 

@@ -1,8 +1,8 @@
 """Settings of an optimizer's next update: its learning rate, its number, and which update group it changes.
 
-None of them is optimizer state. All are functions of the run's position. So a checkpoint stores the number of applied
-updates of each update group and the moments of each parameter, and no optimizer has a counter that could disagree
-with it. (DeepSpeed calls `step` once for each group or sub-group: a counter inside would run ahead at ZeRO 3.)
+These settings are not optimizer state: the trainer sets them before each update. A checkpoint stores the number of
+applied updates of each update group and the moments of each parameter, and no optimizer has a counter that could
+disagree. (DeepSpeed calls `step` once for each group or sub-group: a counter inside would run ahead at ZeRO 3.)
 """
 
 from typing import Any
@@ -13,18 +13,18 @@ from torch.optim import Optimizer
 from encoder_core.errors import TrainingError
 from encoder_core.optim.settings import OptimizerSettings
 
-# Keys of a parameter group, beside torch's own.
+# Keys that we add to torch's parameter groups.
 UPDATE_NUMBER_KEY = "step"
 LR_SCALE = "lr_scale"
 UPDATE_GROUP = "update_group"
 ACTIVE = "active"
 
 ALL_PARAMETERS = "all"
-"""Name of the update group that changes all parameters together; nearly every objective has only this one."""
+"""Name of the update group of all parameters; nearly every objective has only this one."""
 
 
 def group_defaults(config: OptimizerSettings, *, bias_correction: bool) -> dict[str, Any]:
-    """Return what every group of parameters begins with, whatever the optimizer: no update is prepared."""
+    """Return the initial values of every parameter group, for any optimizer. `set_update` is still to be called."""
     return {
         "lr": config.lr,
         "betas": config.betas,
@@ -54,7 +54,7 @@ def tensors_to_update(group: dict[str, Any]) -> list[Tensor]:
 
 
 def next_update_number(group: dict[str, Any]) -> int:
-    """Return the number of the next update.
+    """Return the number, from 1, of the update that the optimizer's next `step` applies.
 
     Raises:
         TrainingError: `set_update` was not called.

@@ -1,14 +1,14 @@
-"""What one microbatch of an objective computes and keeps, counted by running the module itself without numbers.
+"""Counts the FLOPs and the memory of one microbatch by running the module on tensors without data.
 
-Its passes run on tensors that have shapes and dtypes only. For a GPU these are of torch's meta device, on which layers
-take the path that they take on a GPU and leave out only the launches of our kernels (`encoder_core/layers/planned.py`).
-For a CPU they are torch's fake tensors, and integers of the batch stay real, since CPU kernels read the bounds of rows.
-So a family or an objective needs no code for its cost.
+The tensors have only shapes and dtypes. For a GPU they are on torch's meta device, where layers take the same path as
+on a GPU, except that our kernels are not launched (`encoder_core/layers/planned.py`). For a CPU they are torch's fake
+tensors, but integers of the batch stay real, because CPU kernels read the bounds of rows. So model families and
+objectives need no code for their cost.
 
 FLOPs are those of matrix products and convolutions, as torch.utils.flop_counter counts them; attention is counted by
 `planned.py`. Everything else (LayerNorm, softmax, dropout) is a few percent of the arithmetic.
 
-`count_passes` measures real tensors in the same way: a test compares the two.
+`count_passes` also measures passes on real tensors; a test compares both counts.
 """
 
 import weakref
@@ -32,12 +32,13 @@ from encoder_core.train.zero_memory import Device, PassBytes
 
 @dataclass(frozen=True)
 class PassCost:
-    """The passes of one microbatch.
+    """The cost of one microbatch; FLOPs are summed over the update groups.
 
     Attributes:
-        forward: FLOPs of the forward pass. model: of both passes.
-        first_pass: FLOPs of a pass that runs before them without a graph; 0 without one.
-        bytes: memory of each update group of a step; most objectives have one. FLOPs are those of all.
+        forward: FLOPs of the forward pass.
+        model: FLOPs of forward and backward pass.
+        first_pass: FLOPs of a coupled objective's first pass, which has no gradients; 0 for other objectives.
+        bytes: memory of each update group's passes; most objectives have one group.
     """
 
     forward: int
@@ -49,10 +50,10 @@ class PassCost:
 def count_module_passes(
     build: Callable[[], ObjectiveModule], batch: Batch, dtype: torch.dtype, device: Device
 ) -> PassCost:
-    """Count the passes of the module that `build` returns, in training and in precision `dtype`, on a device of this
-    kind, which need not be there.
+    """Count the passes, in training and in precision `dtype`, of the module that `build` returns. This machine need
+    not have a device of this kind.
 
-    `batch` is on the host. Modules with memory are counted with memory that is full.
+    `batch` is on the host. Modules with memory (XLNet) are counted with full memory.
     """
     if device == "cuda":
         with planned_for_gpu():
@@ -77,7 +78,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def count_passes(module: ObjectiveModule, batch: Batch) -> PassCost:
-    """Run the passes of one microbatch, and return what they computed and kept. Gradients are discarded."""
+    """Run the forward and backward passes of one microbatch, and return their cost. Gradients are discarded."""
     with _Meter() as first, torch.no_grad():
         memory = _couple_alone(module, batch) if isinstance(module, CoupledObjective) else ()
     groups = list(module.update_groups())
@@ -85,7 +86,7 @@ def count_passes(module: ObjectiveModule, batch: Batch) -> PassCost:
     if len(groups) == 1 and not memory:
         while found[-1].memory and _tensor_shapes(found[-1].memory) != _tensor_shapes(
             memory
-        ):  # until XLNet's memory is full
+        ):  # repeat until XLNet's memory is full, that is, stops growing
             memory = found[-1].memory
             found = [_run_pass(module, batch, memory)]
     return PassCost(
@@ -105,7 +106,7 @@ class _GroupPass:
 
 
 def _group_passes(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...]) -> list[_GroupPass]:
-    """Run the passes of each update group, with what the previous one returned."""
+    """Run the passes of each update group in order; each gets the memory that the previous one returned."""
     found: list[_GroupPass] = []
     for _ in module.update_groups():
         found.append(_run_pass(module, batch, found[-1].memory if found else memory))
@@ -113,6 +114,7 @@ def _group_passes(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, .
 
 
 def _couple_alone(module: CoupledObjective, batch: Batch) -> tuple[Tensor, ...]:
+    """Run a coupled objective's first pass as if `batch` were the global batch; return the second pass's memory."""
     everyone, own = RankExamples.from_one_microbatch(*module(batch).memory)
     return module.couple(own, everyone)
 
@@ -136,14 +138,14 @@ def _run_pass(module: ObjectiveModule, batch: Batch, memory: tuple[Tensor, ...])
         with torch.autograd.graph.saved_tensors_hooks(note_saved_storage, lambda tensor: tensor):
             losses: LossSums = module(batch, memory) if memory else module(batch)
         forward, kept = meter.flops, sum(storage.nbytes() for storage in saved.values())
-        saved.clear()  # from here on only the graph keeps saved storages
+        saved.clear()  # only the autograd graph still refers to these storages, and frees them in the backward pass
         torch.autograd.backward([term.loss_sum for term in losses.terms])
     return _GroupPass(forward, meter.flops, PassBytes(kept, meter.peak), losses.memory)
 
 
 @contextmanager
 def _discarded_gradients(module: nn.Module) -> Iterator[None]:
-    """Discard each parameter's gradient as soon as it is there: they are counted elsewhere (`zero_memory.py`)."""
+    """Discard each parameter's gradient as soon as it is computed; `zero_memory.py` counts gradients."""
 
     def discard(parameter: Tensor) -> None:
         parameter.grad = None
@@ -159,9 +161,11 @@ def _discarded_gradients(module: nn.Module) -> Iterator[None]:
 
 @skip_compiler
 class _Meter(dispatch_mode_class()):  # type: ignore[misc]
-    """Counts FLOPs, and the bytes of storages that are made inside the block and alive, and the most at a time.
+    """Counts FLOPs, and the current and largest number of bytes of the storages allocated inside the block.
 
-    `known` are tensors that are left out, `given` tensors that are alive from the beginning.
+    Args:
+        known: tensors that do not count, such as parameters.
+        given: tensors that count although they existed before the block.
     """
 
     def __init__(self, known: Iterable[Tensor] = (), given: Iterable[Tensor] = ()) -> None:
@@ -213,7 +217,7 @@ class _Meter(dispatch_mode_class()):  # type: ignore[misc]
 
 @skip_compiler
 class _RealIntegers(dispatch_mode_class()):  # type: ignore[misc]
-    """Computes what depends on no fake tensor and on no uninitialised memory, such as the bounds of rows."""
+    """Inside fake mode, computes real results from real tensors, such as row bounds. Uninitialised ones stay fake."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options, fakes = kwargs or {}, fake_tensor_module()

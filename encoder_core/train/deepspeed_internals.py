@@ -1,9 +1,8 @@
-"""Every private or undocumented name of DeepSpeed that we use, and its purpose.
+"""All uses of private or undocumented names of DeepSpeed.
 
-DeepSpeed may rename them in any release. Each access raises `LibraryChanged` then. Before a rank builds its engine, a
-small one makes every access in a step, a save and a load (`rehearsal.py`). That the names still have their meaning is
-measured there and counted (`overlap.py`). A method is replaced only through `replace_method`, which never adds a new
-one.
+If a release of DeepSpeed has renamed one, its use raises `LibraryChanged`. Before a rank builds its engine, a tiny
+engine uses every name in a step, a save and a load (`rehearsal.py`). That the names still behave as expected is
+checked there, and in each step by `overlap.py`. Methods are replaced only by `replace_method`, which never adds one.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +13,16 @@ from torch import Tensor, nn
 from encoder_core.errors import library_changed
 
 Layout = Literal["whole", "parts", "bf16", "shards"]
-"""Layout of state. `whole`: stage 0. `parts`: stages 1 and 2. `bf16`: stage 1 in bf16. `shards`: stage 3."""
+"""Layout of DeepSpeed's optimizer state. `whole`: stage 0. `parts`: stage 1 in fp32, and stage 2. `bf16`: stage 1 in
+bf16. `shards`: stage 3."""
 
+# Methods of the ZeRO 2 and 3 optimizers: one receives a parameter's gradient, one ends a backward pass.
 REDUCERS = ("reduce_ready_partitions_and_remove_grads", "independent_gradient_partition_epilogue")
 
 
 class FlatPart(NamedTuple):
-    """A part of a parameter in a flat tensor: `length` numbers, from number `start` of the parameter, at `offset` of
-    `flat`.
+    """A range of a parameter in a flat tensor: elements [start, start + length) of the flattened parameter are elements
+    [offset, offset + length) of `flat`.
     """
 
     flat: Tensor
@@ -34,7 +35,7 @@ class FlatPart(NamedTuple):
         return self.start + self.length
 
     def view(self, flat: Tensor) -> Tensor:
-        """Return these numbers of a tensor with the layout of `flat`."""
+        """Return this range of a tensor with the layout of `self.flat`, as a view."""
         return flat.detach().view(-1).narrow(0, self.offset, self.length)
 
 
@@ -47,7 +48,7 @@ def layout(stage: int, precision: str) -> Layout:
 
 
 def resolve(owner: Any, name: str) -> Any:
-    """Return the attribute `name`.
+    """Return the attribute `name` of `owner`.
 
     Raises:
         LibraryChanged: there is no such attribute.
@@ -66,31 +67,31 @@ def replace_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Ca
 
 
 def skip_unused_setup(deepspeed: Any) -> None:
-    """Prevent work at the start that training does not need. Call it directly after the import."""
-    # On a CPU DeepSpeed would compile a shared-memory reduction at every first start, for inference only. Training
-    # reduces through gloo, so it is declared absent, and no machine needs a compiler. On a GPU DeepSpeed does not have
-    # the operator, and asking for the table of operators would try every one.
+    """Prevent setup work of DeepSpeed that training does not need. Call it directly after importing DeepSpeed."""
+    # On a CPU, DeepSpeed compiles a shared-memory reduction, which only inference uses, at the first start on a
+    # machine. Training reduces through gloo, so the operator is marked as incompatible, and no machine needs a
+    # compiler. On a GPU DeepSpeed has no such operator, and reading the table would probe every operator.
     if deepspeed.accelerator.get_accelerator().device_name() == "cpu":
         operators = resolve(deepspeed.ops, "__compatible_ops__")
         if "deepspeed_shm_comm" not in operators:
             raise library_changed("deepspeed", "ops.__compatible_ops__['deepspeed_shm_comm']")
         operators["deepspeed_shm_comm"] = False
-    # DeepSpeed imports its Muon at construction, and torch compiles kernels that are never used: 1.4 s for each start.
+    # Building an engine imports DeepSpeed's Muon, for which torch would compile unused kernels: 1.4 s at each start.
     compiler = resolve(resolve(deepspeed, "runtime"), "compiler")
     plain = resolve(compiler, "dummy_decorator")
     replace_method(compiler, "compile", lambda: plain)
 
 
 def reset_parameter_numbers(deepspeed: Any) -> None:
-    """Reset what stage 3 counts over all engines of a process. Ranks compare the numbers of their parameters and
-    modules, and a process that has had an engine before trains beside one that has not.
+    """Reset the counters by which stage 3 numbers parameters and modules, over all engines of a process. The numbers
+    must be equal on all ranks, and some processes may have had an engine before while others have not.
     """
     init = resolve(resolve(deepspeed, "zero"), "Init")
     for counter in ("param_id", "num_persisted_parameters", "num_persisted_elements"):
         resolve(init, counter)
         setattr(init, counter, 0)
     offload = resolve(resolve(deepspeed.runtime.zero, "parameter_offload"), "DeepSpeedZeRoOffload")
-    # The number of modules is the default of an argument, a list that all calls share.
+    # DeepSpeed keeps the module count in a list that is an argument's default value, which all calls share.
     match resolve(offload, "_register_deepspeed_module").__defaults__:
         case ([int()] as count,):
             count[0] = 0
@@ -99,9 +100,10 @@ def reset_parameter_numbers(deepspeed: Any) -> None:
 
 
 def sum_gradients(optimizer: Any) -> None:
-    """Make stage 3 sum gradients over ranks, in `reduce_dtype`; it offers the mean only.
+    """Make stage 3 sum gradients over ranks, in `reduce_dtype`; DeepSpeed itself can only take the mean.
 
-    Scaling the loss by, say, 3 ranks instead would round every bf16 gradient differently than on one rank.
+    Multiplying the loss by the number of ranks instead would round bf16 gradients differently, unless that number is a
+    power of two.
     """
     replace_method(optimizer, "_gradient_averaging_world_size", lambda params, world: 1)
 
@@ -112,15 +114,15 @@ def gradient_norm(optimizer: Any) -> float:
 
 
 def fp32_gradient_sums(optimizer: Any) -> list[tuple[Tensor, Sequence[nn.Parameter]]]:
-    """Stage 1 in bf16: return the sums of gradients of each parameter group, and its parameters in order."""
+    """Stage 1 in bf16: return each parameter group's flat tensor of gradient sums, and its parameters in order."""
     flats, groups = resolve(optimizer, "fp32_groups_gradients_flat"), resolve(optimizer, "bf16_groups")
     return list(zip(flats, groups, strict=True))
 
 
 def flat_tensors(optimizer: Any, kind: Layout) -> list[tuple[Tensor, list[nn.Parameter]]]:
-    """Return the flat tensors that the optimizer steps, each with the parameters that lie in it on any rank.
+    """Return the flat tensors that the optimizer updates, each with the parameters that lie in it on any rank.
 
-    The order is the same on all ranks.
+    Tensors and parameters have the same order on all ranks.
     """
     groups = {"parts": "bit16_groups", "bf16": "bf16_groups", "shards": "fp16_groups"}[kind]
     return list(zip(_master_tensors(optimizer, kind), resolve(optimizer, groups), strict=True))
@@ -143,12 +145,12 @@ def working_flats(optimizer: Any, kind: Layout) -> list[Tensor]:
 
 
 def optimizer_state(optimizer: Any, kind: Layout) -> Any:
-    """Return the state of the tensors that the optimizer steps, by tensor."""
+    """Return the optimizer's state, by the tensor that it updates."""
     return (optimizer if kind == "whole" else resolve(optimizer, "optimizer")).state
 
 
 def owned_part(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int) -> FlatPart | None:
-    """Return the part of a trained parameter that this rank owns, or None."""
+    """Return the range of a trained parameter that rank `rank`, this process, owns; None if it owns nothing of it."""
     flats = _master_tensors(optimizer, kind)
     if kind == "shards":
         group, offset, _ = resolve(optimizer, "grad_position")[resolve(optimizer, "get_param_id")(parameter)]
@@ -164,16 +166,16 @@ def owned_part(optimizer: Any, parameter: nn.Parameter, kind: Layout, rank: int)
 
 
 def local_shard(parameter: nn.Parameter) -> tuple[Tensor, int]:
-    """Stage 3: return this rank's share of the working weight (the last shares are padded) and the parameter's size."""
+    """Stage 3: return this rank's shard of the working weight (padded at the end), and the parameter's whole size."""
     return resolve(parameter, "ds_tensor"), resolve(parameter, "ds_numel")
 
 
 def rebuild_working_weights(optimizer: Any, kind: Layout) -> None:
-    """Rebuild the working copies on all ranks after master weights have changed."""
+    """Rebuild the working weights on all ranks from changed master weights. Collective."""
     if kind in ("parts", "bf16"):
         resolve(optimizer, "update_lp_params")()
     elif kind == "shards":
-        # Weights that the last pass gathered for the next one would stay as they were.
+        # Weights that are still gathered from the last pass would keep their old values.
         resolve(optimizer, "_partition_all_parameters")()
         for group in range(len(_master_tensors(optimizer, kind))):
             resolve(optimizer, "_reassign_or_swap_out_partitioned_parameters")(group)

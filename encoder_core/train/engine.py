@@ -1,4 +1,4 @@
-"""The DeepSpeed engine behind a small interface: forward, backward, update, and the fragments of its state.
+"""The DeepSpeed engine behind a small interface: forward, backward, update, and reading and restoring its state.
 
 This is the only file that imports deepspeed. It runs ZeRO 0-3 in fp32 and bf16, on a GPU (NCCL) or a CPU (gloo).
 """
@@ -17,15 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# DeepSpeed chooses the accelerator when it is imported, by trying several; a spare process must not touch CUDA.
+# On import DeepSpeed probes accelerators to choose one, but without a GPU a process must not initialise CUDA.
 if "DS_ACCELERATOR" not in os.environ and not torch.cuda.is_available():
     os.environ["DS_ACCELERATOR"] = "cpu"
 
-# DeepSpeed's autotuner would import mlflow if it is installed, which takes every rank seconds, so it is hidden.
+# DeepSpeed's autotuner would import mlflow if installed, which takes seconds on every rank, so mlflow is hidden.
 if "mlflow" not in sys.modules:
     sys.modules["mlflow"] = None  # type: ignore[assignment]
 
-# Even on a CPU an engine imports Triton to see whether it is there: 440 MB, a third of them read from a cold disk.
+# DeepSpeed imports Triton even on a CPU, only to see whether it is installed: 440 MB. So Triton is hidden.
 if "triton" not in sys.modules and not torch.cuda.is_available():
     sys.modules["triton"] = None  # type: ignore[assignment]
 
@@ -59,8 +59,8 @@ for _name in ("mlflow", "triton"):
 
 deepspeed_internals.skip_unused_setup(deepspeed)
 torch_internals.skip_compiler_import()
-# DeepSpeed calls collectives by deprecated names, and makes torch forget that it has warned: at ZeRO 3 every rank
-# would print some warnings in each step.
+# DeepSpeed calls collectives by deprecated names, and resets torch's record of the warnings that it has shown: at ZeRO
+# 3 every rank would print some warnings in each step.
 warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -68,7 +68,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Update:
-    """The outcome of one optimizer step: whether weights changed, and the global gradient norm before clipping."""
+    """The outcome of one update: whether it was applied, and the global gradient norm before clipping."""
 
     applied: bool
     grad_norm: float
@@ -77,18 +77,18 @@ class Update:
 class Engine:
     """A model and its optimizer under DeepSpeed.
 
-    A step may have several update groups, which DeepSpeed does not support itself. The update of a group changes the
-    parameter groups with its name; weights, moments and gradient norm of the others stay out.
+    A step may have several updates (update groups), which DeepSpeed does not support itself. Each changes the parameter
+    groups with its name; other parameters keep their weights and moments, and do not count in its gradient norm.
 
     Attributes:
         update_groups: names of the update groups, in order.
-        own_kinds: kinds of state, by parameter name, for parameters whose kinds differ from `zero_state.state_kinds`.
+        own_kinds: kinds of state, by parameter name, of parameters whose kinds differ from `zero_state.state_kinds`.
         objective: the model.
-        average: average of the weights; None if none is kept.
+        average: the average of the weights; None if `decay` is None.
         forwards: stopwatch of forward passes.
         replicated: weights that must be equal on all ranks.
 
-    `decay`: that of an average of the weights to keep; None for none.
+    `decay`: decay of the average of the weights; None: no average is kept.
 
     Raises:
         TrainingError: the precision is bf16 at stage 0, where DeepSpeed has no fp32 gradient sums.
@@ -119,7 +119,7 @@ class Engine:
         self.update_groups = tuple(self._movable)
         trained = {id(p) for params in self._movable.values() for p in params}
         self._frozen = {id(p) for p in model.parameters()} - trained
-        for _, weight in frozen_weights(model):  # DeepSpeed converts what `parameters` names
+        for _, weight in frozen_weights(model):  # not in `model.parameters()`, so DeepSpeed does not convert them
             weight.data = weight.data.to(DTYPES[config.precision])
         if config.stage == 3:
             _gather_whole_layers(model)
@@ -148,27 +148,27 @@ class Engine:
         self._engine.destroy()
 
     def __call__(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> Any:
-        """Run the module's forward pass with ZeRO's hooks. Pass `memory` only if the module returned some."""
-        idle = not batch.tokens.numel()  # an idle batch says nothing about this rank's speed
+        """Run the module's forward pass with ZeRO's hooks. `memory`: the memory that the module returned before."""
+        idle = not batch.tokens.numel()  # forward passes without tokens are not timed
         with nullcontext() if idle else self.forwards:
             return self._engine(batch, memory) if memory else self._engine(batch)
 
     def set_training(self, mode: bool) -> None:
-        """Switch dropout on or off."""
+        """Switch the model to training mode, with dropout, or to evaluation mode."""
         self._engine.train(mode)
 
     def begin_update_group(self, update_group: str) -> None:
-        """Enter training mode, and enable gradients for the parameters of this update group only."""
+        """Enter training mode, and enable gradients only for the parameters of this update group."""
         self.set_training(True)
-        # DeepSpeed counts a frozen parameter's gradient as 0, and an unused one's as its last.
+        # With requires_grad off, DeepSpeed takes a gradient of 0; otherwise it would use the parameter's last gradient.
         if len(self.update_groups) > 1:
             for name, params in self._movable.items():
                 for p in params:
                     p.requires_grad_(name == update_group)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`, this microbatch's share of the step's global loss. `last`: whether it is the
-        rank's last microbatch.
+        """Accumulate the gradient of `loss`, a microbatch's contribution to the step's global loss. `last`: whether the
+        microbatch is the rank's last in this update.
         """
         self._engine.set_gradient_accumulation_boundary(last)
         if last and self._overlapped is not None:
@@ -184,9 +184,9 @@ class Engine:
     def update(
         self, lr: float, count: int, update_group: str = ALL_PARAMETERS, largest_norm: float = math.inf
     ) -> Update:
-        """Apply the gradient accumulated for `update_group` as its update number `count`, from 1.
+        """Update the weights of `update_group` with the accumulated gradient. `count`: number of the update, from 1.
 
-        The update is dropped if the gradient is not finite, or its norm exceeds `largest_norm`.
+        The update is skipped if the gradient is not finite, or its norm exceeds `largest_norm`.
         """
         set_update(resolve(self._engine, "basic_optimizer"), lr=lr, count=count, update_group=update_group)
         self._largest_norm = largest_norm
@@ -201,8 +201,8 @@ class Engine:
         return Update(bool(self._engine.was_step_applied()) and norm <= self._largest_norm, norm)
 
     def _update_unsharded(self) -> Update:
-        """Update at stage 0. DeepSpeed would apply NaN and reports no norm, so both are checked here on the reduced
-        gradients.
+        """Update at stage 0, where DeepSpeed neither computes the gradient norm nor skips updates that are not finite.
+        Both are done here, with the reduced gradients.
         """
         gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
         norm = float(nn.utils.get_total_norm(gradients))
@@ -213,23 +213,22 @@ class Engine:
         return Update(True, norm)
 
     def _guard_updates(self) -> None:
-        """Drop updates whose gradient norm exceeds the limit, which DeepSpeed cannot do.
+        """Wrap the optimizer's `step` so that it skips updates whose gradient norm exceeds the limit.
 
-        DeepSpeed computes the norm before it calls the optimizer, so the limit is enforced there, before weights or
-        moments change.
+        DeepSpeed itself has no such limit, but computes the norm before it calls the optimizer.
         """
         optimizer = resolve(self._engine, "basic_optimizer")
-        make = optimizer.step
+        unlimited_step = optimizer.step
 
         def step_within_limit() -> None:
             limited = self.config.stage > 0 and self._largest_norm < math.inf
             if not limited or deepspeed_internals.gradient_norm(self._optimizer) <= self._largest_norm:
-                make()
+                unlimited_step()
 
         optimizer.step = step_within_limit
 
     def _overlap_reduction(self) -> OverlappedSums:
-        """Stage 1 in bf16: replace DeepSpeed's reduction at the end of a step's last backward pass."""
+        """Stage 1 in bf16: let `OverlappedSums` replace DeepSpeed's reduction after the last backward pass."""
         optimizer, parameters = self._optimizer, list(self.objective.parameters())
         sums = deepspeed_internals.fp32_gradient_sums(optimizer)
         overlapped = OverlappedSums(sums, parameters, DTYPES[self.config.reduce_dtype], self.config.bucket)
@@ -237,8 +236,8 @@ class Engine:
         return overlapped
 
     def _describe_partitions(self, optimizer: torch.optim.Optimizer) -> None:
-        """Tell an optimizer that needs whole parameters which of them lie where in this rank's flat partitions. For any
-        other one their names are looked up, so that a rehearsal finds one that is gone."""
+        """Describe this rank's flat partitions to an optimizer that needs whole parameters. For other optimizers only
+        DeepSpeed's private names are looked up, so that a rehearsal notices if one is missing."""
         flats = deepspeed_internals.flat_tensors(self._optimizer, self.layout)
         if not isinstance(optimizer, ShardedOptimizer):
             return
@@ -256,50 +255,48 @@ class Engine:
         optimizer.shard(segments, list(self.shapes.values()))
 
     def fragments(self) -> Iterator[Fragment]:
-        """Yield the ranges of master weights and moments that this rank owns, as views: copy them before the next
-        update.
-        """
+        """Yield the ranges of fp32 state that this rank owns, as views, which the next update changes."""
         for owned in self._trained_ranges(self.rank, self.world):
             yield owned.fragment()
         for frozen in self._frozen_ranges(self.rank, self.world):
             yield frozen.fragment()
 
     def _replicated_weights(self) -> ReplicatedWeights:
-        """Return the replicated weights: at stages 0 to 2 the working weights, and at every stage those of frozen
-        networks.
+        """Return the weights of which every rank has a copy: the working weights at stages 0 to 2, and the weights of
+        frozen networks at every stage.
         """
-        beside = frozen_weights(self.objective)
+        teachers = frozen_weights(self.objective)
         if self.config.stage == 3:
-            return ReplicatedWeights([weight for _, weight in beside], beside)
+            return ReplicatedWeights([weight for _, weight in teachers], teachers)
         named = [(name, p) for name, p, _ in self._named_parameters()]
         weights = [p for _, p in named]
         frozen = [p for p in weights if id(p) in self._frozen]
         buffers = zero_state.working_buffers(self._optimizer, weights, frozen, self.layout)
-        return ReplicatedWeights([*buffers, *(weight for _, weight in beside)], [*named, *beside])
+        return ReplicatedWeights([*buffers, *(weight for _, weight in teachers)], [*named, *teachers])
 
     def restore(self, restored_kinds: Iterable[str], read: zero_state.ReadRange) -> None:
-        """Overwrite every owned range with `read(name, kind, start, stop)`, then rebuild the working weights.
+        """Overwrite every held range with `read(name, kind, start, stop)`, then rebuild the working weights.
 
-        `restored_kinds` names the kinds to restore: only "master" to start from weights, `zero_state.ALL_KINDS` to
-        resume. Each parameter takes those of its own kinds. An average that is not restored begins at the weights.
+        `restored_kinds`: kinds of state to restore, as far as a parameter has them: only "master" to start from
+        weights, `zero_state.ALL_KINDS` to resume. If the average is not restored, it is reset to the weights.
         """
         kinds = tuple(restored_kinds)
         for held in self._held_ranges():
             held.restore(kinds, read)
         if self.average is not None and AVERAGE not in kinds:
             self.average.reset_to_weights()
-        # Every rank holds frozen parameters whole at stages 0 to 2.
-        place = (0, 1) if self.config.stage < 3 else (self.rank, self.world)
-        for frozen in self._frozen_ranges(*place):
+        # At stages 0 to 2 every rank holds frozen parameters whole.
+        rank_and_world = (0, 1) if self.config.stage < 3 else (self.rank, self.world)
+        for frozen in self._frozen_ranges(*rank_and_world):
             frozen.restore(kinds, read)
         deepspeed_internals.rebuild_working_weights(self._optimizer, self.layout)
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:
-        """Let the model compute with the average of its weights, which must be kept. Collective.
+        """Inside the block, the model computes with the average of its weights, which the engine must keep. Collective.
 
-        Afterwards it has its weights back, bit for bit. An error leaves the average in their place: to put it back
-        takes all ranks, and a rank with an error ends.
+        After the block it has its weights back, bit for bit. After an error in the block it does not: restoring weights
+        needs all ranks, and the failed rank ends.
         """
         self._swap_average()
         yield
@@ -312,11 +309,11 @@ class Engine:
         deepspeed_internals.rebuild_working_weights(self._optimizer, self.layout)
 
     def _held_ranges(self) -> Iterator[OwnedRange]:
-        """Yield the ranges that this rank holds of trained parameters: at stage 0 all of them, whole."""
+        """Yield the ranges of trained parameters that this rank holds: at stage 0 all parameters, whole."""
         return self._trained_ranges(0, 1) if self.config.stage == 0 else self._trained_ranges(self.rank, self.world)
 
     def _master_tensors(self) -> dict[str, list[Tensor]]:
-        """Return the tensors of master weights that this rank holds, by update group."""
+        """Return this rank's tensors of master weights, by update group."""
         flats: dict[str, dict[int, Tensor]] = {group: {} for group in self._movable}
         groups = {self.names[id(p)]: group for group, params in self._movable.items() for p in params}
         for held in self._held_ranges():
@@ -337,8 +334,9 @@ class Engine:
 
 
 def leave_groups(*, broken: bool = False) -> None:
-    """Leave all process groups of this process, so that it can join others. Close the engine before. A process that
-    has joined none stays as it is. `broken`: whether some ranks may have left a collective, or never come to it.
+    """Leave all process groups of this process, so that it can join others. Close the engine before.
+
+    `broken`: whether a collective may be incomplete, because some ranks have failed; then it is aborted.
     """
     deepspeed_internals.reset_parameter_numbers(deepspeed)
     if broken:
@@ -351,8 +349,8 @@ def leave_groups(*, broken: bool = False) -> None:
 
 
 def _gather_whole_layers(model: nn.Module) -> None:
-    """Let stage 3 gather the parameters of a compiled layer where the layer is called, because inside it no module is
-    called.
+    """Let stage 3 gather all parameters of a compiled layer when the layer is called. Compiled code does not call the
+    layer's modules, at which stage 3 would gather otherwise.
     """
     for module in model.modules():
         if isinstance(module, PieceWise) and module.compiled is not None:

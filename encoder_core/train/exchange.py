@@ -1,12 +1,12 @@
-"""Exchanges figures and examples between ranks, besides gradients.
+"""Exchanges figures and examples (not gradients) between ranks.
 
-Ranks gather a row of figures before each step and another after it. They also gather examples, if a loss compares the
-examples of all ranks with each other (`CoupledObjective`). Before a step (`exchange_signals`) the figures are counts
-of targets and flags, such as "stop", on which all ranks must act in the same step.
+Ranks gather a row of figures before each step and another after it. The figures before a step (`exchange_signals`) are
+counts of targets, and flags such as "stop", on which all ranks must act in the same step. If a loss compares the
+examples of all ranks (`CoupledObjective`), ranks gather these, too.
 
-A gather (not a reduction) of float64 rows makes the result independent of the collective's algorithm: every rank sums
-the same rows in rank order, so figures are bit-identical on all ranks. The gather of figures uses a gloo group of its
-own: the numbers are on the host anyway, and no other collective can interleave with it.
+Figures are gathered as float64 rows, and every rank sums the same rows in rank order. So sums are bit-identical on all
+ranks, whatever algorithm the collective uses. Figures have a gloo group of their own: they are on the host anyway, and
+no other collective can interleave with theirs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from encoder_core.train.groups import ensure_not_aborted
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The rank of this process, and the ranks' private group (None for a single process)."""
+    """The rank of this process, and the gloo group for figures; the group is None for a single process."""
 
     rank: int
     world: int
@@ -31,16 +31,16 @@ class RankGroup:
 
     @classmethod
     def join(cls) -> "RankGroup":
-        """Return this process's control. Every rank must call this once, after `torch.distributed` is initialised, if
-        it is.
+        """Create the gloo group for figures. Every rank must call this once, after `torch.distributed` is initialised;
+        a process without `torch.distributed` is the only rank.
         """
         if not dist.is_initialized():
             return cls(0, 1, None)
         return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
 
     def gather_rows(self, row: Sequence[float]) -> Float64[Tensor, "world columns"]:
-        """Return the rows of all ranks, in rank order. Integers up to 2**53 are exact. Raises GroupsAborted if sums
-        with other ranks were aborted, since the row may come from them.
+        """Return the rows of all ranks, in rank order. Integers up to 2**53 are exact. Raises GroupsAborted if
+        collectives were aborted, because the row may be computed from their incomplete results.
         """
         ensure_not_aborted()
         mine = torch.tensor(row, dtype=torch.float64)
@@ -53,15 +53,15 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class StepSignals:
-    """The figures and flags of one rank before the first backward pass of a step, and what all ranks make of them.
+    """Figures and flags before a step: first those of one rank, then, after the exchange, those of all ranks together.
 
     Attributes:
-        stop: whether a rank was asked to stop; if some rank was, no rank runs the step.
-        save: whether a checkpoint is due after this step. Rank 0 decides, so that only one clock counts.
+        stop: whether any rank was asked to stop; if so, no rank runs the step.
+        save: whether a checkpoint is due after this step; rank 0 decides, by its clock.
         saved: whether every rank has uploaded its part of the pending checkpoint, or failed to.
-        fits: whether every rank's largest microbatch fits into its memory, as far as that is checked beforehand.
-        keep: whether the state is copied to memory before this step: rank 0 asks for it, and every rank can.
-        wait: longest wait for data, in seconds.
+        fits: whether every rank's largest microbatch fits into its memory, as far as that was checked.
+        keep: whether the state is copied to memory before this step; every rank must agree.
+        wait: longest wait of any rank for data, in seconds.
         tokens: number of tokens in the batch.
         digest: sum of the rows' checksums, a fingerprint of the trained bytes.
         counts: number of targets in the batch, by loss term.
@@ -79,8 +79,8 @@ class StepSignals:
 
 
 def exchange_signals(control: RankGroup, own: StepSignals) -> StepSignals:
-    """Send this rank's signals and return those of all ranks. Collective: every rank calls it once a step, with the
-    same term names in `counts`.
+    """Send this rank's signals, and return the combined signals of all ranks. Collective: every rank calls it once a
+    step, with the same term names in `counts`.
     """
     names = sorted(own.counts)
     flags = [own.stop, own.save, own.saved, own.fits, own.keep]
@@ -101,13 +101,12 @@ def exchange_signals(control: RankGroup, own: StepSignals) -> StepSignals:
 
 @dataclass(frozen=True)
 class RankExamples(AllExamples):
-    """`AllExamples` in the order of the logical microbatches, which were dealt to the ranks round-robin.
+    """`AllExamples` in the order of the logical microbatches, which were assigned to the ranks round-robin.
 
     Attributes:
         at: indices of this rank's examples among all.
         counts: number of examples of each rank.
-        order: [N], for each example the index that it has when all examples of rank 0 come first, then those of rank
-            1, ...
+        order: [N], for each example its index in the concatenation of the ranks' examples (rank 0's first).
     """
 
     at: Int[Tensor, " own"]
@@ -116,11 +115,12 @@ class RankExamples(AllExamples):
 
     @classmethod
     def from_all_ranks(cls, own: Sequence[Tensor]) -> tuple["RankExamples", Tensor]:
-        """Gather the numbers of examples of all ranks. Return the order, and this rank's examples joined. Collective.
+        """Gather the numbers of examples of all ranks. Return the examples' order, and this rank's examples
+        concatenated. Collective.
 
         Args:
-            own: [examples, ...] of each microbatch of this rank. Every rank passes equally many, including idle ones;
-                an idle microbatch may have another shape beyond its first dimension.
+            own: [examples, ...] of each microbatch of this rank. Every rank passes equally many microbatches, including
+                idle ones; an idle microbatch may have another shape beyond its first dimension.
         """
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         sizes, device = [len(tensor) for tensor in own], own[0].device
@@ -134,7 +134,7 @@ class RankExamples(AllExamples):
 
     @classmethod
     def from_one_microbatch(cls, own: Tensor) -> tuple["RankExamples", Tensor]:
-        """Return the order for one microbatch whose examples [examples, ...] are treated as all. Not collective."""
+        """Treat the examples [examples, ...] of one microbatch as the whole global batch. Not collective."""
         every = torch.arange(len(own), device=own.device)
         return cls(every, (len(own),), every), own
 
@@ -148,7 +148,7 @@ class RankExamples(AllExamples):
 
 
 def _example_order(sizes: Sequence[Sequence[int]], rank: int) -> tuple[Tensor, Tensor]:
-    """Return `at` of `rank`, and `order`, from the numbers of examples of [rank][microbatch]."""
+    """Return `RankExamples.at` of `rank`, and `order`. `sizes`: numbers of examples, by rank and microbatch."""
     begins = [sum(sum(row) for row in sizes[:r]) for r in range(len(sizes))]
     order, at, place = list[Tensor](), list[Tensor](), 0
     for turn in range(len(sizes[0])):

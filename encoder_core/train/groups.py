@@ -1,9 +1,9 @@
-"""The process groups of this process: how it leaves them, and how it gets away from sums that will never end.
+"""Leaves the process groups of this process, and aborts collectives that will never end.
 
-If a rank dies, gloo raises on the others. NCCL does not: its kernels wait on the GPU, and so does everything that waits
-for the GPU, until the communicators are aborted. What a kernel leaves behind then is garbage. So `abort_groups` may be
-called from a thread that does not wait, and `ensure_not_aborted` stands before every exchange of figures between ranks:
-nothing computed from garbage is recorded, compared or saved.
+If a rank dies, gloo raises an error on the other ranks. NCCL does not: its kernels wait on the GPU, and so does all
+code that waits for the GPU, until the communicators are aborted. Aborted kernels leave garbage as results. So another
+thread may call `abort_groups`, and `ensure_not_aborted` runs before every exchange of figures between ranks: nothing
+computed from garbage is recorded, compared or saved.
 """
 
 import threading
@@ -12,31 +12,31 @@ from contextlib import contextmanager
 
 from encoder_core.layers.torch_internals import nccl_backends
 
-_aborted = threading.Event()
-_lock = threading.Lock()
+_aborted = threading.Event()  # set while this process has aborted groups that it has not yet left
+_lock = threading.Lock()  # held while groups are aborted, left or checked for errors
 _leave_count = 0
 
 
 class GroupsAborted(RuntimeError):
-    """The error of a rank that must leave its groups, because its sums with other ranks have been aborted."""
+    """The collectives of this process were aborted, so it must leave its process groups."""
 
 
 def ensure_not_aborted() -> None:
     """Raise GroupsAborted if this process has aborted its groups."""
     if _aborted.is_set():
-        raise GroupsAborted("the sums with other ranks were aborted")
+        raise GroupsAborted("the collectives with other ranks were aborted")
 
 
 def leave_count() -> int:
-    """Return how often this process has left its groups."""
+    """Return how often this process has left its process groups."""
     return _leave_count
 
 
 def abort_groups(left: int | None = None) -> None:
-    """End all NCCL collectives of this process. Whoever waits for them goes on, and raises at the next collective or
-    exchange of figures. May be called from any thread, and again. Ranks on CPUs need it only to raise sooner.
+    """Abort all NCCL collectives of this process. Threads that wait for them continue, and raise at the next collective
+    or exchange of figures. Any thread may call this, repeatedly. On CPUs it only makes ranks raise sooner.
 
-    `left`: `leave_count` when the groups to be aborted were joined, or before; nothing happens if they have been left.
+    `left`: `leave_count` when the groups were joined; nothing happens if they have been left since. None: always abort.
 
     Raises LibraryChanged if torch lacks a private name that we use.
     """
@@ -54,7 +54,7 @@ def abort_groups(left: int | None = None) -> None:
 
 @contextmanager
 def abort_groups_on_error() -> Iterator[None]:
-    """Abort the groups of this process if the block raises. What is closed afterwards need not wait for other ranks."""
+    """Abort the groups of this process if the block raises, so that closing them does not wait for other ranks."""
     try:
         yield
     except BaseException:
@@ -63,8 +63,8 @@ def abort_groups_on_error() -> Iterator[None]:
 
 
 def groups_failed() -> bool:
-    """Return whether NCCL has noticed an error in a group of this process: another rank is gone, or the network is.
-    NCCL notices nothing on ranks of one machine, which share memory."""
+    """Return whether NCCL reports an error in a group of this process, because another rank or the network failed.
+    NCCL reports no errors between ranks of one machine, which use shared memory."""
     if _aborted.is_set() or not _lock.acquire(blocking=False):
         return False
     try:
@@ -75,7 +75,7 @@ def groups_failed() -> bool:
 
 @contextmanager
 def leaving_groups() -> Iterator[None]:
-    """Let no thread abort the groups of this process while the block leaves them. Then the process can join others."""
+    """Leave the groups inside the block, while no other thread can abort them. Then the process can join others."""
     global _leave_count
     with _lock:
         yield

@@ -1,6 +1,6 @@
-"""The training loop. Data and storage come in through protocols, so that the loop does not depend on where they are.
+"""The training loop. Data and storage are protocols here, so that the loop does not depend on their implementation.
 
-Each step ends with one gather: sums of losses, the speed of every rank, and digests of the weights.
+After each step ranks gather the sums of losses, the speed of every rank, and checksums (digests) of the weights.
 """
 
 import time
@@ -22,25 +22,25 @@ from encoder_core.train.step import Memories, Microbatch, RankBatch, accumulate_
 from encoder_core.train.weight_check import Digest, ensure_same_digests, ensure_same_weights, join_int64, split_int64
 from encoder_core.train.xlnet_memory import StoredMemory, recompute_memory, stored_memory
 
-_PACE_COLUMNS = 3  # columns of a rank's row that hold its `Pace`; digests follow
+_PACE_COLUMNS = 3  # number of columns of a rank's row that hold its `Pace`; the columns of digests follow
 
 HANDING_OVER = "handing over"
-"""The activity of ranks that have left the last state in memory for other ranks, who go on at once."""
+"""The reported activity of ranks that have left a copy of the last state in memory, from which other ranks continue."""
 LAYER_SETTERS: Mapping[str, Callable[[nn.Module, float], None]] = {
     "rope_base": partial(set_rotary_base, local=False),
     "local_rope_base": partial(set_rotary_base, local=True),
 }
-"""Functions that change the layers of a model while it trains, by the key of a recipe's phase."""
+"""Functions that change a setting of a model's layers during training, by the setting's key in a recipe's phase."""
 
 
 @dataclass(frozen=True)
 class StepResults:
-    """The results of a step that all ranks know.
+    """The results of a step, gathered from all ranks.
 
     Attributes:
         sums: sums over all ranks, with the same bits on each.
         paces: speed of each rank, in rank order.
-        digests: digest of each rank's weights, in rank order; all empty if this step does not compare them.
+        digests: checksum of each rank's weights, in rank order; all empty if this step does not compare weights.
     """
 
     sums: dict[str, float]
@@ -51,8 +51,8 @@ class StepResults:
 def gather_step_results(
     control: RankGroup, sums: Mapping[str, float], pace: Pace, digests: Sequence[Tensor]
 ) -> StepResults:
-    """Send this rank's figures and return those of all ranks. Collective: every rank passes the same names and
-    equally many digests.
+    """Gather the results of a step from all ranks. Collective: every rank passes the same names and equally many
+    digests.
     """
     names = sorted(sums)
     row = [*(sums[name] for name in names), pace.data, pace.forward, pace.tokens, *split_int64(digests)]
@@ -72,14 +72,14 @@ class StepData:
     """The data of a rank for one step.
 
     Attributes:
-        work: the microbatches.
+        work: the rank's microbatches.
         counts: number of this rank's targets, by loss term.
         tokens: number of this rank's tokens, including special tokens.
         digest: sum over the rows of a 32-bit checksum of the model's input.
-        samples: (epoch, start, stop) ranges of the whole step, the same on every rank.
+        samples: (epoch, start, stop) ranges of the samples in the global batch, the same on every rank.
         wait: seconds that this rank waited for the data service.
-        before: this rank's part of the earlier steps from which memory is recomputed before this step; None: the
-            memory is kept.
+        before: this rank's microbatches of the earlier steps from which XLNet's memory is recomputed before this step;
+            None: the memory of the last step is used.
     """
 
     work: RankBatch
@@ -92,23 +92,23 @@ class StepData:
 
 
 class StepDataSource(Protocol):
-    """The source of the steps' data."""
+    """The source of training batches and of held-out batches."""
 
     def fetch(self, step: int) -> StepData: ...
 
     def heldout_microbatches(self, step: int) -> Mapping[str, Iterable[Microbatch]]:
-        """Return this rank's held-out microbatches after `step` steps, by the prefix of their figures (the run's own
-        text has none): equally many on every rank, with the same rows and masks at every call. The objective of the
-        last step has targets in them.
+        """Return this rank's held-out microbatches for an evaluation after `step` steps, by the prefix of their figures
+        (empty for the run's own held-out text). Every rank gets equally many; rows and masks are the same at every
+        call. Targets are those of the objective of the last step.
         """
         ...
 
 
 class Checkpointer(Protocol):
-    """Saves states. `begin` returns at once; all ranks call `commit` at the same step.
+    """Saves checkpoints. `begin` starts a save and returns at once; all ranks call `commit` at the same step.
 
-    `is_due` is true only at steps before which memory is recomputed, so these checkpoints contain no memory. The last
-    state of a run may be at any step, so `finish` receives the memory, too.
+    `is_due` is true only at steps before which XLNet's memory is recomputed, so these checkpoints contain no memory. A
+    run may end at any step, so `finish` also receives the memory.
     """
 
     def is_due(self, step: int) -> bool: ...
@@ -119,43 +119,43 @@ class Checkpointer(Protocol):
 
 
 class StateCopies(Protocol):
-    """Copies states to memory, so that a restart need not go back to a checkpoint. A copy may be of any step."""
+    """Copies training states to host memory, from which a run can restart instead of from an older checkpoint."""
 
     def is_due(self, step: int) -> bool:
-        """Return whether this rank is for a copy of the state after `step` steps. Not collective. If any rank is asked
-        to stop in this step, such a copy must be enough for those who go on.
+        """Return whether this rank wants a copy of the state after `step` steps. Not collective. If a rank is asked to
+        stop at this step, the remaining ranks must be able to continue from the copies.
         """
         ...
 
     def copy_state(self, engine: Engine, state: TrainState, carried: StoredMemory, since: float) -> int | None:
-        """Copy the state; return the bytes of this rank's part, None if there is no memory for it. All ranks call it at
-        the same step, after their weights have been compared. `since`: time at which training began to wait for it, by
-        `time.monotonic`.
+        """Copy the state, and return the size in bytes of this rank's part; None if host memory is too small. All ranks
+        call it at the same step, after comparing their weights. `since`: `time.monotonic()` when training began to wait
+        for the copy.
         """
         ...
 
 
 class LossGuard(Protocol):
-    """Decides what to do about losses that are not finite or far too high. Every rank decides the same."""
+    """Decides what to do about losses that are not finite or far too high. All ranks make the same decision."""
 
     def gradient_norm_limit(self, step: int, update_group: str, sums: Mapping[str, float]) -> float:
-        """Return the largest gradient norm that updates an update group, given this rank's sums. Collective."""
+        """Return the gradient norm above which the group's update is skipped. `sums`: this rank's. Collective."""
         ...
 
     def receive_report(self, report: StepReport) -> None:
-        """Receive the report of a step. An error is raised on all ranks, and ends training without a commit."""
+        """Receive the report of a step. May raise an error, on all ranks, which ends training without a commit."""
         ...
 
 
 class MicrobatchSizer(Protocol):
-    """Decides how many rows a microbatch has, if memory limits it. All ranks reach the same number."""
+    """Limits the rows of a microbatch to what fits into memory. All ranks use the same number of rows."""
 
     def fits(self, work: RankBatch, memories: Memories) -> bool:
-        """Return whether this rank's part of a step will fit into its memory. Not collective."""
+        """Return whether this rank's microbatches of a step will fit into its memory. Not collective."""
         ...
 
     def shrink(self, step: int) -> None:
-        """Make microbatches smaller from `step` on, since some rank's part does not fit. Called on all ranks."""
+        """Make microbatches smaller from `step` on, because some rank's do not fit. Called on all ranks."""
         ...
 
     def out_of_memory_error(self, step: int, error: RuntimeError) -> Exception:
@@ -164,11 +164,11 @@ class MicrobatchSizer(Protocol):
 
 
 class TrainJournal(Protocol):
-    """Records progress. Rank 0's calls are written down; the other ranks' calls are heartbeats."""
+    """Records progress. Rank 0's calls are recorded; those of other ranks only show that the rank is alive."""
 
     def report_activity(self, step: int, doing: str, done: int = 0) -> None:
-        """Report that the rank now does `doing`, after `step` steps. `done` counts progress in it.
-        "training" reports its end.
+        """Report that the rank has begun the activity `doing`, after `step` steps. `done`: progress in the activity,
+        such as evaluated microbatches. The activity "training" ends any other.
         """
         ...
 
@@ -178,13 +178,13 @@ class TrainJournal(Protocol):
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """What to do at which step: pure functions of the step, fixed by the recipe.
+    """A recipe's schedules and periods, as pure functions of the step.
 
     Attributes:
-        weights: weights, in a step, of the loss terms whose weight changes during the run. Held-out losses use the
-            terms' own weights.
-        layers: settings of layers in a step, by names of `LAYER_SETTERS`, if they change during the run. An evaluation
-            after a step uses that step's settings.
+        weights: function from a step to the weights of the loss terms whose weight is scheduled. Held-out losses use
+            the terms' own weights.
+        layers: function from a step to the settings of layers that are scheduled, by key of `LAYER_SETTERS`. An
+            evaluation after a step uses that step's settings.
     """
 
     seed: int
@@ -205,7 +205,7 @@ class TrainPlan:
 
 @dataclass(frozen=True)
 class Trainer:
-    """The parts of a training process, and the loop that runs them."""
+    """The training loop of a rank, and the objects that it uses."""
 
     engine: Engine
     control: RankGroup
@@ -220,21 +220,21 @@ class Trainer:
     copies: StateCopies | None = None
 
     def train(self, state: TrainState) -> TrainState:
-        """Train from `state` to the last step, or until any rank is asked to stop. Return the final state, which is
-        committed. If other ranks go on at once, the last state may be in memory instead.
+        """Train from `state` to the last step, or until any rank is asked to stop. Return the final state, which has
+        been committed to a checkpoint or, if other ranks continue at once, copied to memory.
 
-        A step whose microbatches do not fit into memory restarts with smaller ones, before any of its work has counted.
+        If a step's microbatches do not fit into memory, the step restarts with smaller ones before it computes.
 
         Raises:
             CorruptReplica: weights differ between ranks. Nothing of the step is committed.
-            Exception: memory ran out in the middle of a step; the error is that of `microbatches`.
+            Exception: memory ran out in the middle of a step; `MicrobatchSizer.out_of_memory_error` gives the error.
         """
         carried = StoredMemory()
-        if state.step == 0 and self.plan.evaluates_after(0):  # what the run starts from, such as a published model
+        if state.step == 0 and self.plan.evaluates_after(0):  # evaluate the initial weights, perhaps a published model
             self._apply_layer_settings(0)
             self._evaluate(0)
         while state.step < self.plan.steps:
-            # Read the data, and agree with the other ranks on what precedes the step.
+            # Read the data, and agree with the other ranks on flags such as stop and save.
             started = time.monotonic()
             fetched = self.data.fetch(state.step)
             fetching = time.monotonic() - started
@@ -250,7 +250,7 @@ class Trainer:
             copied = self._copy_if_due(state, fetched, due=signals.keep)
             learning_rate = self.plan.learning_rate(state.step)
             sums, updates, digests = self._run_groups(state, fetched, signals)
-            # One gather of sums, speeds and digests; the weights must agree before anything is recorded.
+            # Gather sums, speeds and digests at once; the weights must be equal before anything is recorded.
             pace = Pace(fetching, self.engine.forwards.take_seconds(), fetched.tokens)
             results = gather_step_results(self.control, sums, pace, digests)
             ensure_same_digests(results.digests, self.engine.replicated, self.control, state.step)
@@ -268,7 +268,7 @@ class Trainer:
             self.journal.report_step(report)
             self.losses.receive_report(report)
             state = state.after_step(applied=report.applied_by_group, tokens=signals.tokens)
-            # Commit what has been uploaded, evaluate, begin the next save.
+            # Commit the uploaded checkpoint, evaluate, begin the next save.
             if signals.saved:
                 self._commit(state.step)
             if self.plan.evaluates_after(state.step):
@@ -280,14 +280,15 @@ class Trainer:
         return state
 
     def _hand_over(self, state: TrainState, next_data: StepData) -> bool:
-        """Leave the last state in memory for other ranks. Return whether all ranks had the memory. Collective."""
-        made = self._copy_state(state, next_data, time.monotonic()) is not None
-        everywhere = bool(self.control.gather_rows([made]).all())
-        if everywhere:
+        """Copy the last state to memory for other ranks. Return whether all ranks had enough memory. Collective."""
+        copied_here = self._copy_state(state, next_data, time.monotonic()) is not None
+        copied_everywhere = bool(self.control.gather_rows([copied_here]).all())
+        if copied_everywhere:
             self.journal.report_activity(state.step, HANDING_OVER)
-        return everywhere
+        return copied_everywhere
 
     def _save_final(self, state: TrainState, carried: StoredMemory) -> None:
+        """Compare the ranks' weights, then save and commit the last checkpoint."""
         self.journal.report_activity(state.step, "saving")
         ensure_same_weights(self.engine.replicated, self.control, state.step)
         self.checkpointer.finish(self.engine, state, carried)
@@ -295,7 +296,7 @@ class Trainer:
     def _run_groups(
         self, state: TrainState, fetched: StepData, signals: StepSignals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
-        """Recompute memory at fixed steps, then compute gradients and updates of each group; see `_update`."""
+        """Recompute XLNet's memory if it is due, then compute each group's gradients and update; see `_update`."""
         try:
             if fetched.before is not None:
                 recompute_memory(self.engine, fetched.before, self.memories)
@@ -308,7 +309,8 @@ class Trainer:
     def _update(
         self, state: TrainState, fetched: StepData, signals: StepSignals
     ) -> tuple[dict[str, float], dict[str, Update], list[Tensor]]:
-        """Return, for each group, this rank's sums, the update, and the digest of the weights before it."""
+        """Compute gradients and update of each group. Return this rank's loss sums, the updates by group, and digests
+        of the weights before each update."""
         self.engine.forwards.take_seconds()
         self._apply_layer_settings(state.step)
         sums: dict[str, float] = {}
@@ -332,12 +334,12 @@ class Trainer:
         return sums, updates, digests
 
     def _apply_layer_settings(self, step: int) -> None:
-        """Apply the settings of layers in `step`."""
+        """Set the scheduled settings of layers to their values in `step`."""
         for name, value in self.plan.layers(step).items():
             LAYER_SETTERS[name](self.engine.objective, value)
 
     def _copy_if_due(self, state: TrainState, next_data: StepData, *, due: bool) -> CopyReport | None:
-        """Copy `state` to memory if it is due. Return what was copied; None if the run makes no copies."""
+        """Copy `state` to memory if due. Return time and size of the copy; None if the run makes no copies."""
         if self.copies is None or not due:
             return CopyReport() if self.copies is not None else None
         since = time.monotonic()
@@ -345,8 +347,8 @@ class Trainer:
         return CopyReport(time.monotonic() - since, size or 0)
 
     def _copy_state(self, state: TrainState, next_data: StepData, since: float) -> int | None:
-        """Copy `state` to memory, as `StateCopies.copy_state`, with the memory that the next step needs. Weights
-        that differ must not be copied."""
+        """Compare the ranks' weights, then copy `state`, with XLNet's memory for the next step; see
+        `StateCopies.copy_state`."""
         assert self.copies is not None
         ensure_same_weights(self.engine.replicated, self.control, state.step)
         return self.copies.copy_state(self.engine, state, self._carried_memory(next_data), since)
@@ -368,16 +370,17 @@ class Trainer:
         self.journal.report_activity(step, "training")
 
     def _digests(self, step: int) -> list[Tensor]:
-        """Return the digest of the weights that gradients were computed with, if this step compares them."""
+        """Return the digest of the current weights; empty if this step does not compare weights between ranks."""
         if self.control.world == 1 or not self.plan.compares_weights_in(step):
             return []
         return [self.engine.replicated.digest()]
 
     def _carried_memory(self, next_data: StepData) -> StoredMemory:
-        """Return the memory that the next step would have used; it goes into the checkpoint."""
+        """Return XLNet's memory for a checkpoint; empty if the next step recomputes it."""
         return stored_memory(self.memories, next_data.work.total) if next_data.before is None else StoredMemory()
 
     def _exchange(self, state: TrainState, fetched: StepData) -> StepSignals:
+        """Exchange the signals of the step with all ranks; see `exchange_signals`. Collective."""
         own = StepSignals(
             stop=self.stop_requested(),
             save=self.checkpointer.is_due(state.step + 1),

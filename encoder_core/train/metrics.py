@@ -1,6 +1,6 @@
-"""Figures of a step and of held-out rows: means from global sums, under the names in metrics files and reports.
+"""Figures of a step and of held-out rows: means of global sums, with the names that metrics files and reports use.
 
-Held-out rows have the same masks and draws every time, for any world size.
+Held-out rows have the same masks and random draws in every evaluation, for any world size.
 """
 
 import math
@@ -29,11 +29,11 @@ _SUMS_IN_FIGURES = {WEIGHTED_SUFFIX.strip("_"), *(name for one in _FIGURES for n
 
 
 def figures_from_sums(sums: Mapping[str, float]) -> dict[str, float]:
-    """Return `loss`, the weighted sum of all terms, and the figures of each term whose sums are given.
+    """Return `loss`, the weighted sum of all terms' mean losses, and the figures (`figures.py`) of each term.
 
-    Sums are named `<term>_<sum>`. A sum in no figure becomes one under its own name: its mean over the term's
-    targets. A ratio of 0 to 0 is 0. `mlm` and `clm` have targets in different steps; the one that has none has no
-    figures there.
+    Sums are named `<term>_<sum>`. A sum that is part of no figure is reported under its own name, divided by the
+    term's targets. 0 / 0 gives 0. `mlm` and `clm` have targets in different steps; the term without targets in this
+    step is left out.
     """
     terms = [name.removesuffix(TARGETS_SUFFIX) for name in sums if name.endswith(TARGETS_SUFFIX)]
     terms = [term for term in terms if sums[term + TARGETS_SUFFIX] or not _has_targets_elsewhere(term, sums)]
@@ -50,17 +50,17 @@ def figures_from_sums(sums: Mapping[str, float]) -> dict[str, float]:
     return figures
 
 
-_ALTERNATE_TERMS = {"mlm": "clm", "clm": "mlm"}
+_ALTERNATE_TERMS = {"mlm": "clm", "clm": "mlm"}  # terms of which a step trains only one
 
 
 def _has_targets_elsewhere(term: str, sums: Mapping[str, float]) -> bool:
-    """Return whether the term that is trained in other steps has targets in this one."""
+    """Return whether `term` alternates with another term (mlm with clm), and this step has targets of the other."""
     return bool(sums.get(f"{_ALTERNATE_TERMS.get(term)}{TARGETS_SUFFIX}"))
 
 
 @dataclass(frozen=True)
 class CopyReport:
-    """A copy of a rank's state in memory. `seconds`: for how long training waited for it."""
+    """A copy of a rank's state in memory: seconds for which training waited for it, and its size."""
 
     seconds: float = 0.0
     bytes: int = 0
@@ -68,8 +68,8 @@ class CopyReport:
 
 @dataclass(frozen=True)
 class StepReport:
-    """A finished step: the state before it, its input, and its results. `copied`: the copy of the state that was made
-    before the step, of no bytes if none was due; None if the run makes no copies."""
+    """A finished step: the state before it, its input, and its results. `copied`: the copy of the state made before the
+    step, with 0 bytes if none was due; None: the run makes no copies."""
 
     before: TrainState
     samples: tuple[tuple[int, int, int], ...]
@@ -83,14 +83,14 @@ class StepReport:
 
     @property
     def applied_by_group(self) -> dict[str, bool]:
-        """Whether the update changed weights, by update group."""
+        """Whether each group's update was applied, by update group."""
         return {group: update.applied for group, update in self.updates.items()}
 
     def to_record(self) -> dict[str, Any]:
-        """Return the line of the metrics file (schema in infra/docs/records.md). Losses are per target, in nats.
+        """Return the step's line of the metrics file (schema in infra/docs/records.md). Losses are per target, in nats.
 
-        Ranks begin their first step at different times, so another rank's wait may exceed this rank's step; it is
-        capped.
+        `data_wait` is the longest wait of any rank. Ranks start at different times, so in the first step it may exceed
+        this rank's step time, by which it is limited.
         """
         wait = min(self.signals.wait, self.seconds)
         return {
@@ -111,7 +111,7 @@ class StepReport:
         }
 
     def _gradient_norms(self) -> dict[str, float]:
-        """Return the norm of all gradients; in a step of several update groups also the norm of each group."""
+        """Return the norm of all gradients and, if the step has several update groups, the norm of each group."""
         norms = {f"{group}_grad_norm": update.grad_norm for group, update in self.updates.items()}
         return {"grad_norm": math.hypot(*norms.values())} | (norms if len(norms) > 1 else {})
 
@@ -121,7 +121,7 @@ class StepReport:
         return {"copy_seconds": self.copied.seconds, "copy_bytes": self.copied.bytes}
 
 
-# Takes the place of an update group in the seed of an evaluation's draws, at step 0.
+# Replaces the update group's name in the seed of an evaluation's random draws, whose step is 0.
 EVALUATION_DRAWS = "evaluation"
 
 
@@ -132,8 +132,8 @@ def evaluate_all(
     seed: int,
     progress: Callable[[int], None],
 ) -> dict[str, float]:
-    """Return the figures of `evaluate_texts`, and if an average of the weights is kept, those of its terms with the
-    prefix `AVERAGE_PREFIX`. `heldout`: returns the texts.
+    """Return the figures of `evaluate_texts`. If the engine keeps an average of the weights, also return the figures
+    of the averaged weights, with the prefix `AVERAGE_PREFIX`. `heldout`: function that returns the texts.
     """
     texts = heldout()
     figures = evaluate_texts(engine, control, texts, seed, progress)
@@ -147,7 +147,8 @@ def evaluate_all(
 
 
 def evaluate(engine: Engine, control: RankGroup, microbatches: Iterable[Microbatch], seed: int) -> dict[str, float]:
-    """Return mean losses and metrics over the held-out rows of all ranks, without dropout. A generator draws by `seed`.
+    """Return mean losses and metrics over the held-out rows of all ranks, without dropout. `seed` seeds the tokens that
+    a generator samples.
 
     Every rank passes the same number of microbatches (idle ones included), because ZeRO 3 gathers weights in each
     forward pass.
@@ -164,9 +165,9 @@ def evaluate_texts(
     seed: int,
     progress: Callable[[int], None],
 ) -> dict[str, float]:
-    """Return the figures of `evaluate` on each text, their names after the text's prefix.
+    """Return the figures of `evaluate` on each held-out text; each figure's name begins with the text's prefix.
 
-    `progress` gets the number of microbatches done, over all texts.
+    `progress` is called with the number of finished microbatches, over all texts.
     """
     figures: dict[str, float] = {}
     numbers = count(1)
@@ -188,9 +189,9 @@ def _with_progress(
 def sum_losses(
     forward: Callable[[Batch], LossSums], objective: nn.Module, microbatches: Iterable[Microbatch], seed: int
 ) -> dict[str, float]:
-    """Return this rank's sums of losses, targets and metrics. `forward` is `objective`, or the engine around it.
+    """Return this rank's sums of losses, targets and metrics. `forward`: `objective`, or the engine that wraps it.
 
-    A coupled objective takes all rows of all ranks as one batch; then this is collective.
+    Collective for a coupled objective, which compares all rows of all ranks.
     """
     sums, coupled = RunningSums(), list[Tensor]()
     for microbatch in microbatches:

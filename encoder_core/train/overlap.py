@@ -1,17 +1,17 @@
-"""Sums gradients over the ranks while the backward pass still runs, in the same buckets on every rank.
+"""Sums gradients over the ranks during the backward pass, in the same buckets on every rank.
 
-ZeRO 1 in bf16: DeepSpeed adds each gradient to an fp32 sum, all sums of a parameter group in one tensor, and reduces
-them after the last backward pass. Here a range of such a tensor is reduced, in place, as soon as its last gradient
-has arrived.
+ZeRO 1 in bf16: DeepSpeed adds each gradient to an fp32 sum (one tensor holds the sums of a parameter group), and
+reduces the sums over ranks after the last backward pass. Here a range of sums is reduced, in place, as soon as its last
+gradient has arrived.
 
-ZeRO 2 and 3: DeepSpeed fills buckets with gradients in order of arrival and sums them over the ranks by position,
-whichever parameters they belong to. A rank whose rows take another graph (it has no rows, or too few for compiled
-code) has another order. Here DeepSpeed gets gradients in a fixed order: that in which backward passes reach
-parameters, the last layers first.
+ZeRO 2 and 3: DeepSpeed fills buckets with gradients in order of arrival, and sums buckets over the ranks by position,
+whichever parameters lie there. On a rank with no rows, or with too few for compiled code, gradients arrive in another
+order. Here DeepSpeed receives gradients in a fixed order: the reverse of the order in which a forward pass uses the
+parameters.
 
-ZeRO 3 passes on the gradients of a compiled layer after each of its backward passes. If a forward pass calls the layer
-more than once (ALBERT's one layer, the last one of DeBERTa), all but the last pass on zeros: autograd adds the
-gradients of all calls before a parameter gets them. Here these zeros are dropped.
+ZeRO 3 reduces the gradients of a compiled layer after each backward pass through it. If a forward pass calls the layer
+several times (ALBERT's one layer, DeBERTa's last layer), ZeRO 3 gets zeros in all of these passes but the last, because
+autograd adds up the gradients of all calls before a parameter receives them. Here the zeros are dropped.
 """
 
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ from encoder_core.train.deepspeed_internals import REDUCERS, replace_method
 
 @dataclass
 class _Bucket:
-    """A range of sums that is reduced at once.
+    """A range of gradient sums that is reduced over the ranks at once.
 
     Attributes:
-        waiting: number of parameters whose gradients of the last backward pass have not arrived yet.
-        sent: the tensor that is being reduced: the sums themselves, or their copy in another precision.
+        waiting: number of parameters whose gradients of the current backward pass have not arrived yet.
+        sent: the tensor that is being reduced: the sums themselves, or a copy in another precision.
     """
 
     sums: Float32[Tensor, " numbers"]
@@ -50,10 +50,10 @@ class OverlappedSums:
     Its hooks must run after those that add to the sums, so create it after the DeepSpeed engine.
 
     Args:
-        sums: for each parameter group, its parameters' fp32 sums end to end (and padding), and the parameters.
+        sums: for each parameter group, the fp32 sums of its parameters (end to end, then padding), and the parameters.
         order: all parameters in the order in which a forward pass uses them.
-        dtype: dtype in which ranks sum.
-        bucket: number of numbers that are reduced at a time, at least.
+        dtype: dtype of the reduction over ranks.
+        bucket: smallest number of elements that are reduced at a time.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class OverlappedSums:
         self._active, self._next = False, 0
         place = {id(p): number for number, p in enumerate(order)}
         cut = [each for flat, parameters in sums for each in _cut_buckets(flat, parameters, bucket)]
-        # A bucket is complete when its first parameter in the forward order is; buckets are in order of completion.
+        # The backward pass reaches a bucket's first parameter in forward order last; buckets are in that order.
         self._buckets = sorted(cut, key=lambda each: -min(place[id(p)] for p in each.parameters))
         for each in self._buckets:
             for p in each.parameters:
@@ -75,14 +75,14 @@ class OverlappedSums:
                     p.register_post_accumulate_grad_hook(partial(self._receive_gradient, each))  # type: ignore[no-untyped-call]
 
     def begin_last_pass(self) -> None:
-        """Announce that the next backward pass is the last of an update group."""
+        """Prepare to reduce sums in the next backward pass, the last of an update group."""
         self._active, self._next = True, 0
         for each in self._buckets:
             each.waiting = sum(p.requires_grad for p in each.parameters)
         self._reduce_complete_buckets()
 
     def finish(self) -> None:
-        """Wait for all sums, also those of parameters without a gradient. Collective."""
+        """Reduce the remaining buckets (parameters may lack a gradient), and wait for all reductions. Collective."""
         self._active = False
         for each in self._buckets[self._next :]:
             self._reduce(each)
@@ -93,16 +93,16 @@ class OverlappedSums:
             each.sent = each.work = None
 
     def ensure_ended(self) -> None:
-        """Check, after the last backward pass, that the sums are those of all ranks.
+        """Check, after the last backward pass, that the sums were reduced over all ranks.
 
         Raises:
             LibraryChanged: DeepSpeed did not call `finish`.
         """
         if self._active:
-            raise library_changed("deepspeed", "buffered_allreduce_fallback was not called: it")
+            raise library_changed("deepspeed", "buffered_allreduce_fallback (not called in a step)")
 
     def _receive_gradient(self, bucket: _Bucket, _: Tensor) -> None:
-        """Count a gradient that has been added to the sum of `bucket`."""
+        """Count a gradient that was added to the sums of `bucket`, and reduce buckets that are complete."""
         if self._active:
             bucket.waiting -= 1
             self._reduce_complete_buckets()
@@ -118,8 +118,8 @@ class OverlappedSums:
 
 
 def _cut_buckets(flat: Tensor, parameters: Sequence[nn.Parameter], min_elements: int) -> list[_Bucket]:
-    """Return ranges of whole parameters, each of at least `min_elements` numbers except the last one, which includes
-    the padding.
+    """Cut `flat` between parameters into buckets of at least `min_elements` elements. The last bucket may be smaller,
+    and includes the padding.
     """
     found, start, stop, own = list[_Bucket](), 0, 0, list[nn.Parameter]()
     for p in parameters:
@@ -134,7 +134,7 @@ def _cut_buckets(flat: Tensor, parameters: Sequence[nn.Parameter], min_elements:
 
 
 class GradientSequencer:
-    """Passes gradients to DeepSpeed's optimizer of ZeRO 2 or 3 in a fixed order; early ones wait.
+    """Passes gradients to DeepSpeed's ZeRO 2 or 3 optimizer in a fixed order; gradients that arrive early wait.
 
     Args:
         optimizer: DeepSpeed's optimizer.
@@ -154,7 +154,7 @@ class GradientSequencer:
         self._end = replace_method(optimizer, end, self._finish)
 
     def _receive_gradient(self, parameter: nn.Parameter, *group: int) -> None:
-        """Accept the gradient of `parameter`; stage 2 also passes its group."""
+        """Receive a parameter's gradient, and pass on those whose turn it is. Stage 2 also gives the group's number."""
         if id(parameter) in self._unreached:
             parameter.grad = None
             return
@@ -169,8 +169,8 @@ class GradientSequencer:
             self._next += 1
 
     def _finish(self) -> None:
-        """End the backward pass: pass on gradients that waited for a parameter without a gradient, and reduce what is
-        left in buckets. Collective.
+        """End the backward pass: pass on the gradients that still wait (a parameter before them has no gradient), and
+        let DeepSpeed reduce the last buckets. Collective.
         """
         for parameter in self._order[self._next :]:
             if id(parameter) in self._early:
@@ -179,22 +179,21 @@ class GradientSequencer:
         self._end()
 
     def _note_reached(self, parameter: int, _: Tensor) -> None:
-        """Note that the backward pass has reached a parameter, independently of DeepSpeed: just before it gets its
-        gradient."""
+        """Record that autograd is about to give the parameter with this id its gradient. DeepSpeed is not involved."""
         self._unreached.discard(parameter)
 
     def begin_pass(self) -> None:
-        """Prepare for a backward pass. What a rehearsal reached does not count: its gradients are not summed."""
+        """Prepare for a backward pass: forget the parameters that earlier passes, such as a rehearsal, have reached."""
         self._unreached, self._handed, self._ended = set(self._hooked), 0, False
 
     def ensure_ended(self) -> None:
-        """Check, after a backward pass, that all gradients were passed on in this order.
+        """Check, after a backward pass, that DeepSpeed received all gradients through this object.
 
         Raises:
             LibraryChanged: DeepSpeed did not use the replaced methods for all gradients.
         """
         if not self._ended:
-            raise library_changed("deepspeed", f"{REDUCERS[1]} was not called after a backward pass: it")
+            raise library_changed("deepspeed", f"{REDUCERS[1]} (not called after a backward pass)")
         reached = len(self._hooked) - len(self._unreached)
         if self._handed != reached:
-            raise library_changed("deepspeed", f"{REDUCERS[0]} had {self._handed} of {reached} gradients: it")
+            raise library_changed("deepspeed", f"{REDUCERS[0]} (called for {self._handed} of {reached} gradients)")

@@ -1,14 +1,13 @@
-"""What a rank tries before it trains: whether a microbatch fits into memory, and whether gradients are summed
-correctly.
+"""Checks before training: whether a microbatch fits into memory, and whether gradients are summed correctly.
 
 A step cannot be undone once it has begun: an error in the middle of a backward pass leaves gradients half summed, and
 the other ranks wait in a collective that this rank never enters. So a microbatch larger than any before is rehearsed:
 its passes run outside the engine, and their gradients are discarded. No other rank waits.
 
-Methods that we replace in DeepSpeed may still exist in a later release but no longer be called. Then gradients would
-be wrong without an error. So before the first step a network of six numbers takes a step of two microbatches through
-an engine of its own, and the sum of its gradients is measured. Its state is read and restored, too, so that a name
-that a later release does not have is missed now and not at the first save.
+A later release of DeepSpeed may keep the methods that we replace, but no longer call them. Then gradients would be
+wrong without an error. So before the first step, a network of six parameters takes a step of two microbatches in an
+engine of its own, and the norm of its summed gradients is checked. Its state is read and restored, too, so that a
+missing private name raises an error now and not at the first save.
 """
 
 import gc
@@ -37,18 +36,19 @@ from encoder_core.train.zero_state import KINDS
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` says that a device, or the host, has run out of memory."""
+    """Return whether `error` means that the GPU or the host has run out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 @dataclass
 class Rehearsal:
-    """Rehearses microbatches. Not for stage 3, where a forward pass gathers weights from all ranks.
+    """Runs large microbatches on trial, to find out whether they fit into memory. Not for ZeRO stage 3, where a forward
+    pass gathers weights from all ranks.
 
     Attributes:
-        kept: bytes that weights, gradients, optimizer and buckets will fill. The part that a GPU does not hold yet is
-            reserved during a rehearsal, because moments are allocated by the first update.
-        proven: number of tokens, memory included, of the largest microbatch that is known to fit.
+        kept: bytes of weights, gradients, optimizer state and buckets. A rehearsal reserves the bytes that are not yet
+            allocated, such as the moments, which the first update allocates.
+        proven: size (`_microbatch_size`) of the largest microbatch that is known to fit.
     """
 
     engine: Engine
@@ -56,21 +56,22 @@ class Rehearsal:
     proven: int = 0
 
     def fits(self, microbatches: Sequence[Microbatch], memories: Mapping[int, tuple[Tensor, ...]]) -> bool:
-        """Return whether a step's `microbatches` fit. The largest is rehearsed unless one of its size has fitted
-        before.
+        """Return whether a step's `microbatches` fit into memory. The largest is rehearsed, unless one of its size has
+        fitted before.
         """
         sizes = {_microbatch_size(each, memories.get(each.index, ())): each for each in microbatches}
         size = max(sizes, default=0)
         if size <= self.proven:
             return True
         if not self._rehearse(sizes[size], memories.get(sizes[size].index, ())):
-            # Not in the `except` block, where the error still holds its frames' tensors.
+            # Memory is not released in the `except` block, where the error's frames still refer to tensors.
             _release_memory(self.engine.device)
             return False
         self.proven = size
         return True
 
     def _rehearse(self, microbatch: Microbatch, memory: tuple[Tensor, ...]) -> bool:
+        """Run the passes of a microbatch, and return whether memory sufficed."""
         try:
             reserved = self._reserve()
             self._run_passes(microbatch, memory)
@@ -82,12 +83,13 @@ class Rehearsal:
         return True
 
     def _reserve(self) -> Tensor:
+        """Allocate the bytes of `kept` that are not allocated yet."""
         device = self.engine.device
         held = torch.cuda.memory_allocated(device) if device.type == "cuda" else self.kept
         return torch.empty(max(0, self.kept - held), dtype=torch.uint8, device=device)
 
     def _run_passes(self, microbatch: Microbatch, memory: tuple[Tensor, ...]) -> None:
-        """Run the passes of each update group as a step does."""
+        """Run the forward and backward passes of each update group, as a step does."""
         objective, batch = self.engine.objective, microbatch.batch
         self.engine.set_training(True)
         if isinstance(objective, CoupledObjective):
@@ -100,12 +102,12 @@ class Rehearsal:
             memory = losses.memory
             loss = sum(term.loss_sum for term in losses.terms)
             trained = [p for p in objective.parameters() if p.requires_grad]
-            # Gradients are returned, not added to `grad`.
+            # `autograd.grad` returns gradients and does not add them to `grad`.
             torch.autograd.grad(loss, trained, allow_unused=True)
 
 
 def _microbatch_size(microbatch: Microbatch, memory: tuple[Tensor, ...]) -> int:
-    """Return the size of a microbatch. `memory` counts by its numbers, because XLNet's keys are longer with it."""
+    """Return the number of tokens plus the number of elements of XLNet's `memory`, which adds keys."""
     return microbatch.batch.tokens.numel() + sum(tensor.numel() for tensor in memory)
 
 
@@ -115,14 +117,14 @@ def _release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-_MICROBATCHES = 2
-# Elements of a bucket. DeepSpeed's stage 3 reduces smaller and larger parameters in different ways; both occur.
+_MICROBATCHES = 2  # number of microbatches of the tiny network's step
+# Elements of a bucket. Stage 3 reduces parameters smaller and larger than a bucket differently; the network has both.
 _PROBE_BUCKET_ELEMENTS = 3
-_SUM_TOLERANCE = 0.01  # error of sums in bf16 over many ranks; a mean would be wrong by the number of ranks
+_SUM_TOLERANCE = 0.01  # relative error of bf16 sums over many ranks; a mean instead of a sum is off by far more
 
 
 class _UnitGradientNetwork(nn.Module):
-    """A network whose gradient by every number is 1."""
+    """A network of six parameters whose gradients are all 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,29 +134,31 @@ class _UnitGradientNetwork(nn.Module):
         return self.small.float().sum() + self.large.float().sum()
 
 
-_verified_ranks: dict[EngineConfig, int] = {}  # largest number of ranks whose sums this process found right
+_verified_ranks: dict[EngineConfig, int] = {}  # largest number of ranks for which this process has verified sums
 
 
 def verified_rank_count(config: EngineConfig) -> int:
-    """Return with how many ranks this process has ensured sums; 0 if it never has."""
+    """Return the largest number of ranks with which this process has verified gradient sums; 0 if it has not."""
     return _verified_ranks.get(config, 0)
 
 
 def sums_are_verified(verified_counts: Sequence[int]) -> bool:
-    """Return whether a group need not ensure sums, since all of its processes have (`verified_counts`: by rank, with
-    how many ranks), and if they are several, some of them over several: libraries do not change while a process
-    lives."""
+    """Return whether ranks can skip `verify_gradient_sums`: every process has run it, and at least one of them with
+    several ranks, if there are several now. A process's libraries do not change.
+
+    `verified_counts`: each rank's `verified_rank_count`."""
     return min(verified_counts) > 0 and max(verified_counts) >= min(len(verified_counts), 2)
 
 
 def verify_gradient_sums(config: EngineConfig) -> float:
-    """Take the step, and return the relative error of the gradient's norm. Collective; draws no random numbers.
+    """Take one step with a tiny network, and return the relative error of the gradient norm. Collective; draws no
+    random numbers.
 
     Raises:
-        LibraryChanged: the norm is not that of the sum over ranks and microbatches, or DeepSpeed lacks a name.
+        LibraryChanged: gradients are not summed over ranks and microbatches, or DeepSpeed lacks a private name.
     """
     model = _UnitGradientNetwork()
-    threshold = 1 if config.stage == 3 else None  # one parameter stays whole, the other is sharded
+    threshold = 1 if config.stage == 3 else None  # the parameter of 1 element stays whole, that of 5 is sharded
     probed = replace(config, clip=None, bucket=_PROBE_BUCKET_ELEMENTS, persistence_threshold=threshold)
     engine = Engine(model, AdamW(parameter_groups(model, 0.0), AdamWConfig(lr=1.0)), probed)
     with closing(engine):
@@ -170,8 +174,8 @@ def verify_gradient_sums(config: EngineConfig) -> float:
     if not error < _SUM_TOLERANCE:
         raise library_changed(
             "deepspeed",
-            f"ZeRO {config.stage} in {config.precision}: the sum of known gradients of {engine.world} ranks has the "
-            f"norm {found:g} in place of {expected:g}. How it",
+            f"the summation of gradients at ZeRO {config.stage} in {config.precision} over {engine.world} ranks "
+            f"(norm {found:g} instead of {expected:g})",
         )
     _verified_ranks[config] = max(verified_rank_count(config), engine.world)
     return float(error)

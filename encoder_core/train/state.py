@@ -1,4 +1,4 @@
-"""The position of a run: everything that resuming needs besides the tensors, as plain data."""
+"""The progress of a run: everything that resuming needs besides tensors, as plain data."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +28,7 @@ class TrainState:
         return self.updates.get(update_group, 0) + 1
 
     def after_step(self, *, applied: Mapping[str, bool], tokens: int) -> "TrainState":
-        """Return the state one step later. `applied` says for each update group whether its update was applied."""
+        """Return the state one step later. `applied`: whether each update group's update was applied."""
         return replace(
             self,
             step=self.step + 1,
@@ -42,7 +42,7 @@ class TrainState:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "TrainState":
-        """Return the state that `to_json` wrote. A bare number of updates belongs to the one update group."""
+        """Return the state that `to_json` wrote. A plain number as `updates` is that of the group of all parameters."""
         updates = data["updates"]
         counted = updates if isinstance(updates, dict) else {ALL_PARAMETERS: updates}
         return cls(

@@ -1,9 +1,9 @@
 """One optimisation step: the global batch in logical microbatches, normalised by the step's own target counts.
 
-The global batch is divided into microbatches of a fixed number of rows for any world size, dealt round-robin to the
-ranks. Randomness (dropout, generator sampling) is drawn from (seed, step, row, position in the row), never from the
-rank or the microbatch, and loss sums are divided by the targets of the whole step. So the update is that of one
-process working through the batch alone, up to rounding.
+The global batch is divided into microbatches of a fixed number of rows for any world size, and these are assigned to
+the ranks round-robin. Random draws (dropout, sampled tokens) depend on (seed, step, row, position in the row), never on
+the rank or the microbatch, and loss sums are divided by the targets of the whole step. So, up to rounding, the update
+equals that of a single process with the whole batch.
 """
 
 import hashlib
@@ -21,17 +21,17 @@ from encoder_core.train.exchange import RankExamples, RankGroup
 
 
 def draw_seed(seed: int, step: int, microbatch: int = 0, update_group: str = ALL_PARAMETERS) -> int:
-    """Return a 63-bit seed, hashed so that neighbouring steps, microbatches, update groups and runs are unrelated."""
+    """Return a 63-bit seed, a hash, so that random draws of neighbouring steps, microbatches and runs are unrelated."""
     place = f"{seed}/{step}/{microbatch}" + ("" if update_group == ALL_PARAMETERS else f"/{update_group}")
     digest = hashlib.blake2b(place.encode(), digest_size=8, person=b"maskfleet-draws")
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
 def seed_draws(seed: int, step: int, microbatch: int, update_group: str = ALL_PARAMETERS) -> None:
-    """Seed the default generators for one logical microbatch in one update group.
+    """Seed torch's default generators for one logical microbatch in one update group.
 
-    The CPU's seed is the same for each microbatch of a step, because draws belong to rows
-    (`encoder_core/random_draws.py`). A GPU's is not: the dropout inside flash attention belongs to the batch.
+    All microbatches of a step have the same CPU seed, because our own random draws are hashed from row numbers
+    (`encoder_core/random_draws.py`). GPU seeds differ, for flash attention, whose dropout ignores row numbers.
     """
     torch.manual_seed(draw_seed(seed, step, 0, update_group))
     if torch.cuda.is_available():
@@ -48,7 +48,7 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class RankBatch:
-    """The part of a rank in a step.
+    """A rank's share of a step's global batch.
 
     Attributes:
         step: number of the step.
@@ -61,14 +61,12 @@ class RankBatch:
     total: int
 
     def round_count(self, world: int) -> int:
-        """Return how many forward and backward passes every rank makes; a rank with fewer microbatches runs idle
-        ones.
-        """
+        """Return the number of passes that every rank makes; ranks with fewer microbatches run idle ones at the end."""
         return -(-self.total // world)
 
     def microbatch(self, round_index: int, device: torch.device) -> Microbatch:
-        """Return this rank's microbatch in round `round_index`. A rank that has none left gets an idle one without
-        rows, whose index is behind those of the step (`total`)."""
+        """Return this rank's microbatch in round `round_index`. If none is left, return an idle one, without rows and
+        with index `total`."""
         if round_index < len(self.microbatches):
             return self.microbatches[round_index]
         return Microbatch(self.total, idle_batch(device))
@@ -77,7 +75,7 @@ class RankBatch:
 NO_WEIGHTS: Mapping[str, float] = {}
 
 Memories = MutableMapping[int, tuple[Tensor, ...]]
-"""For each logical microbatch, the memory that the module returned for it and needs with its next rows."""
+"""The memory that the module returned for each logical microbatch, to be passed with its rows of the next step."""
 
 
 def accumulate_gradients(
@@ -91,8 +89,8 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Accumulate the gradient of one update group of a step; return this rank's sums (not means) of losses and metrics.
 
-    `counts` are the step's global targets by loss term, known before the first backward pass. `weights` are the
-    weights of terms in this step where they differ from the terms' own.
+    `counts`: number of targets in the global batch, by loss term. `weights`: this step's weights of the terms whose
+    weight is scheduled; the other terms have their own weights.
     """
     engine.begin_update_group(update_group)
     memories.update(_run_first_pass(engine, work, seed, update_group))
@@ -110,8 +108,8 @@ def accumulate_gradients(
 
 
 def _run_first_pass(engine: Engine, work: RankBatch, seed: int, update_group: str) -> dict[int, tuple[Tensor, ...]]:
-    """Return what a coupled objective's second pass needs, by logical microbatch; empty for other objectives.
-    Collective.
+    """Run a coupled objective's first pass, and return its second pass's memory by logical microbatch. Collective.
+    Other objectives have no first pass, and get an empty result.
     """
     if not isinstance(engine.objective, CoupledObjective):
         return {}
@@ -130,6 +128,7 @@ def _run_first_pass(engine: Engine, work: RankBatch, seed: int, update_group: st
 
 
 def _step_loss_share(losses: LossSums, counts: Mapping[str, float], weights: Mapping[str, float]) -> Tensor:
+    """Return the microbatch's contribution to the step's loss: weighted loss sums divided by the step's targets."""
     shares = [term.step_weight(weights) * term.loss_sum / max(1.0, counts[term.name]) for term in losses.terms]
     return sum(shares[1:], start=shares[0])
 
@@ -159,7 +158,7 @@ class RunningSums:
 
 
 def gather_sums(control: RankGroup, sums: Mapping[str, float]) -> dict[str, float]:
-    """Return sums over all ranks, with the same bits on each. Every rank passes the same names."""
+    """Add up each named sum over all ranks, with the same bits on each rank. Every rank passes the same names."""
     names = sorted(sums)
     table = control.gather_rows([sums[name] for name in names])
     return dict(zip(names, table.sum(dim=0).tolist(), strict=True))

@@ -1,9 +1,9 @@
-"""How long a rank was busy in a step, without its waits for other ranks.
+"""Measures how long a rank computed in a step, without its waits for other ranks.
 
-In the collectives of a backward pass all ranks wait for the slowest. So the time of a step is the same on all ranks
-and does not show which one is slow. The times between collectives differ: fetching data and, at ZeRO stages 0 to 2,
-the forward pass, in which nothing is exchanged. The forward pass represents all computing of a rank. At stage 3 it
-gathers weights and waits, too, so it cannot show slow computing.
+In the collectives of a backward pass all ranks wait for the slowest, so the time of a step is the same on all ranks and
+does not show which rank is slow. The times between collectives do: fetching data and, at ZeRO stages 0 to 2, the
+forward pass, which has no collectives and stands for all of a rank's computing. At stage 3 the forward pass gathers
+weights, and so waits for other ranks, too.
 """
 
 import time
@@ -12,7 +12,7 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the time inside `with` blocks. On a GPU it times the kernels, without waiting for them."""
+    """Adds up the time inside `with` blocks. On a GPU it times the kernels, and a block does not wait for them."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

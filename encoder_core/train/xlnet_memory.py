@@ -1,13 +1,13 @@
-"""XLNet's memory of earlier tokens: recomputed at fixed steps, and saved in checkpoints of all other steps.
+"""XLNet's memory (cached states of earlier tokens): recomputed at fixed steps, and saved in checkpoints of other steps.
 
 The memory of a logical microbatch is stored as the module returned it: for each layer [R, C, H], with R rows of the
-microbatch, C memory tokens, H hidden. A lane keeps its position in the batch, and a rank keeps its microbatches. So
-memory does not move between ranks while their number stays the same.
+microbatch, C memory tokens, H hidden. A lane (a text that continues from step to step) always has the same row of the
+global batch, and a rank always has the same microbatches. So memory stays on its rank while their number is the same.
 
-At fixed steps every run discards its memory and recomputes it from the preceding steps. There, memory is a function
-of weights and data, so a checkpoint of such a step needs none. A checkpoint of another step contains it as tensors
-"memory.<layer>" of [lanes, C, H], of which each rank writes its microbatches' ranges. Any number of ranks can resume
-from them.
+At fixed steps every run discards its memory and recomputes it from the preceding steps. At these steps memory is a
+function of weights and data, so their checkpoints contain none. A checkpoint of another step contains it as tensors
+"memory.<layer>" of [lanes, C, H]; each rank writes the ranges of its microbatches, and any number of ranks can read
+them.
 """
 
 import math
@@ -41,20 +41,18 @@ def recompute_memory(engine: Engine, before: Sequence[RankBatch], memories: Memo
 
 
 def _without_targets(batch: Batch) -> Batch:
-    """Return the batch without targets. Memory contains states of the content stream, which do not depend on
-    predictions.
-    """
+    """Return the batch without targets: memory holds the content stream's states, which do not depend on them."""
     none = batch.target_ids[:0]
     return replace(batch, target_positions=none, target_ids=none)
 
 
 @dataclass(frozen=True)
 class StoredMemory:
-    """Memory in the form of a checkpoint.
+    """XLNet's memory in the form in which a checkpoint stores it.
 
     Attributes:
         fragments: fragments of this rank, fp32.
-        shapes: shapes of the whole tensors, by name. Rank 0's are used, because it has a microbatch in every step.
+        shapes: shapes of the whole tensors, by name; a checkpoint takes rank 0's, since it always has microbatches.
     """
 
     fragments: tuple[Fragment, ...] = ()
@@ -62,7 +60,7 @@ class StoredMemory:
 
 
 def stored_memory(memories: Memories, microbatches: int) -> StoredMemory:
-    """Return the memory of a batch of `microbatches` logical microbatches with equally many rows."""
+    """Convert `memories` for a checkpoint. `microbatches`: number in the global batch, with equally many rows each."""
     fragments: list[Fragment] = []
     shapes: dict[str, tuple[int, ...]] = {}
     for index, memory in sorted(memories.items()):
@@ -81,9 +79,9 @@ def restore_memory(
     rows: int,
     engine: Engine,
 ) -> None:
-    """Read the memory of this rank's logical `microbatches`, each of `rows` rows, from a checkpoint that contains some.
+    """Read the memory of this rank's logical `microbatches`, each of `rows` rows, from a checkpoint with memory.
 
-    Memory that was computed in bf16 is restored with the same bits.
+    Memory that was computed in bf16 is restored bit for bit.
     """
     dtype = torch.bfloat16 if engine.config.precision == "bf16" else torch.float32
     for index in microbatches:

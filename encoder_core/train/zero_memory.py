@@ -1,8 +1,8 @@
-"""Bytes on one GPU: the permanent part (weights, gradients, optimizer) by ZeRO stage, and what a microbatch adds.
+"""Memory on one GPU, in bytes: permanent memory (weights, gradients, optimizer) by ZeRO stage, and a microbatch's.
 
-The permanent part follows the allocations of DeepSpeed 0.19 (bf16_optimizer.py for bf16 at stage 1,
+The permanent memory follows the allocations of DeepSpeed 0.19 (bf16_optimizer.py for bf16 at stage 1,
 zero/stage_1_and_2.py, zero/stage3.py) as encoder_core/train/settings.py configures it: fp32 master weights, two
-fp32 moments (one for Muon's matrices), gradients summed in fp32. P parameters, W ranks.
+fp32 moments (one for Muon's matrices), gradients summed in fp32.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,13 @@ Device = Literal["cuda", "cpu"]
 Stage = Literal[0, 1, 2, 3]
 STAGES: tuple[Stage, ...] = (0, 1, 2, 3)
 
-# Elements of gathered parameters that ZeRO 3 keeps for their next use (DeepSpeed's default).
+# Largest number of elements of gathered parameters that ZeRO 3 keeps for later use (DeepSpeed's default).
 MAX_LIVE_ELEMENTS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """One item of the memory that a GPU needs: its bytes, and the formula that gives them."""
+    """One item of the memory that a GPU needs: its name, its formula for display, and its bytes."""
 
     what: str
     formula: str
@@ -44,10 +44,10 @@ def fixed_memory(
     """Return the permanent memory. bf16 at stage 0 is not supported (encoder_core/train/engine.py).
 
     Args:
-        bucket: number of elements of a bucket that take up memory. On a CPU, elements that are never written take
+        bucket: number of elements of a bucket that occupy memory. On a CPU, elements that are never written occupy
             only address space.
         one_moment: number of parameters that have one moment instead of two.
-        largest: number of parameters in the largest tensor. It is a bucket of its own if it is larger than one.
+        largest: number of parameters in the largest tensor, which has its own bucket if it is larger than `bucket`.
     """
     if stage == 0:
         assert precision == "fp32"
@@ -67,7 +67,7 @@ def fixed_memory(
             *parts,
             _sharded_part("summed gradients, fp32, whole at stage 1", 4, parameters, 1),
         ]
-    # In fp32, stage 1 keeps its gradients in the bucket until they are reduced, as stage 2 does.
+    # In fp32, stage 1 keeps gradients in a bucket until they are reduced, as stage 2 does.
     return [
         *parts,
         _sharded_part("summed gradients, fp32", 4, parameters, ranks),
@@ -76,14 +76,12 @@ def fixed_memory(
 
 
 def frozen_memory(parameters: int, precision: Precision) -> MemoryPart:
-    """Return the memory of frozen networks: weights on every rank at every stage, without gradients, master weights
-    or moments.
-    """
+    """Return the memory of frozen networks: only weights, whole on every rank at every ZeRO stage."""
     return _sharded_part("weights of frozen networks", 2 if precision == "bf16" else 4, parameters, 1)
 
 
 def average_memory(parameters: int, ranks: int, stage: Stage) -> MemoryPart:
-    """Return the memory of an average of the weights, which is sharded as master weights are."""
+    """Return the memory of an average of the weights, which is sharded like the master weights."""
     return _sharded_part("average of the weights, fp32", 4, parameters, ranks if stage else 1)
 
 
@@ -91,14 +89,14 @@ def _stage_3_memory(parameters: int, ranks: int, precision: Precision, *, one_mo
     state = 2 if precision == "bf16" else 4
     return [
         _sharded_part("weights", state, parameters, ranks),
-        _sharded_part("gathered weights, up to 1e9 of them", state, min(parameters, MAX_LIVE_ELEMENTS), 1),
+        _sharded_part("gathered weights, at most 1e9", state, min(parameters, MAX_LIVE_ELEMENTS), 1),
         *_with_moments("master weights", 4, parameters, ranks=ranks, one_moment=one_moment),
         _sharded_part("summed gradients, fp32", 4, parameters, ranks),
     ]
 
 
 def _with_moments(what: str, bytes_each: int, parameters: int, *, ranks: int, one_moment: int) -> list[MemoryPart]:
-    """Return parts with `bytes_each` bytes of `what`, and 4 bytes of each moment, for every parameter."""
+    """Return the memory of `what` with `bytes_each` bytes per parameter, plus 4 bytes per parameter and moment."""
     parts = [_sharded_part(f"{what}, two moments", bytes_each + 8, parameters - one_moment, ranks)]
     if one_moment:
         parts.append(_sharded_part(f"{what}, momentum of hidden matrices", bytes_each + 4, one_moment, ranks))
@@ -111,25 +109,23 @@ def _sharded_part(what: str, bytes_each: int, parameters: int, ranks: int) -> Me
 
 
 def _buckets(count: int, precision: Precision, reduce_dtype: Precision, size: int, largest: int) -> list[MemoryPart]:
-    """Return the buckets of gradients; one is filled while another is reduced. Stage 1 in bf16 has none: it reduces
-    its fp32 sums.
-    """
+    """Return the memory of `count` gradient buckets. With two, one is filled while the other is reduced."""
     state = 2 if precision == "bf16" else 4
     what = "bucket of gradients to reduce" if count == 1 else f"{count} buckets of gradients to reduce"
     parts = [MemoryPart(what, f"{count * state} B x {size:,}", count * state * size)]
     if precision == "bf16" and reduce_dtype == "fp32":
         added = max(size, largest)
-        parts.append(MemoryPart("bucket of gradients in fp32, as ranks add it up", f"4 B x {added:,}", 4 * added))
+        parts.append(MemoryPart("bucket of gradients in fp32, for the reduction", f"4 B x {added:,}", 4 * added))
     return parts
 
 
 @dataclass(frozen=True)
 class PassBytes:
-    """The memory of one update group's passes.
+    """The memory of one update group's forward and backward pass.
 
     Attributes:
-        saved: bytes that autograd keeps between them, without parameters.
-        peak: largest number of bytes that are alive at a time, without parameters and their gradients.
+        saved: bytes that autograd saves for the backward pass, without parameters.
+        peak: largest number of bytes allocated at a time, without parameters and their gradients.
     """
 
     saved: int
@@ -137,17 +133,17 @@ class PassBytes:
 
     @property
     def transient_bytes(self) -> int:
-        """Bytes that are alive beside what autograd keeps: logits, gradients of states, a layer computed again."""
+        """Bytes at the peak besides those that autograd saves: logits, gradients of states, a recomputed layer."""
         return self.peak - self.saved
 
 
 @dataclass(frozen=True)
 class MicrobatchMemory:
-    """What a microbatch of any number of rows adds at its peak, from counts of three numbers of rows.
+    """The peak memory of a microbatch with any number of rows, interpolated from three counted numbers of rows.
 
     Attributes:
-        rows: the numbers: the fewest, twice as many, and the most.
-        groups: memory of each update group of a step with these numbers of rows.
+        rows: the counted numbers of rows: the smallest, twice the smallest, and the largest.
+        groups: memory of each update group of a step, for each counted number of rows.
     """
 
     rows: tuple[int, int, int]
@@ -158,10 +154,10 @@ class MicrobatchMemory:
         return max((self._group_parts(group, rows) for group in self.groups), key=total_bytes)
 
     def _group_parts(self, counts: tuple[PassBytes, PassBytes, PassBytes], rows: int) -> list[MemoryPart]:
-        """Return the memory of one group.
+        """Return the memory of one update group.
 
-        What autograd keeps is linear in the rows. What is alive beside it grows at first, up to a limit: the head works
-        on chunks of logits.
+        Saved bytes are linear in the rows. Transient bytes grow only up to a limit, because the head works on chunks of
+        logits.
         """
         first, second, last = self.rows
         few, twice, many = counts
@@ -170,12 +166,12 @@ class MicrobatchMemory:
         least = _interpolate(first, few.transient_bytes, last, many.transient_bytes, rows)
         return [
             MemoryPart("activations", "what autograd keeps, counted", saved),
-            MemoryPart("beside them, at most", "counted", max(least, min(growing, many.transient_bytes))),
+            MemoryPart("temporary tensors, at most", "counted", max(least, min(growing, many.transient_bytes))),
         ]
 
 
 def _interpolate(x0: int, y0: int, x1: int, y1: int, x: int) -> int:
-    """Return y at `x` on the line through two points."""
+    """Return y at `x` on the line through (x0, y0) and (x1, y1)."""
     return y1 if x0 == x1 else y0 + (y1 - y0) * (x - x0) // (x1 - x0)
 
 

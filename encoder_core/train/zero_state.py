@@ -1,12 +1,12 @@
-"""Where each parameter's fp32 state lies at every ZeRO stage, as ranges of flat tensors.
+"""Locates each parameter's fp32 state (master weight, moments) at every ZeRO stage, as ranges of flat tensors.
 
 DeepSpeed stores master weights and moments in flat partitions whose layout depends on the stage, the world size and
-the groups. An `OwnedRange` is one contiguous part of them that this rank owns. Checkpoints read and write only such
-ranges, so they do not depend on the topology. The optimizer decides what state a parameter has: two moments, or one
-momentum for Muon's hidden matrices.
+the parameter groups. An `OwnedRange` is a contiguous range of a parameter that this rank owns. Checkpoints read and
+write only such ranges, so they do not depend on the topology. The optimizer decides what state a parameter has: two
+moments, or one momentum for Muon's hidden matrices.
 
-A frozen parameter is unknown to the optimizer and has no master weight and no moments. In a checkpoint its working
-weight stands for the master weight, and zeros stand for the moments, as if training it began now.
+A frozen parameter is unknown to the optimizer and has no master weight and no moments. A checkpoint stores its working
+weight as the master weight and zeros as moments, as if training of the parameter began at that step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,14 +35,14 @@ from encoder_core.train.deepspeed_internals import (
 class Fragment:
     """Elements [start, start + length) of the flattened parameter (or memory) `name`.
 
-    The fragments of a name are disjoint and, over all ranks, cover it.
+    The fragments of all ranks cover each parameter exactly once.
 
     Attributes:
         name: name of the parameter in `named_parameters`.
         start: index of the first element in the flattened parameter.
         tensors: 1-D float32 tensors of equal length, one for each kind of state: "master" (the weight that the
             optimizer updates), its moments ("exp_avg" and "exp_avg_sq", or "momentum") and, if the run keeps one, its
-            "average"; for memory only "memory". They may share storage with the trainer.
+            "average"; for XLNet's memory only "memory". They may be views of the trainer's tensors.
     """
 
     name: str
@@ -52,28 +52,27 @@ class Fragment:
 
 MASTER = "master"
 KINDS = (MASTER, *MOMENTS)
-"""Kinds of state of a parameter with every optimizer, except Muon's hidden matrices."""
+"""Kinds of state that every optimizer has for a parameter; only Muon's hidden matrices have others."""
 ALL_KINDS = (*KINDS, MOMENTUM, AVERAGE)
 
 
 def state_kinds(*, averaged: bool) -> tuple[str, ...]:
-    """Return the kinds of state of parameters that are not in `own_kinds`. `averaged`: whether the run keeps an average
-    of its weights.
+    """Return the kinds of state of every parameter that `own_kinds` does not list. `averaged`: whether the run keeps an
+    average of its weights.
     """
     return (*KINDS, AVERAGE) if averaged else KINDS
 
 
 def own_kinds(model: nn.Module, *, muon: bool, averaged: bool = False) -> dict[str, tuple[str, ...]]:
-    """Return the kinds of state, by name, of parameters whose kinds differ from `state_kinds`, including frozen ones.
-
-    With `muon` these are the hidden matrices.
+    """Return by name the kinds of state of the parameters that differ from `state_kinds`, frozen parameters included:
+    Muon's hidden matrices; none with other optimizers.
     """
     own = (MASTER, MOMENTUM, AVERAGE) if averaged else (MASTER, MOMENTUM)
     return dict.fromkeys(hidden_matrices(model), own) if muon else {}
 
 
 ReadRange = Callable[[str, str, int, int], Tensor]
-"""(parameter name, kind, start, stop) -> 1-D fp32 tensor of these flat elements."""
+"""(parameter name, kind of state, start, stop) -> 1-D fp32 tensor, the elements of this range."""
 
 
 class NamedParameter(NamedTuple):
@@ -86,12 +85,12 @@ class NamedParameter(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnedRange:
-    """One owned range of a trained parameter.
+    """A range of a trained parameter that a rank owns, with its state.
 
     Attributes:
         kinds: kinds of state.
-        part: which elements of the parameter lie where in a flat tensor of master weights.
-        moments: moments of the flat tensor that exist so far.
+        part: position of the range in the parameter and in a flat tensor of master weights.
+        moments: optimizer state of the whole flat tensor, as far as it is allocated.
     """
 
     name: str
@@ -117,14 +116,14 @@ class OwnedRange:
 
 @dataclass(frozen=True)
 class FrozenRange:
-    """One owned range of a frozen parameter. The flat tensor of its `part` is its working weight, in any dtype."""
+    """A range of a frozen parameter that a rank owns. `part.flat` is the working weight, in any dtype."""
 
     name: str
     kinds: tuple[str, ...]
     part: FlatPart
 
     def fragment(self) -> Fragment:
-        """Return a copy of the weight, which is its own average, and zeros for the moments."""
+        """Return the weight in fp32, as master weight and as average, and zeros as moments."""
         weight = self.part.view(self.part.flat).float()
         state = {k: weight if k in (MASTER, AVERAGE) else torch.zeros(self.part.length) for k in self.kinds}
         return Fragment(self.name, self.part.start, state)
@@ -135,11 +134,11 @@ class FrozenRange:
 
 
 def frozen_ranges(stage: int, named: Sequence[NamedParameter], rank: int, world: int) -> Iterator[FrozenRange]:
-    """Yield the ranges that rank `rank` of `world` owns of frozen parameters. Over all ranks, each element occurs
-    once.
+    """Yield the ranges of frozen parameters that rank `rank` of `world` owns. The ranks' ranges cover each parameter
+    exactly once.
     """
     for name, p, kinds in named:
-        if stage == 3:  # 1/world of every parameter, the last piece padded
+        if stage == 3:  # every rank holds 1/world of every parameter; the last shards are padded
             flat, size = local_shard(p)
             start = min(rank * flat.numel(), size)
             part = FlatPart(flat, start, min(flat.numel(), size - start), 0)
@@ -152,8 +151,8 @@ def frozen_ranges(stage: int, named: Sequence[NamedParameter], rank: int, world:
 def owned_ranges(
     optimizer: Any, layout: Layout, named: Sequence[NamedParameter], rank: int, world: int
 ) -> Iterator[OwnedRange]:
-    """Yield the ranges that rank `rank` of `world` owns of trained parameters. Over all ranks they cover each exactly
-    once.
+    """Yield the ranges of trained parameters that rank `rank` of `world` owns. The ranks' ranges cover each parameter
+    exactly once.
     """
     unsharded = layout == "whole"
     state = optimizer_state(optimizer, layout)
@@ -164,7 +163,7 @@ def owned_ranges(
 
 
 def _equal_share(p: nn.Parameter, rank: int, world: int) -> FlatPart:
-    """Return the part that a rank answers for of a parameter that lies whole on every rank."""
+    """Return the range that a rank saves of a parameter that every rank holds whole."""
     start, stop = p.numel() * rank // world, p.numel() * (rank + 1) // world
     return FlatPart(p, start, stop - start, start)
 
@@ -174,6 +173,6 @@ def working_buffers(
 ) -> Sequence[Tensor]:
     """Return the tensors that hold all `weights` at stages 0 to 2.
 
-    Stages 1 and 2 store the weights of a group in one tensor, without the `frozen` ones.
+    Stages 1 and 2 store the trained weights of a parameter group in one tensor; `frozen` weights are separate tensors.
     """
     return weights if layout == "whole" else [*working_flats(optimizer, layout), *frozen]

@@ -1,14 +1,14 @@
-"""Compiles the layers of a run's networks before it trains, and compares them with Python's results.
+"""Compiles the layers of a run's networks before training, and compares the results with those of uncompiled layers.
 
-A network of the family, two layers deep, computes loss and gradients in Python and compiled, with the same random
-draws. In 16 bits both round, each in its own way. Then both are compared with fp32, and Python's own error decides how
-large the other may be. The run's own layers then use the code compiled here: torch stores compiled code by its source.
-Everything with gradients is compiled once, for rows of the run's shape. Everything without (evaluation, recomputing
-XLNet's memory, the first pass of a contrastive step) is rare or fast, not worth its compilation at every start, and
-stays in Python.
+A network of the family, two layers deep, computes loss and gradients uncompiled and compiled, with the same random
+draws. In half precision the two round differently, so both are compared with fp32, and the uncompiled error decides how
+large the compiled error may be. The run's layers reuse the code compiled here, because torch caches compiled code by
+its source. Passes with gradients are compiled once, for rows of the run's shape. Passes without gradients (evaluation,
+recomputing XLNet's memory, the first pass of a contrastive step) are rare or fast, so compiling them at every start is
+not worth the time, and they run uncompiled.
 
 A compiler may raise an error, hang, use all memory or end its process. So a run compiles first in a separate process,
-and then in its own, from the folder in which both store compiled code (`TORCHINDUCTOR_CACHE_DIR`).
+and then in its own, from the folder in which both cache compiled code (`TORCHINDUCTOR_CACHE_DIR`).
 """
 
 import time
@@ -46,11 +46,11 @@ from encoder_core.trials.trial_process import (
 )
 
 TRIAL_FUNCTION = "encoder_core.trials.compile_trial:serve"
-_MAX_ERROR = 1e-4  # largest relative error of a gradient in fp32, compared with Python's
-_ERROR_RATIO = 4.0  # how many times Python's own error compiled layers may have in 16 bits
-_SMALL_BATCH_TOKENS = 64
-_CPU_TOKENS = 4160  # tokens of a large batch on a CPU, where inductor sums over 4,096 numbers differently
-_REASON_CHARACTERS = 2000  # largest number of characters of an error's text
+_MAX_ERROR = 1e-4  # largest relative error of a compiled gradient in fp32
+_ERROR_RATIO = 4.0  # largest error of a compiled gradient in half precision / error of the uncompiled gradient
+_SMALL_BATCH_TOKENS = 64  # tokens of the small batch
+_CPU_TOKENS = 4160  # tokens of the large batch on a CPU, where inductor sums more than 4,096 elements differently
+_REASON_CHARACTERS = 2000  # largest number of characters of a failure's text
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class TriedCompilation:
     """The result of a trial compilation.
 
     Attributes:
-        seconds: time that it took.
-        graphs: number of compiled graphs, forward and backward together counting once.
-        error: relative error of a gradient, of all the one that comes closest to its bound; None if nothing was
-            compared, or the compilation failed.
-        bound: largest error allowed for it.
+        seconds: duration of the compilation, including the comparison.
+        graphs: number of compiled graphs; a forward and its backward graph count as one.
+        error: relative error of the gradient that comes closest to its bound; None if nothing was compared, or the
+            compilation failed.
+        bound: largest error allowed for this gradient.
         failure: the compiler's error; empty if it succeeded.
     """
 
@@ -80,7 +80,8 @@ class TriedCompilation:
 def try_in_process(subject: TrialSubject, patience_s: float, tick: Callable[[], None]) -> TriedCompilation:
     """Compile in a separate process, with this process's environment and torch settings, and return the result.
 
-    Whatever happens to that process is a result, never an error here. `tick` is called about twice a second.
+    A failure of the separate process is returned in the result, never raised. `patience_s`: time limit. `tick` is
+    called about twice a second.
     """
     began = time.monotonic()
     request = {"subject": subject.to_json(), "settings": torch_settings()}
@@ -93,21 +94,21 @@ def try_in_process(subject: TrialSubject, patience_s: float, tick: Callable[[], 
 
 
 def serve(request: Report, line: TrialConnection) -> None:
-    """Compile in that process and report the result."""
+    """In the separate process: compile, and report the result."""
     apply_settings(request["settings"])
     line.report(tried=asdict(try_compilation(TrialSubject.from_json(request["subject"]), Pieces())))
 
 
 def try_compilation(subject: TrialSubject, pieces: Pieces, *, compared: bool = True) -> TriedCompilation:
-    """Compile what the subject's networks need, and close `pieces`.
+    """Compile what the subject's networks need, and close `pieces`, so that later steps compile nothing.
 
-    `compared` false: skip the comparison, because it was made before on a machine like this.
+    `compared` false: skip the comparison, because an equal machine has made it before.
     """
     began = time.monotonic()
     try:
         with torch.random.fork_rng():
             errors = [error for network in subject.networks for error in _compile(subject, network, pieces, compared)]
-    except (Exception, SystemExit) as failed:  # the run goes on without compiled layers, and says why
+    except (Exception, SystemExit) as failed:  # the run continues without compiled layers, and reports why
         return TriedCompilation(time.monotonic() - began, failure=error_text(failed)[:_REASON_CHARACTERS])
     finally:
         pieces.close()
@@ -119,14 +120,14 @@ def try_compilation(subject: TrialSubject, pieces: Pieces, *, compared: bool = T
 
 
 class _GradientError(NamedTuple):
-    """The largest relative error of a gradient, and the largest one allowed."""
+    """The largest relative error of a compiled gradient, and the largest allowed error."""
 
     value: float
     bound: float
 
 
 def _compile(subject: TrialSubject, network: ModelConfig, pieces: Pieces, compared: bool) -> Iterator[_GradientError]:
-    """Compile for rows of every kind, and yield the error for each if it is compared."""
+    """Compile one network for the large and the small batch (`_lengths`); if `compared`, yield the error of each."""
     longest = min(network.max_length, max(subject.length, _SMALL_BATCH_TOKENS))
     small = shrink_network(network, longest, longest // 2)
     module = build_module(small, subject).train()
@@ -139,7 +140,7 @@ def _compile(subject: TrialSubject, network: ModelConfig, pieces: Pieces, compar
 
 
 def _gradient_error(module: ObjectiveModule, batch: Batch, found: Mapping[str, Tensor]) -> _GradientError:
-    """Return the error of gradients that compiled layers computed."""
+    """Return the error of `found`, gradients that compiled layers have computed."""
     compile_layers(module, None)
     python = compute_gradients(module, batch)
     if next(module.parameters()).dtype == torch.float32:
@@ -149,7 +150,7 @@ def _gradient_error(module: ObjectiveModule, batch: Batch, found: Mapping[str, T
 
 
 def _lengths(subject: TrialSubject, network: ModelConfig) -> list[list[int]]:
-    """Return the rows of a large batch and of a small one, which do not depend on the run's first batch."""
+    """Return the row lengths of a large and of a small batch. They do not depend on the run's data."""
     length = min(subject.length, network.max_length)
     tokens = subject.rows * length
     if subject.device.type == "cpu":

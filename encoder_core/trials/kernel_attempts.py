@@ -1,13 +1,13 @@
-"""The process of a kernel trial: it tries one kernel after the other, and reports each before the next.
+"""The separate process of a kernel trial: it tries one kernel after the other, and reports each result at once.
 
 A network of the family, two layers deep, computes loss and gradients of the same rows with each kernel, at one place
-at a time, and with the written formula everywhere else. The gradients are compared with those of the written formula
-in fp64. The error of the written formula in the run's precision decides how large a kernel's error may be. Right
-kernels may be timed, on rows of the run's shape. StableAdamW's kernels are compared on drawn gradients, by weights and
-moments.
+(`kernel_choice.py`) at a time. All other places use the kernel `written`, elementary torch operations. The gradients
+are compared with those of `written` in fp64. The error of `written` in the run's precision decides how large a kernel's
+error may be. Correct kernels may be timed, on rows of the run's shape. StableAdamW's kernels are compared on random
+gradients, by weights and moments.
 
-After each kernel, torch's settings must be as before. After a kernel that is not right, the written formula must
-still give the same result. Otherwise nothing more is tried in this process.
+After each kernel, torch's settings must be unchanged, and after a kernel that is not correct, `written` must still give
+the same result. Otherwise this process tries no more kernels.
 """
 
 import statistics
@@ -43,21 +43,24 @@ from encoder_core.trials.trial_network import (
 )
 from encoder_core.trials.trial_process import Report, error_text
 
-# Lengths of the compared rows: shorter and longer than tiles, and one token.
+# Lengths of the compared rows: a single token, shorter than a tile, and longer.
 _ROW_TOKENS = (1, 33, 130, 7, 64)
-_ERROR_RATIO = 4.0  # how many times the written formula's own error a kernel may have
-_ACCEPTED_ERROR = 1e-6  # an error that is always accepted
+_ERROR_RATIO = 4.0  # largest error of a kernel / error of `written` in the same precision
+_ACCEPTED_ERROR = 1e-6  # largest relative error that is accepted in any case
 _TIMED_RUNS, _WARM_UP_RUNS = 5, 2
-_PARAMETER_SIZES = (1, 700, 5000, 2048, 33)  # elements: less than a block of the kernel, one, and more
+_PARAMETER_SIZES = (1, 700, 5000, 2048, 33)  # elements: less than, exactly, and more than a kernel's block
+# Kernels whose dropout on a GPU comes from the device's generator, and cannot be compared with `written`.
 _DRAW_BY_DEVICE: tuple[Candidate, ...] = (("attention", "flash"), ("attention", "padded"))
 
 
 class Reporter(Protocol):
+    """Takes the reports of the separate process, as `TrialConnection` does."""
+
     def report(self, **what: object) -> None: ...
 
 
 def serve(request: Report, line: Reporter) -> None:
-    """Try the units that the request asks for, except those already `done`. Ends early after a kernel that did harm."""
+    """Try the requested kernels that are not `done`, and report results. Stop if a kernel has damaged the process."""
     apply_settings(request["settings"])
     subject = TrialSubject.from_json(request["subject"])
     done = {TrialUnit(*unit) for unit in request["done"]}
@@ -76,6 +79,7 @@ def serve(request: Report, line: Reporter) -> None:
 
 
 def _list_attempts(subject: TrialSubject, *, timed: bool) -> Iterator["_Attempt"]:
+    """Yield all kernels to try, for each network with and without dropout, and for StableAdamW's update."""
     for number, network in enumerate(subject.networks):
         for dropped in (False, True) if network.attention_dropout or network.dropout else (False,):
             trial = _Trial(subject, network, dropped)
@@ -88,7 +92,7 @@ def _list_attempts(subject: TrialSubject, *, timed: bool) -> Iterator["_Attempt"
 
 
 class _Trial:
-    """A trial for one network, with dropout or without."""
+    """The trial of the kernels of one network, with dropout or without."""
 
     def __init__(self, subject: TrialSubject, network: ModelConfig, dropped: bool) -> None:
         self.subject, self._dropped = subject, dropped
@@ -98,12 +102,12 @@ class _Trial:
             lengths = [max(lengths)] * len(lengths)
         self._network = shrink_network(network, longest, min(*lengths, subject.length))
         self._module = build_module(self._network, subject).train(dropped)
-        shapes = (lengths, [max(lengths)] * 2)  # some kernels support full rows only
+        shapes = (lengths, [max(lengths)] * 2)  # some kernels support only rows of equal length
         batches = [random_batch(self._network, shape, subject.device) for shape in shapes]
         self._batches = batches + ([_as_causal(batch) for batch in batches] if subject.causal else [])
 
     def possible_kernels(self) -> list[Candidate]:
-        """Return the kernels that layers ask for in one forward pass with the written formula."""
+        """Return the kernels that layers list in one forward pass; see `kernel_choice.pick`."""
         with record_requests() as seen, torch.no_grad(), force_kernel("written"):
             self._request_kernels()
         return [
@@ -118,7 +122,7 @@ class _Trial:
             run_passes(self._module, batch, backward=False)
 
     def _compared_tensors(self, *, exact: bool = False) -> dict[str, Tensor]:
-        """Return what is compared, by name. `exact`: computed in fp64."""
+        """Compute the compared tensors (gradients), by name, with the current kernels. `exact`: in fp64."""
         return compute_gradients(deepcopy(self._module).double() if exact else self._module, *self._batches)
 
     @cached_property
@@ -136,13 +140,13 @@ class _Trial:
         return max(_ACCEPTED_ERROR, _ERROR_RATIO * relative_error(self._formula_tensors, self._exact_tensors))
 
     def kernel_error(self, candidate: Candidate) -> float:
-        """Return the relative error of the gradients with this kernel."""
+        """Return the largest relative error of the gradients that this kernel gives."""
         place, kernel = candidate
         with force_kernel(kernel, place):
             return relative_error(self._compared_tensors(), self._exact_tensors)
 
     def damage_text(self) -> str:
-        """Return what has changed, in words; empty if the written formula still gives the same result."""
+        """Return "" if `written` still gives the same result as before, else a text that says what is wrong."""
         try:
             with force_kernel("written"):
                 again = self._compared_tensors()
@@ -150,12 +154,12 @@ class _Trial:
                 again.keys() == self._formula_tensors.keys()
                 and relative_error(again, self._formula_tensors) <= self.bound
             )
-        except BaseException as failed:  # any error of a device that can no longer be used
-            return f"afterwards the written formula failed: {error_text(failed)}"
-        return "" if same else "afterwards the written formula computed something else"
+        except BaseException as failed:  # such as the error of a GPU that can no longer be used
+            return f"afterwards the kernel `written` failed: {error_text(failed)}"
+        return "" if same else "afterwards the kernel `written` gave another result than before"
 
     def median_seconds(self, candidate: Candidate) -> float:
-        """Return the median seconds of a forward and a backward pass on rows of the run's shape."""
+        """Return the median time, in seconds, of a forward and a backward pass on rows of the run's shape."""
         (place, kernel), subject, seconds = candidate, self.subject, list[float]()
         batch = random_batch(self._network, [subject.length] * subject.rows, subject.device)
         with force_kernel(kernel, place):
@@ -170,7 +174,7 @@ class _Trial:
 
 
 class _UpdateTrial(_Trial):
-    """A trial of two updates by StableAdamW of a flat tensor in fp32, of which the second is clipped."""
+    """The trial of StableAdamW's kernels: two updates of a flat fp32 tensor, the second with clipping."""
 
     def __init__(self, subject: TrialSubject) -> None:
         self.subject, self._dropped = subject, False
@@ -182,7 +186,7 @@ class _UpdateTrial(_Trial):
         draws, edges = torch.Generator().manual_seed(1), [0, *accumulate(_PARAMETER_SIZES)]
         dtype = torch.float64 if exact else torch.float32
         start, *given = (torch.randn(edges[-1], generator=draws) for _ in range(3))
-        # Small weights that decay fast: what an update adds is not rounded away.
+        # Weights are small and decay fast, so that rounding does not hide the updates.
         flat = nn.Parameter((0.01 * start).to(self.subject.device, dtype))
         ranges = [ShardSegment(number, 0, *ends) for number, ends in enumerate(pairwise(edges))]
         optimizer = StableAdamW([flat], StableAdamWConfig(lr=0.1, weight_decay=10.0))
@@ -196,14 +200,14 @@ class _UpdateTrial(_Trial):
 
 
 def _as_causal(batch: Batch) -> Batch:
-    """Return the rows as causal ones; their first tokens are no targets."""
+    """Return the batch with causal rows, in which the first token of a row is not a target."""
     at_M = batch.target_positions[batch.positions[batch.target_positions] > 0]
     return replace(batch, causal=True, target_positions=at_M, target_ids=batch.tokens[at_M])
 
 
 @dataclass(frozen=True)
 class _Attempt:
-    """A unit, and the trial to which it belongs."""
+    """One kernel to try, and the trial that tries it."""
 
     trial: _Trial
     unit: TrialUnit
@@ -232,7 +236,7 @@ class _Attempt:
         )
 
     def try_and_check(self) -> tuple[TriedKernel, str]:
-        """Return the result, and what has changed in this process, in words."""
+        """Try the kernel. Return the result, and a text of the damage to this process; empty if there is none."""
         before = _process_settings()
         found = self._try_kernel()
         changes = [
@@ -251,14 +255,14 @@ class _Attempt:
             error = self.trial.kernel_error(self.candidate)
             timed = self.timed and (error <= self.trial.bound or not self._is_comparable)
             seconds = self.trial.median_seconds(self.candidate) if timed else None
-        except BaseException as failed:  # SystemExit, too, which a library may raise
+        except BaseException as failed:  # including SystemExit, which a library may raise
             return self.result_with_failure(error_text(failed))
         return replace(self.result_with_failure(""), error=error, seconds=seconds)
 
 
 def _process_settings() -> dict[str, object]:
-    """Return settings of this process that a kernel must not change."""
-    # Threads of libraries that asked for their Thread object stay in Python's list for ever, as dummies.
+    """Return by name the settings of this process that a kernel must not change."""
+    # Dummy threads are left out: Python keeps them for ever, once a library's thread has asked for its Thread object.
     threads = [one for one in threading.enumerate() if not isinstance(one, threading._DummyThread)]
     return {
         "how many threads of Python run": len(threads),

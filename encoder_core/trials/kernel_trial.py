@@ -1,8 +1,8 @@
-"""Tries the kernels of a network on this machine: which are right, and which of those are fast.
+"""The kernel trial: finds out which kernels give correct results for a network on this machine, and which are fast.
 
-They are tried one after the other in a separate process (`kernel_attempts.py`, `trial_process.py`). A kernel that
-raises an error or is wrong is left out. So is a kernel that hangs, ends its process, changes torch's settings or
-breaks later computation; the others are then tried in a new process.
+Kernels are tried one after the other in a separate process (`kernel_attempts.py`, `trial_process.py`). A kernel that
+raises an error or gives wrong results is not used. Neither is a kernel that hangs, ends the process, changes torch's
+settings or breaks later computation; then the remaining kernels are tried in a new process.
 """
 
 import time
@@ -16,9 +16,9 @@ from encoder_core.trials.trial_network import TrialSubject, torch_settings
 from encoder_core.trials.trial_process import Deadline, Report, TrialEnded, run_trial_process
 
 TRIAL_FUNCTION = "encoder_core.trials.kernel_attempts:serve"
-MAX_ERROR_CHARACTERS = 500  # largest number of characters of an error's text
-_QUICKER_SHARE = 0.9  # a kernel is preferred if it takes less than this share of the usual kernel's time
-_MAX_FAILED_STARTS = 2  # processes in a row that end before they try a kernel, after which the trial ends
+MAX_ERROR_CHARACTERS = 500  # largest number of characters of a failure's text
+_QUICKER_SHARE = 0.9  # a kernel is preferred if it takes less than this share of the default kernel's time
+_MAX_FAILED_STARTS = 2  # the trial ends after this many successive processes that ended before trying a kernel
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class TriedKernel:
     """The result of trying a kernel.
 
     Attributes:
-        kernel, place: the kernel, and the part of the network that it computed.
+        kernel, place: the kernel, and the operation that it computed (`kernel_choice.py`).
         dropped: whether the network had dropout.
         error: largest relative error of a parameter's gradient; None if the kernel failed.
-        bound: largest error allowed.
-        comparable: whether its random draws equal those of the written formula; those of a GPU's own generator do not.
+        bound: largest allowed error.
+        comparable: whether the kernel's random draws equal those of `written`; draws of a GPU's generator do not.
         seconds: time of a forward and a backward pass on rows of the run's shape; None if it was not timed.
-        failure: why it failed; empty if it did not.
+        failure: why the kernel failed; empty if it did not.
     """
 
     kernel: Kernel
@@ -46,14 +46,14 @@ class TriedKernel:
 
     @property
     def is_right(self) -> bool:
-        """Whether the kernel is right; if it cannot be compared, whether it computes at all."""
+        """Whether the kernel's results are correct or, if they cannot be compared, whether it did not fail."""
         return not self.failure and (not self.comparable or (self.error is not None and self.error <= self.bound))
 
 
 @dataclass(frozen=True)
 class KernelTrial:
-    """All results, in the order in which layers name the kernels. `ended`: why the trial was not completed; empty if
-    it was.
+    """The results of a trial, in the order in which layers list the kernels. `ended`: why the trial was not completed;
+    empty if it was.
     """
 
     tried: tuple[TriedKernel, ...]
@@ -62,7 +62,7 @@ class KernelTrial:
 
 @dataclass(frozen=True)
 class Limits:
-    """Time limits in seconds: until the first kernel of a process, for each kernel, and for the whole trial."""
+    """Time limits in seconds: for the start of a process and between kernels, for each kernel, for the whole trial."""
 
     start: float = 300.0
     kernel: float = 300.0
@@ -70,7 +70,7 @@ class Limits:
 
 
 class TrialUnit(NamedTuple):
-    """A kernel at a place in network number `network`, with dropout or without."""
+    """What is tried at a time: a kernel at a place of network number `network`, with dropout or without."""
 
     network: int
     dropped: bool
@@ -90,10 +90,10 @@ def try_kernels(
 ) -> KernelTrial:
     """Try every kernel that supports the subject's tensors, without dropout and, if the network has dropout, with it.
 
-    Whatever happens to a kernel is a result, never an error here.
+    A kernel's failure is returned in its result, never raised.
 
     Args:
-        timed: whether right kernels are timed.
+        timed: whether correct kernels are timed.
         limits: time limits; None: the defaults.
         tick: called about twice a second.
     """
@@ -110,14 +110,14 @@ def try_kernels(
 
 @dataclass
 class _Progress:
-    """The progress of a trial, which takes several processes if it must.
+    """The progress of a trial, which starts a new process whenever one fails.
 
     Attributes:
         found: results by unit.
         out: kernels that are no longer tried, with the reason.
-        again: units at which a process ended that had tried others before; they are tried once more, as the first of
-            a process, if there is time.
-        current: the unit that is being tried, and the largest error allowed.
+        again: units during which a process ended that had already tried others. As these may be the cause, such a unit
+            is tried once more, as the first of a new process, if there is time.
+        current: the unit that is being tried, and the largest allowed error.
     """
 
     subject: TrialSubject
@@ -147,7 +147,7 @@ class _Progress:
         }
 
     def take_reports(self, reports: Iterator[Report]) -> None:
-        """Take reports until the process has tried all, or a kernel did harm."""
+        """Record reports until the process has tried all kernels, or a kernel has damaged the process."""
         for report in reports:
             unit = TrialUnit(*report["unit"])
             candidate = (unit.place, unit.kernel)
@@ -187,8 +187,8 @@ class _Progress:
 
 
 def merge_networks(found: Mapping[TrialUnit, TriedKernel]) -> list[TriedKernel]:
-    """Merge the results of an objective's networks: a failed one, or the one with the largest error; seconds are
-    added up.
+    """Merge each kernel's results for an objective's networks into one: a failure if there is one, else the result with
+    the largest error. Seconds are added up.
     """
     several: dict[tuple[bool, Place, Kernel], list[TriedKernel]] = {}
     for unit, tried in found.items():
@@ -204,10 +204,10 @@ def _worst_result(several: Sequence[TriedKernel]) -> TriedKernel:
 
 
 def build_preference(tried: Sequence[TriedKernel]) -> Preference:
-    """Return the right kernels by preference: first those that draw by token, and a clearly faster one before the
-    usual one.
+    """Return the correct kernels in order of preference: kernels whose draws are hashed from tokens come first, and a
+    clearly faster kernel comes before the default one.
 
-    The written formula comes last, unless nothing was tried.
+    `written` comes last, unless nothing was tried.
     """
     mine = [one for one in tried if one.place == "attention"]
     plain, dropped = _rank_kernels(mine, False), _rank_kernels(mine, True)
@@ -217,8 +217,8 @@ def build_preference(tried: Sequence[TriedKernel]) -> Preference:
 
 
 def _rank_kernels(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, ...]:
-    """Return right kernels in order. One whose dropout cannot be compared counts as right only if it is right without
-    dropout.
+    """Return the correct attention kernels in order of preference. A kernel whose dropout cannot be compared counts as
+    correct only if it is correct without dropout.
     """
     plain = {one.kernel for one in tried if not one.dropped and one.is_right}
     mine = [one for one in tried if one.dropped == dropped and one.is_right]
@@ -238,7 +238,7 @@ def _rank_kernels(tried: Sequence[TriedKernel], dropped: bool) -> tuple[Kernel, 
 
 
 def _right_kernels(tried: Sequence[TriedKernel]) -> tuple[Kernel, ...]:
-    """Return kernels that are right with dropout and without, wherever they were tried."""
+    """Return the kernels of a place that were correct in all trials, with and without dropout, in order."""
     wrong = {one.kernel for one in tried if not one.is_right}
     dropped = any(one.dropped for one in tried)
     return tuple(kernel for kernel in _rank_kernels(tried, dropped) if kernel not in wrong or kernel == "written")

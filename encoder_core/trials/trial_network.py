@@ -1,7 +1,7 @@
-"""A small network of a run's family, and rows for it, with which attention kernels and compiled layers are tried.
+"""A small network of a run's family, and rows for it, on which kernels and compiled layers are tried.
 
-Every candidate computes gradients of the same loss, with the same draws of dropout. Candidates are compared by the
-largest relative error of a parameter's gradient.
+Each of them computes gradients of the same loss, with the same dropout. They are judged by the largest relative error
+of a parameter's gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,22 +24,22 @@ from encoder_core.objectives.modules.network import masked_language_model
 from encoder_core.objectives.plm import PlmConfig
 
 _LAYERS, _SEED = 2, 1
-_VOCABULARY = 2500  # no multiple of a tile of the loss's kernel, and more than one tile
-_WEIGHT_STD = 0.05  # standard deviation of weights, with which scores differ as in a trained network
-_TOKENS_PER_TARGET = 7
-_SMALL_GRADIENT_SHARE = 1e-3  # share below which a gradient's error is measured against all gradients
+_VOCABULARY = 2500  # number of ids: more than a tile of the loss's kernel, and not a multiple of it
+_WEIGHT_STD = 0.05  # standard deviation of weights, large enough for attention scores to differ as after training
+_TOKENS_PER_TARGET = 7  # every seventh token is a target
+_SMALL_GRADIENT_SHARE = 1e-3  # smallest divisor of a gradient's error, as a share of the norm of all gradients
 
 
 @dataclass(frozen=True)
 class TrialSubject:
-    """The networks and shapes for which kernels are tried.
+    """A run's networks and shapes, for which kernels are tried.
 
     Attributes:
         networks: networks of the objective, which may differ in width.
         dtype: dtype of weights and activations.
         rows, length: number of rows in a microbatch, and tokens in a row.
-        causal: whether the run has causal rows; then kernels are tried on such rows, too.
-        stable: whether its optimizer is StableAdamW; then the kernels of its update are tried, too.
+        causal: whether the run has causal rows, on which kernels are then also tried.
+        stable: whether the run's optimizer is StableAdamW, whose kernels are then also tried.
     """
 
     networks: tuple[ModelConfig, ...]
@@ -63,7 +63,7 @@ class TrialSubject:
 
 
 def torch_settings() -> dict[str, Any]:
-    """Return torch's settings in this process on which a trial depends, as JSON."""
+    """Return the torch settings of this process on which a trial's results depend, as JSON."""
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.get_deterministic_debug_mode(),
@@ -72,10 +72,10 @@ def torch_settings() -> dict[str, Any]:
 
 
 def apply_settings(settings: Mapping[str, Any]) -> None:
-    """Apply the `torch_settings` of the process that asked for a trial.
+    """Apply the `torch_settings` of the process that has started the trial.
 
-    Only differing settings are set: setting one, even to its value, changes the name under which torch stores
-    compiled code.
+    Only settings that differ are set, because setting one, even to its current value, changes the key under which torch
+    caches compiled code.
     """
     here = torch_settings()
     if settings["threads"] != here["threads"]:
@@ -92,7 +92,7 @@ _NETWORKS_TYPE = TypeAdapter(tuple[ModelConfig, ...])
 def shrink_network(network: ModelConfig, longest: int, reuse: int | None = None) -> ModelConfig:
     """Return the network with the same widths, two layers, a small vocabulary, and rows of at most `longest` tokens.
 
-    `reuse`: the most tokens of a row that join XLNet's memory.
+    `reuse`: largest number of tokens of a row that are appended to XLNet's memory.
     """
     less: dict[str, object] = {
         "layers": min(_LAYERS, network.layers),
@@ -105,8 +105,8 @@ def shrink_network(network: ModelConfig, longest: int, reuse: int | None = None)
 
 
 def build_module(network: ModelConfig, subject: TrialSubject) -> ObjectiveModule:
-    """Build the network on the subject's device, in its precision, for masked words, XLNet's permuted ones or BART's
-    corrupted rows; for next words, too, if rows may be causal.
+    """Build the network with its family's objective (mlm, plm for XLNet, denoise for BART; also clm if the run has
+    causal rows), on the subject's device and in its precision.
     """
     module: ObjectiveModule
     with torch.device(subject.device):
@@ -124,8 +124,8 @@ def build_module(network: ModelConfig, subject: TrialSubject) -> ObjectiveModule
 
 
 def random_batch(network: ModelConfig, lengths: Sequence[int], device: torch.device) -> Batch:
-    """Return rows of these lengths with random tokens, as the network's objective needs them; every seventh token is
-    a target.
+    """Return rows of these lengths with random tokens, in the form that the network's objective needs. Every seventh
+    token is a target.
     """
     draws = torch.Generator().manual_seed(_SEED)
     batch = _random_rows(network, lengths, draws)
@@ -145,10 +145,10 @@ def _random_rows(network: ModelConfig, lengths: Sequence[int], draws: torch.Gene
 
 
 def run_passes(module: ObjectiveModule, batch: Batch, *, backward: bool = True) -> None:
-    """Run a forward and a backward pass, with the same draws of dropout at every call."""
+    """Run a forward pass and, if `backward`, a backward pass, with the same dropout at every call."""
     torch.manual_seed(_SEED)
     found: LossSums = module(batch)
-    if found.memory:  # with XLNet's memory, attention has other shapes than without
+    if found.memory:  # run again with XLNet's memory, which gives attention other shapes
         found = module(batch, found.memory)
     if backward:
         loss: Tensor = torch.stack([term.loss_sum / max(1, term.targets) for term in found.terms]).sum()
@@ -156,7 +156,7 @@ def run_passes(module: ObjectiveModule, batch: Batch, *, backward: bool = True) 
 
 
 def compute_gradients(module: ObjectiveModule, *batches: Batch) -> dict[str, Tensor]:
-    """Return the gradients by name, in fp64, summed over the batches, and remove them from the module."""
+    """Return the gradients by parameter name, in fp64, summed over the batches. The module keeps no gradients."""
     for batch in batches:
         run_passes(module, batch)
     found = {name: p.grad.double() for name, p in module.named_parameters() if p.grad is not None}
@@ -165,7 +165,7 @@ def compute_gradients(module: ObjectiveModule, *batches: Batch) -> dict[str, Ten
 
 
 def relative_error(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> float:
-    """Return the largest relative error of a parameter's gradient; infinite if one is missing or not finite."""
+    """Return the largest relative error of a parameter's gradient; infinity if a gradient is missing or not finite."""
     if found.keys() != exact.keys():
         return float("inf")
     whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()

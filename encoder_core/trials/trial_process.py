@@ -1,9 +1,9 @@
-"""A trial in a separate process: what is tried may raise an error, hang, or end its process, and the run continues.
+"""Runs a trial in a separate process, so that the run continues if the trial raises an error, hangs, or crashes.
 
-`run_trial_process` starts a function of ours in a fresh interpreter and yields its reports, as dictionaries. The
-process has its own session, so it is killed together with all that it started. The kernel kills it when its parent
-dies. When memory runs out, the kernel kills it before a rank. Its output is discarded, except the last words of a
-process that ended too early.
+`run_trial_process` starts a function of ours in a new Python interpreter, and yields its reports as dictionaries. The
+process has its own session, so it is killed together with all processes that it started. Linux kills it when its parent
+dies and, if memory runs out, before any rank. Its output is discarded, except the end of the output of a process that
+ended too early.
 """
 
 import ctypes
@@ -22,17 +22,17 @@ from typing import Any
 
 Report = dict[str, Any]
 _SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of prctl(2)
-_TICK_S = 0.5
-_EXIT_WAIT_S = 2.0
-_CHUNK_BYTES = 1 << 16
-_QUOTED_CHARACTERS = 300  # characters at the end of a process's output that an error quotes
-_MAX_LINE_BYTES = 1 << 20  # bytes of the longest line of a report
+_TICK_S = 0.5  # largest time between two calls of `tick`, in seconds
+_EXIT_WAIT_S = 2.0  # seconds that a process has to exit after closing its report pipe
+_CHUNK_BYTES = 1 << 16  # bytes that are read from a pipe at a time
+_QUOTED_CHARACTERS = 300  # number of characters of the end of a process's output that an error quotes
+_MAX_LINE_BYTES = 1 << 20  # largest size of a report's line
 _FINISHED_MESSAGE = {"finished": True}
 _CHILD_PROGRAM = "import sys\nfrom encoder_core.trials.trial_process import run_trial\nrun_trial(*sys.argv[1:])"
 
 
 class TrialEnded(Exception):
-    """The process ended before it had finished, or was killed; the text says how."""
+    """The trial's process ended before it had finished, or was killed; the text says how."""
 
 
 def error_text(error: BaseException) -> str:
@@ -46,15 +46,15 @@ def error_text(error: BaseException) -> str:
 
 @dataclass
 class Deadline:
-    """How long a process may continue without a report; the caller of `run_trial_process` may change it at each
-    report."""
+    """The time, in seconds, that a process may take until its next report. The caller of `run_trial_process` may change
+    it after each report."""
 
     seconds: float
 
 
 @dataclass
 class _Child:
-    """A process, and our ends of its pipes."""
+    """The trial's process, and the parent's ends of its pipes."""
 
     process: "subprocess.Popen[bytes]"
     orders: int
@@ -68,11 +68,11 @@ class _Child:
 def run_trial_process(
     target: str, request: Mapping[str, Any], deadline: Deadline, tick: Callable[[], None]
 ) -> Generator[Report]:
-    """Yield the reports of `target` ("module:function"), which is called as `function(request, line)` with its
-    `TrialConnection`.
+    """Run `target` ("module:function") in a separate process, and yield its reports. The function is called as
+    `function(request, line)`, with a `TrialConnection` as `line`.
 
-    `request` and reports are JSON. `tick` is called about twice a second. The process waits after each report until
-    it is taken. When the iterator ends or is closed, nothing of the process is left, and its memory is free.
+    `request` and reports are JSON. `tick` is called about twice a second. After each report the process waits until the
+    caller asks for the next. When the iterator ends or is closed, the process is killed, and its memory is free.
 
     Raises:
         TrialEnded: the process ended before it had finished, or exceeded the deadline.
@@ -85,6 +85,7 @@ def run_trial_process(
 
 
 def _start(target: str, request: Mapping[str, Any]) -> _Child:
+    """Start the trial's process, and send it the request."""
     (orders_in, orders), (reports, reports_out), (output, output_in) = os.pipe(), os.pipe(), os.pipe()
     inherited = (orders_in, reports_out)
     try:
@@ -112,11 +113,12 @@ def _start(target: str, request: Mapping[str, Any]) -> _Child:
 
 
 def _send_line(child: _Child, line: str) -> None:
-    with suppress(BrokenPipeError):  # the reader of its reports notices that the process has ended
+    with suppress(BrokenPipeError):  # `_receive_reports` notices that the process has ended
         os.write(child.orders, line.encode() + b"\n")
 
 
 def _receive_reports(child: _Child, deadline: Deadline, tick: Callable[[], None]) -> Iterator[Report]:
+    """Yield reports until the process has finished; raise TrialEnded if it ends before, or exceeds the deadline."""
     heard = time.monotonic()
     while True:
         ended, closed = _has_ended(child), child.reports not in child.open
@@ -131,16 +133,16 @@ def _receive_reports(child: _Child, deadline: Deadline, tick: Callable[[], None]
             heard = time.monotonic()
         if ended:
             raise TrialEnded(_ending_text(child))
-        # A process that ends closes the pipe a little before.
+        # An exiting process closes the pipe shortly before it ends, so an error is raised only after a while.
         if closed and time.monotonic() > heard + _EXIT_WAIT_S:
-            raise TrialEnded("its process closed the pipe through which it reports")
+            raise TrialEnded("its process closed its report pipe, but did not exit")
         if time.monotonic() > heard + deadline.seconds:
             raise TrialEnded(f"it was not done after {deadline.seconds:.0f} s")
         tick()
 
 
 def _has_ended(child: _Child) -> bool:
-    """Return whether the process has ended. It is not reaped, so that no other process or group can get its number."""
+    """Return whether the process has ended. It is not reaped, so that no other process or group can get its id."""
     return _exit_status(child, os.WNOHANG) is not None
 
 
@@ -152,7 +154,7 @@ def _exit_status(child: _Child, options: int = 0) -> "os.waitid_result | None":
 
 
 def _read_pipes(child: _Child, patience_s: float) -> None:
-    """Read all that is available; wait for it if there is nothing."""
+    """Read what the pipes contain; if they are empty, wait up to `patience_s` seconds."""
     with selectors.DefaultSelector() as selector:
         for end in child.open:
             selector.register(end, selectors.EVENT_READ)
@@ -161,7 +163,8 @@ def _read_pipes(child: _Child, patience_s: float) -> None:
 
 
 def _read_pipe(child: _Child, end: int) -> None:
-    """Read one pipe. A process that has ended may have left as much as a pipe holds."""
+    """Read what one pipe contains, up to 1 MiB (Linux's usual limit of a pipe), so that no output of an ended process
+    is lost."""
     with suppress(BlockingIOError):
         for _ in range(16):
             read = os.read(end, _CHUNK_BYTES)
@@ -175,20 +178,22 @@ def _read_pipe(child: _Child, end: int) -> None:
 
 
 def _parse_reports(child: _Child) -> Iterator[Report]:
+    """Yield the reports in the complete lines that were read; raise TrialEnded if a line is not a report."""
     *lines, child.rest = child.rest.split(b"\n")
     if len(child.rest) > _MAX_LINE_BYTES:
-        raise TrialEnded("its process wrote something else into the pipe through which it sends reports")
+        raise TrialEnded("its process wrote something that is not a report into its report pipe")
     for line in lines:
         try:
             report = json.loads(line)
         except ValueError:
             report = None
         if not isinstance(report, dict):
-            raise TrialEnded("its process wrote something else into the pipe through which it sends reports")
+            raise TrialEnded("its process wrote something that is not a report into its report pipe")
         yield report
 
 
 def _ending_text(child: _Child) -> str:
+    """Return how the process ended, with the end of its output."""
     status = _exit_status(child)
     assert status is not None
     code = status.si_status
@@ -205,7 +210,7 @@ def _signal_name(number: int) -> str:
 
 
 def _kill_child(child: _Child) -> None:
-    """Kill the process group. The leader is reaped only afterwards, so that the group's number still belongs to it."""
+    """Kill the process group. Its leader is reaped only afterwards, so that the group's id is not reused before."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.process.pid, signal.SIGKILL)
     child.process.kill()
@@ -215,7 +220,7 @@ def _kill_child(child: _Child) -> None:
 
 
 class TrialConnection:
-    """The other end of `run_trial_process`, in the process of the trial."""
+    """The connection of the trial's process to its parent, which runs `run_trial_process`."""
 
     def __init__(self, orders: int, reports: int) -> None:
         self._orders = os.fdopen(orders, "rb")
@@ -226,14 +231,14 @@ class TrialConnection:
         return read
 
     def report(self, **what: Any) -> None:
-        """Send a report and return once it is taken; end the process if the reader is gone."""
+        """Send a report, and wait until the parent asks for the next. End the process if the parent is gone."""
         self._write(what)
         if not self._orders.readline():
             os._exit(1)
 
     def finish(self) -> None:
         self._write(_FINISHED_MESSAGE)
-        os._exit(0)  # does not wait for threads and exit handlers that the trial left
+        os._exit(0)  # skips threads and exit handlers that the trial may have left
 
     def _write(self, what: Report) -> None:
         left = json.dumps(what).encode() + b"\n"
@@ -242,9 +247,9 @@ class TrialConnection:
 
 
 def run_trial(target: str, parent: str, orders: str, reports: str) -> None:
-    """Run the process of a trial. Never returns."""
+    """The main function of the trial's process; never returns."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):  # the parent died before the line above
+    if os.getppid() != int(parent):  # the parent died before prctl was called
         os._exit(1)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")

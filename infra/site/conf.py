@@ -1,7 +1,7 @@
-"""How Sphinx makes the site: `infra/build_site` runs it.
+"""Sphinx's configuration of the documentation site, which `infra/build_site` builds.
 
-Its source is the whole checkout, so a page has the same path on the site as in the repository, and the links between
-Markdown files are the same for readers of both. The API reference is made from docstrings.
+The site's source is the whole checkout, so a page has the same path on the site as in the repository, and links between
+Markdown files work in both. The API reference is made from docstrings.
 """
 
 import re
@@ -55,10 +55,10 @@ html_theme_options = {
 
 
 def _to_rest(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Docstrings are plain text: an indented example becomes a block of code."""
+    """Turn indented examples in a docstring, which is plain text, into code blocks of reStructuredText."""
     text = re.sub(r"^(?=\S)(.*)\n\n(?=    \S)", r"\1\n\n::\n\n", "\n".join(lines), flags=re.MULTILINE)
     lines[:] = text.split("\n")
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("autodoc-process-docstring", _to_rest, priority=100)  # before napoleon, which takes 500
+    app.connect("autodoc-process-docstring", _to_rest, priority=100)  # runs before napoleon, whose priority is 500

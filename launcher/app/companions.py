@@ -1,6 +1,4 @@
-"""Companions of every training that a command starts: the sinks of its records, and the evaluation of committed
-checkpoints.
-"""
+"""Services that run next to every training: publishing its records to sinks, and evaluating committed checkpoints."""
 
 from launcher.after.diagnose.evaluators import evaluate_commits, is_evaluation_pending
 from launcher.observe.sinks.process import publish_run

@@ -9,9 +9,9 @@
     run.module(), run.transformers_model()       # a checkpoint as a model
     maskfleet.train("runs/first")                # what the command does; returns how it ended
 
-User mistakes raise kinds of `maskfleet.UserError`, and of `maskfleet.ModelError` where a model is wrong: problem and
-remedy. The packages behind this one have common names. Where Python would find others under these names, importing
-raises `InTheWay` and names the folder; the command `maskfleet` passes such folders over instead.
+User mistakes raise subclasses of `maskfleet.UserError`, or of `maskfleet.ModelError` if a model is wrong; both state
+problem and remedy. Maskfleet's internal packages have common names. If Python would import foreign packages of these
+names, importing raises `InTheWay` and names the folder; the command `maskfleet` ignores such folders instead.
 """
 
 import os
@@ -20,10 +20,10 @@ import sys
 from types import FrameType
 
 REPEATED_COMMANDS = (
-    *("train", "demo", "corpus build", "corpus prepare", "corpus append"),  # which continue what is begun
+    *("train", "demo", "corpus build", "corpus prepare", "corpus append"),  # these continue interrupted work
     *("evaluate", "finetune", "embed"),
 )
-"""Commands that a signal ends with 75 (`launcher.exit_codes.REPEAT`): schedulers and people give them again."""
+"""Commands that a signal ends with code 75 (`launcher.exit_codes.REPEAT`), so that schedulers repeat them."""
 
 
 def is_repeated_command() -> bool:
@@ -73,19 +73,19 @@ _MODULE_BY_EXPORT = {
 }
 __all__ = sorted(["InTheWay", *_MODULE_BY_EXPORT])
 _PACKAGES = ("launcher", "checkpoints", "data_service", "encoder_core")
-# They lie beside this folder, or in a checkout one above.
+# The folders that may hold Maskfleet's packages: the parent of this folder, or in a checkout its parent.
 _PACKAGE_FOLDERS = Path(__file__).resolve().parents[1:3]
 
 
 class InTheWay(ImportError):
-    """Python finds something else under the name of a package of Maskfleet's."""
+    """Python finds a foreign package under the name of one of Maskfleet's packages."""
 
 
 def _shadowing_path(name: str) -> Path | None:
     """Return the foreign file or folder that Python imports as our package `name`; None if there is none."""
     loaded = sys.modules.get(name)
     spec = find_spec(name) if loaded is None else loaded.__spec__
-    # A folder without __init__.py yields to a package further down the path.
+    # A folder without __init__.py does not shadow a package further down the path.
     if spec is None or spec.origin is None:
         return None
     found = Path(spec.origin).resolve()
@@ -109,7 +109,7 @@ def _remove_shadowing_paths() -> None:
         holding = {other.parent for other in others}
         kept = [entry for entry in sys.path if Path(entry).resolve() not in holding]
         if len(kept) == len(sys.path):
-            return _refuse_shadowing()  # found by other means than the path
+            return _refuse_shadowing()  # the foreign package is not found through `sys.path`
         sys.path[:] = kept
         if "PYTHONPATH" in os.environ:
             entries = os.environ["PYTHONPATH"].split(os.pathsep)

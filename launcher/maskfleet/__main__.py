@@ -1,4 +1,4 @@
-"""The command `maskfleet`, also as `python -m maskfleet`. Importing it removes shadowing folders."""
+"""The command `maskfleet`, also as `python -m maskfleet`. Folders that shadow our packages leave the import path."""
 
 import signal
 import sys
@@ -19,17 +19,17 @@ def main() -> None:
         print(f"error: {error.problem}\nremedy: {error.remedy}", file=sys.stderr)
         sys.exit(MISTAKE)
     if needs_supervision(sys.argv[1:]):
-        # From here on no signal is lost.
+        # Blocked signals stay pending until they are handled, so none is lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, {*handled_signals(), signal.SIGCHLD})
         restore_default_handlers()
         sys.exit(run_supervised(_run_cli if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS else _run_corpus_command))
-    again = signal_response(REPEAT, "the same command begins again") if is_repeated_command() else nullcontext()
+    again = signal_response(REPEAT, "run the same command to start again") if is_repeated_command() else nullcontext()
     with end_on_signal(), again:
         _run_cli()
 
 
 def _run_corpus_command() -> None:
-    with end_on_signal(), signal_response(REPEAT, "the same command continues what is begun"):
+    with end_on_signal(), signal_response(REPEAT, "run the same command to continue"):
         _run_cli()
 
 

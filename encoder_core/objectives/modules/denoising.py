@@ -1,4 +1,4 @@
-"""Denoising (Lewis et al. 2019, BART, section 2.2): an encoder reads corrupted rows, and a decoder writes the rows."""
+"""Denoising (BART: Lewis et al. 2019, section 2.2): a decoder predicts rows whose corrupted form an encoder reads."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -12,7 +12,7 @@ from encoder_core.objectives.modules.losses import LossSums, ObjectiveModule, Te
 
 
 class DenoisingModel(ObjectiveModule):
-    """Cross-entropy of the rows' tokens, each predicted from those before it and from the row's corrupted form.
+    """Cross-entropy of the rows' tokens, each predicted from the tokens before it and the row's corrupted form.
 
     Terms: "denoise".
     """
@@ -38,21 +38,21 @@ class DenoisingModel(ObjectiveModule):
         return LossSums((term,), {"denoise_correct": found.correct})
 
     def states(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
-        """Return the decoder's last states, of which each predicts the token at its place. Raises as `forward`."""
+        """Return the decoder's last states; the state at each token predicts that token. Raises as `forward`."""
         read = _encoder_batch(batch)
         written_TH: Tensor = self.decoder(batch, self.encoder(read), read)
         return written_TH
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """Return scores of all ids at the target positions."""
+        """Return the logits of all ids at the target positions."""
         return self.head.logits(self.states(batch).index_select(0, batch.target_positions))
 
 
 def _encoder_batch(batch: Batch) -> Batch:
-    """Return the rows that the encoder reads. A batch without rows, as an idle rank has, is its own."""
+    """Return the rows that the encoder reads: the corrupted rows, or an idle rank's batch itself, which has no rows."""
     if batch.corrupted is None and batch.rows:
         raise TrainingError(
             "a batch without corrupted rows cannot train a denoising autoencoder",
-            remedy="set objective.denoise in the recipe, with which the data service corrupts rows",
+            remedy="set objective.denoise in the recipe, so that the data service corrupts rows",
         )
     return batch if batch.corrupted is None else batch.corrupted

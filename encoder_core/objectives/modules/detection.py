@@ -1,13 +1,13 @@
-"""Replaced-token detection: a generator fills the masks, a discriminator predicts which tokens it replaced.
+"""Replaced-token detection: a generator fills masks, and a discriminator predicts which tokens were replaced.
 
-ELECTRA (Clark et al. 2020) updates both networks at once, and they share their embeddings.
+In ELECTRA (Clark et al. 2020) both networks share their embeddings and are updated together.
 
-DeBERTa v3 (DeBERTaV3: He et al. 2021, section 3.2) shares them gradient-disentangled. The discriminator reads
-stop_gradient(E_G) + E_delta: it uses the generator's embeddings, but its loss does not change them. A step first
-updates the generator, then the discriminator, which reads the updated embeddings. Every table of the input embeddings
-is shared in this way; in DeBERTa v3 that is only the word embedding, because absolute positions enter in the
-generator's mask decoder. Each network has its own table of relative positions and its own LayerNorms (the paper and
-microsoft/DeBERTa, rtd_task.py, share embeddings only).
+DeBERTa v3 (DeBERTaV3: He et al. 2021, section 3.2) uses gradient-disentangled embedding sharing. With E_G the
+generator's embeddings, the discriminator's are stop_gradient(E_G) + E_delta, so its loss does not change E_G. A step
+first updates the generator, then the discriminator, which uses the updated embeddings. All tables of the input
+embeddings are shared in this way; in DeBERTa v3 that is only the word table, because absolute positions enter in the
+generator's mask decoder. Each network has its own table of relative positions and its own LayerNorms, as in the paper
+and microsoft/DeBERTa (rtd_task.py).
 """
 
 from dataclasses import replace
@@ -28,11 +28,11 @@ from encoder_core.optim.groups import UpdateGroups
 
 Part = Literal["generator", "discriminator"]
 EMBEDDINGS_PREFIX = "encoder.embeddings."
-"""Prefix of the names of parameters that both networks may share."""
+"""Prefix of the names of the parameters that both networks may share."""
 
 
 class Discriminator(nn.Module):
-    """An encoder and a head that classify every token as original or replaced."""
+    """An encoder and a head, which classify every token as original or replaced."""
 
     def __init__(self, encoder: AnyEncoder, head: ReplacedTokenHead) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Discriminator(nn.Module):
         self.head = head
 
     def logits(self, batch: Batch) -> Float[Tensor, " tokens"]:
-        """Return one score a token; a positive score means replaced."""
+        """Return one score per token; a positive score means replaced."""
         first_T = torch.arange(batch.tokens.numel(), device=batch.tokens.device) - batch.positions
         scores_T: Tensor = self.head(self.encoder(batch), first_T)
         return scores_T
@@ -50,14 +50,14 @@ class Discriminator(nn.Module):
 
 
 class ReplacedTokenDetection(ObjectiveModule):
-    """Both networks as one module with one set of embeddings, so that one engine trains them together.
+    """Generator and discriminator as one module, so that one engine trains both.
 
-    Terms: those of the generator, including "mlm", and "rtd" over all tokens, weighted. No gradient passes through
-    the generator's choice. A drawn token that equals the original counts as original.
+    Terms: those of the generator, including "mlm", and "rtd" over all tokens. No gradient passes through the sampled
+    tokens. A sampled token that equals the original counts as original.
 
     Args:
         weight: factor of the discriminator's loss.
-        temperature: temperature of the softmax from which the generator's tokens are drawn.
+        temperature: temperature of the softmax from which the generator's tokens are sampled.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class ReplacedTokenDetection(ObjectiveModule):
         return self.generator.target_counts(batch) | {"rtd": batch.loss_token_count}
 
     def forward(self, batch: Batch) -> LossSums:
-        """Return the sums for this batch; metrics: the generator's, "rtd_correct", "rtd_replaced", "rtd_flagged",
-        "rtd_found".
+        """Return all terms' sums for this batch. Metrics: the generator's, and "rtd_" with each count of
+        `DetectionSums`, such as "rtd_correct".
         """
         generated, drawn_M = self.generate(batch)
         detected = self.detect(batch, drawn_M)
         return LossSums(generated.terms + detected.terms, generated.metrics | detected.metrics)
 
     def generate(self, batch: Batch) -> tuple[LossSums, Int[Tensor, " targets"]]:
-        """Return the generator's terms, and the ids that it draws for the targets."""
+        """Return the generator's terms, and the ids that it samples for the targets."""
         return self.generator.generate(batch, self.temperature)
 
     def detect(self, batch: Batch, drawn_M: Int[Tensor, " targets"]) -> LossSums:
-        """Return the discriminator's term, `heads/classification.py`'s, on the batch with `drawn_M` at its targets."""
+        """Return the discriminator's term "rtd", with the ids `drawn_M` in place of the masks."""
         sums: DetectionSums = self.discriminator(*replace_targets(batch, drawn_M))
         term = Term("rtd", sums.loss_sum, batch.loss_token_count, self.weight)
         metrics = {
@@ -97,26 +97,26 @@ class ReplacedTokenDetection(ObjectiveModule):
         return LossSums((term,), metrics)
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """Return the generator's scores of all ids at the target positions."""
+        """Return the generator's logits of all ids at the target positions."""
         return self.generator.logits(batch)
 
 
 def shared_parameter_name(part: Part, name: str) -> str:
-    """Return the name in `ReplacedTokenDetection` of one network's parameter; shared embeddings are stored once."""
+    """Return the name that a network's parameter `name` has in `ReplacedTokenDetection` with shared embeddings."""
     return f"generator.{name}" if name.startswith(EMBEDDINGS_PREFIX) else f"{part}.{name}"
 
 
 def replace_targets(batch: Batch, drawn_M: Int[Tensor, " targets"]) -> tuple[Batch, Bool[Tensor, " tokens"]]:
-    """Return the batch with drawn ids at the target positions, and which tokens now differ from the original text."""
+    """Return the batch with the ids `drawn_M` at the targets, and [T] whether a token differs from the original."""
     replaced_T = torch.zeros_like(batch.tokens, dtype=torch.bool)
     replaced_T = replaced_T.index_copy(0, batch.target_positions, drawn_M != batch.target_ids)
     return replace(batch, tokens=batch.tokens.index_copy(0, batch.target_positions, drawn_M)), replaced_T
 
 
 def discriminator_model(config: ModelConfig, *, embeddings: Embeddings | None = None) -> Discriminator:
-    """Build a discriminator alone. A generator alone is `masked_language_model(config.generator)`.
+    """Build a discriminator. (`masked_language_model(config.generator)` builds a generator.)
 
-    `embeddings` are shared with another network; None: its own. DeBERTa's head also reads the row's first token.
+    `embeddings`: embeddings to share with another network; None: new ones.
     """
     encoder = config.encoder(embeddings=embeddings)
     context_eps = config.layer_norm_eps if config.context_norm else None
@@ -125,14 +125,14 @@ def discriminator_model(config: ModelConfig, *, embeddings: Embeddings | None = 
 
 
 class GradientDisentangledDetection(ReplacedTokenDetection):
-    """Two update groups a step: "generator" with the generator's terms, then "discriminator" with the term "rtd".
+    """Two updates per step: of the group "generator" with its terms, then of "discriminator" with the term "rtd".
 
-    In training a call without memory is for the first group. The ids it draws are the memory of the second group, so
-    they are those of the generator before its update. In evaluation one call does both.
+    In training, a call without memory computes the generator's terms. It returns the sampled ids as memory, so the
+    discriminator's call uses ids sampled before the generator's update. In evaluation one call computes both.
     """
 
     def update_groups(self) -> UpdateGroups:
-        """Return the parameters of either network; E_G belongs to the generator."""
+        """Return each network's parameters. E_G belongs to the generator."""
         generator = list(self.generator.parameters())
         known = {id(p) for p in generator}
         return {
@@ -152,14 +152,12 @@ class GradientDisentangledDetection(ReplacedTokenDetection):
 
 
 def is_embedding_difference(name: str) -> bool:
-    """Return whether the discriminator's parameter of this name is a table of E_delta, to which the generator's is
-    added.
-    """
+    """Return whether the discriminator's parameter of this name is a table of E_delta (see the module)."""
     return name.startswith("encoder.embeddings.") and ".norm." not in name
 
 
 def task_encoder(module: ObjectiveModule) -> AnyEncoder:
-    """Return the encoder that is used after pretraining: the only one, or the discriminator's."""
+    """Return the encoder that is used after pretraining: the discriminator's, or the module's only one."""
     network = module.discriminator if isinstance(module, ReplacedTokenDetection) else module
     encoder = network.encoder
     assert isinstance(encoder, AnyEncoder)

@@ -1,21 +1,21 @@
-"""InfoNCE with the other examples of a batch as negatives: loss and gradient of some of its examples.
+"""InfoNCE with in-batch negatives: loss and gradient of a process's examples in a batch of several processes.
 
 The loss of a query q with the positive p among the candidates C is -log(exp(q p / t) / sum over c in C of exp(q c /
 t)), with t the temperature (van den Oord et al. 2018, equation 4). C are the positives and hard negatives of all
-examples of the batch (Henderson et al. 2017, section 4.4). In both directions it is the mean of that loss and of the
+examples of the batch (Henderson et al. 2017, section 4.4). The bidirectional loss is the mean of this loss and of the
 same loss for each positive among all queries (CLIP: Radford et al. 2021, figure 3).
 
-Texts repeat in real data, and a right answer must not count as a wrong one. So the denominator of query q_i leaves out
-a candidate c other than its own p_i if c's text equals q_i or p_i, or if c is the positive of a query equal to q_i. The
-other direction leaves out the same pairs.
+Texts repeat in real data, and a right answer must not count as a negative. So the denominator of query q_i excludes a
+candidate c other than its own p_i if c's text equals q_i or p_i, or if c is the positive of a query equal to q_i. The
+other direction excludes the same pairs.
 
-A process has n own examples and the vectors of all N. It computes the losses of its own queries, and the gradients of
-the sum of all N losses by its own texts. The gradients need one number for each query of the other processes: the
+A process has n own examples and the vectors of all N. It computes the losses of its own queries, and for its own texts
+the gradients of the sum of all N losses. For these it needs one number for each query of the other processes, the
 logarithm of the denominator. So nothing is summed over processes, and results do not depend on their number, up to
-rounding. Similarities are computed one chunk of rows at a time and never all stored.
+rounding. Similarities are computed for one chunk of rows at a time, and never all stored.
 
-Shapes: n own examples, N all, G texts of an example (query, positive, hard negatives), D width; k rows, C columns;
-2 numbers of a text: its own, and that of its partner (a query's positive, a positive's query, or none).
+Shapes: n own examples, N all, G texts of an example (query, positive, hard negatives), D width; k rows, C columns. A
+text has 2 numbers: its own, and that of its partner (a query's positive, a positive's query, or none).
 """
 
 from collections.abc import Callable, Iterator
@@ -29,8 +29,8 @@ from torch.autograd.function import once_differentiable
 
 from encoder_core.objectives.modules.losses import AllExamples
 
-CHUNK_SIMILARITIES = 2**21  # similarities at a time: 8 MiB in fp32
-_NO_PARTNER_TEXT = -1
+CHUNK_SIMILARITIES = 2**21  # largest number of similarities in memory at a time: 8 MiB in fp32
+_NO_PARTNER_TEXT = -1  # partner number of a hard negative, which has no partner
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Contrast:
 
     Attributes:
         loss: [n], loss of each example.
-        correct: [n] bool, whether the positive is the nearest candidate of the query.
-        positive, negative: [n], similarity of the query with its positive, and its mean similarity with all other
-            candidates that count as negatives.
-        gradient: [n, G, D], gradient of the sum of all N losses.
+        correct: [n] bool, whether the query's nearest candidate is its positive.
+        positive: [n], similarity of the query with its positive.
+        negative: [n], mean similarity of the query with its negatives.
+        gradient: [n, G, D], gradient of the sum of all N losses with respect to the own vectors.
     """
 
     loss: Float[Tensor, " own"]
@@ -63,8 +63,8 @@ def info_nce(
 ) -> Contrast:
     """Return loss and gradient in the precision of the vectors, which should be fp32 or wider. Collective.
 
-    The similarity of two texts is the dot product of their vectors. `own_nGD` must be `all_NGD[everyone.at]`. G is at
-    least 2; n may be 0. `texts_NG`: numbers from 0 of all texts, equal for equal texts.
+    The similarity of two texts is the dot product of their vectors. `own_nGD` must be `all_NGD[examples.at]`. G is at
+    least 2; n may be 0. `texts_NG`: number, from 0, of each text; equal texts have equal numbers.
     """
     at_n, negatives = examples.at, own_nGD.shape[1] - 1
     with_partners_NG2 = _add_partner_numbers(texts_NG)
@@ -72,9 +72,9 @@ def info_nce(
     queries, candidates, all_queries = own.select(0), every.select(slice(1, None)), every.select(0)
     ranked = _compare(queries, candidates, at_n * negatives, temperature)
     loss_n, log_sum_N = ranked.loss, examples.gather(ranked.log_sum)
-    # Gradients pull each query and its positive together, and push queries and all candidates apart.
+    # Gradients of the own queries, then of the own candidates (positives and hard negatives).
     by_query_nD = _gradient(queries, candidates, ranked.log_sum[:, None], at_n * negatives, temperature)
-    # For each candidate, the query whose positive it is; -1 for negatives.
+    # For each own candidate, the index of the query whose positive it is; -1 for hard negatives.
     of_n = torch.full((len(at_n), negatives), -1, device=at_n.device)
     of_n[:, 0] = at_n
     by_candidate_nGD = _gradient(
@@ -93,17 +93,17 @@ def info_nce(
 
 @dataclass(frozen=True)
 class _Texts:
-    """Vectors [..., D] of texts, and the numbers [..., 2] of the texts and of their partners."""
+    """Vectors [..., D] of texts, and numbers [..., 2] of the texts and their partners (see the module)."""
 
     vectors: Tensor
     numbers: Tensor
 
     def select(self, place: int | slice) -> "_Texts":
-        """Return the texts at one place of each example, or at several, as one list."""
+        """Return as one list the texts at position `place` of each example: 0 query, 1 positive, then negatives."""
         return _Texts(*(x[:, place].reshape(-1, x.shape[-1]) for x in (self.vectors, self.numbers)))
 
     def similarities(self, chunk: slice, columns: "_Texts", own_k: Tensor) -> tuple[Tensor, Bool[Tensor, "c C"]]:
-        """Return some rows' similarities with all columns, and which pairs are left out. `own_k`: see `_gradient`."""
+        """Return similarities of a chunk of rows with all columns, and the excluded pairs. `own_k`: see `_gradient`."""
         of_c2, of_C2, own_c = self.numbers[chunk, None], columns.numbers, own_k[chunk, None]
         left_out_cC = of_c2[..., 0] == of_C2[:, 0]
         left_out_cC |= of_c2[..., 0] == of_C2[:, 1]
@@ -114,7 +114,7 @@ class _Texts:
 
 
 def _add_partner_numbers(texts_NG: Int[Tensor, "all texts"]) -> Int[Tensor, "all texts 2"]:
-    """Return the numbers of all texts, each with its partner's: only a query and its positive have one."""
+    """Return each text's number and its partner's number. Queries and positives have partners, hard negatives none."""
     partners_NG = torch.full_like(texts_NG, _NO_PARTNER_TEXT)
     partners_NG[:, :2] = texts_NG[:, :2].flip(1)
     return torch.stack([texts_NG, partners_NG], dim=-1)
@@ -122,7 +122,7 @@ def _add_partner_numbers(texts_NG: Int[Tensor, "all texts"]) -> Int[Tensor, "all
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The comparison of rows with all columns, [k] each. `log_sum`: of the exponentials of similarity / temperature."""
+    """A comparison of rows with all columns, [k] each. `log_sum`: log of the loss's denominator; rest: `Contrast`."""
 
     log_sum: Tensor
     loss: Tensor
@@ -132,7 +132,7 @@ class _Comparison:
 
 
 def _compare(rows: _Texts, columns: _Texts, own_k: Tensor, temperature: float) -> _Comparison:
-    """Compare rows with all columns; `own_k` is the column that is the positive of each row."""
+    """Compare each row with all columns. `own_k`: index of the column that is the row's positive."""
     count, of_rows = len(columns.vectors), rows.vectors
     log_sum, loss, positive, negative = (of_rows.new_empty(len(of_rows)) for _ in range(4))
     correct = torch.empty_like(own_k, dtype=torch.bool)
@@ -152,11 +152,12 @@ def _compare(rows: _Texts, columns: _Texts, own_k: Tensor, temperature: float) -
 def _gradient(
     rows: _Texts, columns: _Texts, log_sum: Tensor, own_k: Tensor, temperature: float
 ) -> Float[Tensor, "rows width"]:
-    """Return [k, D], the gradient by the rows of a sum of losses: ((p - 1 at a row's own column) columns) /
+    """Return [k, D], the gradient of a sum of losses with respect to the rows: (p - onehot(own_k)) columns /
     temperature.
 
-    p is exp(similarity / temperature - `log_sum`), where `log_sum` is [k, 1] if rows choose among columns, and [1, C]
-    if columns choose among rows; 0 for pairs that are left out. `own_k` is -1 for a row without a column of its own.
+    p is exp(similarity / temperature - `log_sum`), and 0 for excluded pairs. `log_sum` is [k, 1] if each row has a loss
+    over the columns, and [1, C] if each column has a loss over the rows. `own_k`: index of the row's partner among the
+    columns; -1 if it has none there.
     """
     of_rows, of_columns = rows.vectors, columns.vectors
     gradient_kD = torch.empty_like(of_rows)
@@ -172,13 +173,14 @@ def _gradient(
 
 
 def _chunks(rows: int, columns: int) -> Iterator[slice]:
+    """Yield slices of rows, with at most `CHUNK_SIMILARITIES` similarities each or a single row."""
     size = max(1, CHUNK_SIMILARITIES // max(1, columns))
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
 
 
 class _CachedLoss(torch.autograd.Function):
-    """A loss that was computed in the first pass, and its gradient by the vectors from which it was computed."""
+    """Autograd function of a loss that the first pass has computed, together with its gradient by the vectors."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, gradient: Tensor, loss: Tensor) -> Tensor:
@@ -190,7 +192,7 @@ class _CachedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        # An idle microbatch is empty in another shape.
+        # An idle microbatch's empty vectors may have another shape than the empty gradient.
         return (
             (gradient * grad).reshape(ctx.shape),
             None,
@@ -199,4 +201,4 @@ class _CachedLoss(torch.autograd.Function):
 
 
 cached_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = _CachedLoss.apply
-"""(vectors, gradient, loss) -> the loss, whose gradient by the vectors is the cached one."""
+"""(vectors, gradient, loss) -> `loss`, such that its backward pass gives `gradient` to the vectors."""

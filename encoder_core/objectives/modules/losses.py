@@ -1,5 +1,5 @@
-"""What an objective is, and what it returns: sums, not means, because only the trainer knows the targets of the whole
-step."""
+"""The interface of an objective's module. It returns sums, not means, because only the trainer knows the number of
+targets of the whole step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -21,12 +21,11 @@ class Term:
     microbatches of all ranks.
 
     Attributes:
-        name: key of `target_counts`, and of the metrics.
+        name: key of `target_counts`, and prefix of metrics.
         loss_sum: scalar, fp32 or wider, summed over targets.
-        targets: number of summands.
-        weight: factor of the term in the loss. For a schedule it is the final weight; a trainer has the weight of
-            each step.
-        part: name of the recipe's term to which it belongs, if that has several; None: `name`.
+        targets: number of summands of `loss_sum`.
+        weight: the term's constant weight, or a schedule's final weight; the trainer knows each step's weight.
+        part: name of the recipe's term, if that yields several terms (Matryoshka widths); None: `name`.
     """
 
     name: str
@@ -36,22 +35,19 @@ class Term:
     part: str | None = None
 
     def step_weight(self, weights: Mapping[str, float]) -> float:
-        """Return the term's weight under `weights` of a recipe's terms by name; its own weight if they do not have
-        it.
-        """
+        """Return the term's weight in a step. `weights`: the step's scheduled weights, by name of the recipe's term."""
         return weights.get(self.part or self.name, self.weight)
 
 
 @dataclass(frozen=True)
 class LossSums:
-    """All terms of one microbatch, and sums for metrics.
+    """The loss terms of one microbatch, and sums for metrics.
 
     Attributes:
-        terms: the terms.
-        metrics: scalars without gradient by name, such as "mlm_correct"; each is divided by the targets of the term
-            with which its name begins.
-        memory: tensors that the module needs again with the same microbatch: for the next update group of this step,
-            or in the next step (XLNet: the states of the rows' last tokens). Empty for most objectives.
+        terms: the loss terms.
+        metrics: sums by name, such as "mlm_correct", scalars without gradient; see `objectives/figures.py`.
+        memory: tensors to pass to the module's next call with the same microbatch: for the step's next update group, or
+            in the next step (XLNet: cached states). Empty for most objectives.
     """
 
     terms: tuple[Term, ...]
@@ -60,54 +56,53 @@ class LossSums:
 
 
 class ObjectiveModule(nn.Module, ABC):
-    """Networks and losses as the one module that the engine wraps: batch to `LossSums`.
+    """Base of the module that the engine wraps: networks and losses, called with a batch, returning `LossSums`.
 
-    A module that returned `memory` for a microbatch is called with it as second argument.
+    If it has returned `memory` for a microbatch, its next call gets the memory as second argument.
     """
 
     def update_groups(self) -> UpdateGroups:
-        """Return the updates of one step, by name and in order, with the parameters that each changes. By default one
-        update changes all.
+        """Return the parameters that each update of a step changes, by name and in order of the updates. By default one
+        update changes all parameters.
 
-        With several groups the module is called once for each: for the first group without memory, then with the
-        memory that the previous call returned.
+        The module is called once for each update, first without memory, then with the memory of the previous call.
         """
         return {ALL_PARAMETERS: list(self.parameters())}
 
     @abstractmethod
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; known before the forward pass."""
+        """Return each term's number of targets in this batch, without a forward pass."""
 
 
 class AllExamples(ABC):
-    """The examples of all ranks, in an order that does not depend on the ranks; and which of them are this rank's."""
+    """Gathers examples from all ranks, in an order that does not depend on the number of ranks."""
 
     at: Int[Tensor, " own"]
-    """Indices of the own examples among all."""
+    """Indices of this rank's examples among all."""
 
     @abstractmethod
     def gather(self, own: Tensor) -> Tensor:
-        """Return all examples' [N, ...] from each rank's own [n, ...]. Collective."""
+        """Return the tensor [N, ...] of all examples, given this rank's [n, ...]. Collective."""
 
 
 class CoupledObjective(ObjectiveModule):
     """An objective whose loss of an example depends on all examples of the global batch.
 
-    A step runs twice over its microbatches. The first pass has no graph: the module is called without memory, and
-    returns no terms, and one tensor [examples, ...] as memory. `couple` takes these tensors. In the second pass the
-    module is called with the result of `couple` as memory. Both passes draw the same random numbers.
+    A step runs twice over its microbatches. In the first pass, without gradients, the module is called without memory,
+    and returns no terms and one tensor [examples, ...] as memory. `couple` combines these tensors. In the second pass
+    the module is called with the result of `couple` as memory. Both passes draw the same random numbers.
     """
 
     @abstractmethod
     def couple(self, own: Tensor, examples: AllExamples) -> tuple[Tensor, ...]:
-        """Return tensors [n, ...] for the n own examples of a step, from `own`: their microbatches' memories joined.
-        Collective.
+        """Return tensors [n, ...], whose rows belong to this rank's n examples of a step. Collective.
 
-        The second pass calls each microbatch with its rows of them.
+        `own`: the concatenated memories of this rank's microbatches. The second pass passes to each microbatch its rows
+        of the returned tensors.
         """
 
     @abstractmethod
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        """Return sums over this rank's examples from both passes: from the `own` tensor, and its rows of what
-        `couple` returned.
+        """Return the sums over some examples, from their rows of the first pass's memory, `own`, and of the result of
+        `couple`, `coupled`.
         """

@@ -1,4 +1,4 @@
-"""One encoder and the loss terms that share it; states that several terms need are computed once."""
+"""An encoder and the loss terms that share it. States that several terms need are computed once."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -18,9 +18,7 @@ from encoder_core.objectives.term import HeadConfig, HeadTerm, SharedParts, Term
 
 
 class MultitaskModel(ObjectiveModule):
-    """An encoder, the heads of its terms under their own names, and the mask decoder if the model is a DeBERTa with
-    one.
-    """
+    """An encoder, the heads of its terms (as submodules with the heads' names), and DeBERTa's mask decoder, if any."""
 
     if TYPE_CHECKING:  # the terms decide which of these heads exist
         head: MaskedLanguageModelHead
@@ -46,17 +44,17 @@ class MultitaskModel(ObjectiveModule):
         return {term.name: term.target_count(batch) for term in self.terms}
 
     def forward(self, batch: Batch) -> LossSums:
-        """Return the sums of all terms; their metrics begin with the term's name."""
+        """Return the sums of all terms. Names of metrics begin with the term's name."""
         return self._run_terms(self.states(batch), batch)[0]
 
     def generate(self, batch: Batch, temperature: float) -> tuple[LossSums, Int[Tensor, " targets"]]:
-        """Return the sums, and an id drawn for each target from the masked-token term's softmax at `temperature`."""
+        """Return the sums of all terms, and an id sampled for each target from mlm's softmax at `temperature`."""
         sums, drawn_M = self._run_terms(self.states(batch, temperature), batch)
-        assert drawn_M is not None  # a generator has the masked-token term
+        assert drawn_M is not None  # every generator has the term mlm
         return sums, drawn_M
 
     def states(self, batch: Batch, temperature: float | None = None) -> States:
-        """Return the states that terms read; nothing is computed yet."""
+        """Return the hidden states that terms read, which are computed when first read."""
         return States(
             self.encoder,
             self.decoder,
@@ -67,15 +65,15 @@ class MultitaskModel(ObjectiveModule):
         )
 
     def logits(self, batch: Batch) -> Float[Tensor, "targets vocab"]:
-        """Return scores of all ids at the target positions, by the language-model head; in causal rows from the states
-        before them.
+        """Return the language-model head's logits of all ids at the target positions; in causal rows they are computed
+        from the states one token earlier.
         """
         states = self.states(batch)
         return self.head.logits(states.previous_states if batch.causal else states.target_states)
 
     def _needs_all_states(self, causal: bool) -> bool:
-        """Return whether the last layer runs for all tokens: if a term reads all of them, or if two terms read its
-        output. Targets that DeBERTa's mask decoder predicts do not read its output.
+        """Return whether the last layer runs for all tokens: if a term reads all states, or several terms read the last
+        layer's output. With DeBERTa's mask decoder, terms that read targets do not read that output.
         """
         reading = [term.reads for term in self.terms if term.causal == causal]
         output = [reads for reads in reading if self.decoder is None or reads != "targets"]
@@ -94,7 +92,7 @@ class MultitaskModel(ObjectiveModule):
 
 
 def multitask_model(config: ModelConfig, terms: Sequence[HeadConfig]) -> MultitaskModel:
-    """Build encoder and heads of any family on the default device; weights not yet initialised (`initialise`).
+    """Build encoder and heads of any family on the default device. Weights are not yet initialised.
 
     Raises:
         ModelError: the size of the vocabulary is unknown.
@@ -106,12 +104,12 @@ def multitask_model(config: ModelConfig, terms: Sequence[HeadConfig]) -> Multita
 
 
 def mask_decoder(config: ModelConfig) -> EnhancedMaskDecoder | None:
-    """Return DeBERTa's mask decoder, if the configuration has it."""
+    """Build DeBERTa's enhanced mask decoder; None if the model has none."""
     return EnhancedMaskDecoder(config.max_length, config.hidden) if uses_mask_decoder(config) else None
 
 
 def tied_head(config: ModelConfig, word: nn.Embedding) -> MaskedLanguageModelHead:
-    """Return the family's head with a decoder tied to these word embeddings, or of their size with its own weights."""
+    """Build the family's masked-language-model head. If the family ties its decoder, it is tied to `word`."""
     return MaskedLanguageModelHead(
         config.hidden,
         word,

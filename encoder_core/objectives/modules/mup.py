@@ -1,29 +1,28 @@
-"""Maximal update parametrisation (muP): fresh weights and learning rates as functions of width (Yang et al. 2022,
+"""Maximal update parametrisation (muP): initial weights and learning rates as functions of width (Yang et al. 2022,
 "Tensor Programs V", arXiv 2203.03466, table 8; for Muon Yang, Simon and Bernstein 2023, arXiv 2310.17813, condition 1).
 
-With it the best learning rate of a narrow model is that of a wide one. A model states its base, and everything is
-relative to that: at the base's own width all factors are 1. `k` is the number of inputs over that in the base, from
-the shapes of both:
+With muP, the best learning rate does not depend on the model's width. A model names its base, and all factors are
+relative to the base, where they are 1. `k` is a parameter's number of inputs in the model over that in the base:
 
-| parameter                                      | fresh values | AdamW's rate | Muon's rate                          |
+| parameter                                      | initial std  | AdamW's rate | Muon's rate                          |
 |------------------------------------------------|--------------|--------------|--------------------------------------|
 | matrix from a width to a width                 | k^-1/2       | 1 / k        | k^-1/2 if both grow alike           |
 | matrix from a width to a fixed number (labels) | 1 / k        | 1 / k        | -                                    |
 | embedding, bias, norm                          | 1            | 1            | -                                    |
 | norm before a decoder tied to embeddings       | 1 / k        | 1 / k        | -                                    |
 
-**The output multiplier.** Table 8 multiplies logits by 1 / k, because a tied decoder cannot be drawn narrower or learn
-more slowly than the embeddings that it is. Here the network has no multiplier. The norm before the decoder has a gain
-g and a bias b, and W (m (g * x + b)) is W (m g * x + m b): its values begin m times as large and, since Adam's steps do
-not depend on the size of gradients, they learn at m times the rate. So checkpoints, exports and kernels know nothing of
-muP, and transformers computes the same logits. A decoder that is tied and follows no norm of its own head
-(XLM, XLNet, BART) is refused. A decoder with weights of its own is a matrix to a fixed number.
+**The output multiplier.** Table 8 multiplies logits by 1 / k, because a tied decoder shares the embeddings' initial
+values and learning rate. Here the network has no multiplier m; the norm before the decoder replaces it. With the norm's
+gain g and bias b, W (m (g * x + b)) equals W (m g * x + m b): so g and b begin m times as large and, because the size
+of Adam's steps does not depend on that of gradients, have m times the learning rate. So checkpoints, exports and
+kernels do not depend on muP, and transformers computes the same logits. A tied decoder without a norm before it (XLM,
+XLNet, BART) is refused. A decoder that is not tied counts as a matrix to a fixed number.
 
-**Attention** divides scores by the root of the head's width, not by the width: heads are as wide as the base's, as in
-all sizes of BERT, so the two differ by a constant.
+**Attention** divides scores by the root of the head width, not by the head width as muP does. Heads are as wide as the
+base's, as in all sizes of BERT, so the two differ by a constant factor.
 
-**Weight decay** is AdamW's, the rate times `weight_decay`. muP keeps that product, so `encoder_core/optim/groups.py`
-divides by what it multiplies the rate by.
+**Weight decay** is the learning rate times `weight_decay`. muP keeps this product, so `encoder_core/optim/groups.py`
+divides `weight_decay` by the factor of the learning rate.
 """
 
 import math
@@ -44,10 +43,10 @@ from encoder_core.optim.muon import rms_scale
 
 
 class MupFactors(NamedTuple):
-    """The factors by which a parameter's fresh values and learning rates differ from the base's.
+    """The factors of a parameter's initial values and learning rates, relative to the base.
 
     Attributes:
-        fresh: factor of the standard deviation of a fresh matrix, or of the fresh gain of a norm.
+        fresh: factor of a matrix's initial standard deviation, or of a norm's initial gain.
         rate: factor of AdamW's learning rate.
         muon_rate: factor of Muon's learning rate.
     """
@@ -58,18 +57,18 @@ class MupFactors(NamedTuple):
 
 
 class _Fans(NamedTuple):
-    """Inputs and outputs of a matrix; `outputs` None: the norm before a decoder of so many inputs."""
+    """A matrix's numbers of inputs and outputs; for the norm before a tied decoder, the decoder's inputs and None."""
 
     inputs: int
     outputs: int | None
 
 
 def mup_scales(model: ModelConfig, terms: Mapping[str, TermConfig]) -> dict[str, MupFactors]:
-    """Return the factors of parameters of the module that trains `terms` on `model`, by name; those that are missing
-    have 1. Without `model.mup` the result is empty.
+    """Return the factors by parameter name, for the module that trains `terms` on `model`; missing parameters have
+    factor 1. Without `model.mup` the result is empty.
 
     Raises:
-        ModelError: muP is not defined for the model, there is no such base, or the size of the vocabulary is unknown.
+        ModelError: muP is not supported for the model, the base is not valid, or the size of the vocabulary is unknown.
     """
     if model.mup is None:
         return {}
@@ -79,7 +78,7 @@ def mup_scales(model: ModelConfig, terms: Mapping[str, TermConfig]) -> dict[str,
         raise ModelError(
             f"the model and its base of width {model.mup.hidden} differ in more than width: only one of them has "
             f"{', '.join(sorted(own.keys() ^ base.keys()))}",
-            remedy="choose another model.mup.hidden, at which every network projects its embeddings as the model does",
+            remedy="set model.mup.hidden to a width at which every network projects its embeddings if the model's does",
         )
     return {name: _mup_factors(its, base[name]) for name, its in own.items()}
 
@@ -93,17 +92,18 @@ def _mup_factors(own: _Fans, base: _Fans) -> MupFactors:
 
 
 def _muon_rate_factor(fans: _Fans) -> float:
-    """Return what Muon's rate is to be proportional to, for a matrix to move outputs as much at any width.
+    """Return a number to which Muon's learning rate must be proportional, so that updates change outputs equally at any
+    width.
 
-    The spectral norm of an update is to grow as sqrt(outputs / inputs) (condition 1); Muon's is `rms_scale` times
-    the rate.
+    The spectral norm of an update must be proportional to sqrt(outputs / inputs) (condition 1); that of Muon's update
+    is `rms_scale` times the learning rate.
     """
     assert fans.outputs is not None
     return math.sqrt(fans.outputs / fans.inputs) / rms_scale(fans.outputs, fans.inputs)
 
 
 def _scaled_fans(model: nn.Module) -> dict[str, _Fans]:
-    """Return the parameters that muP scales, by name."""
+    """Return by name the inputs and outputs of the parameters that muP scales."""
     names = {id(p): name for name, p in model.named_parameters()}
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     found = {
@@ -115,7 +115,7 @@ def _scaled_fans(model: nn.Module) -> dict[str, _Fans]:
 
 
 def _scaled_parameters(module: nn.Module, embeddings: set[int]) -> Iterator[tuple[Tensor, _Fans]]:
-    """Yield the parameters of a module, or of a head's norm, that muP scales."""
+    """Yield what muP scales: a module's matrix, or a head's norm. `embeddings`: Python ids of embedding tables."""
     if isinstance(module, MaskedLanguageModelHead | SpanBoundaryHead):
         if id(module.decoder.weight) in embeddings and module.decoder_norm is not None:
             fans = _Fans(module.decoder.in_features, None)
@@ -125,6 +125,7 @@ def _scaled_parameters(module: nn.Module, embeddings: set[int]) -> Iterator[tupl
 
 
 def _matrix_fans(module: nn.Linear | nn.Conv1d) -> _Fans:
+    """Return a module's inputs and outputs; the outputs of a joined Linear are those of its first matrix."""
     match module:
         case JoinedLinear():
             return _Fans(module.in_features, module.joined.times * module.joined.rows[0])

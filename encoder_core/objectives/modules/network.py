@@ -1,4 +1,4 @@
-"""Single networks with heads: as a folder in transformers' format holds them, or with masked tokens alone."""
+"""Builds a single network with heads, such as that of a folder in transformers' format."""
 
 from typing import assert_never
 
@@ -17,12 +17,12 @@ from encoder_core.objectives.sentence_pairs import NspConfig
 
 
 def masked_language_model(config: ModelConfig) -> MultitaskModel:
-    """Build a network of any family with masked tokens alone; see `multitask_model`."""
+    """Build an encoder of any family with a masked-language-model head; see `multitask_model`."""
     return multitask_model(config, [MlmConfig()])
 
 
 def build_network(config: ModelConfig, heads: Heads) -> nn.Module:
-    """Build the module whose parameter names are in the key table of (config, heads).
+    """Build a network with these heads, whose parameter names are those of its `KeyTable`.
 
     Raises:
         ModelError: the family has no such heads.
@@ -46,7 +46,7 @@ def build_network(config: ModelConfig, heads: Heads) -> nn.Module:
             return DenoiseConfig().build(config)
         case "none":
             if config.has_decoder:
-                return DenoiseConfig().build(config)  # its head has no parameters of its own
+                return DenoiseConfig().build(config)  # the head adds no parameters
             return ContrastiveConfig().build(config)
         case _:
             assert_never(heads)

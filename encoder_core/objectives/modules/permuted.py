@@ -1,4 +1,4 @@
-"""Permuted language modelling (Yang et al. 2019, section 2.2): encoder and head as the module that the engine wraps."""
+"""Permuted language modelling (Yang et al. 2019, section 2.2): XLNet's encoder and head."""
 
 from jaxtyping import Float
 from torch import Tensor
@@ -29,8 +29,8 @@ class PermutedLanguageModel(ObjectiveModule):
     def forward(self, batch: Batch, memory: Memory | None = ()) -> LossSums:
         """Return the sums for this batch, and the memory for the next step; metrics: "plm_correct".
 
-        `memory` is the one returned for the previous segment of the same rows, or () for the first. None: no memory
-        is made.
+        `memory`: returned for the rows that these rows continue; () for the first rows. None: memory is neither used
+        nor returned.
         """
         streams = self.encoder.streams(batch, memory)
         sums = self.head(_query_states(streams), None, batch.target_ids)
@@ -38,14 +38,15 @@ class PermutedLanguageModel(ObjectiveModule):
         return LossSums((term,), {"plm_correct": sums.correct}, memory=streams.memory)
 
     def logits(self, batch: Batch, memory: Memory | None = None) -> Float[Tensor, "targets vocab"]:
-        """Return scores of all ids at the target positions."""
+        """Return the logits of all ids at the target positions."""
         return self.head.logits(_query_states(self.encoder.streams(batch, memory)))
 
 
 def _query_states(streams: Streams) -> Tensor:
+    """Return the query stream's states; raise TrainingError if the batch had no factorisation order."""
     if streams.query is None:
         raise TrainingError(
             "a batch without a factorisation order cannot train a permuted language model",
-            remedy="set objective.plm and input lanes in the recipe, with which the data service draws an order",
+            remedy="set objective.plm and input.packing lanes in the recipe, so that the data service draws an order",
         )
     return streams.query

@@ -1,4 +1,4 @@
-"""The hidden states of a network that several terms read."""
+"""The hidden states of a network, which several terms read."""
 
 from functools import cached_property
 
@@ -15,12 +15,12 @@ from encoder_core.layers.xlnet_encoder import TwoStreamEncoder
 class States:
     """The hidden states of one batch, each computed when a term first asks for it.
 
-    DeBERTa's last layer runs for all tokens only if a term needs that, or if several read its output. Otherwise it
-    runs for the requested tokens.
+    DeBERTa's last layer runs for all tokens (`whole`) only if a term reads all states, or several terms read its
+    output. Otherwise it runs for the requested tokens.
 
-    Attributes:
+    Args:
         layered: whether a term reads the states of all layers, which are then stored.
-        temperature: temperature at which an id is drawn for every target; None: none are drawn.
+        temperature: temperature at which an id is sampled for every target; None: no ids are sampled.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class States:
     @cached_property
     def layers(self) -> tuple[Float[Tensor, "tokens hidden"], ...]:
         """The embeddings, and the output of each layer."""
-        assert not isinstance(self._encoder, TwoStreamEncoder)  # this term does not predict XLNet's tokens
+        assert not isinstance(self._encoder, TwoStreamEncoder)  # terms that read all layers cannot train XLNet
         return tuple(self._encoder.states(self._batch))
 
     def states_at(
         self, at_N: Int[Tensor, " positions"], max_per_row: int | None = None
     ) -> Float[Tensor, "positions hidden"]:
-        """Return the last layer's output at sorted flat positions. `max_per_row`: largest number of them in a row,
-        if they are not the targets.
+        """Return the last layer's output at sorted flat positions. `max_per_row`: largest number of positions in a row;
+        see `rows_of_queries`.
         """
         if self._whole or not isinstance(self._encoder, DisentangledEncoder):
             return self.all_states.index_select(0, at_N)
@@ -69,8 +69,8 @@ class States:
 
     @cached_property
     def target_states(self) -> Float[Tensor, "targets hidden"]:
-        """The states from which hidden tokens are predicted: the last layer's output at the targets, or the mask
-        decoder's.
+        """The states from which masked tokens are predicted: the last layer's output at the targets, or the output of
+        DeBERTa's mask decoder.
         """
         return self.states_for(self._batch)
 
@@ -80,7 +80,7 @@ class States:
         return self.all_states.index_select(0, self._batch.target_positions - 1)
 
     def states_for(self, batch: Batch) -> Float[Tensor, "targets hidden"]:
-        """Return the same for the targets of `batch`, which has the rows of this batch."""
+        """Return `target_states` for the targets of `batch`, which must have the same rows as this batch."""
         if self._decoder is None:
             return self.states_at(batch.target_positions)
         assert isinstance(self._encoder, DisentangledEncoder)  # only this family has the decoder

@@ -1,6 +1,6 @@
 """A student's teachers: frozen networks that an objective runs and never trains.
 
-A teacher returns its scores at each place and its states. Any family that predicts masked tokens can teach; the
+A teacher returns its scores at the targets, and its states. Any family that predicts masked tokens can teach; the
 student may be of another family.
 """
 
@@ -23,39 +23,39 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class FrozenNetworks(nn.Module, Generic[Network]):
-    """Holds networks that follow their holder to its device and precision, but are not part of it otherwise.
+    """Holds networks that move with the holding module to its device and precision, but are not its submodules.
 
-    They are not submodules, so their weights are not among the holder's parameters: optimizers, gradients, ZeRO and
-    checkpoints do not include them, and every rank has them whole. They stay in evaluation mode, without dropout.
-    Call them under `torch.no_grad`, so that no graph is built.
+    So their weights are not parameters of the holding module: optimizers, gradients, ZeRO and checkpoints do not
+    include them, and every rank has them whole. They stay in evaluation mode, without dropout. Call them under
+    `torch.no_grad`, so that no graph is built.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.networks: tuple[Network, ...] = ()  # nn.Module looks for submodules in no tuple
+        self.networks: tuple[Network, ...] = ()  # in a tuple, where nn.Module does not look for submodules
 
     def set_networks(self, networks: Sequence[Network]) -> None:
-        """Replace the held networks with these."""
+        """Freeze these networks, and hold them in place of the former ones."""
         for network in networks:
             network.requires_grad_(False).eval()
         self.networks = tuple(networks)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield all weights, by names that no parameter of the holder has."""
+        """Yield all weights, with names that differ from those of the holding module's parameters."""
         for number, network in enumerate(self.networks):
             for name, weight in network.named_parameters():
                 yield f"frozen.{number}.{name}", weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "FrozenNetworks[Network]":
-        """Apply what `to`, `bfloat16`, `cuda` and the like do."""
-        everything: list[Any] = [*self.networks, super()]  # torch declares no types of `_apply`
+        """Apply `fn` also to the held networks' tensors. `to`, `bfloat16`, `cuda` and the like call this."""
+        everything: list[Any] = [*self.networks, super()]  # Any, because torch does not annotate `_apply`
         for part in everything:
             part._apply(fn, recurse)
         return self
 
 
 def frozen_weights(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Return the weights of all frozen networks that `module` runs."""
+    """Return names and weights of all networks that `FrozenNetworks` in `module` hold."""
     held: list[Any] = [part for part in module.modules() if isinstance(part, FrozenNetworks)]
     return [named for networks in held for named in networks.weights()]
 
@@ -64,8 +64,8 @@ class TeacherOutputs(NamedTuple):
     """The outputs of a teacher for a batch.
 
     Attributes:
-        last: states of all tokens in the last layer.
-        scores: scores of all ids at the batch's targets.
+        last: last layer's states of all tokens.
+        scores: factors of the logits of all ids at the batch's targets.
         layers: states of the requested layers.
     """
 
@@ -75,7 +75,7 @@ class TeacherOutputs(NamedTuple):
 
 
 class Teacher(nn.Module):
-    """Encoder and masked-language-model head. Parameters have the names of `network(config, "mlm")`."""
+    """An encoder with a masked-language-model head; parameters have the names of `build_network(config, "mlm")`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ class Teacher(nn.Module):
 
     @torch.no_grad()
     def forward(self, batch: Batch, layers: Sequence[int] = ()) -> TeacherOutputs:
-        """Return the outputs for the batch. `layers`: 0 the embeddings, n the output of the n-th layer."""
-        assert not isinstance(self.encoder, TwoStreamEncoder)  # XLNet's encoder predicts no masked tokens
+        """Return the outputs for the batch. `layers`: requested states; 0: the embeddings, n: output of layer n."""
+        assert not isinstance(self.encoder, TwoStreamEncoder)  # XLNet predicts no masked tokens
         kept: dict[int, Tensor] = {}
         before_TH = states_TH = torch.empty(0)
         for number, layer_TH in enumerate(self.encoder.states(batch)):
@@ -103,14 +103,14 @@ class Teacher(nn.Module):
 
 
 def hold_teachers(module: nn.Module, teachers: Sequence[Teacher]) -> None:
-    """Let `module` learn from these teachers from now on. A module that does not distil is unchanged."""
+    """Set the teachers from which `module` learns. A module without distillation is unchanged."""
     for part in module.modules():
         if isinstance(part, FrozenNetworks):
             part.set_networks(teachers)
 
 
 def build_teacher(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher:
-    """Return a teacher with these weights, which are not copied.
+    """Build a teacher that uses the given weight tensors themselves, without copies.
 
     Raises:
         KeyError: a weight is missing.
@@ -118,15 +118,15 @@ def build_teacher(config: ModelConfig, weights: Mapping[str, Tensor]) -> Teacher
     with on_meta():
         teacher = Teacher(config)
     teacher.load_state_dict({name: weights[name] for name, _ in teacher.named_parameters()}, strict=False, assign=True)
-    if config.has_tied_decoder:  # `assign` has replaced the tied parameter
+    if config.has_tied_decoder:  # `assign` has replaced the embeddings, so tie again
         teacher.head.decoder.weight = teacher.encoder.embeddings.word.weight
     return teacher
 
 
 def evenly_spaced_layers(student_layers: int, teacher_layers: int) -> tuple[int, ...]:
-    """Return the teacher's layers with which a student's are initialised: evenly from the first to the last.
+    """Return the teacher's layers from which a student's layers are initialised, spread evenly from first to last.
 
-    For 6 of 12 they are 0, 2, 4, 7, 9 and 11, as in DistilBERT.
+    For a student with 6 layers of a teacher's 12 they are 0, 2, 4, 7, 9 and 11, as in DistilBERT.
 
     Raises:
         ValueError: the student has more layers than the teacher.
@@ -140,9 +140,10 @@ def evenly_spaced_layers(student_layers: int, teacher_layers: int) -> tuple[int,
 
 
 def teacher_names_of_student(names: Sequence[str], layers: Sequence[int]) -> dict[str, str]:
-    """Return, by a student's parameter name, the teacher's parameter with which it is initialised.
+    """Return by a student's parameter name the name of the teacher's parameter from which it is initialised.
 
-    Layer i is initialised with the teacher's layer `layers[i]`; parameters in no layer have the same name in both.
+    Layer i is initialised from the teacher's layer `layers[i]`; parameters outside layers have the same name in both.
+    `names`: the teacher's parameter names.
     """
     found: dict[str, str] = {}
     for name in names:

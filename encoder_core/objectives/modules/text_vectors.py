@@ -1,17 +1,17 @@
 """Contrastive training of text vectors: each query finds its positive among the texts of the whole global batch.
 
-The loss of one example depends on all others, so a step runs twice over its microbatches (GradCache: Gao et al. 2021,
-arXiv 2101.06983). The first pass has no graph and computes the vectors of all texts; the loss and its gradients by
-the vectors are computed from them. The second pass has a graph and computes the gradients by the weights. So memory
-grows with the microbatch; of the rest of the batch only the vectors are stored. The gradient depends neither on ranks
-nor on microbatches.
+The loss of an example depends on all others, so a step runs twice over its microbatches (GradCache: Gao et al. 2021,
+arXiv 2101.06983). The first pass, without gradients, computes the vectors of all texts; from these the loss and the
+gradients of the vectors are computed. The second pass computes the gradients of the weights. So a rank needs memory for
+the graph of one microbatch, and only for the vectors of the rest of the batch. The gradient depends neither on the
+number of ranks nor on the size of microbatches.
 
-SimCSE (Gao et al. 2021, section 3) is the case of an example with the same text twice, read with different dropout.
-If there are other terms, the examples are their rows: each row's text before masking, read twice. The vectors are
-those of the encoder that is used after pretraining: the only one, or the discriminator's.
+SimCSE (Gao et al. 2021, section 3) is the case of an example that is the same text twice, encoded with different
+dropout. With other terms, an example is a row's text before masking, encoded twice. Vectors come from the encoder that
+is used after pretraining: the discriminator's, or the only one.
 
-Equal texts are no negatives of each other (`info_nce`). Texts are equal if their tokens are: the first pass tells them
-apart by fingerprints of the tokens, which it returns behind the vectors.
+Equal texts do not count as negatives of each other (`info_nce`). To recognise them, the first pass appends a
+fingerprint (hash) of a text's tokens to its vector.
 
 Shapes: T tokens, R rows (texts), G texts of an example, n examples, D width of a vector.
 """
@@ -39,17 +39,18 @@ _METRICS = ("correct", "positive", "negative")
 
 
 class ContrastiveModel(CoupledObjective):
-    """An encoder, and the pooling that makes a vector of its states. Every text is a row; `Batch.group` rows are one
-    example.
+    """An encoder with pooling, trained by the contrastive loss alone. Every row is a text; `Batch.group` successive
+    rows are an example.
 
-    Terms: "contrastive" over examples; with Matryoshka widths one for each, such as "contrastive_768".
+    Terms: "contrastive", whose targets are examples; with Matryoshka widths one term for each, such as
+    "contrastive_768".
 
     Args:
         width: width of the encoder's states.
         weight: factor of each term in the loss.
 
-    The other arguments are those of `ContrastiveConfig`. XLNet's initial query state, on which no vector depends, is
-    frozen.
+    The other arguments are those of `ContrastiveConfig`. XLNet's initial query state is frozen, because vectors do not
+    depend on it.
     """
 
     def __init__(
@@ -78,8 +79,8 @@ class ContrastiveModel(CoupledObjective):
         return dict.fromkeys(self.terms, batch.rows // batch.group)
 
     def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
-        """Return vectors and fingerprints as memory, without terms; with `memory` from `couple`, return this batch's
-        sums.
+        """First pass (no `memory`): return vectors and fingerprints as memory, and no terms. Second pass: return the
+        batch's sums; `memory` comes from `couple`.
         """
         vectors_nGD = self.embed(batch)
         if not memory:
@@ -87,8 +88,8 @@ class ContrastiveModel(CoupledObjective):
         return self.losses(vectors_nGD, memory)
 
     def embed(self, batch: Batch) -> Float[Tensor, "examples texts width"]:
-        """Return the vectors, fp32 or wider, not yet normalised."""
-        # An idle batch has an order for XLNet's query stream, which is not used here.
+        """Return the vectors of the texts, fp32 or wider, not yet normalised."""
+        # Idle batches have a factorisation order; without it XLNet's query stream does not run.
         states_TD = self.encoder(replace(batch, order=None))
         mean = self.pooling == "mean"
         pooled_RD = _mean_states(states_TD, batch) if mean else self._first_states(states_TD, batch)
@@ -105,11 +106,11 @@ class ContrastiveModel(CoupledObjective):
 
     @torch.no_grad()
     def couple(self, own: Tensor, examples: AllExamples) -> tuple[Tensor, ...]:
-        """Return figures [n, terms, figures] of the own examples, then gradients [n, G, width] by their vectors for
-        each term.
+        """Return loss and metrics of this rank's examples, [n, terms, 4], then for each term the gradients of their
+        vectors, [n, G, width]. Collective.
 
-        The gradients are those of the sum over all examples of all ranks. `own` are the own vectors, with fingerprints.
-        Collective.
+        The gradients are those of the sum of the losses of all ranks' examples. `own`: this rank's vectors, with
+        fingerprints.
         """
         every = examples.gather(own)
         found = [self._contrast(own, every, examples, width) for width in self.terms.values()]
@@ -117,7 +118,7 @@ class ContrastiveModel(CoupledObjective):
         return (torch.stack(figures, dim=1), *(contrast.gradient for contrast in found))
 
     def _contrast(self, own: Tensor, every: Tensor, examples: AllExamples, width: int) -> Contrast:
-        """Return loss and gradient for the first `width` numbers of the vectors."""
+        """Return loss and gradient for vectors truncated to `width`."""
         cut = own[..., :width].detach().requires_grad_()
         with torch.enable_grad():
             compared = self._compared_vectors(cut)
@@ -136,8 +137,8 @@ class ContrastiveModel(CoupledObjective):
         return F.normalize(vectors, dim=-1) if self.normalize else vectors.clone()
 
     def losses(self, own: Tensor, coupled: tuple[Tensor, ...]) -> LossSums:
-        """Return terms with the gradients by the vectors `own` of all ranks' loss, and metrics by `_METRICS` for each
-        term. Fingerprints behind the vectors are ignored.
+        """Return the terms of the examples with the vectors `own`, with the gradients and metrics that `couple` has
+        computed. Fingerprints appended to the vectors are ignored.
         """
         figures, *gradients = coupled
         sums = figures.sum(0)
@@ -159,43 +160,44 @@ class ContrastiveModel(CoupledObjective):
         return LossSums(terms, metrics)
 
 
-_PART_BITS = 21  # three parts make a fingerprint of 63 bits; fp32 is exact up to 24
+_PART_BITS = 21  # a 63-bit fingerprint is stored as three numbers, each exact in fp32 (24 bits)
 _PART_SHIFTS = (0, _PART_BITS, 2 * _PART_BITS)
 
 
 def append_fingerprints(vectors_nGD: Tensor, batch: Batch) -> Float[Tensor, "examples texts width_plus_3"]:
-    """Return the vectors, each followed by its text's fingerprint in three whole numbers."""
+    """Return the vectors, each followed by its text's fingerprint as three integers in the vectors' dtype."""
     parts = [(batch.fingerprints >> shift) % (1 << _PART_BITS) for shift in _PART_SHIFTS]
     parts_nG3 = torch.stack(parts, -1).to(vectors_nGD.dtype).view(*vectors_nGD.shape[:2], len(_PART_SHIFTS))
     return torch.cat([vectors_nGD, parts_nG3], -1)
 
 
 def _extract_fingerprints(with_fingerprints_NGX: Tensor) -> Int[Tensor, "all texts"]:
-    """Return the fingerprints that `append_fingerprints` put behind the vectors."""
+    """Return the fingerprints that `append_fingerprints` has appended to the vectors."""
     parts = with_fingerprints_NGX[..., -len(_PART_SHIFTS) :].long().unbind(-1)
     return sum((part << shift for part, shift in zip(parts, _PART_SHIFTS, strict=True)), torch.zeros_like(parts[0]))
 
 
 def _mean_states(states_TD: Tensor, batch: Batch) -> Float[Tensor, "rows width"]:
-    """Return the mean of each row's states, fp32 or wider."""
+    """Return the mean of each row's hidden states, fp32 or wider."""
     wide = torch.promote_types(states_TD.dtype, torch.float32)
     return Rows.from_batch(batch).pad(states_TD).sum(1, dtype=wide) / batch.cu_seqlens.diff()[:, None]
 
 
 class WithVectors(CoupledObjective):
-    """A module of other terms that also computes two vectors of every row. `vectors` shares the module's encoder.
+    """Base of modules that train other terms and, with the same encoder, the contrastive term on rows read twice.
 
-    Both passes compute the vectors first, so that they draw the same dropout.
+    Both passes compute the vectors before other terms, so that both draw the same dropout.
 
     Attributes:
-        others: class of the module without vectors.
+        others: class of the module that trains the other terms.
     """
 
     others: ClassVar[type[ObjectiveModule]]
 
     def set_vectors_model(self, vectors: ContrastiveModel) -> None:
-        """Set the vectors' model, once the networks of the other terms exist: every parameter has one name."""
-        self._vectors = (vectors,)  # in a tuple, so that torch does not register a submodule
+        """Set the model of the vectors. Of its submodules only `projection` is registered, so that every parameter has
+        one name. Call it after building the other terms' networks."""
+        self._vectors = (vectors,)  # in a tuple, so that torch does not register it as a submodule
         self.projection = vectors.projection
 
     @property
@@ -203,12 +205,12 @@ class WithVectors(CoupledObjective):
         return self._vectors[0]
 
     def target_counts(self, batch: Batch) -> dict[str, int]:
-        """Return how many summands each term has for this batch; terms of the vectors have one a row."""
+        """Return each term's number of targets in this batch; contrastive terms have one for each row."""
         return self.others.target_counts(self, batch) | dict.fromkeys(self.vectors.terms, batch.rows)
 
     def forward(self, batch: Batch, memory: tuple[Tensor, ...] = ()) -> LossSums:
-        """Return the vectors as memory (in evaluation also the other terms); with `memory` from `couple`, all terms'
-        sums.
+        """First pass (no `memory`): return vectors and fingerprints as memory; in evaluation also other terms' sums.
+        Second pass: return all terms' sums; `memory` comes from `couple`.
         """
         own_R2D = self.embed(batch)
         if memory:
@@ -218,7 +220,7 @@ class WithVectors(CoupledObjective):
         return replace(others, memory=(append_fingerprints(own_R2D, duplicate_rows(batch)),))
 
     def embed(self, batch: Batch) -> Float[Tensor, "rows 2 width"]:
-        """Return vectors of each row's text, read twice."""
+        """Return two vectors of each row's unmasked text, encoded twice with different dropout."""
         return self.vectors.embed(duplicate_rows(batch))
 
     def couple(self, own: Tensor, examples: AllExamples) -> tuple[Tensor, ...]:
@@ -229,7 +231,7 @@ class WithVectors(CoupledObjective):
 
 
 class MultitaskWithVectors(WithVectors, MultitaskModel):
-    """One network with other terms and vectors."""
+    """A `MultitaskModel` with the contrastive term."""
 
     others = MultitaskModel
 
@@ -239,7 +241,7 @@ class MultitaskWithVectors(WithVectors, MultitaskModel):
 
 
 class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
-    """A generator, and a discriminator whose encoder also computes the vectors."""
+    """A `ReplacedTokenDetection` with the contrastive term, whose vectors the discriminator's encoder computes."""
 
     others = ReplacedTokenDetection
 
@@ -255,7 +257,7 @@ class DetectionWithVectors(WithVectors, ReplacedTokenDetection):
 
 
 def add_vectors(module: ObjectiveModule, vectors: ContrastiveModel) -> WithVectors:
-    """Return the module with two vectors of every row beside its own terms; `vectors` has its `task_encoder`."""
+    """Return `module` with the contrastive term added. `vectors` must have the module's `task_encoder` as encoder."""
     if isinstance(module, ReplacedTokenDetection):
         return DetectionWithVectors(module, vectors)
     assert isinstance(module, MultitaskModel)  # the recipe's checks refuse other objectives

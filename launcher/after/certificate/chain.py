@@ -1,12 +1,12 @@
-"""The certificate of a run: a chain of digests of what its store keeps.
+"""The certificate of a run: a hash chain over the objects and logs in its store.
 
     {"format": 2, "chain": [{"what": "run.json", "sha256": ["..."], "digest": "..."}, ...]}
 
-A link holds the SHA-256 of every 4 MiB of an object, or of every segment of an attempt's log, and its `digest` covers
-the link before it. So the last digest stands for everything. A later certificate of the run appends links, and still
-holds the digests of the earlier ones.
+A link holds the SHA-256 of every 4 MiB of an object, or of every segment of an attempt's log. Its `digest` is a hash of
+these and of the `digest` of the link before, so the last `digest` covers the whole chain. A later certificate of the
+run keeps the earlier links and appends new ones.
 
-Its signature is Ed25519 over its bytes, 64 bytes that `openssl pkeyutl -verify -rawin` checks too.
+The signature is Ed25519 over the certificate's bytes: 64 bytes, which `openssl pkeyutl -verify -rawin` checks too.
 """
 
 import hashlib
@@ -21,18 +21,18 @@ from data_service.formats import NEWER_REMEDY, is_from_newer_version, newer_vers
 from launcher.errors import CertificateError, import_optional
 
 CERTIFICATE_KEY = "certificate.json"  # key in the run's store
-DIGEST_CHUNK_BYTES = 4 << 20
+DIGEST_CHUNK_BYTES = 4 << 20  # bytes of an object under one SHA-256
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digests = tuple[Sha256, ...]
-"""Digests, in order, of an object's chunks of `DIGEST_CHUNK_BYTES`, or of a log's segments, packed or not."""
+"""Digests, in order, of an object's chunks of `DIGEST_CHUNK_BYTES`, or of a log's segments."""
 
 
 class _StrictModel(BaseModel, frozen=True, extra="forbid"): ...
 
 
 class ChainLink(_StrictModel, frozen=True):
-    """A link of the chain. `what`: key of the object, or prefix of the log; its newest link counts."""
+    """A link of the chain. `what`: key of the object, or prefix of the log. Only the newest of a `what` is valid."""
 
     what: str
     sha256: Digests
@@ -45,17 +45,18 @@ class Certificate(_StrictModel, frozen=True):
 
     @property
     def digest(self) -> str:
-        """The digest of the last link, which stands for the whole certificate."""
+        """The digest of the last link, which covers the whole chain."""
         return self.chain[-1].digest
 
     @property
     def newest_digests(self) -> dict[str, Digests]:
+        """The digests in the newest link of each object or log, by its key or prefix."""
         return {link.what: link.sha256 for link in self.chain}
 
 
 def extend_chain(previous: Certificate | None, object_digests: Mapping[str, Digests]) -> Certificate:
-    """Return a run's certificate: `previous` (None: empty) with a link for each object or log whose digests changed.
-    One that was deleted gets a link without digests."""
+    """Return `previous` (None: an empty chain) with a new link for each object or log whose digests changed. A deleted
+    object gets a link without digests."""
     chain = list(previous.chain) if previous else []
     known = previous.newest_digests if previous else {}
     for what in sorted({*known, *object_digests}):
@@ -77,7 +78,7 @@ def encode_certificate(certificate: Certificate) -> bytes:
 def decode_certificate(data: bytes, certificate_uri: str) -> Certificate:
     """Return the certificate in `data`, the bytes of `certificate_uri`, after checking its chain.
 
-    Raises CertificateError: it was changed after it was written, is no certificate, or of another version.
+    Raises CertificateError: `data` was changed after it was written, is not a certificate, or has another version.
     """
     try:
         certificate = Certificate.model_validate(parse_json(data))
@@ -91,7 +92,7 @@ def decode_certificate(data: bytes, certificate_uri: str) -> Certificate:
             raise _damaged_error(certificate_uri, f"link {number} of its chain ({link.what}) does not match its digest")
         before = link.digest
     if encode_certificate(certificate) != data:
-        raise _damaged_error(certificate_uri, "it is not written as maskfleet writes it")
+        raise _damaged_error(certificate_uri, "its JSON is not formatted as maskfleet formats it")
     return certificate
 
 
@@ -105,9 +106,9 @@ def _canonical_json(value: object) -> bytes:
 
 def _damaged_error(certificate_uri: str, reason: str) -> CertificateError:
     return CertificateError(
-        f"{certificate_uri} is no whole certificate of this version: {reason}",
-        remedy="move it away, and maskfleet runs certify RUN writes a new one; "
-        "a certificate of a version before 0.3.0 is read by maskfleet 0.2.0",
+        f"{certificate_uri} is damaged, or not a certificate of this version: {reason}",
+        remedy="move the file away, and write a new one with maskfleet runs certify RUN; "
+        "use maskfleet 0.2.0 for a certificate of a version before 0.3.0",
     )
 
 
@@ -138,7 +139,7 @@ def read_key(path: Path, kind: Literal["private", "public"]) -> Any:
         cause = error
     raise CertificateError(
         f"{path} cannot be read as an Ed25519 {kind} key: {cause}",
-        remedy="make a pair: openssl genpkey -algorithm ed25519 -out key.pem; "
+        remedy="make a key pair: openssl genpkey -algorithm ed25519 -out key.pem; "
         "openssl pkey -in key.pem -pubout -out public.pem",
     ) from cause
 

@@ -39,7 +39,7 @@ from launcher.runtime.run.segments import (
     segment_prefix,
 )
 
-_IMMUTABLE_PREFIXES = (
+_IMMUTABLE_PREFIXES = (  # objects and logs of which no command changes what is written
     f"{METRICS}/",
     f"{EVENTS}/",
     "attempts/",
@@ -47,7 +47,7 @@ _IMMUTABLE_PREFIXES = (
     "removals/",
     "tokenizers/",
 )
-_UNCERTIFIED_PREFIXES = (  # commands rewrite or delete these as they go on
+_UNCERTIFIED_PREFIXES = (  # objects that commands rewrite or delete, so no certificate lists them
     CERTIFICATE_KEY,
     SIGNATURE_KEY,
     "attempts/deaths.json",
@@ -59,13 +59,13 @@ _UNCERTIFIED_PREFIXES = (  # commands rewrite or delete these as they go on
     "baselines.json",
     "cache/",
 )
-_SEPARATELY_HASHED_SUFFIXES = (".heartbeat", ".jsonl")  # segments of logs are hashed separately
+_SKIPPED_SUFFIXES = (".heartbeat", ".jsonl")  # heartbeats change; `_hash_logs` hashes segments of logs
 
 
 @dataclass
 class CertificateCheck:
-    """What a run keeps, compared with its certificate. `problems`: places (URIs), and what is wrong there; `notes`:
-    differences that are allowed, such as new records, deleted commits, and another version of torch."""
+    """The result of comparing a run with its certificate. `contents`: digests of what the run keeps; `problems`: URIs,
+    each with what is wrong there; `notes`: allowed differences, such as new records and deleted commits."""
 
     contents: dict[str, Digests]
     problems: list[tuple[str, str]] = field(default_factory=list)
@@ -73,8 +73,8 @@ class CertificateCheck:
 
 
 def read_certificate(uri: str, public_key: Any = None) -> Certificate | None:
-    """Return the certificate of the run at `uri`; None if it has none. `public_key`: what `read_key` gives, the
-    public key that must have signed it.
+    """Return the certificate of the run at `uri`; None if it has none. `public_key`: key, from `read_key`, whose
+    signature is required.
 
     Raises:
         CertificateError: it is damaged, of another version, or not signed by `public_key`.
@@ -90,9 +90,9 @@ def read_certificate(uri: str, public_key: Any = None) -> Certificate | None:
 
 
 def certify(uri: str, private_key: Any = None) -> tuple[Certificate | None, CertificateCheck]:
-    """Compare the run at `uri` with its certificate, and extend the certificate. With problems, nothing is written
-    and None is returned. Settings and derived files may have changed. `private_key` signs the certificate. Raises as
-    `compare_with_certificate`."""
+    """Compare the run at `uri` with its certificate. If there are problems, write nothing and return None; else write
+    the extended certificate, signed with `private_key` if one is given, and return it. Changed settings and derived
+    files are no problems. Raises as `compare_with_certificate`."""
     store, former = open_store(uri), read_certificate(uri)
     found = compare_with_certificate(uri, former, allow_mutable_changes=True)
     if found.problems:
@@ -109,10 +109,10 @@ def certify(uri: str, private_key: Any = None) -> tuple[Certificate | None, Cert
 def compare_with_certificate(
     uri: str, certificate: Certificate | None, *, allow_mutable_changes: bool = False
 ) -> CertificateCheck:
-    """Hash all that the run at `uri` keeps, and compare it with the certificate, if there is one.
+    """Hash everything that the run at `uri` keeps, and compare it with the certificate, if there is one.
 
     Args:
-        allow_mutable_changes: whether other settings and derived files than the certificate's are notes, not problems.
+        allow_mutable_changes: whether changed settings and derived files count as notes, not as problems.
 
     Raises StoreError: the run cannot be read. CertificateError: as `read_certificate`.
     """
@@ -124,7 +124,7 @@ def compare_with_certificate(
         found.problems.append((uri, error.problem))
     known, deleted = certificate.newest_digests if certificate else {}, set[CheckpointName]()
     for what, then in known.items():
-        if what.startswith(_UNCERTIFIED_PREFIXES):  # earlier certificates have some of them
+        if what.startswith(_UNCERTIFIED_PREFIXES):  # certificates of older versions list some of these
             continue
         now, mark = found.contents.get(what, ()), CheckpointName.from_key(what)
         if then and mark is not None and mark.manifest_key not in found.contents:
@@ -138,13 +138,13 @@ def compare_with_certificate(
     found.notes += [f"the commit of step {mark.step} is no longer kept" for mark in sorted(deleted)]
     found.notes += _torch_version_changes(store)
     if new := sum(len(found.contents[what]) > len(known.get(what, ())) for what in found.contents):
-        found.notes.append(f"{new:,} files and logs are new or longer since the certificate")
+        found.notes.append(f"{new:,} files and logs are new or have grown since the certificate was written")
     return found
 
 
 def _torch_version_changes(store: Store) -> Iterator[str]:
-    """Yield a line for each change of torch between checkpoints that are kept. It stops at a damaged
-    manifest, which its digest reports."""
+    """Yield a line for each change of torch's version between kept checkpoints; none if a manifest is damaged, which
+    the comparison of digests reports."""
     with suppress(CheckpointError):
         kept = [(mark.step, read_manifest(store, mark).versions) for mark in reversed(list_committed(store))]
         for (step, before), (_, after) in pairwise(kept):
@@ -171,11 +171,11 @@ def _get_or_none(store: Store, key: str) -> bytes | None:
 
 
 def _hash_objects(store: Store) -> dict[str, Digests]:
-    """Return the digests of the store's objects, except logs and files that a running command keeps rewriting."""
+    """Return the digests of the store's objects, without logs and objects that no certificate lists."""
     sizes = {
         entry.key: entry.size
         for entry in store.list()
-        if not entry.key.startswith(_UNCERTIFIED_PREFIXES) and not entry.key.endswith(_SEPARATELY_HASHED_SUFFIXES)
+        if not entry.key.startswith(_UNCERTIFIED_PREFIXES) and not entry.key.endswith(_SKIPPED_SUFFIXES)
     }
     with work("reading the run", sum(sizes.values()), BYTES_UNIT) as now:
         hashed = list(parallel_map(lambda key: _hash_object(store, key, sizes[key], now.advance), sorted(sizes)))
@@ -196,7 +196,7 @@ def _hash_object(store: Store, key: str, size: int, report_bytes: Callable[[int]
 
 
 def _hash_logs(store: Store) -> dict[str, Digests]:
-    """Return the digests of every segment, packed or not, by the log's prefix. Raises DamagedPack."""
+    """Return the digests of each log's segments, by the log's prefix. Raises DamagedPack."""
     return {
         segment_prefix(folder, attempt): tuple(_segment_digests(store, folder, attempt))
         for folder in (METRICS, EVENTS)

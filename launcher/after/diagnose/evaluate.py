@@ -1,7 +1,6 @@
 """Measures a commit of a run on all tasks of its recipe, or a checkpoint on the tasks of `maskfleet diagnose`.
-Independent of Ray and of training.
 
-The weights are read into memory first, so the checkpoint may be deleted meanwhile.
+This needs neither Ray nor a training. Weights are read into memory first, so the checkpoint may be deleted meanwhile.
 """
 
 import time
@@ -44,8 +43,8 @@ class CommitOutcome:
 
     Attributes:
         gone: whether the commit was deleted before it could be read.
-        computed, known: names of the tasks that were measured now, and of those measured before.
-        failed: reason why a task could not be measured, by the task's name, for the user.
+        computed, known: names of the tasks that were measured now, and of the tasks that had results before.
+        failed: reason why a task could not be measured, for the user, by the task's name.
     """
 
     gone: bool = False
@@ -55,9 +54,9 @@ class CommitOutcome:
 
 
 def evaluate_commit(run: Run, checkpoint_name: CheckpointName, tasks: Sequence[EvaluationTask]) -> CommitOutcome:
-    """Make the missing measurements of a commit, and store each result at once. An error of one, such as missing data,
-    does not stop the others. Raises DamagedCheckpoint, StoreError if the commit cannot be read or a result cannot be
-    written."""
+    """Measure a commit on each task that has no stored result for it, and store each result at once. An error on one
+    task, such as missing data, does not stop the others. Raises DamagedCheckpoint, StoreError if the commit cannot be
+    read or a result cannot be written."""
     checkpoint = _read_if_kept(run, checkpoint_name)
     if checkpoint is None:
         return CommitOutcome(gone=True)
@@ -92,10 +91,11 @@ def _read_if_kept(run: Run, checkpoint_name: CheckpointName) -> Checkpoint | Non
 
 
 def _diagnostic_cell(checkpoint: Checkpoint, task: EvaluationTask, task_data: TaskData | None) -> DiagnosticCell:
+    """Return the identity under which the result of a task is stored."""
     run, recipe = checkpoint.run, checkpoint.run.recipe
     if task_data is not None:
         data = task_data.digest
-    else:  # a measure on the run's held-out text: digest of its corpora, and of how they are cut and masked
+    else:  # held-out loss: it depends on the run's corpora, and on how they are cut and masked
         inputs, last = run.record.inputs, recipe.phases[-1].length
         cut = [recipe.input.model_dump(mode="json"), recipe.objective.model_dump(mode="json"), last]
         data = digest_of_json([inputs.corpora, inputs.tokenizer, cut])
@@ -106,7 +106,7 @@ def _diagnostic_cell(checkpoint: Checkpoint, task: EvaluationTask, task_data: Ta
 def _measure_figures(checkpoint: Checkpoint, task: EvaluationTask, task_data: TaskData | None) -> list[Figure]:
     if task_data is not None:
         return task_data.measure_encoder(checkpoint.frozen)
-    assert task.heldout  # the only measure without a task
+    assert task.heldout  # only held-out loss has no task data
     return measure_heldout_loss(checkpoint, task.heldout.rows)
 
 
@@ -132,19 +132,19 @@ def diagnose_checkpoint(
     poolings: list[Pooling],
     limit: int,
 ) -> Iterator[Diagnosis]:
-    """Yield the measurements one after another.
+    """Measure held-out loss, if `source` is a run, and then the tasks; yield the figures of each in turn.
 
     Args:
         tasks: names or YAML files of tasks.
         data: folder or s3:// URI with the files of the tasks.
-        poolings: how the vectors are made.
+        poolings: ways to pool the hidden states of a text to one vector, each measured.
         limit: largest number of examples of a split.
 
     Raises OptionError if there is nothing to measure; and the errors of `open_frozen_encoder` and `load_task`.
     """
     is_run = open_store(source).size(RECORD_FILE) is not None
     if not is_run and not tasks:
-        raise OptionError(f"{source} is a model without text of its own", remedy="give --task NAME")
+        raise OptionError(f"{source} is a model's folder, without held-out text", remedy="name a task: --task NAME")
     checkpoint = open_checkpoint(open_run(source), step) if is_run else None
     frozen = checkpoint.frozen if checkpoint else open_frozen_encoder(source, step)
     if checkpoint is not None:
@@ -159,7 +159,7 @@ def diagnose_checkpoint(
 
 
 def _evaluation_tasks(name: str, data: str | None, poolings: list[Pooling], limit: int) -> Iterator[EvaluationTask]:
-    """Yield what is measured on a task: similarity, or a probe of each pooling."""
+    """Yield the measures of a task: similarity if it has scores, else a probe for each pooling."""
     if load_task(name, data).kind in SCORED_KINDS:
         scored = SimilaritySettings(task=name, data=data, poolings=poolings)
         yield EvaluationTask(similarity=scored)

@@ -1,6 +1,6 @@
 """The Ray actor that evaluates commits; `launcher.after.diagnose.evaluators` starts it.
 
-Imports are inside its methods, because they take seconds of CPU time that training should not have to give up.
+It imports torch and the measures only when it evaluates, because the imports take seconds of CPU time from training.
 """
 
 import os
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from checkpoints.layout import CheckpointName
     from launcher.runtime.recipe.schema import Recipe
 
-_CORES_PER_EVALUATOR_CORE = 4  # cores of a node for each core that an evaluator uses
+_CORES_PER_EVALUATOR_CORE = 4  # an evaluator uses a quarter of its node's cores
 
 
 class EvaluatorProcess:
     """The actor that evaluates commits. With `idle`, it uses only CPU time that no other process needs (the scheduling
     policy SCHED_IDLE).
 
-    A high niceness is not enough: in a Ray that somebody else started ranks may have niceness 15, and a process of
-    niceness 19 still gets a third of a core beside one of them. SCHED_IDLE gets a twelfth, and yields at once.
+    A high niceness is not enough: in a Ray that somebody else started, ranks may have niceness 15. On a core that such
+    a rank uses, a process of niceness 19 still gets a third of the time. SCHED_IDLE gets a twelfth, and yields at once.
     """
 
     def __init__(self, *, idle: bool) -> None:
@@ -27,9 +27,9 @@ class EvaluatorProcess:
         if not idle:
             return
         try:
-            # The lowest priority for this thread, and for those that it will start.
+            # This thread, and the threads that it starts, get the lowest priority.
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        except OSError:  # a sandbox may forbid it
+        except OSError:  # a sandbox may forbid the call
             os.nice(19)
 
     def evaluate(self, uri: str, recipe: "Recipe", checkpoint_name: "CheckpointName") -> dict[str, Any]:

@@ -30,28 +30,28 @@ FINISH_TIMEOUT_S = 300.0
 """Time limit, in seconds, of the wait for the last commit's evaluation at the end of training."""
 
 _COMMIT_POLL_INTERVAL_S = 5.0
-_MAX_TRIES = 2  # how often one commit is tried
-_LOG_CLOSE_TIMEOUT_S = 5.0  # time limit for writing the last events
+_MAX_TRIES = 2  # attempts to evaluate one commit
+_LOG_CLOSE_TIMEOUT_S = 5.0  # time limit for writing the last events of the log
 
-Note = Callable[[str], None]
+Note = Callable[[str], None]  # shows a line to the operator
 
 
 class CommitEvaluator:
-    """The evaluation of a run's commits on a thread, until `close`. If several commits wait, the newest is evaluated.
+    """A thread that evaluates a run's commits until `close`. If several commits wait, only the newest is evaluated.
 
     Args:
         note: function that shows a line to the operator.
-        poll_s: seconds between two looks for commits.
+        poll_s: seconds between two searches for commits.
         idle: whether the evaluator only uses CPU time that no other process needs.
     """
 
     def __init__(self, run: Run, note: Note, *, poll_s: float = _COMMIT_POLL_INTERVAL_S, idle: bool = True) -> None:
         self._run, self._note, self._poll_s, self._idle = run, note, poll_s, idle
         self._log = OperatorLog(run.store, note)
-        # Commits that are evaluated or too old; None before the first search.
-        self._over: set[CheckpointName] | None = None
+        # Commits that are evaluated, given up or skipped; None before the first search.
+        self._done: set[CheckpointName] | None = None
         self._tries = Counter[CheckpointName]()
-        self._told: set[str] = set()
+        self._told: set[str] = set()  # failures and warnings that were shown already
         self._actor: Any = None
         self._last, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._evaluate_until_stopped, name="evaluation", daemon=True)
@@ -63,10 +63,10 @@ class CommitEvaluator:
         deadline = time.monotonic() + patience_s
         self._thread.join(1.0)
         if self._thread.is_alive():
-            self._note(f"the last checkpoint is being evaluated; this ends in {patience_s:.0f} s at most")
+            self._note(f"the last checkpoint is being evaluated; waiting for it {patience_s:.0f} s at most")
         while self._thread.is_alive() and not stop_requested.is_set():
             if time.monotonic() > deadline:
-                self._note("the last checkpoint is not evaluated yet: the same command goes on with it")
+                self._note("the last checkpoint is not evaluated yet: give the same command again to evaluate it")
                 return
             self._thread.join(0.25)
 
@@ -78,10 +78,10 @@ class CommitEvaluator:
         self._log.close(_LOG_CLOSE_TIMEOUT_S)
 
     def _evaluate_until_stopped(self) -> None:
-        """Evaluate commits until the end. Errors here never stop training."""
+        """Evaluate commits until `close`, or until the last one is done. Errors here never stop training."""
         last = False
         while not last and not self._closed.is_set():
-            # Read before the search: commits made before `wait_for_last_commit` count, too.
+            # Read the flag first, so that the last search finds every commit made before `wait_for_last_commit`.
             last = self._last.is_set()
             try:
                 while not self._closed.is_set() and dead_process() is None and (mark := self._newest_pending_commit()):
@@ -94,14 +94,14 @@ class CommitEvaluator:
             self._last.wait(self._poll_s)
 
     def _newest_pending_commit(self) -> CheckpointName | None:
-        """Return the newest commit that is not evaluated yet, and skip older ones; None if there is none. At the first
-        call, all commits but the newest count as done by earlier commands."""
+        """Return the newest commit that is not evaluated yet (None: all are), and skip older ones. The first call
+        counts all commits but the newest as done by earlier commands."""
         marks = sorted(list_committed(self._run.store))
-        if self._over is None:
-            self._over = set(marks[:-1])
-        waiting = [mark for mark in marks if mark not in self._over]
+        if self._done is None:
+            self._done = set(marks[:-1])
+        waiting = [mark for mark in marks if mark not in self._done]
         if waiting[:-1]:
-            self._skip_commits(waiting[:-1], "a newer one had been committed by the time that one could be evaluated")
+            self._skip_commits(waiting[:-1], "a newer checkpoint was committed before their evaluation began")
         return waiting[-1] if waiting else None
 
     def _try_evaluation(self, commit: CheckpointName) -> None:
@@ -110,7 +110,7 @@ class CommitEvaluator:
             outcome = self._evaluate(commit)
         except RayError as error:
             self._end_process()
-            self._report_failure(commit, "the evaluator", _error_line(error))
+            self._report_failure(commit, "the evaluator", _first_line_of_cause(error))
             if self._tries[commit] >= _MAX_TRIES:
                 self._mark_done(commit)
             return
@@ -153,8 +153,8 @@ class CommitEvaluator:
         self._log.event("evaluation_skipped", steps=[mark.step for mark in commits], reason=reason)
 
     def _mark_done(self, commit: CheckpointName) -> None:
-        assert self._over is not None  # set by the first search for commits
-        self._over.add(commit)
+        assert self._done is not None  # set by the first search for commits
+        self._done.add(commit)
 
     def _warn_once(self, subject: str, text: str) -> None:
         if subject not in self._told:
@@ -162,7 +162,7 @@ class CommitEvaluator:
             self._note(f"{text}; training goes on")
 
     def _end_process(self) -> None:
-        """End the evaluator's process."""
+        """End the process of the actor, unless Ray's own processes have died."""
         actor, self._actor = self._actor, None
         if actor is not None and dead_process() is None:
             with suppress(RayError):
@@ -170,14 +170,14 @@ class CommitEvaluator:
 
 
 def _start_evaluator(*, idle: bool) -> Any:
-    """Start the evaluator as a restartable actor, which Ray kills before any rank if a node is short of memory."""
+    """Start the evaluator as a restartable actor: if a node runs out of memory, Ray kills it before any rank."""
     has_place = any(node["Alive"] and node["Resources"].get(EVALUATION_RESOURCE) for node in ray.nodes())
     resources = {EVALUATION_RESOURCE: 0.01} if has_place else {}
     options = {"num_cpus": 0, "num_gpus": 0, "resources": resources, "max_restarts": -1}
     return ray.remote(EvaluatorProcess).options(**options).remote(idle=idle)
 
 
-def _error_line(error: BaseException) -> str:
+def _first_line_of_cause(error: BaseException) -> str:
     cause = getattr(error, "cause", None) or error
     text = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {text[0][:300] if text else ''}"
@@ -202,13 +202,13 @@ def evaluate_commits(
     if not run.recipe.evaluation.tasks:
         yield
         return
-    beside = CommitEvaluator(run, note)
+    evaluator = CommitEvaluator(run, note)
     try:
         yield
         if _is_training_complete(run) and not stop_requested.is_set():
-            beside.wait_for_last_commit(stop_requested, patience_s)
+            evaluator.wait_for_last_commit(stop_requested, patience_s)
     finally:
-        beside.close()
+        evaluator.close()
 
 
 def _is_training_complete(run: Run) -> bool:

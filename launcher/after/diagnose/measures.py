@@ -2,13 +2,13 @@
 the examples of the tasks that are measured.
 
 The probe is scikit-learn's logistic regression on hidden states. The encoder is never trained on the task, so the
-probe's accuracy says what pretraining alone put into it. The same network with its initial weights is the figure to
-beat: random features classify better than chance.
+probe's accuracy says what pretraining alone put into it. The baseline is the same network with its initial weights:
+random features classify better than chance.
 
-Held-out loss is measured by length: the same text cut into rows of at most 32, 64, 128, ... tokens up to the run's own
-length, which shows what the model gains from context. And by source: each corpus of the recipe alone, at the run's own
-length. Masks are those of the run's own evaluation, dropout is off. All is computed in fp32, so in a run in bf16 the
-figures differ a little from those that its ranks record.
+Held-out loss is measured by length: the same text is cut into rows of at most 32, 64, 128, ... tokens up to the run's
+own length, which shows what the model gains from context. It is also measured by source: each corpus of the recipe
+alone, at the run's own length. Masks are those of the run's own evaluation, dropout is off. Everything is computed in
+fp32, so the figures of a run in bf16 differ a little from those that its ranks record.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ from launcher.runtime.run.streams import heldout_spec
 
 _L2_PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)  # factors of the sum of squared weights, added to the mean loss
 _MAX_ITERATIONS = 1000  # largest number of iterations for each penalty
-_PROBE_PURPOSE = "a linear probe"
+_PROBE_PURPOSE = "a linear probe"  # what needs a package, for the message if it is not installed
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def measure_linear_probe(frozen: FrozenEncoder, splits: ProbeSplits, pooling: Po
     layer that is best on dev, `best_layer`. `majority`: accuracy of always predicting the largest class of train.
 
     For pairs of texts, the features are |u - v| and u * v (SentEval, 1803.05449). Features are standardised by their
-    mean and deviation on train. Nothing is drawn at random.
+    mean and deviation on train. The result is deterministic.
 
     Raises RunError if a split is empty, or train has a single class; MissingPackage if scikit-learn is not installed.
     """
@@ -92,9 +92,9 @@ def measure_linear_probe(frozen: FrozenEncoder, splits: ProbeSplits, pooling: Po
 def _check_splits(splits: ProbeSplits) -> None:
     for name in ("train", "dev", "test"):
         if not len(getattr(splits, name)):
-            raise RunError(f"the probe's {name} split is empty", remedy="give a task with examples in it")
+            raise RunError(f"the probe's {name} split is empty", remedy="name a task that has examples")
     if len(np.unique(splits.train.labels)) < 2:
-        raise RunError("all examples that the probe is fitted on have one label", remedy="give more or other examples")
+        raise RunError("all training examples of the probe have the same label", remedy="give more or other examples")
 
 
 def _probe_features(frozen: FrozenEncoder, sentences: Sentences, pooling: Pooling) -> NDArray[np.float32]:
@@ -134,7 +134,7 @@ def measure_similarity(frozen: FrozenEncoder, pairs: Sentences, poolings: Sequen
         MissingPackage: if scipy is not installed.
     """
     if pairs.second is None or len(pairs) < 2:
-        raise RunError("similarity needs pairs of texts with a score, two at least", remedy="name a similarity task")
+        raise RunError("similarity needs at least two pairs of texts with scores", remedy="name a similarity task")
     pooled = pooled_states(frozen, encode_text_rows(frozen, [*pairs.first, *pairs.second]), poolings)
     return [
         Figure(measure="spearman", value=_spearman(points, pairs), layer=layer, pooling=pooling)
@@ -160,17 +160,17 @@ def _spearman(vectors: NDArray[np.floating], pairs: Sentences) -> float:
     return float(stats.spearmanr(found, pairs.labels).statistic)
 
 
-_MIN_ROW_TOKENS = 32  # least number of tokens in a row
-_BATCH_ROWS = 64  # rows that are measured at a time
+_MIN_ROW_TOKENS = 32  # shortest measured rows, in tokens
+_BATCH_ROWS = 64  # largest number of rows in a forward pass
 
 
 def measure_heldout_loss(checkpoint: Checkpoint, max_rows: int) -> list[Figure]:
-    """Return each term's `<term>_loss` (nats per target) and metrics, and the weighted `loss`, for each length and
-    source.
+    """Return `<term>_loss` (nats per target) and the metrics of each loss term, and the weighted `loss`, for each
+    length and for each source.
 
-    `max_rows`: largest number of rows of the run's own length. Of shorter rows, so many are read that they hold the
-    same number of tokens, unless the loss couples the rows of a batch: a batch of another size would then be another
-    task.
+    `max_rows`: largest number of rows of the run's own length. Of shorter rows, more are read, for the same number of
+    tokens. If a row's loss depends on the other rows of its batch, the number of rows stays `max_rows`: batches of
+    another size would be another task.
 
     Raises CorpusError, PlanError, StoreError if the held-out text cannot be read; for teachers, the errors of
     `launcher.runtime.run.teachers.read_teachers`.
@@ -194,8 +194,8 @@ def measure_heldout_loss(checkpoint: Checkpoint, max_rows: int) -> list[Figure]:
 
 
 def _measured_lengths(spec: StreamSpec) -> list[int]:
-    """Return the lengths of rows to measure. Rows of lanes (XLNet) have a single length, because their parts begin at
-    fixed positions."""
+    """Return the lengths of rows to measure. XLNet's rows have only the run's length, because each reuses a fixed
+    number of tokens of the row before."""
     if isinstance(spec.input, Lanes):
         return [spec.length]
     shorter = [1 << power for power in range(5, 17) if _MIN_ROW_TOKENS <= 1 << power < spec.length]
@@ -214,8 +214,8 @@ def _heldout_metrics(checkpoint: Checkpoint, spec: StreamSpec, rows: int) -> Map
 
 
 SAMPLING_SEED = 0
-"""The seed of samples of a task's examples: the same ones for every run and checkpoint."""
-_PENALTY_FOLDS = 10  # 1/10 of train chooses the penalty if dev is the measured split
+"""The seed by which examples of a task are sampled: the same examples for every run and checkpoint."""
+_PENALTY_FOLDS = 10  # if dev is the measured split, the penalty is chosen on 1/10 of train
 
 
 @dataclass(frozen=True)
@@ -228,20 +228,20 @@ class TaskData:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the examples, on which figures depend besides the model and the task's settings."""
+        """SHA-256 of the examples."""
         return digest_of_json([examples_digest(part) for part in self.examples])
 
     def measure_encoder(self, frozen: FrozenEncoder) -> list[Figure]:
-        """Return the figures of a model. Raises the errors of the measures."""
+        """Measure an encoder on the examples. Raises as `measure_linear_probe` and `measure_similarity`."""
         measure = self.measure
         if measure.probe:
             return measure_linear_probe(frozen, ProbeSplits(*self.examples), measure.probe.pooling)
-        assert measure.similarity  # the only other measure of a task
+        assert measure.similarity  # a task is measured by a probe or by similarity
         return measure_similarity(frozen, self.examples[0], measure.similarity.poolings)
 
 
 def read_task_data(measure: EvaluationTask) -> TaskData | None:
-    """Read the data of a measure's task; return None for one on a run's held-out text.
+    """Read the examples that a measure needs; return None if it is held-out loss.
 
     Without a labelled test split, a probe is measured on dev, and its penalty is chosen on a tenth of train. Raises the
     errors of `load_measured_task` and `Task.read`.
@@ -251,10 +251,10 @@ def read_task_data(measure: EvaluationTask) -> TaskData | None:
         return None
     parts = [task.read(split) for split in splits_to_read(measure, task)]
     examples = [part for part in parts if isinstance(part, Sentences)]
-    assert len(examples) == len(parts)  # both have an entry for each task
+    assert len(examples) == len(parts)  # every kind of task that can be measured has `Sentences`
     if measure.similarity:
         return TaskData(measure, task, (examples[0],))
-    assert measure.probe  # the only other measure of a task
+    assert measure.probe  # a task is measured by a probe or by similarity
     train, *others = (subsample(part, measure.probe.examples) for part in examples)
     if len(others) == 2:
         return TaskData(measure, task, (train, *others))
@@ -266,7 +266,7 @@ def read_task_data(measure: EvaluationTask) -> TaskData | None:
 
 
 def digest_of_json(content: object) -> str:
-    """Return the SHA-256 of plain data."""
+    """Return the SHA-256 of `content` as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,5 +1,5 @@
-"""Frozen checkpoints, and their hidden states of every layer pooled to one vector for each text, on which probes and
-similarity are measured.
+"""Frozen checkpoints, and the hidden states of each layer, pooled to one vector for each text. Probes and similarity
+are measured on these vectors.
 
 Everything is computed on the CPU in fp32, so the same weights give the same figures on any machine. Shapes: T tokens, N
 rows, D depths (the embeddings and each layer's output), H hidden.
@@ -38,15 +38,15 @@ from launcher.runtime.run.record import Run, select_checkpoint
 
 @dataclass(frozen=True)
 class FrozenEncoder:
-    """An encoder in evaluation mode, with the form of its input rows.
+    """An encoder in evaluation mode, and what its input rows look like.
 
     Attributes:
         name: name for the user: `runs/base at step 1,000`.
-        encoder: the encoder; of a pair, that of the discriminator.
+        encoder: the encoder; of a generator and a discriminator, the discriminator's.
         tokenizer: tokenizer of its inputs.
         length: largest number of tokens in a row, including special ones.
         class_token_last: whether a row ends with its class token (XLNet) instead of beginning with it.
-        digest: SHA-256 of everything that hidden states depend on. Equal digests mean equal figures.
+        digest: SHA-256 of everything that hidden states depend on: equal digests mean equal figures.
     """
 
     name: str
@@ -59,11 +59,11 @@ class FrozenEncoder:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run's checkpoint in memory, which does not need its files any more.
+    """A run's checkpoint in memory, whose files are no longer needed.
 
     Attributes:
         objective: the trained module, in evaluation mode.
-        frozen: the module's encoder, for other tasks.
+        frozen: the module's encoder, to measure on tasks.
     """
 
     run: Run
@@ -73,13 +73,13 @@ class Checkpoint:
 
 
 def open_frozen_encoder(source: str, step: int | None = None) -> FrozenEncoder:
-    """Return the encoder in a folder in the transformers format; of a run, that of the export of a checkpoint.
+    """Return the encoder of a folder in the transformers format, or of a run's checkpoint, which is exported first.
 
     Raises:
         RunError: if there is neither a run nor a model, or no such checkpoint.
         TokenizerError: if the folder has no tokenizer.
-        CheckpointError, ModelError: if the model is damaged, or of no family of ours.
-        StoreError: if it cannot be read.
+        CheckpointError, ModelError: if the model is damaged, or of a family that we do not have.
+        StoreError: if the model cannot be read.
     """
     with open_pretrained(source, step) as pretrained:
         return load_frozen_encoder(pretrained)
@@ -88,7 +88,7 @@ def open_frozen_encoder(source: str, step: int | None = None) -> FrozenEncoder:
 def load_frozen_encoder(pretrained: LocalModel) -> FrozenEncoder:
     """Return the encoder in a transformers folder, without its heads. Raises as `open_frozen_encoder`."""
     config = read_folder_config(pretrained.folder)
-    own = config.has_decoder or config.permutes  # classes of BART and XLNet have no heads but these
+    own = config.has_decoder or config.permutes  # the formats of BART and XLNet have only their main heads
     tensors = weights_for(config, pretrained.folder, config.main_heads if own else "mlm")
     encoder = config.encoder()
     with torch.no_grad():
@@ -144,7 +144,7 @@ TokenRow = NDArray[np.int64]
 PooledStates = Mapping[Pooling, NDArray[np.float32]]
 """Pooled hidden states by pooling, each [D, N, H]."""
 
-_BATCH_TOKENS = 8192  # tokens of a forward pass
+_BATCH_TOKENS = 8192  # largest number of tokens in a forward pass of several rows
 _CLASS_SEGMENT_ID = 2  # XLNet's segment id, which only the class token has
 
 
@@ -157,8 +157,8 @@ def encode_text_rows(frozen: FrozenEncoder, texts: Sequence[str]) -> list[TokenR
 
 @torch.no_grad()
 def pooled_states(frozen: FrozenEncoder, rows: Sequence[TokenRow], poolings: Sequence[Pooling]) -> PooledStates:
-    """Return the pooled states of every layer, in the order of `rows`. The rows that share a forward pass depend only
-    on `rows`."""
+    """Return the pooled states of every layer, in the order of `rows`. Equal `rows` are batched alike, so they get
+    exactly equal states."""
     found = {pooling: list[Tensor]() for pooling in poolings}
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
     for group in _forward_pass_groups([rows[index] for index in order]):

@@ -1,7 +1,7 @@
 """Measures a model's vectors: similarity (STS) with sentence-transformers' own evaluator, retrieval as BEIR does.
 
-Documents are ranked by the cosine and measured by trec_eval's rules. The evaluator of sentence-transformers ignores
-grades, and ranks a query's own document.
+Documents are ranked by the cosine and measured by trec_eval's rules. The retrieval evaluator of sentence-transformers
+is not used, because it ignores grades, and ranks a query's own document.
 
 Shapes: Q queries, D documents of a chunk, K of a ranking, W width of a vector.
 """
@@ -36,7 +36,7 @@ class VectorMeasureSettings(EncodingSettings):
 
     Attributes:
         split: split of the task; None: dev if there is one, else test.
-        batch: number of texts in a batch; it changes figures only by rounding.
+        batch: number of texts in a batch; it changes the figures only by rounding errors.
     """
 
     split: str | None = None
@@ -52,10 +52,10 @@ def measure_checkpoint_vectors(pretrained: LocalModel, task: Task, settings: Vec
 def measure_task(
     model: "SentenceTransformer", task: Task, examples: Examples, batch_size: int = 32
 ) -> dict[str, float]:
-    """Return the task's metrics, its main one first, from 0 to 1 (correlations from -1).
+    """Return the task's metrics, the main metric first, from 0 to 1 (correlations: from -1 to 1).
 
-    Pairs with scores: Spearman's and Pearson's correlation of the cosine. Retrieval: the means of
-    `score_ranking` over all judged queries.
+    Pairs with scores: Spearman's and Pearson's correlation of cosine and score. Retrieval: the metrics of
+    `score_ranking`, averaged over all judged queries.
 
     Raises TaskError if the examples are of another kind, or all scores are equal; MissingPackage.
     """
@@ -66,11 +66,11 @@ def measure_task(
                 found = _measure_similarity(model, task, examples, batch_size)
         case Retrieval():
             if not examples.queries:
-                raise TaskError(f"{task.name} has no query that is judged", remedy="check its qrels")
+                raise TaskError(f"{task.name} has no query with a judgement", remedy="check its file of qrels")
             found = measure_retrieval(model, examples, batch_size)
         case _:
             raise TaskError(
-                f"the task {task.name} is of the kind {task.kind}, which vectors by themselves do not answer",
+                f"the task {task.name} is of the kind {task.kind}, which vectors alone cannot answer",
                 remedy="name a task of the kind similarity or retrieval, or use maskfleet finetune",
             )
     return {metric: found[metric] for metric in task.metrics}
@@ -92,7 +92,7 @@ def _measure_similarity(
     if len(set(scores)) < 2:
         raise TaskError(
             f"{task.name}: all scores are {scores[0]:g}, so nothing correlates with them",
-            remedy="measure on a split with several scores",
+            remedy="measure on a split with different scores",
         )
     evaluator = import_sbert_module("evaluation").EmbeddingSimilarityEvaluator(
         list(examples.first),
@@ -107,13 +107,13 @@ def _measure_similarity(
     return {name: float(np.nan_to_num(found[f"{name}_cosine"], nan=0.0)) for name in ("spearman", "pearson")}
 
 
-_RANKED_DOCUMENTS = 100  # documents of a ranking
+_RANKED_DOCUMENTS = 100  # number of documents in a ranking
 _CHUNK_DOCUMENTS = 1 << 14  # documents whose vectors are in memory at a time
-_DCG_DISCOUNTS = 1 / np.log2(np.arange(2, 12))
+_DCG_DISCOUNTS = 1 / np.log2(np.arange(2, 12))  # factors of the gains at ranks 1 to 10
 
 
 def measure_retrieval(model: "SentenceTransformer", examples: Retrieval, batch_size: int) -> dict[str, float]:
-    """Return the means over all judged queries of the measures of `score_ranking`."""
+    """Return the metrics of `score_ranking`, averaged over all judged queries."""
     rankings = rank_documents(model, examples, batch_size)
     found = [score_ranking(rankings[query], relevant) for query, relevant in examples.relevant.items()]
     return {metric: float(np.mean([one[metric] for one in found])) for metric in found[0]}
@@ -122,7 +122,7 @@ def measure_retrieval(model: "SentenceTransformer", examples: Retrieval, batch_s
 def score_ranking(ranking: Sequence[str], relevant: Mapping[str, int]) -> dict[str, float]:
     """Return one query's ndcg@10, with grades as gains, map@100, mrr@10 and recall@100; 0 if nothing is relevant.
 
-    `ranking`: ids of documents, the best first. `relevant`: grades, 1 or more, of the relevant ones.
+    `ranking`: ids of documents, the best first. `relevant`: grades, 1 or more, of the relevant documents, by id.
     """
     gains = np.array([relevant.get(name, 0) for name in ranking[:_RANKED_DOCUMENTS]], np.float64)
     places = np.flatnonzero(gains) + 1
@@ -137,9 +137,8 @@ def score_ranking(ranking: Sequence[str], relevant: Mapping[str, int]) -> dict[s
 
 
 def rank_documents(model: "SentenceTransformer", examples: Retrieval, batch_size: int) -> dict[str, list[str]]:
-    """Return the ids of the 100 documents nearest to each query, the nearest first; of equally near ones, the greater
-    id. A document with the query's own id is left out, unless it is judged relevant, as in no published task.
-    """
+    """Return for each query the ids of the 100 nearest documents, the nearest first; of equally near documents, the
+    greater id is first. A document with the query's own id is left out, unless it is judged relevant."""
     names = sorted(examples.documents, reverse=True)
     query_QW = encode_unit_vectors(model, list(examples.queries.values()), QUERY_PROMPT, batch_size)
     cosine_QK, place_QK = (np.empty((len(query_QW), 0), kind) for kind in (np.float32, np.int64))
@@ -148,7 +147,7 @@ def rank_documents(model: "SentenceTransformer", examples: Retrieval, batch_size
         cosine_QD = query_QW @ encode_unit_vectors(model, texts, DOCUMENT_PROMPT, batch_size).T
         place_QD = np.broadcast_to(begin + np.arange(len(texts)), cosine_QD.shape)
         found = np.concatenate([cosine_QK, cosine_QD], 1), np.concatenate([place_QK, place_QD], 1)
-        # One more than is needed, because one may be the query's own document.
+        # Keep one document more than is ranked, because one may be the query's own.
         order_QK = np.argsort(-found[0], axis=1, kind="stable")[:, : _RANKED_DOCUMENTS + 1]
         cosine_QK, place_QK = (np.take_along_axis(one, order_QK, 1) for one in found)
     kept = examples.relevant
@@ -162,7 +161,7 @@ def encode_unit_vectors(
     model: "SentenceTransformer", texts: list[str], prompt_name: str, batch_size: int
 ) -> NDArray[np.float32]:
     """Return a vector of length 1 for each text, [texts, W]."""
-    with show_encoding_progress(model, f"reading {prompt_name}s", len(texts)):
+    with show_encoding_progress(model, f"encoding each {prompt_name}", len(texts)):
         vectors: NDArray[np.float32] = model.encode(
             texts,
             batch_size=batch_size,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 QUERY_PROMPT, DOCUMENT_PROMPT = "query", "document"
 """Names of the prompts that retrieval uses, where the model has them."""
 _LOG = logging.getLogger(__name__)
-_LOADABLE_MODULES = (
+_LOADABLE_MODULES = (  # kinds of SentenceTransformer's modules that maskfleet loads
     "Transformer",
     "Pooling",
     "Normalize",
@@ -43,18 +43,19 @@ _CHECKED_TEXTS = 10_000  # number of texts that are checked for truncation
 
 
 def import_sbert_module(module_name: str) -> Any:
-    """Return the module `sentence_transformers.sentence_transformer.<part>`. Raises MissingPackage if it is not
-    installed."""
+    """Return the module `sentence_transformers.sentence_transformer.<module_name>`. Raises MissingPackage if the
+    library is not installed."""
     import_optional("sentence_transformers", "maskfleet embed", EVALUATE_EXTRA)
     return import_module(f"sentence_transformers.sentence_transformer.{module_name}")
 
 
 def load_model(pretrained: LocalModel, encoding: EncodingSettings) -> "SentenceTransformer":
-    """Return the model with the pooling, normalisation, length and prompts of `encoding`, or else of the folder.
+    """Return the model with the pooling, normalisation, length and prompts of `encoding`, or, where it has None, those
+    of the folder.
 
     Raises:
-        ModelError: if the folder has no tokenizer or no safetensors, modules of an unknown kind, or files that
-            transformers cannot read, or has no class for; or if the length exceeds that of the model.
+        ModelError: if the folder has no tokenizer, no safetensors, modules of an unknown kind, files that transformers
+            cannot read, or a model without a class in transformers; or if the length exceeds that of the model.
         MissingPackage: if sentence-transformers is not installed.
     """
     folder = pretrained.folder
@@ -76,10 +77,10 @@ def load_model(pretrained: LocalModel, encoding: EncodingSettings) -> "SentenceT
         )
     except ModelError:
         raise
-    except Exception as error:  # any error of the library; see `describe_error`
+    except Exception as error:  # for a damaged file the library may raise anything
         raise ModelError(
             f"{pretrained.name} cannot be loaded: {describe_error(error)}",
-            remedy="give a folder that `save_pretrained` wrote whole",
+            remedy="give a complete folder, as `save_pretrained` writes it",
         ) from error
     _set_max_length(model, pretrained, encoding.max_length)
     return model
@@ -92,7 +93,7 @@ def _loadable_modules(folder: Path) -> list[tuple[str, str]]:
         package, _, name = kind.rpartition(".")
         if not package.startswith("sentence_transformers.") or name not in _LOADABLE_MODULES:
             raise ModelError(
-                f"{folder / MODULES_FILE} names {kind}, which is not loaded here",
+                f"{folder / MODULES_FILE} names the module {kind}, which maskfleet does not load",
                 remedy=f"give a model made of {', '.join(_LOADABLE_MODULES)}",
             )
         modules.append((place, name))
@@ -108,12 +109,13 @@ def _check_model_files(folder: Path, module_folders: Iterable[str]) -> None:
         if not any((folder / place / name).is_file() for name in (WEIGHTS, INDEX)):
             raise ModelError(
                 f"{folder / place} has no {WEIGHTS}",
-                remedy="load it where you trust it, then save_pretrained(folder); pickled weights are not opened here",
+                remedy="maskfleet opens no pickled weights: load the model where you trust it, and write it with "
+                "save_pretrained(folder)",
             )
     first = next(iter(module_folders), "")
     if not any((folder / first / name).is_file() for name in VOCABULARY_FILES):
         raise ModelError(
-            f"{folder / first} has no tokenizer", remedy=f"put its files there: {', '.join(VOCABULARY_FILES)}"
+            f"{folder / first} has no tokenizer", remedy=f"put one of its files there: {', '.join(VOCABULARY_FILES)}"
         )
     check_definition_file(folder / first)
     for path in sorted(folder.glob("*.json")):
@@ -156,8 +158,8 @@ def _check_width(later_modules: Sequence[Any], width: int, folder: Path) -> None
         needed = getattr(module, "in_features", width)
         if needed != width:
             raise ModelError(
-                f"{folder} has a {type(module).__name__} of {needed} numbers after its own pooling",
-                remedy="leave out `pooling`, so that the folder's own stays",
+                f"{folder} has a {type(module).__name__} for vectors of {needed} numbers, as its own pooling makes",
+                remedy="leave out `pooling`, to keep the folder's own pooling",
             )
 
 
@@ -165,21 +167,21 @@ def _set_max_length(model: "SentenceTransformer", pretrained: LocalModel, reques
     limit = max_row_tokens(model.tokenizer, model[0].model)
     if requested_length is not None and limit is not None and requested_length > limit:
         raise ModelError(
-            f"max_length is {requested_length}, and {pretrained.name} has {limit} positions",
+            f"max_length is {requested_length}, but {pretrained.name} has only {limit} positions",
             remedy=f"give {limit} or fewer",
         )
     current = model.max_seq_length
     if current is not None and (type(current) is not int or current < 1):
         raise ModelError(
-            f"{pretrained.name} has a max_seq_length of {current!r}, no number of tokens",
-            remedy="correct sentence_bert_config.json or tokenizer_config.json there",
+            f"{pretrained.name} has a max_seq_length of {current!r}, which is not a number of tokens",
+            remedy="correct sentence_bert_config.json or tokenizer_config.json in the folder",
         )
     known = [length for length in (requested_length or current, limit) if length is not None]
     model.max_seq_length = min(known) if known else None
 
 
 def warn_of_truncation(model: "SentenceTransformer", texts: Iterable[str], texts_name: str) -> int:
-    """Return how many of the first 10,000 texts are longer than the model's length, with a warning if any is."""
+    """Return how many of the first 10,000 texts are longer than the model's length, and log a warning if any is."""
     length, looked_at = model.max_seq_length, list(islice(texts, _CHECKED_TEXTS))
     if length is None or not looked_at:
         return 0
@@ -198,7 +200,7 @@ def warn_of_truncation(model: "SentenceTransformer", texts: Iterable[str], texts
 
 @contextmanager
 def show_encoding_progress(model: "SentenceTransformer", work_name: str, text_count: int) -> Iterator[None]:
-    """Show `work_name` is done, inside the `with` block, and how many of its texts have a vector."""
+    """Show the progress of `work_name` inside the `with` block: how many of the texts have a vector."""
     with work(work_name, text_count, "texts") as now:
         counter = model.register_forward_hook(lambda module, given, made: now.advance(len(made["sentence_embedding"])))
         try:

@@ -1,10 +1,10 @@
-"""Hard negatives: answers to other queries that a checkpoint takes for the answer to a query.
+"""Mines hard negatives: texts that a checkpoint ranks near a query although they answer other queries.
 
-Between two phases of contrastive training, the checkpoint of the first ranks all positives of a corpus of pairs for
-each query, and the nearest that are not its own become the negatives of the next (ANCE: Xiong et al. 2021, arXiv
-2007.00808). A text that is as near as the positive is often an answer that nobody marked. So a negative's cosine must
-be below a share of the positive's (NV-Retriever: Moreira et al. 2024, arXiv 2407.15831, TopK-PercPos, 0.95).
-sentence-transformers searches them.
+This is done between two phases of contrastive training. The first phase's checkpoint ranks all positives of a corpus
+of pairs for each query. The nearest texts that are not its positives become its negatives in the next phase (ANCE:
+Xiong et al. 2021, arXiv 2007.00808). A text as near as the positive is often an unmarked answer, so a negative's cosine
+must be below a share of the positive's (NV-Retriever: Moreira et al. 2024, arXiv 2407.15831, TopK-PercPos, 0.95).
+sentence-transformers does the search.
 """
 
 import json
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _LOG = logging.getLogger(__name__)
-_IMPORT_PURPOSE = "maskfleet embed negatives"
+_IMPORT_PURPOSE = "maskfleet embed negatives"  # what needs a package, for the message if it is not installed
 _MIN_MARGIN = 1e-6  # sentence-transformers treats a margin of 0 as no margin
-_SEARCHED_RANKS = 1000  # texts nearest to a query, among which negatives are looked for
+_SEARCHED_RANKS = 1000  # number of texts nearest to a query, from which its negatives are taken
 
 
 @dataclass(frozen=True)
 class PairExample:
-    """A query, its positive, and negatives, the nearest first."""
+    """A query, its positive, and its negatives, the nearest first."""
 
     query: str
     positive: str
@@ -48,10 +48,10 @@ class PairExample:
 
 
 def read_pair_examples(listing: InputListing, options: BuildOptions) -> list[PairExample]:
-    """Return the queries and positives of the inputs, as `corpus build --texts pairs` reads them; pairs
-    with a blank text are left out.
+    """Return the queries and positives of the inputs, as `corpus build --texts pairs` reads them, without pairs that
+    have a blank text.
 
-    Raises InputError if a record has none, and StoreError.
+    Raises InputError if a record has no query or no positive, and StoreError.
     """
     found: list[PairExample] = []
     with work("reading pairs", unit="examples") as now:
@@ -64,14 +64,14 @@ def read_pair_examples(listing: InputListing, options: BuildOptions) -> list[Pai
 
 
 def require_new_file(out: str) -> None:
-    """Raise TaskError if there is a file `out` already. Call this before the search."""
+    """Raise TaskError if the file `out` exists already. Call this before the search."""
     store, name = open_store_of_file(out)
     if store.size(name) is not None:
         raise TaskError(f"{out} exists already", remedy="name a new file, or delete this one")
 
 
 def write_pair_examples(examples: Sequence[PairExample], out: str) -> None:
-    """Write the examples to the file or s3:// URI `out`. Raises TaskError if it exists, and StoreError."""
+    """Write the examples to the file or s3:// URI `out`. Raises TaskError if the file exists already; StoreError."""
     require_new_file(out)
     store, name = open_store_of_file(out)
     store.put(name, b"".join(example.json_line for example in examples))
@@ -80,10 +80,10 @@ def write_pair_examples(examples: Sequence[PairExample], out: str) -> None:
 def mine_negatives(
     model: "SentenceTransformer", examples: Sequence[PairExample], settings: MiningSettings
 ) -> list[PairExample]:
-    """Return the examples with `settings.negatives` negatives each, without those that have fewer.
+    """Return the examples with `settings.negatives` negatives each; examples for which fewer are found are left out.
 
-    Positives of a query in any of the examples are never its negatives. Prompts `query` and `document` of the model are
-    put before texts. Raises TaskError if no example has as many.
+    A text that any example has as a positive of the query is never its negative. The model's prompts `query` and
+    `document` are put before the texts. Raises TaskError if no example has enough negatives.
     """
     pairs = list(dict.fromkeys((example.query, example.positive) for example in examples))
     warn_of_truncation(model, [positive for _, positive in pairs], "positives")
@@ -91,7 +91,7 @@ def mine_negatives(
     searched = min(len(set(columns["positive"])), _SEARCHED_RANKS)
     if settings.negatives > searched:
         raise TaskError(
-            f"{settings.negatives} negatives are wanted for each query, of {searched} texts at most",
+            f"{settings.negatives} negatives are wanted for each query, but only {searched} texts are searched",
             remedy="use a smaller --negatives, or give more pairs",
         )
     prompts = {name: name if name in model.prompts else None for name in (QUERY_PROMPT, DOCUMENT_PROMPT)}
@@ -111,7 +111,7 @@ def mine_negatives(
             verbose=False,
         )
     found = [PairExample(row["query"], row["positive"], tuple(list(row.values())[2:])) for row in mined]
-    lacking = f"fewer than {settings.negatives} texts below {settings.share:g} of the positive's cosine"
+    lacking = f"fewer than {settings.negatives} texts with a cosine below {settings.share:g} of the positive's"
     if not found:
         raise TaskError(
             f"every example has {lacking}",
@@ -119,5 +119,5 @@ def mine_negatives(
         )
     if len(found) < len(pairs):
         left_out = f"{len(pairs) - len(found):,} of {len(pairs):,}"
-        _LOG.warning("%s different examples are left out: %s", left_out, lacking)
+        _LOG.warning("%s distinct examples are left out, because they have %s", left_out, lacking)
     return found

@@ -1,4 +1,4 @@
-"""Rows of texts with labels to train and to measure on: from tasks, or from tables of any columns."""
+"""Reads rows of texts with labels, for training and measuring, from tasks or from tables with any columns."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -36,11 +36,11 @@ class TextColumns:
 
 
 def read_text_columns(source: RowSource, root: str | None) -> TextColumns:
-    """Return all selected rows of a source. `root`: folder or s3:// URI of the files; None: the present folder.
+    """Return all selected rows of a source. `root`: folder or s3:// URI of the files; None: the current folder.
 
     Raises:
-        TaskError: if a file or a column is missing, a file cannot be read, a text is empty, a label is none of the
-            classes, a score is no number or out of range, or there is no row.
+        TaskError: if a file or a column is missing, a file cannot be read, a text is blank, a label is not one of the
+            classes, a score is not a number or out of range, or there is no row.
         InputError, StoreError: if data are damaged, or a store does not answer.
     """
     if not source.tasks:
@@ -50,8 +50,8 @@ def read_text_columns(source: RowSource, root: str | None) -> TextColumns:
 
 
 def join_task_pairs(task_examples: Sequence[tuple[Task, Examples]]) -> TextColumns:
-    """Return the pairs of one or several tasks. Raises TaskError if one has no pairs, or other labels than the
-    first."""
+    """Return the pairs of one or several tasks. Raises TaskError if a task has no pairs, or if its labels are not those
+    of the first task."""
     first: list[str] = []
     second: list[str] = []
     labels: list[Any] = []
@@ -60,14 +60,14 @@ def join_task_pairs(task_examples: Sequence[tuple[Task, Examples]]) -> TextColum
     for task, examples in task_examples:
         if not isinstance(examples, Sentences) or examples.second is None:
             raise TaskError(
-                f"the task {task.name} is of the kind {task.kind}, and has no pairs of texts",
+                f"the task {task.name} is of the kind {task.kind}, which has no pairs of texts",
                 remedy="name tasks of the kinds pair_classification, similarity or regression",
             )
         if sorted(task.labels) != sorted(classes):
             raise TaskError(
                 f"the labels of {task.name} are {', '.join(task.labels) or 'scores'}, those of {before.name} "
                 f"{', '.join(classes) or 'scores'}",
-                remedy="train on tasks with the same labels together",
+                remedy="name only tasks with the same labels",
             )
         first += examples.first
         second += examples.second
@@ -76,6 +76,7 @@ def join_task_pairs(task_examples: Sequence[tuple[Task, Examples]]) -> TextColum
 
 
 def _training_labels(task: Task, examples: Sentences, classes: tuple[str, ...]) -> list[int] | list[float]:
+    """Return the labels as indices into `classes`, or without classes the scores, scaled to 0 to 1."""
     if classes:
         return [classes.index(task.labels[int(label)]) for label in examples.labels]
     scores = np.asarray(examples.labels, dtype=np.float64)
@@ -96,17 +97,17 @@ def _read_table_files(source: RowSource, root: str) -> TextColumns:
                 found.append(_nonblank_text(row, column))
             if source.label is not None:
                 labels.append(_parse_label(row, row.label(str(source.label)), source))
-    except TaskError as error:  # its remedy names keys of a task's YAML, which are not used here
+    except TaskError as error:  # its remedy names keys of a task's YAML, and not those of the settings
         raise TaskError(
             error.problem,
-            remedy="correct the file, or the columns in `texts`, `label` and `where`, its `encoding`, `classes`, "
-            "`ignore` or `scores`",
+            remedy="correct the file, or these settings: the columns in `texts`, `label` and `where`; `encoding`, "
+            "`classes`, `ignore`, `scores`",
         ) from error
     if ignored:
-        _LOG.warning("%s: %s rows are left out for their label", ", ".join(source.files), f"{ignored:,}")
+        _LOG.warning("%s: %s rows are left out, whose label is in `ignore`", ", ".join(source.files), f"{ignored:,}")
     if not next(iter(texts.values())):
         raise TaskError(
-            f"{', '.join(source.files)}: no row to use",
+            f"{', '.join(source.files)}: no row is selected",
             remedy="give files with rows, and check `where` and `ignore`",
         )
     return TextColumns(texts, labels if source.label is not None else None, source.classes or ())
@@ -126,7 +127,7 @@ def _selected_rows(source: RowSource, root: str) -> Iterator[FileRow]:
 def _nonblank_text(row: FileRow, column: str) -> str:
     text = row.text(column)
     if not text.strip():
-        raise row.error(f"the field {column!r} is {text!r}, not a text")
+        raise row.error(f"the field {column!r} is {text!r}, which is blank")
     return text
 
 

@@ -24,7 +24,7 @@ class EncodingSettings(_SettingsModel):
     """The settings by which a text becomes a vector.
 
     Attributes:
-        pooling: pooling over the last layer; None: that of the folder, or `mean` (Sentence-BERT's best) without one.
+        pooling: pooling over the last layer; None: the folder's, or `mean` (Sentence-BERT's best) if it has none.
         normalize: whether vectors are scaled to length 1; None: as in the folder, or not if the folder has no setting.
         max_length: number of tokens, including special ones, after which a text is cut; None: the model's own length.
         prompts: texts that are put before a text, by name. Retrieval uses `query` and `document`.
@@ -41,8 +41,8 @@ class MiningSettings(EncodingSettings):
 
     Attributes:
         negatives: number of negatives of each example.
-        share: a negative's cosine must be below this share of the positive's; below 0, by the same distance.
-        batch: number of texts in a batch; it changes vectors by rounding.
+        share: a negative's cosine must be below c - (1 - share) * |c|, where c is the positive's cosine.
+        batch: number of texts in a batch; it changes the vectors only by rounding errors.
     """
 
     negatives: PositiveInt = 1
@@ -101,7 +101,7 @@ LossSettings = Annotated[
 ]
 
 
-ColumnKey = str | int
+ColumnKey = str | int  # a column's name, or its number from 1
 
 
 class RowSource(_SettingsModel):
@@ -111,7 +111,7 @@ class RowSource(_SettingsModel):
         tasks: names or YAML files of tasks with pairs of texts, whose rows are concatenated.
         split: split of the tasks.
         files: .jsonl, .tsv, .csv or .parquet files, text files also with .gz or .zst; read one after another.
-        encoding: encoding of text files, by Python's name of it; a byte order mark also sets it.
+        encoding: Python's name of the text files' encoding; a byte order mark overrides it.
         published: place where the files are published.
         texts: columns in the order of the loss: (anchor, positive, negatives...), or the two texts of a pair. A column
             is a name, or a number from 1 if no first line names the columns.
@@ -141,18 +141,18 @@ class RowSource(_SettingsModel):
         if bool(self.tasks) == bool(self.files):
             raise ValueError("give either tasks or files")
         if self.tasks and (self.texts or self.label is not None or self.classes or self.where or self.ignore):
-            raise ValueError("tasks know their own texts and labels: leave those keys out")
+            raise ValueError("tasks have their own texts and labels: leave out texts, label, classes, where, ignore")
         if self.files and len(self.texts) < 2:
             raise ValueError("texts must name two columns or more")
         for names in (self.texts, self.classes or ()):
             if len(set(names)) < len(names):
-                raise ValueError(f"a name is given twice in {', '.join(map(str, names))}")
+                raise ValueError(f"a name occurs twice in {', '.join(map(str, names))}")
         if self.label in self.texts:
             raise ValueError(f"{self.label} is both a text and the label")
         if not self.scores[0] < self.scores[1]:
-            raise ValueError(f"scores go from {self.scores[0]:g} to {self.scores[1]:g}: the lowest comes first")
+            raise ValueError(f"scores go from {self.scores[0]:g} to {self.scores[1]:g}: give the lowest first")
         if self.prompts and len(self.prompts) != len(self.texts or "12"):
-            raise ValueError(f"prompts has {len(self.prompts)} entries, and there are {len(self.texts or '12')} texts")
+            raise ValueError(f"prompts has {len(self.prompts)} entries, but there are {len(self.texts or '12')} texts")
         return self
 
     @property
@@ -169,7 +169,7 @@ class EmbedTrainingSettings(EncodingSettings):
         matryoshka: lengths to which vectors can be cut: the loss is also computed on the cut vectors (2205.13147).
         batch: number of rows in a step.
         lr: peak learning rate. It rises during the share `warmup` of the steps, then falls linearly to 0.
-        every: number of steps between two measurements on `dev`; None: an epoch.
+        every: number of steps between two measurements on `dev`; None: one measurement after each epoch.
         keep: with `dev`, whether the best or the last measured weights are exported.
     """
 
@@ -191,15 +191,15 @@ class EmbedTrainingSettings(EncodingSettings):
 
     @property
     def data_folder(self) -> str | None:
-        """Folder or s3:// URI to which the files' paths are relative; None: the present folder."""
+        """Folder or s3:// URI to which the files' paths are relative; None: the current folder."""
         return self._root
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if isinstance(self.loss, SoftmaxLoss) and self.matryoshka is not None:
-            raise ValueError("matryoshka does not go with softmax: its classifier has one width")
+            raise ValueError("matryoshka cannot be used with softmax, whose classifier takes vectors of one width")
         if isinstance(self.loss, MultipleNegativesLoss) and self.batch < 2:
-            raise ValueError("batch = 1 has no negatives: multiple_negatives needs 2 and more")
+            raise ValueError("batch = 1 has no negatives: multiple_negatives needs a batch of 2 or more")
         for source in (self.train, self.dev):
             unknown = {name for name in source.prompts if name} - set(self.prompts) if source else set()
             if unknown:
@@ -213,17 +213,17 @@ def bundled_settings() -> Mapping[str, str]:
 
 
 def read_bundled_settings(name: str) -> str:
-    """Return the YAML of bundled settings. Raises RecipeError if there are none of that name."""
+    """Return the YAML of the bundled settings `name`. Raises RecipeError if there are none of that name."""
     if name not in bundled_settings():
         raise RecipeError(f"there are no settings {name!r}", remedy=f"choose one of {', '.join(bundled_settings())}")
     return bundled_settings()[name]
 
 
 def load_settings(source: str, assignments: Sequence[str] = (), data: str | None = None) -> EmbedTrainingSettings:
-    """Return the settings in a YAML file, or bundled ones by name, with each `a.b=value` of `assignments`.
+    """Return the settings in a YAML file, or bundled settings by name, changed by `assignments` (`a.b=value`).
 
     `data`: folder or s3:// URI of the data. Without it, paths in a file are relative to that file. Raises RecipeError
-    if there is no such file, or it has a mistake; TaskError if it is not text.
+    if there is no such file, or the settings have a mistake; TaskError if the file is not text.
     """
     if source not in bundled_settings() and not Path(source).is_file():
         raise RecipeError(

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 _LOG = logging.getLogger(__name__)
-_LOGGED_LOSSES = 20  # number of log lines with losses in a training
-_SHOWN_METRIC_NAMES = {
+_LOGGED_LOSSES = 20  # number of times that a training logs its loss
+_SHOWN_METRIC_NAMES = {  # names in our log, by the Trainer's names
     "loss": "loss",
     "learning_rate": "lr",
     "eval_dev_spearman_cosine": "dev spearman",
@@ -65,7 +65,7 @@ class TrainingResult:
 
 
 def train_embeddings(pretrained: LocalModel, training: EmbedTrainingSettings) -> TrainingResult:
-    """Train `pretrained` as `training` says.
+    """Train the model `pretrained` with the settings `training`.
 
     Raises:
         TaskError, InputError, StoreError: if the data cannot be read, or do not fit the loss.
@@ -92,7 +92,7 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTrainingSettings) ->
             evaluator=evaluator,
             callbacks=[training_callback(now, _show_figures)],
         )
-        trainer.remove_callback(transformers.PrinterCallback)  # it would print every record
+        trainer.remove_callback(transformers.PrinterCallback)  # it would print all logged values
         trainer.train()
         _check_weights_finite(model, trainer.state.global_step)
     model.eval()
@@ -102,7 +102,7 @@ def train_embeddings(pretrained: LocalModel, training: EmbedTrainingSettings) ->
 
 
 def check_rows_fit_loss(loss: LossSettings, train: TextColumns, dev: TextColumns | None) -> None:
-    """Raise TaskError if the training rows do not fit the loss, or vectors cannot be measured on the dev rows."""
+    """Raise TaskError if the rows of train do not fit the loss, or the rows of dev are unfit to measure vectors."""
     texts, scored = len(train.texts), train.labels is not None and not train.classes
     match loss:
         case SoftmaxLoss():
@@ -117,13 +117,13 @@ def check_rows_fit_loss(loss: LossSettings, train: TextColumns, dev: TextColumns
             assert_never(loss)
     if not fits:
         raise TaskError(
-            f"the loss {loss.kind} needs rows of {wanted}, and train has others",
-            remedy="choose other data or loss",
+            f"the loss {loss.kind} needs rows of {wanted}, which the rows of train are not",
+            remedy="choose other data or another loss",
         )
     if dev is not None and (dev.classes or len(dev.texts) != (3 if dev.labels is None else 2)):
         raise TaskError(
-            "dev is neither pairs with scores nor triplets",
-            remedy="measure on pairs with scores, or triplets",
+            "the rows of dev are neither pairs with scores nor triplets",
+            remedy="give dev pairs with scores, or triplets",
         )
 
 
@@ -135,8 +135,8 @@ def _build_loss(model: "SentenceTransformer", training: EmbedTrainingSettings, c
         return loss
     if max(training.matryoshka) > width:
         raise ModelError(
-            f"matryoshka has {max(training.matryoshka)}, and the model's vectors have {width} numbers",
-            remedy=f"give lengths up to {width}, and {width} itself",
+            f"matryoshka has the length {max(training.matryoshka)}, but the model's vectors have {width} numbers",
+            remedy=f"give lengths below {width}, and {width} itself",
         )
     return losses.MatryoshkaLoss(model, loss, list(training.matryoshka))
 
@@ -165,8 +165,8 @@ def _build_base_loss(losses_module: Any, model: "SentenceTransformer", loss: Los
 
 
 def _build_dataset(rows: TextColumns) -> Any:
-    """Return a data set with the columns in the order of the loss. The columns get our own names, since some names have
-    a meaning for the trainer."""
+    """Return a data set with the columns in the order of the loss. They are renamed, because the trainer treats columns
+    of some names differently."""
     columns: dict[str, Any] = {f"text{number}": texts for number, texts in enumerate(rows.texts.values(), 1)}
     if rows.labels is not None:
         columns["label"] = rows.labels
@@ -239,7 +239,7 @@ def _check_weights_finite(model: "SentenceTransformer", step: int) -> None:
     for name, weight in model.named_parameters():
         if not bool(weight.isfinite().all()):
             raise ModelError(
-                f"after step {step:,} {name} is no longer finite", remedy="give a lower lr, or more warmup"
+                f"after step {step:,} the weights {name} are not finite", remedy="give a lower lr, or more warmup"
             )
 
 

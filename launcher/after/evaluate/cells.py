@@ -1,7 +1,7 @@
 """A grid of cells, each one measurement of one checkpoint, and the table of their results.
 
-A result is an object in the results' store, named by all that decides it: weights, measure, task, settings and seed. A
-checkpoint that was moved, or a task under another name, has its results already.
+A result is an object in the store of results. Its key is a hash of what the result depends on: weights, measure, task,
+settings and seed. So the results of a checkpoint that was moved, or of a task that was renamed, are found again.
 
     cells/<key>.json
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from launcher.after.tasks.task import Task
 
 CELL_RULES_VERSION = 3
-"""The version of what our code does with a cell, part of its key. Raise it with every change after which some cell
-gives another result."""
+"""The version of our code for cells, a part of each cell's key. Raise it with every change of the code that changes the
+result of a cell."""
 _VERSIONED_PACKAGES = ("maskfleet", "torch", "transformers", "sentence-transformers", "scikit-learn", "numpy")
 
 
@@ -36,10 +36,10 @@ class _FrozenModel(BaseModel):
 
 
 class Cell(_FrozenModel):
-    """A checkpoint, a task, and the measurement.
+    """The names and digests of a checkpoint, a task, and a measurement.
 
     Attributes:
-        source, step: place of the checkpoint, for the user.
+        source, step: run or folder of the checkpoint, and its step, for the user.
         weights: digest of the checkpoint.
         task: name of the task, for the user.
         data: digest of the task.
@@ -57,7 +57,7 @@ class Cell(_FrozenModel):
 
     @property
     def key(self) -> str:
-        """Hash of all fields except names, 32 hexadecimal digits."""
+        """Hash of all fields except those for the user, 32 hexadecimal digits."""
         return hash_json([CELL_RULES_VERSION, self.weights, self.measure, self.data, self.settings, self.seed])
 
     @property
@@ -72,7 +72,7 @@ class CellFigures(_FrozenModel):
     """The figures of a cell.
 
     Attributes:
-        metrics: metrics by name; None for a number that is not finite (a correlation with a constant). Checkpoints are
+        metrics: metrics by name; None for a number that is not finite (the correlation of a constant). Checkpoints are
             compared by the first metric.
         details: further results (epochs, curves).
     """
@@ -85,9 +85,8 @@ class CellResult(_FrozenModel):
     """The result of a cell.
 
     Attributes:
-        searched: whether the corpora of the model were searched for the texts of each split but `train`; None if that
-            is not known.
-        versions: versions of the libraries that computed it.
+        searched: for each split but `train`, whether the model's corpora were searched for its texts; None if unknown.
+        versions: versions of the libraries that computed the result.
     """
 
     format: Literal[1] = 1
@@ -99,14 +98,14 @@ class CellResult(_FrozenModel):
 
 @dataclass(frozen=True)
 class MeasureSpec:
-    """A measurement of checkpoints, sent to the process that makes it.
+    """A kind of measurement on a task, sent to the process that measures checkpoints.
 
     Attributes:
-        kind, task: kind of the measurement, and what it measures, for the user.
-        measured_task: the task that is measured.
+        kind, task: kind of the measurement, and name of the task, for the user.
+        measured_task: the task.
         data: digest of the task's data on the machine that planned the grid.
-        settings: everything else that figures depend on, beside the seed, as plain JSON.
-        compute: function of a checkpoint and a seed. It raises kinds of UserError.
+        settings: settings of the measurement, on which the figures depend, as plain JSON.
+        compute: function that measures a checkpoint with a seed. It raises subclasses of UserError.
         seeded: whether the figures depend on the seed. If not, one seed is enough.
     """
 
@@ -121,7 +120,7 @@ class MeasureSpec:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell, and how it is computed."""
+    """A cell, and the measurement that computes it."""
 
     cell: Cell
     measure: MeasureSpec
@@ -130,8 +129,8 @@ class PlannedCell:
 def plan_cells(
     models: "Sequence[LocalModel | EvaluatedModel]", measures: Sequence[MeasureSpec], seeds: Sequence[int]
 ) -> list[PlannedCell]:
-    """Return the cells of every checkpoint with every measure, and with every seed if figures depend on it; in the
-    order of a table, without duplicates."""
+    """Return the cells of every checkpoint with every measure and, if the figures depend on the seed, with every seed;
+    in the order of a table, without duplicates."""
     works = [
         PlannedCell(
             Cell(
@@ -167,8 +166,8 @@ def _is_installed(name: str) -> bool:
 
 
 def find_results(store: Store, keys: Iterable[str] | None = None) -> dict[str, CellResult]:
-    """Return the stored results by key: those of `keys`, or all. Objects that are no valid results are left out.
-    Raises StoreError."""
+    """Return the stored results by key, of all cells or only of `keys`. Objects that are not valid results are left
+    out. Raises StoreError."""
     there = [entry.key for entry in store.list("cells/")]
     wanted = there if keys is None else sorted(set(there) & {_result_key(key) for key in keys})
     found: dict[str, CellResult] = {}
@@ -187,8 +186,8 @@ def _result_key(cell_key: str) -> str:
 
 
 def tabulate_results(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[TableRow]:
-    """Return a row for each checkpoint and task, in the order of `cells`, with the settings that did best by the median
-    over seeds on dev. `results`: by key."""
+    """Return a row for each checkpoint and task, in the order of `cells`, with the figures of the settings whose median
+    over seeds on dev is best. `results`: by key."""
     groups: dict[tuple[object, ...], dict[str, Cell]] = {}
     for cell in cells:
         place = (cell.source, cell.step, cell.weights, cell.measure, cell.task, cell.data)
@@ -233,7 +232,8 @@ def _table_row(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Tabl
 
 
 def _group_by_settings(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[ResultsBySeed]:
-    """Return the choices of settings, in one order, by which the best of equal medians is the same in every table."""
+    """Return the results of each choice of settings, in the order of the settings' JSON: of choices with equal medians,
+    every table then shows the same one."""
     found: dict[str, ResultsBySeed] = {}
     for cell in cells:
         choice = found.setdefault(json.dumps(cell.settings, sort_keys=True), {})
@@ -243,13 +243,13 @@ def _group_by_settings(cells: Sequence[Cell], results: Mapping[str, CellResult])
 
 
 def _median_over_seeds(results_by_seed: ResultsBySeed, metric: str | None) -> float:
-    """Return the median over seeds. A seed without a figure (a correlation with a constant) counts as the worst."""
+    """Return the median of a metric over seeds. A seed without a figure counts as minus infinity."""
     values = [result.measured.metrics.get(metric or "") for result in results_by_seed.values()]
     return median(-math.inf if value is None else value for value in values)
 
 
 def _differing_settings(chosen: Mapping[str, object], cells: Sequence[Cell]) -> dict[str, object]:
-    """Return the chosen values of the settings that are not the same in the whole grid, and of the learning rate."""
+    """Return the chosen values of the settings that differ between `cells`, and of the learning rate."""
     return {
         name: value
         for name, value in chosen.items()

@@ -1,7 +1,7 @@
-"""Computes a grid of cells as Ray tasks. Each result is stored as its cell ends, so a command that is given again
-computes only the cells without one; a cell that was interrupted begins again.
+"""Computes a grid of cells as Ray tasks. The caller stores each result as its cell ends, so the same command, given
+again, computes only the cells without a result. An interrupted cell begins again.
 
-A cell whose process dies is computed again a few times. A cell that fails is named, and the others are kept.
+A cell whose process dies is tried again a few times. A cell that fails is reported, and does not stop the others.
 """
 
 import os
@@ -30,18 +30,18 @@ from launcher.runtime.cluster.rank_placement import visible_gpu_variables
 from launcher.runtime.cluster.rank_process import assigned_gpus
 from launcher.runtime.preflight.network import connection_error
 
-_MAX_DEATHS = 3  # deaths of one cell's processes after which the cell has failed
-_POLL_S = 2.0  # interval of checking that Ray is alive
+_MAX_DEATHS = 3  # number of processes that may die while they compute a cell, before it counts as failed
+_POLL_S = 2.0  # seconds between two checks that Ray is alive
 _CANCEL_TIMEOUT_S = 5.0  # time limit for cancelled cells to end
-_CONNECT_TIMEOUT_S = 10.0  # time limit for a cluster's head to take a connection
-_OBJECT_STORE_BYTES = 256 << 20  # object store of a Ray started here; its tasks read the driver's folders
-_MAX_TRACE_CHARACTERS = 4000
+_CONNECT_TIMEOUT_S = 10.0  # time limit for connecting to a cluster's head
+_OBJECT_STORE_BYTES = 256 << 20  # a local Ray needs a small object store only: its tasks read models from folders
+_MAX_TRACE_CHARACTERS = 4000  # a longer traceback is cut at its beginning
 
 
 @dataclass(frozen=True)
 class CellResources:
-    """The resources of a cell: numbers of cores and GPUs, or fractions that several cells share. `gpus` None: one GPU
-    if the cluster has any."""
+    """The numbers of cores and GPUs of a cell. Cells can share a core or GPU, each with a fraction. `gpus` None: one
+    GPU if the cluster has any."""
 
     cpus: float = 1.0
     gpus: float | None = None
@@ -53,7 +53,7 @@ class CellFailure:
 
     Attributes:
         is_transient: whether the same command may succeed later.
-        trace: traceback of an unexpected error; empty for a mistake of the user.
+        trace: traceback of an unexpected error; empty for a UserError.
     """
 
     problem: str
@@ -65,7 +65,7 @@ class CellFailure:
 def compute_cells(
     planned_cells: Sequence[PlannedCell], models: Mapping[str, LocalModel], resources: CellResources
 ) -> Iterator[tuple[PlannedCell, CellFigures | CellFailure]]:
-    """Compute cells on the Ray cluster, and yield each as it ends, in any order, with its figures or why it has none.
+    """Compute cells on Ray. Yield each cell as it ends, in any order, with its figures, or the reason why it failed.
     `models`: by digest.
 
     Raises:
@@ -106,7 +106,7 @@ def _wait_for_done(running: Mapping["ray.ObjectRef", PlannedCell]) -> list["ray.
 def _cell_outcome(
     reference: "ray.ObjectRef", planned_cell: PlannedCell, deaths_by_cell: Counter[str]
 ) -> CellFigures | CellFailure | None:
-    """Return the outcome of a cell; None if its process died, and it is to be computed again."""
+    """Return the outcome of a cell that has ended; None if its process died and the cell must be computed again."""
     try:
         found: CellFigures | CellFailure = ray.get(reference)
         return found
@@ -120,7 +120,7 @@ def _cell_outcome(
             f"{planned_cell.cell.name}: {deaths_by_cell[planned_cell.cell.key]} processes died while they "
             "computed it; the last: "
             f"{death_reason(error)}",
-            "give each cell more of a machine with --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",
+            "run fewer cells on a machine: raise --cpus-per-cell or --gpus-per-cell; Ray's logs say what killed them",
         )
 
 
@@ -137,10 +137,9 @@ def _cancel_cells(running: list["ray.ObjectRef"]) -> None:
 def _compute_cell(
     packed_cell: bytes, pretrained: LocalModel, driver_node: str, packed_model: "list[ray.ObjectRef] | None"
 ) -> CellFigures | CellFailure:
-    """Compute a cell in a process of Ray. `packed_cell`: the CellWork. The driver's folder only exists on the
-    driver's node; on other nodes the model is unpacked once into the folder of Ray's session, and is deleted with
-    it."""
-    # Ray hides no GPU from a task that asks for none. CUDA reads the variable once, when unpickling imports torch.
+    """Compute a cell in a process of Ray. `packed_cell`: the pickled PlannedCell. The model's folder only exists on the
+    driver's node. On another node, `packed_model` is unpacked once into the folder of Ray's session."""
+    # Ray hides no GPU from a task without GPUs, so hide them here, before unpickling imports torch.
     os.environ.update(visible_gpu_variables(assigned_gpus()))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a cell may use only its own cores
     work: PlannedCell = ray.cloudpickle.loads(packed_cell)
@@ -154,13 +153,13 @@ def _compute_cell(
 
 
 def cell_failure(planned_cell: PlannedCell, error: Exception) -> CellFailure:
-    """Return the failure for what a cell's computation raised, with the cell's name."""
+    """Return the failure of a cell whose computation raised `error`."""
     name = planned_cell.cell.name
     if isinstance(error, DataError | ModelError):
         return CellFailure(f"{name}: {error.problem}", error.remedy, is_transient=exit_code_for(error) == REPEAT)
     line = str(error).strip().partition("\n")[0]
     trace = "".join(traceback.format_exception(error))[-_MAX_TRACE_CHARACTERS:]
-    remedy = "see the traceback; if memory ran out, give a cell more with --gpus-per-cell or --cpus-per-cell"
+    remedy = "see the traceback; if memory ran out, raise --gpus-per-cell or --cpus-per-cell"
     return CellFailure(f"{name}: {type(error).__name__}: {line}", remedy, trace=trace)
 
 
@@ -169,8 +168,8 @@ def _pack_model(model: LocalModel) -> dict[str, bytes]:
 
 
 def _unpack_model(model: LocalModel, files: Mapping[str, bytes], parent_folder: Path) -> LocalModel:
-    """Write the model into a folder below `parent_folder`, unless another process of this machine has, and return
-    it."""
+    """Write the model into a folder below `parent_folder`, unless another process has written it there, and return the
+    model in that folder."""
     folder = parent_folder / model.digest
     if not folder.exists():
         parent_folder.mkdir(parents=True, exist_ok=True)
@@ -189,8 +188,8 @@ def _unpack_model(model: LocalModel, files: Mapping[str, bytes], parent_folder: 
 
 @contextmanager
 def _ray_session(cell_resources: CellResources, cell_count: int) -> Iterator[tuple[bool, CellResources]]:
-    """Connect to Ray: the present connection, else RAY_ADDRESS, else a local Ray. Yield whether it may have other
-    machines, and a cell's resources there. An autoscaler is asked for room for `cell_count` cells."""
+    """Connect to Ray: keep an existing connection, else use RAY_ADDRESS, else start a local Ray. Yield whether it may
+    have several machines, and the resources of a cell. An autoscaler is asked for nodes for `cell_count` cells."""
     if ray.is_initialized():
         yield True, _resolve_gpus(cell_resources)
         return
@@ -206,7 +205,7 @@ def _ray_session(cell_resources: CellResources, cell_count: int) -> Iterator[tup
             raise OptionError(
                 f"--cpus-per-cell {cell_resources.cpus:g} --gpus-per-cell {cell_resources.gpus:g}: "
                 "this machine has less",
-                remedy="ask for less, or name a Ray cluster in RAY_ADDRESS",
+                remedy="lower --cpus-per-cell or --gpus-per-cell, or name a Ray cluster in RAY_ADDRESS",
             )
         with request_nodes([dict(_ray_resources(cell_resources))] * cell_count) if joined else nullcontext():
             yield joined, cell_resources
@@ -215,6 +214,7 @@ def _ray_session(cell_resources: CellResources, cell_count: int) -> Iterator[tup
 
 
 def _resolve_gpus(cell_resources: CellResources) -> CellResources:
+    """Return the resources with a number of GPUs in place of None."""
     some = ray.cluster_resources().get("GPU", 0.0) > 0
     return CellResources(cell_resources.cpus, float(some) if cell_resources.gpus is None else cell_resources.gpus)
 
@@ -224,7 +224,7 @@ def _ray_resources(cell_resources: CellResources) -> list[tuple[str, float]]:
 
 
 def _check_ray_address(address: str) -> None:
-    """Raise TransientRunError if nothing answers at the address. Ray itself would try for many minutes."""
+    """Raise TransientRunError if nothing answers at the address. Ray itself would keep trying for many minutes."""
     refused = connection_error(address, _CONNECT_TIMEOUT_S)
     if refused is not None:
         raise TransientRunError(

@@ -1,5 +1,5 @@
 """The measures of a cell: fine-tune a checkpoint on a task, or measure its vectors on a task of similarity or
-retrieval; and whether the model's corpora were searched for the task's texts, so that a figure states it.
+retrieval. Also finds out, for the table, whether a model's corpora were searched for the task's texts.
 """
 
 import math
@@ -30,9 +30,9 @@ def plan_measures(tasks: Sequence[Task], assignments: Sequence[str]) -> list[Mea
     """Return a measure for each task and each combination of its settings. `assignments` (`KEY=VALUE`) replace the
     task's own settings.
 
-    A setting that only fine-tuning has is not applied to tasks that are measured by vectors, and the other way round.
+    Tasks that are measured by vectors ignore settings that only fine-tuning has, and the other way round.
 
-    Raises the errors of `task_digest`, since the data are read, and OptionError if settings are not allowed.
+    Raises the errors of `task_digest`, which reads the data, and OptionError if settings are not allowed.
     """
     return [measure for task in tasks for measure in _task_measures(task, assignments)]
 
@@ -59,11 +59,11 @@ def _task_measures(task: Task, assignments: Sequence[str]) -> Iterable[MeasureSp
 def _compute_finetune_cell(
     pretrained: LocalModel, seed: int, *, task: Task, data: str, chosen: FinetuneSettings
 ) -> CellFigures:
-    """Fine-tune, and return the metrics on dev. A fine-tuning that diverges yields a result without a figure.
+    """Fine-tune, and return the metrics on dev. If the training diverges, all metrics are None.
 
     `data`: digest of the task on the machine that planned the grid.
 
-    Raises the errors of `finetune`, and TaskError if this machine's data are not those of the plan.
+    Raises the errors of `finetune`, and TaskError if this machine has other data than that one.
     """
     _check_digest(task_digest(task), data, f"{task.name} at {task.root}")
     try:
@@ -86,31 +86,31 @@ def _compute_vector_cell(
 def _check_digest(local_digest: str, planned_digest: str, task_place: str) -> None:
     if local_digest != planned_digest:
         raise TaskError(
-            f"the files of the task {task_place} are others on this machine than where the command runs",
+            f"the files of the task {task_place} on this machine are not the same as where the command runs",
             remedy="give every machine the same files: an s3:// URI or a shared folder as --data",
         )
 
 
 def _finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the metrics with None for numbers that are not finite, such as a correlation with a constant."""
+    """Return the metrics, with None for numbers that are not finite, such as the correlation of a constant."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _assignments_for(
     assignments: Sequence[str], own_settings: Iterable[str], other_settings: Iterable[str]
 ) -> list[str]:
-    """Return the assignments without those that only the other kind of cell has. Unknown settings are kept, so that
-    validation rejects them."""
+    """Return the assignments without settings that only the other kind of measure has. Unknown settings are kept, so
+    that validation rejects them."""
     only_theirs = set(other_settings) - set(own_settings)
     return [text for text in assignments if text.partition("=")[0].partition(".")[0] not in only_theirs]
 
 
 def find_contamination_searches(planned_cells: Sequence[PlannedCell]) -> dict[str, dict[str, bool] | None]:
-    """Return, for each cell by its key, whether all corpora of its model were searched for the texts of each split but
-    `train` of its task; None if the corpora are not known.
+    """Return by cell key, for each split of the cell's task but `train`, whether all corpora of the cell's model were
+    searched for the split's texts; None if the corpora are not known.
 
-    A run's corpora say in their manifests which splits they were searched for, with a digest of the texts; a model that
-    was exported from a run says it in its data cards. Raises the errors of `Task.read` and `open_run`.
+    The manifests of a run's corpora, or the data cards of an exported model, name the splits that were searched for,
+    with digests of their texts. Raises the errors of `Task.read` and `open_run`.
     """
     models = {source: _searched_splits(source) for source in {work.cell.source for work in planned_cells}}
     known = [work for work in planned_cells if models[work.cell.source] is not None]
@@ -124,7 +124,7 @@ def find_contamination_searches(planned_cells: Sequence[PlannedCell]) -> dict[st
 
 
 def _searched_splits(source: str) -> Sequence[IndexedSplit] | None:
-    """Return the splits that all corpora of a model were searched for; None if that is not known."""
+    """Return the splits whose texts were searched for in all corpora of a model; None if that is not known."""
     cards = _data_cards(source)
     if cards is None or None in cards.values():
         return None
@@ -141,7 +141,7 @@ def _data_cards(source: str) -> Mapping[str, DataCard | None] | None:
 
 
 def _split_text_digests(task: Task) -> dict[str, str]:
-    """Return the digest of the texts of each split of a task but `train`."""
+    """Return, for each split of a task but `train`, the digest of its texts."""
     texts: dict[str, list[str]] = {}
     for text in texts_of_task(task):
         texts.setdefault(text.split.removeprefix(f"{task.name}/"), []).append(text.text)

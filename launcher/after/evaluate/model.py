@@ -1,5 +1,5 @@
 """A model to evaluate: a run's checkpoint or a model's folder, which is exported or fetched only when a cell needs its
-files. A checkpoint's digest is that of its manifest, with the hashes of its weights, and of the recipe's model."""
+files. A checkpoint's digest covers its manifest, which holds the hashes of the weights, and the recipe's model."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from launcher.runtime.run.sealed import hash_json
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model by its digest; attributes as in `LocalModel`."""
+    """A model whose files are not on this machine yet; attributes as in `LocalModel`."""
 
     source: str
     step: int | None
@@ -26,7 +26,7 @@ class EvaluatedModel:
 
     @contextmanager
     def open(self) -> Iterator[LocalModel]:
-        """Provide the files on this machine's disk. Raises as `open_pretrained`."""
+        """Export or fetch the model to this machine's disk for the `with` block. Raises as `open_pretrained`."""
         with open_pretrained(self.source, self.step) as found:
             yield replace(found, digest=self.digest)
 
@@ -34,8 +34,8 @@ class EvaluatedModel:
 def find_models(sources: Sequence[str], steps: Sequence[int] | None) -> list[EvaluatedModel]:
     """Return the models at `sources`: the checkpoints of runs at `steps` (None: all; empty: the newest), and folders.
 
-    Raises the errors of `open_pretrained`, and RunError if `steps` are given but all sources are folders, or a run has
-    no such checkpoint.
+    Raises the errors of `open_pretrained`, and RunError if `steps` are given but all sources are folders, or if a run
+    lacks the checkpoint of a step.
     """
     runs = [source for source in sources if open_store(source).size(RECORD_FILE) is not None]
     if steps != [] and not runs:
@@ -43,18 +43,18 @@ def find_models(sources: Sequence[str], steps: Sequence[int] | None) -> list[Eva
     return [
         model
         for source in sources
-        for model in (_checkpoint_models(source, steps) if source in runs else [_folder_model(source)])
+        for model in (_checkpoint_models(source, steps) if source in runs else [_model_in_folder(source)])
     ]
 
 
-def _folder_model(source: str) -> EvaluatedModel:
+def _model_in_folder(source: str) -> EvaluatedModel:
     with open_pretrained(source) as found:
         return EvaluatedModel(source, None, found.digest)
 
 
 def _checkpoint_models(source: str, steps: Sequence[int] | None) -> Iterator[EvaluatedModel]:
     run = open_run(source)
-    # Reversed, so that a step's checkpoint of the newest attempt is kept.
+    # Reversed (oldest first), so that of a step's checkpoints the dictionary keeps the newest attempt's.
     newest = {mark.step: mark for mark in reversed(list_committed(run.store))}
     wanted = sorted(newest) if steps is None else steps or sorted(newest)[-1:]
     lacking = [step for step in wanted if step not in newest]
@@ -66,7 +66,7 @@ def _checkpoint_models(source: str, steps: Sequence[int] | None) -> Iterator[Eva
 
 
 def _checkpoint_digest(run: Run, checkpoint_name: CheckpointName) -> str:
-    """Return a digest of everything that the files of the checkpoint's export depend on."""
+    """Return a digest of everything that a checkpoint's exported files depend on."""
     model = recipe_after(run.recipe, checkpoint_name.step).model
     recipe = [model.model_dump(mode="json"), run.recipe.objective.model_dump(mode="json")]
     return hash_json([digest(run.store.get(checkpoint_name.manifest_key)), recipe, run.record.inputs.tokenizer])

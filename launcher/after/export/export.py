@@ -1,7 +1,7 @@
-"""Exports a run's checkpoint as a folder that `transformers` loads, or as two for a generator and a discriminator.
+"""Exports a run's checkpoint as a folder that `transformers` loads. A generator and a discriminator get a folder each.
 
-The folder of an encoder of text vectors, or of a model continued from one, can also be loaded by
-`SentenceTransformer`. The mean of several checkpoints' weights is exported alike, and a run may start from its folder.
+`SentenceTransformer` can also load the folder of an encoder of text vectors, or of a model continued from one. The mean
+of several checkpoints' weights is exported in the same form, and a run may start from its folder.
 """
 
 import json
@@ -51,7 +51,7 @@ class ExportResult:
         step: step of the checkpoint.
         models: name of the transformers class that loads each folder (None: there is none), by the folder's path
             below the export's root ("." for the root).
-        left_out: parts of the run's model for which the class has no place.
+        left_out: parts of the run's model that the transformers class does not have.
     """
 
     step: int
@@ -78,7 +78,7 @@ def export_run(
         RunError: if there is no such checkpoint, or it holds no average.
         CheckpointError: if the checkpoint is damaged, or `out` holds something else.
         StoreError: if a store cannot be read or written.
-        ModelError: if transformers has no such model, or the export does not read back.
+        ModelError: if transformers has no such model, or the export, when it is read back, is not the same model.
     """
     replaceable_files(open_store(out))  # raises before the checkpoint is read if `out` may not be replaced
     manifest = select_checkpoint(run, step)
@@ -131,7 +131,7 @@ def export_weights(
             heads = exported_heads(config, objective)
             write_model(folder, read_parameter, config, files, heads, notes=notes["."])
             if objective.contrastive is not None and networks["."].architecture is not None:
-                write_sentence_transformer(  # with which sentence-transformers can load the folder, too
+                write_sentence_transformer(  # so that sentence-transformers can load the folder, too
                     folder,
                     pooling=objective.contrastive.pooling,
                     normalize=objective.contrastive.normalize,
@@ -170,7 +170,7 @@ def _exported_networks(
 
 
 def _describe_network(hf_interchange: HfFormat, part: str | None, manifest: CheckpointManifest) -> ExportedNetwork:
-    """Return the description of an exported network, which is a `part` of a pair or the only one."""
+    """Return the description of an exported network. `part`: its part of a pair; None if it is the only network."""
     known, prefix = hf_interchange.table.their_names(hf_interchange.layers), f"{part}." if part else ""
     names = (name.removeprefix(prefix) for name in manifest.shapes if name.startswith(prefix))
     left_out = {name.split(".")[0] for name in names if name not in known}
@@ -191,7 +191,7 @@ def newest_checkpoints(run: Run, count: int) -> list[CheckpointManifest]:
     if len(marks) < count:
         raise RunError(
             f"{run.uri} has {len(marks)} checkpoints, not {count}",
-            remedy="average fewer; a run keeps more with checkpoint.keep_last or checkpoint.keep_every in its recipe",
+            remedy="average fewer checkpoints; a run keeps more with checkpoint.keep_last or checkpoint.keep_every",
         )
     return [read_manifest(run.store, mark) for mark in reversed(marks[:count])]
 
@@ -204,8 +204,8 @@ def checkpoints_at_steps(run: Run, steps: Sequence[int]) -> list[CheckpointManif
 def export_mean(
     run: Run, manifests: Sequence[CheckpointManifest], out: str, *, licence: str | None = None
 ) -> ExportResult:
-    """Export the mean of the weights in these checkpoints, the oldest first, to the URI `out`, as `export_run` exports
-    one. Its file `mean.json` names them with the digests of their manifests, which hold the digests of all their bytes.
+    """Export the mean of the weights in the checkpoints `manifests`, the oldest first, to the URI `out`, in the form of
+    `export_run`. The file `mean.json` lists the checkpoints with the digests of their manifests, which cover all bytes.
 
     Raises:
         RunError: there are fewer than two checkpoints.
@@ -213,9 +213,9 @@ def export_mean(
     """
     if len(manifests) < 2:
         raise RunError(
-            f"a mean needs at least two checkpoints of {run.uri}", remedy="name more of them, or use `export`"
+            f"a mean needs at least two checkpoints of {run.uri}", remedy="name two, or use `checkpoints export`"
         )
-    replaceable_files(open_store(out))  # raises before the checkpoints are read
+    replaceable_files(open_store(out))  # raises before the checkpoints are read if `out` may not be replaced
     steps = ", ".join(f"{manifest.step:,}" for manifest in manifests)
     made = f"The weights are the mean of those after steps {steps}; `{MEAN_SOURCES_FILE}` names the checkpoints."
     facts = read_checkpoint_facts(run, manifests, made)
@@ -223,10 +223,10 @@ def export_mean(
         mean = MeanReader([reading.enter_context(CheckpointReader(run.store, manifest)) for manifest in manifests])
         sources = _sources_json(run, manifests)
 
-        def complete(folder: Path) -> None:
+        def write_sources(folder: Path) -> None:
             (folder / MEAN_SOURCES_FILE).write_text(sources, encoding="utf-8")
 
-        return export_weights(facts, manifests[-1], mean.read_full, out, licence=licence, add_files=complete)
+        return export_weights(facts, manifests[-1], mean.read_full, out, licence=licence, add_files=write_sources)
 
 
 def _sources_json(run: Run, manifests: Sequence[CheckpointManifest]) -> str:

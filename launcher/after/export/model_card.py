@@ -1,5 +1,5 @@
-"""The model card of an export: what somebody who finds the folder must know, taken from the run's own records; and the
-data cards of its corpora, kept as `data_cards.json` for those who have only the model."""
+"""Writes the model card of an export from the run's own records; and keeps the data cards of the run's corpora beside
+the model, as `data_cards.json`, for users who do not have the corpora."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -59,8 +59,8 @@ class ExportedNetwork:
     Attributes:
         architecture: class of transformers that loads it; None if there is none.
         part: "generator" or "discriminator" of a pair; None for a single network.
-        left_out: parts of the run's model for which the class has no place.
-        causal: whether its last step was of next-token prediction.
+        left_out: parts of the run's model that the transformers class does not have.
+        causal: whether its last training step was next-token prediction.
     """
 
     architecture: str | None
@@ -75,10 +75,10 @@ class CheckpointFacts:
 
     Attributes:
         heldout: the newest held-out evaluation up to the checkpoint's step; None if its history has none.
-        data: for each source, a row of the table of sources.
-        cards: sources of whose text something is recorded, with the data cards of their corpora.
+        data: for each source, its row in the card's table of sources.
+        cards: name and data card of each source whose card records origins of its text, or removed documents.
         certificate: sentence about the run's certificate.
-        weights_note: sentence that says what the weights are; empty if they are the checkpoint's own.
+        weights_note: sentence that says how the weights were averaged; empty if they are the checkpoint's own.
     """
 
     run: Run
@@ -91,11 +91,11 @@ class CheckpointFacts:
 
 
 def read_checkpoint_facts(run: Run, manifests: Sequence[CheckpointManifest], weights_note: str) -> CheckpointFacts:
-    """Return the facts about weights that are made of these checkpoints, the oldest first; `weights_note` says how,
-    and is empty for those of one checkpoint. The card says so if a corpus no longer exists. Raises StoreError,
+    """Return the facts about weights that were made from the checkpoints `manifests`, the oldest first. `weights_note`:
+    as in `CheckpointFacts`. A corpus that no longer exists is no error: the card says so. Raises StoreError,
     CheckpointError if the run's own records cannot be read."""
     manifest = manifests[-1]
-    known = len(manifests) == 1 and _is_on_lineage(run, manifest)  # a mean of checkpoints was never evaluated
+    known = len(manifests) == 1 and _is_on_lineage(run, manifest)  # no run evaluates a mean of checkpoints
     records = read_history(run.store).evaluations if known else ()
     before = [record for record in records if record["step"] <= manifest.step]
     data = tuple(_source_table_row(run, name) for name in corpora_by_name(run.recipe))
@@ -107,7 +107,7 @@ def read_checkpoint_facts(run: Run, manifests: Sequence[CheckpointManifest], wei
 
 
 def _averaged_weight_figures(record: Record) -> Record:
-    """Return an evaluation's figures of the averaged weights, under the names of the plain figures."""
+    """Return an evaluation's figures of the averaged weights, under the names that the plain weights' figures have."""
     own = {
         name.removeprefix(AVERAGE_PREFIX): value for name, value in record.items() if name.startswith(AVERAGE_PREFIX)
     }
@@ -115,7 +115,7 @@ def _averaged_weight_figures(record: Record) -> Record:
 
 
 def render_model_card(facts: CheckpointFacts, network: ExportedNetwork, licence: str | None) -> str:
-    """Return the card as Markdown. `licence` as the user states it, None if nothing is stated."""
+    """Return the card as Markdown. `licence`: as the user states it; None if the user states none."""
     recipe = facts.run.recipe
     parts = (
         _front_matter(recipe, network, licence),
@@ -133,7 +133,8 @@ def render_model_card(facts: CheckpointFacts, network: ExportedNetwork, licence:
 
 
 def _is_on_lineage(run: Run, manifest: CheckpointManifest) -> bool:
-    """Return whether the run's evaluations include the checkpoint's: not if the run went on from an earlier one."""
+    """Return whether the run's newest checkpoint continues this one. If not, the run's evaluations do not include this
+    checkpoint's, because the run went back to an earlier one."""
     newest = list_committed(run.store)[0]
     return is_on_lineage(read_manifest(run.store, newest).lineage, manifest.name)
 
@@ -150,7 +151,7 @@ def _source_table_row(run: Run, name: str) -> str:
 
 
 def _certificate_sentence(run: Run, manifests: Sequence[CheckpointManifest]) -> str:
-    """Return what the card says of the run's certificate. Raises StoreError."""
+    """Return the card's sentence about the run's certificate. Raises StoreError."""
     try:
         found = read_certificate(run.uri)
     except CertificateError as error:
@@ -163,7 +164,7 @@ def _certificate_sentence(run: Run, manifests: Sequence[CheckpointManifest]) -> 
 
 
 def licence_identifier(licence: str) -> str:
-    """Return the Hub's identifier for a licence, which is SPDX's in small letters; `other` if it is none."""
+    """Return the Hub's identifier of a licence: SPDX's in lower case; `other` if `licence` is not an identifier."""
     return licence.lower() if _LICENCE_IDENTIFIER.fullmatch(licence.lower()) else "other"
 
 
@@ -182,7 +183,7 @@ def _front_matter(recipe: Recipe, network: ExportedNetwork, licence: str | None)
 
 
 def _pipeline_tag(recipe: Recipe, network: ExportedNetwork) -> str | None:
-    """Return the pipeline of transformers that uses the head, or of sentence-transformers."""
+    """Return the Hub's `pipeline_tag`: the task for which users load the network; None if no pipeline loads it."""
     if _is_sentence_transformer(recipe, network):
         return "sentence-similarity"
     if not network.architecture or "XLNet" in network.architecture or recipe.model.has_decoder:
@@ -192,7 +193,7 @@ def _pipeline_tag(recipe: Recipe, network: ExportedNetwork) -> str | None:
 
 
 def _is_sentence_transformer(recipe: Recipe, network: ExportedNetwork) -> bool:
-    """Return whether sentence-transformers loads the export: the networks of a pair are for transformers alone."""
+    """Return whether sentence-transformers loads the export. It loads no generator and no discriminator."""
     return bool(network.architecture and recipe.objective.contrastive and not recipe.objective.rtd)
 
 
@@ -296,10 +297,8 @@ class _DataCardsFile(BaseModel):
 
 
 def read_run_cards(run: Run) -> dict[str, DataCard | None]:
-    """Return the data cards of a run's corpora, by source.
-
-    None for a corpus that cannot be read, or that is another one than the run's.
-    """
+    """Return the data cards of a run's corpora, by source. None for a corpus that cannot be read, or that is no longer
+    the one that the run has read."""
     return {name: _read_data_card(run, name) for name in corpora_by_name(run.recipe)}
 
 
@@ -312,7 +311,7 @@ def _read_data_card(run: Run, name: str) -> DataCard | None:
 
 
 def dump_cards(cards: Iterable[tuple[str, DataCard]], sources: Iterable[str]) -> str:
-    """Return the text of `data_cards.json`. `sources`: names of all sources, also of those without a card."""
+    """Return the text of `data_cards.json`. `sources`: names of all sources, including sources without a card."""
     kept = _DataCardsFile(sources=dict.fromkeys(sources) | dict(cards))
     return kept.model_dump_json(indent=1) + "\n"
 

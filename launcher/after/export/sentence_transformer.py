@@ -1,5 +1,4 @@
-"""Writes what `SentenceTransformer(folder)` reads beside a model's own files: how a text's hidden states become one
-vector.
+"""Writes the files that tell `SentenceTransformer(folder)` how a text's hidden states become one vector.
 
 These are plain JSON files, written without sentence-transformers, in the form that its versions 2 to 6 read.
 """
@@ -24,7 +23,7 @@ _POOLING_SWITCHES = {
     "lasttoken": "pooling_mode_lasttoken",
 }
 _CLASS_TOKEN_LAST_TYPES = ("xlnet",)  # model types whose class token is the last token
-# How config.json names the width of the model: most of them, XLNet, XLM, DistilBERT.
+# Names of the hidden size in config.json: in most models', in XLNet's, in XLM's, in DistilBERT's.
 _WIDTH_FIELDS = ("hidden_size", "d_model", "emb_dim", "dim")
 _MODULE_PACKAGE = "sentence_transformers.models"
 
@@ -50,7 +49,7 @@ def write_sentence_transformer(
     max_length: int,
     prompts: Mapping[str, str] | None = None,
 ) -> None:
-    """Make the transformers folder `folder` one that `SentenceTransformer(folder)` loads.
+    """Add files to the transformers folder `folder` so that `SentenceTransformer(folder)` loads it.
 
     Args:
         folder: folder that is being built and already has config.json. This function does not publish it.

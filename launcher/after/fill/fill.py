@@ -1,12 +1,12 @@
-"""Fills masks in a text with an exported masked language model: the likeliest tokens for one mask, or all masks of a
-text, the surest first.
+"""Fills masks in a text with an exported masked language model: `top_candidates` lists the likeliest tokens for one
+mask, and `fill` fills all masks, the most confident predictions first.
 
-The second is the reverse process of masked diffusion (Nie et al. 2025, LLaDA, arXiv 2502.09992, section 2.4): in each
-step all masked tokens are predicted, the most confident predictions stay, and the others are masked again. It works
-with any masked language model; one that masked diffusion trained has seen rows with as many masks.
+Filling all masks is the reverse process of masked diffusion (Nie et al. 2025, LLaDA, arXiv 2502.09992, section 2.4): in
+each step all masked tokens are predicted, the most confident predictions stay, and the others are masked again. It
+works with any masked language model; only a model trained by masked diffusion has seen rows with many masks.
 
-A BART writes the text whole, by transformers' `generate`: a mask stands for any number of tokens there, so the encoder
-reads the text with its masks, and the decoder writes it from the first token to the last (Lewis et al. 2019, 2).
+A BART's mask stands for any number of tokens. Its encoder reads the text with the masks, and its decoder writes the
+whole text, from the first token to the last, by transformers' `generate` (Lewis et al. 2019, 2).
 """
 
 import re
@@ -35,25 +35,25 @@ _MASK_PATTERN = re.compile(r"<mask(?::(\d{1,6}))?>")
 
 @dataclass(frozen=True)
 class MaskedText:
-    """A text as ids, with the special tokens of a row.
+    """A text as a row of token ids, with the special tokens of a row.
 
     Attributes:
-        ids: ids of the row; the mask's where nothing is known.
-        masked: ascending places in the row that are masked.
+        ids: ids of the row, with the mask's id at unfilled masks.
+        masked: ascending positions of the unfilled masks in the row.
     """
 
     ids: tuple[int, ...]
     masked: tuple[int, ...]
 
     def fill_positions(self, ids_by_position: dict[int, int]) -> "MaskedText":
-        """Return the text with `ids_by_position`, by place, at some of its masks."""
+        """Return the text with some of its masks filled. `ids_by_position`: token ids by position in the row."""
         row = list(self.ids)
         for place, token in ids_by_position.items():
             row[place] = token
         return MaskedText(tuple(row), tuple(place for place in self.masked if place not in ids_by_position))
 
     def to_batch(self) -> Batch:
-        """Return a batch of this row; its targets are the masks."""
+        """Return a batch of this row, whose targets are the unfilled masks."""
         tokens = torch.tensor(self.ids)
         return Batch(
             tokens=tokens,
@@ -70,15 +70,15 @@ class MaskedText:
 
 
 def encode_masked_text(text: str, tokenizer: Tokenizer, max_tokens: int) -> MaskedText:
-    """Return `text` as ids.
+    """Return `text` as a row of ids. `<mask:N>` in the text becomes N masks.
 
     Raises:
-        TokenizerError: there is no mask in it, or the row has more than `max_tokens` tokens.
+        TokenizerError: `text` has no mask, or the row has more than `max_tokens` tokens.
     """
     special = tokenizer.special
     ids, masked, end = [special.cls], list[int](), 0
     for found in _MASK_PATTERN.finditer(text):
-        # The space before a mask belongs to the masked word; more of it, as before an indented one, is text.
+        # One space before a mask belongs to the masked word; further spaces, such as an indent, are text.
         ids += [int(token) for token in tokenizer.encode(text[end : found.start()].removesuffix(" "))]
         count = int(found[1] or 1)
         masked += range(len(ids), len(ids) + count)
@@ -86,10 +86,10 @@ def encode_masked_text(text: str, tokenizer: Tokenizer, max_tokens: int) -> Mask
         end = found.end()
     ids += [*(int(token) for token in tokenizer.encode(text[end:])), special.sep]
     if not masked:
-        raise TokenizerError(f"{text!r} has no {MASK}", remedy=f"write {MASK} where a token is wanted, or <mask:20>")
+        raise TokenizerError(f"{text!r} has no {MASK}", remedy=f"write {MASK} for one token, <mask:20> for 20")
     if len(ids) > max_tokens:
         raise TokenizerError(
-            f"the text has {len(ids):,} tokens, and the model's rows at most {max_tokens:,}",
+            f"the text has {len(ids):,} tokens, but the model's rows have at most {max_tokens:,}",
             remedy="give a shorter text, or fewer masks",
         )
     return MaskedText(tuple(ids), tuple(masked))
@@ -97,7 +97,7 @@ def encode_masked_text(text: str, tokenizer: Tokenizer, max_tokens: int) -> Mask
 
 @dataclass(frozen=True)
 class MaskCandidate:
-    """A candidate for the mask, and its probability among all ids."""
+    """A token that may fill the mask, as text, and its probability among all tokens."""
 
     text: str
     probability: float
@@ -107,11 +107,11 @@ class MaskFiller:
     """The masked language model in a folder in the transformers format, on the CPU.
 
     Attributes:
-        max_tokens: largest number of tokens of a text, with its first and its last one.
+        max_tokens: largest number of tokens of a text, including the special tokens at its ends.
 
     Raises:
-        ModelError: the folder holds no model, or one that predicts no masked tokens.
-        TokenizerError: it has no tokenizer.
+        ModelError: the folder holds no model, or a model that does not predict masked tokens.
+        TokenizerError: the folder holds no tokenizer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -123,8 +123,8 @@ class MaskFiller:
         self._model.eval()
 
     def top_candidates(self, sentence: str, count: int) -> list[MaskCandidate]:
-        """Return the `count` likeliest tokens, or all of fewer, for the one mask in `sentence`. Raises TokenizerError:
-        it has not exactly one."""
+        """Return the `count` likeliest tokens (at most the whole vocabulary) for the one mask in `sentence`. Raises
+        TokenizerError if `sentence` does not have exactly one mask."""
         text = encode_masked_text(sentence, self._tokenizer, self.max_tokens) if MASK in sentence else None
         if text is None or len(text.masked) != 1:
             raise TokenizerError(f"{sentence!r} does not have exactly one {MASK}", remedy=f"write {MASK} once")
@@ -138,8 +138,8 @@ class MaskFiller:
 
         Args:
             sentence: text with masks.
-            steps: number of forward passes, each of which fills about the same number of masks; at most one for each
-                mask. None: one for each mask.
+            steps: number of forward passes, each of which fills about the same number of masks, and at least one mask;
+                None: each fills one mask.
             temperature: temperature at which ids are drawn; 0: the likeliest.
             seed: seed of the draws.
 
@@ -187,7 +187,7 @@ def predict_masks(
 
 
 def _tied_tensors(tensors: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return tensors by the names of parameters that share their tensor with a stored one."""
+    """Return the tensors of tied parameters of which only the other name is stored, by their missing names."""
     stored = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: stored[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
     return {name: tensors[first] for name, first in names.items() if name not in tensors}
@@ -197,8 +197,8 @@ class TextWriter:
     """The encoder and decoder in a folder in the transformers format, on the CPU.
 
     Raises:
-        ModelError, TaskMismatch: the folder holds no such model, or not all of it.
-        TokenizerError: it has no tokenizer.
+        ModelError, TaskMismatch: the folder holds no such model, or some of its weights are missing.
+        TokenizerError: the folder holds no tokenizer.
         MissingPackage: transformers is not installed.
     """
 
@@ -206,7 +206,7 @@ class TextWriter:
         self._tokenizer = load_tokenizer(str(folder))
         config = read_folder_config(folder)
         if not config.has_decoder:
-            raise ModelError(f"{folder} has no decoder, which writes text", remedy="give a BART model")
+            raise ModelError(f"{folder} has no decoder to write a text", remedy="give a BART model")
         self._longest = config.max_length
         self._transformers = import_optional("transformers", "writing a text", EVALUATE_EXTRA)
         with silence_transformers():
@@ -217,7 +217,7 @@ class TextWriter:
             )
 
     def write(self, sentence: str, temperature: float = 0.0, seed: int = 0) -> str:
-        """Return the text that the decoder writes for `sentence`, which ends with a separator or at the longest row.
+        """Return the text that the decoder writes for `sentence`, up to a separator or the model's longest row.
 
         Args:
             sentence: text with at least one mask.
@@ -225,11 +225,11 @@ class TextWriter:
             seed: seed of the draws. Equal arguments give equal text.
 
         Raises:
-            TokenizerError: there is no mask in it, or one of several tokens, or too many tokens.
+            TokenizerError: `sentence` has no mask, a mask of several tokens (`<mask:N>`), or too many tokens.
         """
         if f"{MASK[:-1]}:" in sentence:
             raise TokenizerError(
-                f"{sentence!r} says how many tokens a mask stands for, which this model finds itself",
+                f"{sentence!r} gives a mask's number of tokens, but this model chooses that number itself",
                 remedy=f"write {MASK}",
             )
         special = self._tokenizer.special

@@ -1,7 +1,7 @@
-"""A task's examples as rows of token ids for transformers' Trainer, and the Trainer's outputs as predictions.
+"""Encodes a task's examples as rows of token ids for transformers' Trainer, and scores the Trainer's outputs.
 
-A text that is too long for one row becomes several overlapping windows: of a tagged sentence each word is predicted in
-the window that shows most of its context; of a context every window may hold the answer.
+A text that is too long for one row becomes several overlapping windows. Each word of a tagged sentence is predicted in
+the window that shows most of its context. The answer to a question may be in any window of the question's context.
 """
 
 import unicodedata
@@ -34,8 +34,8 @@ class ContextWindow:
     Attributes:
         question: index of the example.
         first: position in the row of the window's first context token.
-        null: position in the row of the class token.
-        characters: [tokens, 2] characters of the context at which each token begins and ends.
+        null: position in the row of the class token, whose logits score "no answer".
+        characters: [tokens, 2], the characters of the context at which each token begins and ends.
     """
 
     question: int
@@ -46,8 +46,8 @@ class ContextWindow:
 
 @dataclass(frozen=True)
 class BestAnswer:
-    """The best span of a question's context, as characters, and its `score`, the sum of two logits. `null`: score of
-    "no answer", the least over its windows."""
+    """The best span of a question's context, in characters, and its `score`, the sum of two logits. `null`: the score
+    of "no answer", which is the lowest over the question's windows."""
 
     begin: int = 0
     end: int = 0
@@ -63,10 +63,10 @@ class BestAnswer:
 def find_answers(
     question_count: int, windows: Sequence[ContextWindow], logits: NDArray[np.float32], max_answer_tokens: int
 ) -> list[BestAnswer]:
-    """Return the best answer to each question; of equal spans the first.
+    """Return the best answer to each question; of spans with equal scores, the first.
 
     Args:
-        logits: scores of each window's tokens as the first and the last one, [windows, tokens, 2].
+        logits: scores of each window's tokens as first and as last token of the answer, [windows, tokens, 2].
         max_answer_tokens: largest number of tokens of an answer.
     """
     found = [BestAnswer() for _ in range(question_count)]
@@ -101,7 +101,7 @@ def answer_texts(best_answers: Sequence[BestAnswer], contexts: Sequence[str], no
 def best_no_answer_threshold(
     margins: Sequence[float], answer_scores: Sequence[float], no_answer_scores: Sequence[float]
 ) -> float:
-    """Return the threshold with the largest sum of the questions' scores; of equal ones, the smallest.
+    """Return the threshold of "no answer" with the largest sum of the questions' scores; of several, the smallest.
 
     Args:
         margins: margin of "no answer" for each question (`BestAnswer.margin`).
@@ -115,10 +115,10 @@ def best_no_answer_threshold(
     ascending = apart[order]
     gain = (np.asarray(answer_scores, np.float64) - np.asarray(no_answer_scores, np.float64))[finite][order]
     totals = np.concatenate([[0.0], np.cumsum(gain)])
-    # A cut lies only between two different margins. Questions with margins below it are answered.
+    # A threshold can only separate different margins. Questions with margins below it are answered.
     cuts = np.concatenate([[True], ascending[1:] > ascending[:-1], [True]])
     best = int(np.argmax(np.where(cuts, totals, -np.inf)))
-    # Midway between two margins, so that rounding does not move a question to the other side.
+    # The threshold lies midway between two margins, so that rounding moves no question across it.
     sides = np.concatenate([[ascending[0] - 2.0], ascending, [ascending[-1] + 2.0]])
     return float(sides[best] + sides[best + 1]) / 2
 
@@ -133,7 +133,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class ExampleEncoder:
-    """Turns the examples of `task` into rows by `tokenizer`, of at most `max_length` tokens."""
+    """Encodes the examples of `task` as rows of at most `max_length` tokens."""
 
     task: Task
     tokenizer: Any
@@ -142,10 +142,11 @@ class ExampleEncoder:
 
     @property
     def head(self) -> Head:
+        """The kind of transformers' head for the task."""
         return head_for_task(self.task)
 
     def encode(self, examples: Examples) -> "EncodedSplit":
-        """Return the rows. Raises TaskMismatch if a text cannot be cut, or a question leaves no room for a context."""
+        """Encode examples. Raises TaskMismatch if a text cannot be cut, or a question leaves no room for a context."""
         match examples:
             case Sentences():
                 return EncodedSentences(self.task, examples, self._encode_sentences(examples))
@@ -153,7 +154,7 @@ class ExampleEncoder:
                 return self._encode_words(examples)
             case Questions():
                 return self._encode_questions(examples)
-        raise AssertionError(f"{self.task.kind} is refused by head_for_task")
+        raise AssertionError(f"{self.task.kind} has no head, so head_for_task has raised before")
 
     def _encode_sentences(self, examples: Sentences) -> Any:
         second = None if examples.second is None else list(examples.second)
@@ -166,7 +167,7 @@ class ExampleEncoder:
         except Exception as error:  # the library has no error class for a text that is too short to cut
             raise self._too_long_error(cut, describe_error(error)) from error
         if max(map(len, encoded["input_ids"])) > self.max_length:
-            raise self._too_long_error(cut, "the text that is kept whole is longer")
+            raise self._too_long_error(cut, "the text that may not be cut is longer")
         return _build_dataset(encoded, labels=labels)
 
     def _too_long_error(self, truncation: str, why: str) -> TaskMismatch:
@@ -268,11 +269,11 @@ def _build_dataset(encoded: Mapping[str, Any], **labels: Any) -> Any:
 
 
 def _first_word_tokens(encoded: Any, row: int, word_ends: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Return, for each word whose first token is in the row: its index, the token's position, and the number of tokens
-    of text on the shorter side. `word_ends`: the character at which each word ends."""
+    """Return, for each word whose first token is in the row: the word's index, the token's position, and the smaller of
+    the numbers of text tokens before and after it. `word_ends`: the character at which each word ends."""
     text = [index for index, part in enumerate(encoded.sequence_ids(row)) if part is not None]
     offsets = np.array([encoded["offset_mapping"][row][index] for index in text], np.int64).reshape(-1, 2)
-    # A token belongs to the first word that ends after the token begins: a space's token to the word behind it.
+    # A token belongs to the first word that ends after the token begins. So a space belongs to the word after it.
     word_of = np.searchsorted(word_ends, offsets[:, 0], side="right")
     starts = np.r_[0, word_ends + 1][word_of]  # a later window may begin inside of a word
     begins = (np.diff(word_of, prepend=-1) != 0) & (offsets[:, 0] <= starts)
@@ -284,8 +285,8 @@ def _first_word_tokens(encoded: Any, row: int, word_ends: NDArray[np.int64]) -> 
 
 
 def _answer_token_positions(window: ContextWindow, answer: Answer | None) -> tuple[int, int]:
-    """Return the positions of the answer's first and last token; twice that of the class token if the window does not
-    show the whole answer."""
+    """Return the positions of the answer's first and last token; both are the class token's if the window does not
+    hold the whole answer."""
     characters, absent = window.characters, (window.null, window.null)
     if answer is None or not answer.text or not len(characters):
         return absent
@@ -298,21 +299,22 @@ def _answer_token_positions(window: ContextWindow, answer: Answer | None) -> tup
 
 @dataclass(frozen=True)
 class EncodedSentences:
-    """One row for each text or pair."""
+    """Encoded texts or pairs of texts, a row for each."""
 
     task: Task
     examples: Sentences
     dataset: Any
 
     def compute_scores(self, outputs: OutputArray, threshold: float | None = None) -> Scores:
+        """Return the metrics of the Trainer's outputs. `threshold` is not used."""
         found = outputs.argmax(-1).astype(np.int64) if self.task.labels else outputs.reshape(-1).astype(np.float64)
         return Scores(compute_metrics(self.task, self.examples, found))
 
 
 @dataclass(frozen=True)
 class EncodedWords:
-    """Sentences as rows. `places`: for each sentence, [words, 2]: row and position at which each word is predicted; -1
-    for a word without a token, which gets the tag of most words: O, or the first."""
+    """Encoded tagged sentences. `places`: for each sentence, [words, 2], the row and position at which each word is
+    predicted; -1 for a word without a token, which gets the tag O, or the task's first tag if there is no O."""
 
     task: Task
     examples: TaggedSentences
@@ -320,6 +322,7 @@ class EncodedWords:
     places: Sequence[NDArray[np.int64]]
 
     def compute_scores(self, outputs: OutputArray, threshold: float | None = None) -> Scores:
+        """Return the metrics of the Trainer's outputs. `threshold` is not used."""
         likeliest = outputs.argmax(-1)
         unread = self.task.labels.index("O") if "O" in self.task.labels else 0
         tags = tuple(
@@ -330,7 +333,7 @@ class EncodedWords:
 
 @dataclass(frozen=True)
 class EncodedQuestions:
-    """Windows of contexts as rows."""
+    """Encoded questions, a row for each window of a question's context."""
 
     task: Task
     examples: Questions
@@ -339,6 +342,7 @@ class EncodedQuestions:
     max_answer: int
 
     def compute_scores(self, outputs: tuple[OutputArray, OutputArray], threshold: float | None = None) -> Scores:
+        """Return the metrics of the Trainer's outputs, and the threshold of "no answer"."""
         logits = np.stack(outputs, axis=-1)
         questions = self.examples
         found = find_answers(len(questions), self.windows, logits, self.max_answer)
@@ -353,7 +357,7 @@ class EncodedQuestions:
         return Scores(metrics, threshold)
 
     def _score_each_question(self, texts: Sequence[str]) -> list[float]:
-        """Return the main metric of each question alone. Their mean is the metric of all questions."""
+        """Return the main metric of each question alone. The mean of these is the metric of all questions."""
         main = self.task.model_copy(update={"metrics": self.task.metrics[:1]})
         found: list[float] = []
         for index, text in enumerate(texts):
@@ -363,5 +367,5 @@ class EncodedQuestions:
 
 
 EncodedSplit = EncodedSentences | EncodedWords | EncodedQuestions
-"""The rows of a split (`dataset`, of `datasets`). `compute_scores` turns outputs of `Trainer.predict` into metrics; the
-`threshold` of "no answer" is the one that was found on dev, or is found there."""
+"""The rows of a split (`dataset`, of `datasets`). `compute_scores` turns outputs of `Trainer.predict` into metrics.
+`threshold`: the threshold of "no answer" found on dev; None: it is found on these rows."""

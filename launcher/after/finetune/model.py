@@ -1,4 +1,4 @@
-"""A checkpoint's folder as a tokenizer and a model of transformers with a new head.
+"""Opens a checkpoint's folder with transformers: its tokenizer, and its encoder with a new head.
 
 A folder is data: weights come from safetensors, no code of the folder's is run, and nothing is downloaded.
 """
@@ -17,8 +17,8 @@ from launcher.after.finetune.settings import FinetuneSettings, TaskMismatch
 from launcher.errors import EVALUATE_EXTRA, describe_error, import_optional
 
 Head = Literal["SequenceClassification", "TokenClassification", "QuestionAnswering"]
-_IMPORT_PURPOSE = "fine-tuning"
-_MAX_PLAUSIBLE_TOKENS = 1 << 20  # tokens; tokenizers without a maximal length report more than this
+_IMPORT_PURPOSE = "fine-tuning"  # what needs a package, for the message if it is not installed
+_MAX_PLAUSIBLE_TOKENS = 1 << 20  # tokenizers without a maximal length report more tokens than this
 _LAYER_NUMBER_PATTERN = re.compile(r"(?:^|\.)(?:layers?|albert_layer_groups|attentions|layer_norm[12]|ffns)\.(\d+)\.")
 _LOADING_OPTIONS = {"local_files_only": True, "trust_remote_code": False}
 
@@ -43,7 +43,7 @@ def open_tokenizer(folder: Path) -> Any:
 
 def open_model(folder: Path, head: Head, labels: tuple[str, ...]) -> Any:
     """Return `AutoModelFor<head>` with the encoder in `folder` and a new head, in fp32, on the CPU. A head in the
-    folder is never used. What is drawn comes from torch's generator.
+    folder is never used. The new head is drawn with torch's global generator.
 
     Raises TaskMismatch if transformers cannot load it, it has a decoder, or weights of the encoder are missing.
     """
@@ -74,7 +74,7 @@ def load_weights(auto_class: str, folder: Path, **options: Any) -> tuple[Any, li
 
 @contextmanager
 def _translate_errors(problem: str, remedy: str) -> Iterator[None]:
-    """Raise TaskMismatch for any error of the library inside the `with` block; see `describe_error`."""
+    """Raise TaskMismatch in place of any error inside the `with` block. `problem`: beginning of its message."""
     try:
         yield
     except Exception as error:
@@ -87,8 +87,8 @@ def _load_config(transformers: Any, folder: Path, head: Head, labels: tuple[str,
         config = transformers.AutoConfig.from_pretrained(str(folder), **_LOADING_OPTIONS)
     if getattr(config, "is_encoder_decoder", False):
         raise TaskMismatch(
-            f"{folder} holds an encoder with a decoder ({config.model_type}), and tasks are for encoders alone",
-            remedy="fine-tune it with transformers, which has classes of its own for such models",
+            f"{folder} holds an encoder with a decoder ({config.model_type}), but only encoders are fine-tuned here",
+            remedy="fine-tune it with transformers, which has classes for such models",
         )
     config.num_labels = 2 if head == "QuestionAnswering" else len(labels) or 1
     if labels:
@@ -102,7 +102,7 @@ def _load_config(transformers: Any, folder: Path, head: Head, labels: tuple[str,
 
 
 def _check_encoder_weights(model: Any, missing_parameters: list[str], folder: Path) -> None:
-    """Raise TaskMismatch if weights of the encoder, beside its pooler, are `missing_parameters` in the folder."""
+    """Raise TaskMismatch if `missing_parameters` names weights of the encoder other than its pooler's."""
     prefix = f"{model.base_model_prefix}."
     gaps = [name for name in missing_parameters if name.startswith(prefix) and ".pooler." not in name]
     if gaps:
@@ -116,7 +116,7 @@ def _check_encoder_weights(model: Any, missing_parameters: list[str], folder: Pa
 
 @torch.no_grad()
 def _initialize_head(model: Any, std: float) -> None:
-    """Draw the linear layers outside of the encoder anew: a folder that was fine-tuned before has a head, too."""
+    """Draw new weights for the linear layers of the head: the folder of a fine-tuned model has a head, too."""
     encoder = set(model.base_model.modules())
     for module in model.modules():
         if isinstance(module, nn.Linear) and module not in encoder:
@@ -126,19 +126,18 @@ def _initialize_head(model: Any, std: float) -> None:
 
 
 def check_tokenizer_fits_model(tokenizer: Any, model: Any, folder: Path, max_length: int | None) -> int:
-    """Return the largest number of tokens of an input: `max_length`, or that of model and tokenizer.
+    """Return the largest number of tokens of an input: `max_length`, or the limit of the model and the tokenizer.
 
-    Raises TaskMismatch if the tokenizer has more ids or token types than the model, or `max_length` is more than it
-    takes.
+    Raises TaskMismatch if the tokenizer has more ids or token types than the model, or `max_length` exceeds the limit.
     """
     config, sample = model.config, tokenizer("a", "a")
     largest = max(*tokenizer.get_vocab().values(), *sample["input_ids"])
     rows, types = getattr(config, "type_vocab_size", 0) or 0, max(sample.get("token_type_ids", [0]))
-    relative = config.model_type == "xlnet"  # XLNet only compares the types of two tokens: all ids are valid
+    relative = config.model_type == "xlnet"  # XLNet only compares the types of two tokens, so all types are valid
     if largest >= config.vocab_size or (rows and types >= rows and not relative):
         raise TaskMismatch(
-            f"the tokenizer in {folder} does not fit the model there: its largest id is {largest:,} of "
-            f"{config.vocab_size:,}, its largest token type {types} of {rows}",
+            f"the tokenizer in {folder} does not fit the model there: its largest id is {largest:,} (the model has "
+            f"{config.vocab_size:,} ids), its largest token type {types} (the model has {rows} types)",
             remedy="use the tokenizer that the model was pretrained with",
         )
     longest = max_row_tokens(tokenizer, model)
@@ -156,8 +155,8 @@ def max_row_tokens(tokenizer: Any, model: Any) -> int | None:
     stated = tokenizer.model_max_length
     if not isinstance(stated, int | float) or not stated >= 1:
         raise TaskMismatch(
-            f"the tokenizer's model_max_length is {stated!r}, no number of tokens",
-            remedy="correct it in tokenizer_config.json",
+            f"the tokenizer's model_max_length is {stated!r}, which is not a number of tokens",
+            remedy="correct model_max_length in tokenizer_config.json",
         )
     lengths = [int(stated)] if stated < _MAX_PLAUSIBLE_TOKENS else []
     positions = getattr(model.config, "max_position_embeddings", None)
@@ -167,7 +166,7 @@ def max_row_tokens(tokenizer: Any, model: Any) -> int | None:
 
 
 def _first_position_id(model: nn.Module) -> int:
-    """Return the number of the first token's position: RoBERTa and its kin count from the padding id + 1."""
+    """Return the first token's position id: 0, or the padding id + 1 in RoBERTa and models like it."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
@@ -178,8 +177,8 @@ def layerwise_parameter_groups(model: Any, settings: FinetuneSettings) -> list[d
     """Return AdamW's groups of parameters with a learning rate for each layer.
 
     A parameter at depth d of L layers has the rate `lr * layer_decay ** (L + 1 - d)`: the head has `lr`, the top layer
-    one factor less, the embeddings the lowest rate. (ELECTRA's code has one factor more below the head.) What an
-    encoder has outside of its layers, beside a pooler, counts as embeddings.
+    one factor less, the embeddings the lowest rate. (ELECTRA's code has one factor more below the head.) A pooler and a
+    final norm count as head, other parameters outside of the encoder's layers as embeddings.
     """
     encoder = {id(parameter): name for name, parameter in model.base_model.named_parameters()}
     numbers = {name: int(found[1]) + 1 for name in encoder.values() if (found := _LAYER_NUMBER_PATTERN.search(name))}
@@ -200,7 +199,7 @@ def layerwise_parameter_groups(model: Any, settings: FinetuneSettings) -> list[d
 @contextmanager
 def silence_transformers(purpose: str = _IMPORT_PURPOSE) -> Iterator[None]:
     """Suppress transformers' progress bars, and its warnings about new heads, which are intended. `purpose`: what needs
-    transformers, for the error if it is not installed."""
+    transformers, for the message if it is not installed."""
     logging = import_optional("transformers", purpose, EVALUATE_EXTRA).utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -1,8 +1,7 @@
 """A checkpoint to fine-tune and measure, as a local folder in the transformers format, and its digest.
 
 A checkpoint is given as a run, whose newest good checkpoint (or that of a step) is exported into a temporary folder, or
-as a folder in the transformers format, local or on S3. Of a pair of generator and discriminator, the discriminator is
-taken.
+as a folder in the transformers format, local or on S3. Of a generator and a discriminator, the discriminator is used.
 """
 
 import hashlib
@@ -29,7 +28,7 @@ from launcher.errors import RunError
 from launcher.runtime.run.record import RECORD_FILE, open_run
 
 _READ_SUFFIXES = (".json", ".safetensors", ".txt", ".model")  # files that are read; never a pickle
-# Files that say where the folder comes from; its digest leaves them out.
+# Files about the origin of a model, which its digest leaves out.
 _UNDIGESTED_FILES = (
     RECORD_OF_EXPORT,
     "results.json",
@@ -66,8 +65,8 @@ def open_pretrained(source: str, step: int | None = None) -> Iterator[LocalModel
     Raises:
         RunError: if there is neither a run nor a model, `step` is given with a folder, or the run has no such
             checkpoint.
-        CheckpointError, ModelError: if the model is damaged or has no transformers form.
-        StoreError: if it cannot be read.
+        CheckpointError, ModelError: if the model is damaged, or transformers has no format for it.
+        StoreError: if the model cannot be read.
     """
     store = open_store(source)
     with temporary_folder("model") as name:
@@ -103,8 +102,8 @@ def _fetch_transformers_folder(source: str, step: int | None, store: Store, dest
 
 
 def read_module_list(folder: Path) -> list[tuple[str, str]]:
-    """Return folder and kind of each module of a SentenceTransformer (such as `1_Pooling`), as modules.json lists them;
-    none for another model.
+    """Return the folder (such as `1_Pooling`) and kind of each module that modules.json of a SentenceTransformer lists;
+    an empty list for any other model.
 
     Raises ModelError if modules.json does not list modules, or names folders outside of `folder`.
     """
@@ -117,24 +116,24 @@ def read_module_list(folder: Path) -> list[tuple[str, str]]:
         raise ModelError(f"{path} does not list modules: {error}", remedy="fetch the file again") from error
     for name, _ in found:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ModelError(f"{path} names a folder elsewhere: {name}", remedy="fetch the whole model again")
+            raise ModelError(f"{path} names a folder outside the model's: {name}", remedy="fetch the whole model again")
     return found
 
 
 def _module_folders(folder: Path) -> list[str]:
-    """Return the folders with the modules that are not in `folder` itself."""
+    """Return the folders of the modules that are not in `folder` itself."""
     return sorted({place for place, _ in read_module_list(folder) if place})
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files that a model in `folder` is loaded from, those of a SentenceTransformer's modules included."""
+    """Return the files from which a model in `folder` is loaded, including a SentenceTransformer's modules."""
     places = [folder, *(folder / module for module in _module_folders(folder))]
     found = [path for place in places for path in place.glob("*") if path.suffix in _READ_SUFFIXES and path.is_file()]
     return sorted(path for path in found if path.name not in _UNDIGESTED_FILES)
 
 
 def folder_digest(folder: Path) -> str:
-    """Return the SHA-256 of names and contents of the files in `folder` that the predictions of its model depend on."""
+    """Return the SHA-256 of the names and contents of the files in `folder` that the model's predictions depend on."""
     digest = hashlib.sha256()
     for path in model_files(folder):
         name = path.relative_to(folder).as_posix()
@@ -143,7 +142,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def _content_digest(path: Path) -> str:
-    if path.name == CONFIG:  # the library's version in it does not change predictions
+    if path.name == CONFIG:  # predictions do not depend on its transformers_version
         fields = parse_json_object(path.read_bytes(), str(path))
         kept = {name: value for name, value in fields.items() if name not in ("transformers_version", "_name_or_path")}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
@@ -157,7 +156,7 @@ def require_transformers_class(folder: Path, model_name: str) -> None:
     fields = parse_json_object(path.read_bytes(), str(path)) if path.is_file() else {}
     if fields.get("model_type") in TYPES_WITHOUT_HF_CLASS:
         raise ModelError(
-            f"{model_name}: transformers, which is needed for this, has no class for this model",
-            remedy="use it with what needs none: `maskfleet diagnose`, `maskfleet fill`, a recipe's `start:`, or "
-            "`maskfleet.open_run(RUN).module()` in Python",
+            f"{model_name} cannot be used for this, because transformers has no class for this model",
+            remedy="use it with `maskfleet diagnose`, `maskfleet fill`, a recipe's `start:`, or "
+            "`maskfleet.open_run(RUN).module()` in Python, which need no such class",
         )

@@ -1,5 +1,5 @@
-"""One fine-tuning by transformers' Trainer: on the task's `train` split, the epoch chosen on `dev`, then measured on
-the other splits. Its folder is what `AutoModelFor...` loads, with the tokenizer and where it comes from."""
+"""One fine-tuning by transformers' Trainer: it trains on the task's `train` split, chooses the epoch on `dev`, and
+measures the other splits. It can write a folder that `AutoModelFor...` loads, with the tokenizer and the results."""
 
 import json
 import logging
@@ -39,7 +39,7 @@ from launcher.progress import work
 from launcher.runtime.run.log import encode_line
 
 _LOG = logging.getLogger("launcher.after.finetune")
-_EVALUATION_BATCH_ROWS = 64  # rows of a batch in evaluation
+_EVALUATION_BATCH_ROWS = 64  # number of rows in a batch when splits are measured
 RESULTS_FILE = "results.json"
 _PIPELINE_BY_HEAD = {
     "SequenceClassification": "text-classification",
@@ -130,7 +130,7 @@ def _build_trainer(
 ) -> Any:
     transformers = import_optional("transformers", "fine-tuning", EVALUATE_EXTRA)
     settings = encoder.settings
-    tagged = encoder.head == "TokenClassification"  # a label for each token is padded, too
+    tagged = encoder.head == "TokenClassification"  # the labels of its tokens must be padded, too
     collator = transformers.DataCollatorForTokenClassification if tagged else transformers.DataCollatorWithPadding
     optimizer = None
     if settings.layer_decay < 1:
@@ -147,9 +147,9 @@ def _build_trainer(
         optimizers=(optimizer, None),
         callbacks=patience,
     )
-    trainer.remove_callback(transformers.PrinterCallback)  # it would print every record
-    # Else the losses of microbatches are added up: several of transformers' classes take the number of targets in the
-    # whole batch and do not divide by it.
+    trainer.remove_callback(transformers.PrinterCallback)  # it would print all logged values
+    # If this is true, losses of microbatches are summed: several classes of transformers accept the number of targets
+    # in the whole batch, but do not divide by it.
     trainer.model_accepts_loss_kwargs = False
     return trainer
 
@@ -217,7 +217,7 @@ def _show_figures(encoder: ExampleEncoder, state: Any, logs: Mapping[str, float]
 
 @dataclass(frozen=True)
 class Provenance:
-    """A result with everything that it depends on.
+    """The result of a fine-tuning, and everything that it depends on.
 
     Attributes:
         pretrained: the model that was fine-tuned.
@@ -270,6 +270,6 @@ def _model_card(model: Any, provenance: Provenance) -> str:
         f"---\n{yaml.safe_dump(fields, sort_keys=True)}---\n\n# {provenance.task.name}\n\n"
         f"{start}, fine-tuned on {provenance.task.name} with Maskfleet (seed {provenance.seed}). "
         f"transformers loads it as `{name}`.\n\n"
-        f"On its dev split after epoch {provenance.outcome.best_epoch}, which was chosen by it: {figures}.\n\n"
+        f"On the task's dev split, after epoch {provenance.outcome.best_epoch}, whose weights these are: {figures}.\n\n"
         f"Settings and curves are in `{RESULTS_FILE}`.\n"
     )

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from launcher.errors import OptionError, RunError
 from launcher.runtime.recipe.document import DocumentWording, RecipeDocument, validate
 
-DOCUMENT_WORDING = DocumentWording("fine-tuning", "maskfleet tasks show sst2", OptionError)
+DOCUMENT_WORDING = DocumentWording("fine-tuning", "maskfleet tasks show sst2", OptionError)  # for messages
 _RETIRED_SETTINGS = ("reinit_layers", "freeze", "pooling", "layers", "dropout", "task_dropout", "threads")
 
 
@@ -34,7 +34,7 @@ class FinetuneSettings(BaseModel):
         max_query: number of tokens after which a question is cut (span).
         max_answer: largest number of tokens of an answer (span).
         patience: number of epochs without a better result on dev after which training stops; None: it never does.
-        keep: the epoch whose weights are kept.
+        keep: the epoch whose weights are kept: the best on dev, or the last.
         precision: `bf16` computes the matrix products of forward passes in bfloat16 (torch's autocast).
     """
 
@@ -61,11 +61,11 @@ class FinetuneSettings(BaseModel):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.adam_betas):
-            raise ValueError(f"adam_betas {self.adam_betas} are not both at least 0 and below 1")
+            raise ValueError(f"adam_betas {self.adam_betas} must both be at least 0 and below 1")
         if self.microbatch is not None and self.batch % self.microbatch:
             raise ValueError(f"microbatch {self.microbatch} does not divide batch {self.batch}")
         if self.patience is not None and self.keep == "last":
-            raise ValueError("patience stops after the best epoch, which keep: last does not keep")
+            raise ValueError("patience cannot be used with keep: last, which would keep a worse epoch than the best")
         return self
 
 
@@ -74,12 +74,12 @@ def settings_grid(given: Mapping[str, object]) -> tuple[FinetuneSettings, ...]:
 
     Combinations follow the order of the lists, and the last key varies fastest. A single fine-tuning uses the first.
 
-    Raises OptionError if a key is no setting, or a value is not allowed.
+    Raises OptionError if a key is not a setting, or a value is not allowed.
     """
     if retired := [name for name in given if name in _RETIRED_SETTINGS]:
         raise OptionError(
-            f"the fine-tuning setting {retired[0]!r} was retired with version 0.3.0",
-            remedy="leave it out; `maskfleet checkpoints export` writes what any program of transformers fine-tunes",
+            f"the fine-tuning setting {retired[0]!r} was removed in version 0.3.0",
+            remedy="leave it out, or fine-tune an export (`maskfleet checkpoints export`) with other software",
         )
     lists = [_setting_values(name, given[name]) for name in given]
     return tuple(
@@ -92,8 +92,8 @@ def settings_grid(given: Mapping[str, object]) -> tuple[FinetuneSettings, ...]:
 
 
 def _setting_values(name: str, value: object) -> list[object]:
-    """Return the values of a setting. A value of adam_betas is itself a pair, so only a list of pairs counts as a list
-    of values."""
+    """Return the values of a setting, which is a value or a list of values. For adam_betas, whose value is a pair, only
+    a list of pairs counts as a list of values."""
     if not isinstance(value, list | tuple):
         return [value]
     if not value:
@@ -103,7 +103,7 @@ def _setting_values(name: str, value: object) -> list[object]:
 
 
 class TaskMismatch(RunError):
-    """The error if a task does not fit the checkpoint or the settings."""
+    """The error if a task, a checkpoint and the settings do not fit together."""
 
 
 class TrainingDiverged(RunError):

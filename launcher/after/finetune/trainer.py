@@ -1,5 +1,4 @@
-"""What fine-tuning and the training of embeddings have in common: arguments of transformers' Trainer, and its
-callback."""
+"""Arguments and callback of transformers' Trainer, shared by fine-tuning and the training of embeddings."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,12 +9,12 @@ from launcher.progress import Work
 
 
 def training_arguments(kind: Any, settings: Any, *, seed: int, scratch: Path, **own: Any) -> Any:
-    """Return arguments of class `kind`, transformers' or sentence-transformers'.
+    """Return the Trainer's arguments, an object of transformers' or sentence-transformers' class `kind`.
 
     Args:
         settings: `FinetuneSettings` or `EmbedTrainingSettings`.
         scratch: folder for weights.
-        own: arguments that only this training has.
+        own: arguments that only one of the two trainings has.
     """
     import_optional("accelerate", "training", EVALUATE_EXTRA)
     arguments = kind(
@@ -41,7 +40,7 @@ def training_arguments(kind: Any, settings: Any, *, seed: int, scratch: Path, **
 
 
 def training_callback(progress: Work, show_figures: Callable[[Any, Mapping[str, float]], None]) -> Any:
-    """Return the callback that shows progress, and calls `show_figures` with the Trainer's state and what it logs."""
+    """Return the callback that shows progress, and passes the Trainer's state and logged values to `show_figures`."""
     transformers = import_optional("transformers", "training", EVALUATE_EXTRA)
 
     class Progress(transformers.TrainerCallback):  # type: ignore[misc, name-defined]

@@ -1,8 +1,8 @@
 """Adds a network's ONNX graph to its exported folder, where servers look for it: `onnx/model.onnx`.
 
-torch's exporter traces transformers' class, with any number of rows and places. The graph is kept only if it computes
-what our PyTorch model computes (`parity.py`). The int8 form is onnxruntime's: weights of matrices and tables in 8
-bits, activations quantised as they come.
+torch's exporter traces transformers' class, for any number of rows and tokens. The graph is kept only if it computes
+what our PyTorch model computes (`parity.py`). An int8 graph is made by onnxruntime's dynamic quantization: matrices and
+embedding tables are stored in 8 bits, and activations are quantized when the graph runs.
 """
 
 import logging
@@ -26,18 +26,18 @@ from launcher.output import human_bytes
 OPSET = 18
 """The version of ONNX's operators that torch's exporter writes without converting."""
 GRAPH_FILE, INT8_GRAPH_FILE = "onnx/model.onnx", "onnx/model_quantized.onnx"
-_MAX_FILE_BYTES = 1_900_000_000  # bytes; a protobuf holds 2 GiB at most
+_MAX_FILE_BYTES = 1_900_000_000  # larger weights go into a file of their own: a protobuf holds 2 GiB at most
 
 
 @dataclass(frozen=True)
 class OnnxGraph:
-    """A graph that was written and compared.
+    """A graph that was written and compared with PyTorch.
 
     Attributes:
-        inputs, outputs: their names.
+        inputs, outputs: names of the graph's inputs and outputs.
         difference: largest relative difference from PyTorch.
         size: bytes of the graph, with its weights.
-        int8_size, int8_cosine: bytes of the int8 form, and the mean cosine of its vectors with PyTorch's; None without.
+        int8_size, int8_cosine: bytes of the int8 graph, and mean cosine of its vectors with PyTorch's; None without it.
     """
 
     inputs: tuple[str, ...]
@@ -60,17 +60,17 @@ class OnnxGraph:
 
 
 def require_onnx_packages() -> None:
-    """Raise MissingPackage if a package of the extra is not installed."""
+    """Raise MissingPackage if a package of the extra `onnx` is not installed."""
     for package in ("onnx", "onnxscript", "onnxruntime", "transformers"):
         import_optional(package, ONNX_PURPOSE, ONNX_EXTRA)
 
 
 def write_graph(folder: Path, *, int8: bool = False) -> OnnxGraph:
-    """Write the graph of the network in a local transformers folder below it, and describe it in the model card.
+    """Add the ONNX graph of its network to a local transformers folder, and describe the graph in the model card.
 
     Raises:
-        ModelError: transformers or torch's exporter cannot make it, or it differs from PyTorch.
-        MissingPackage: a package of the extra is not installed.
+        ModelError: transformers cannot load the network, torch cannot export it, or the graph differs from PyTorch.
+        MissingPackage: a package of the extra `onnx` is not installed.
     """
     require_onnx_packages()
     network = open_network(folder)
@@ -82,12 +82,12 @@ def write_graph(folder: Path, *, int8: bool = False) -> OnnxGraph:
             network.inputs,
             network.outputs,
             check_parity(folder, OnnxSession(path), network),
-            _graph_bytes(path),
+            _graph_size_bytes(path),
         )
         if int8:
             _quantise(path, small)
             cosine = mean_cosine(folder, OnnxSession(small), network)
-            made = replace(made, int8_size=_graph_bytes(small), int8_cosine=cosine)
+            made = replace(made, int8_size=_graph_size_bytes(small), int8_cosine=cosine)
     with (folder / MODEL_CARD).open("a", encoding="utf-8") as card:
         card.write(f"\n## ONNX\n\n{made}\n")
     return made
@@ -109,16 +109,16 @@ def _export_onnx(folder: Path, network: ServedNetwork, path: Path) -> None:
             dynamic_shapes={name: {0: "batch", 1: "length"} for name in network.inputs},
             external_data=size > _MAX_FILE_BYTES,
         )
-    except Exception as error:  # whatever it is: see `describe_error`
+    except Exception as error:  # the exporter may raise anything
         raise ModelError(
-            f"torch's exporter makes no ONNX graph of {type(network.model).__name__}: "
+            f"torch cannot export {type(network.model).__name__} to ONNX: "
             f"{describe_error(_root_cause(error))}",
             remedy="export without --onnx",
         ) from error
 
 
 def _root_cause(error: BaseException) -> Exception:
-    """Return the first cause of an exporter's error, whose own message only names the stage and where to report it."""
+    """Return the first cause of an exporter's error. The error itself only says which stage failed."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     assert isinstance(error, Exception)
@@ -129,22 +129,22 @@ def _quantise(graph_path: Path, int8_path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    external = _graph_bytes(graph_path) > _MAX_FILE_BYTES
+    external = _graph_size_bytes(graph_path) > _MAX_FILE_BYTES
     with tempfile.TemporaryDirectory(dir=graph_path.parent) as folder:
-        # A weight that several products share is transposed in the graph. Unless that is computed before, it is no
-        # constant to the quantiser, which leaves it in fp32: all layers of an ALBERT, queries and keys of a DeBERTa v2.
+        # The graph transposes a weight that several products share. Unless the transpose is computed before, it is not
+        # a constant, and onnxruntime leaves it in fp32: all layers of an ALBERT, queries and keys of a DeBERTa v2.
         folded = Path(folder) / graph_path.name
         quant_pre_process(graph_path, folded, skip_symbolic_shape=True, save_as_external_data=external)
         quantize_dynamic(folded, int8_path, weight_type=QuantType.QInt8, use_external_data_format=external)
 
 
-def _graph_bytes(graph_path: Path) -> int:
+def _graph_size_bytes(graph_path: Path) -> int:
     return sum(part.stat().st_size for part in graph_path.parent.glob(f"{graph_path.name}*"))
 
 
 @contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Suppress logs and warnings of exporter and quantiser; errors are still raised."""
+    """Suppress logs and warnings of torch's exporter and onnxruntime; errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,6 +1,6 @@
-"""An exported folder's network in transformers' classes, with the inputs and outputs that servers know it by.
+"""An exported folder's network in transformers' classes, with the names of inputs and outputs that servers expect.
 
-Shapes: R rows, L places in each, padded; H hidden.
+Shapes: R rows, L tokens in each, with padding; H hidden.
 """
 
 from pathlib import Path
@@ -20,16 +20,17 @@ from launcher.errors import import_optional
 
 ONNX_PURPOSE, ONNX_EXTRA = "an ONNX graph", "onnx"
 _TOKEN_HEAD_SUFFIXES = ("ForMaskedLM", "ForPreTraining", "XLMWithLMHeadModel")
-"""Endings of the classes whose heads score every token. XLNet's position does not see its own token."""
+"""Endings of the names of classes whose heads score every token. XLNet's class is left out, because its head needs
+states that do not see their own token."""
 GraphInputs = dict[str, Tensor]
-"""By name, each [R, L] int64."""
+"""Inputs of a graph by name, each [R, L] int64."""
 
 
 class ServedNetwork(nn.Module):
     """A network that is called with a graph's inputs and returns its outputs, in the order of their names.
 
     Attributes:
-        inputs: `input_ids`, `attention_mask`; `token_type_ids` if the model has several; `langs`, an XLM's languages.
+        inputs: `input_ids`, `attention_mask`; `token_type_ids` if the model has several types; `langs` for an XLM.
         outputs: `last_hidden_state` [R, L, H]; then `sentence_embedding` [R, width] of a SentenceTransformer, or
             `logits` [R, L, vocabulary] of a language-model head, [R, L] of a detection head.
     """
@@ -78,13 +79,12 @@ class ServedNetwork(nn.Module):
 def open_network(folder: Path) -> ServedNetwork:
     """Return the network in the transformers folder `folder`, on the CPU in fp32, in evaluation mode.
 
-    It has the head of a masked language model or of a detector, the pooling of a SentenceTransformer, or neither: then
-    the encoder is alone, as a BART's or an XLNet's. One of a family without a class in
-    transformers is in the class of `hf_equivalent`.
+    It has the head of a masked language model or of a detector, or the pooling of a SentenceTransformer. Otherwise, as
+    for BART and XLNet, it is the encoder alone. A family without a class in transformers gets that of `hf_equivalent`.
 
     Raises:
-        ModelError: transformers cannot load it.
-        MissingPackage: transformers, or for a SentenceTransformer that library, is not installed.
+        ModelError: transformers cannot load the folder.
+        MissingPackage: transformers, or sentence-transformers for a SentenceTransformer, is not installed.
     """
     config = read_folder_config(folder)
     model, pooling = _load_model_and_pooling(folder, config)

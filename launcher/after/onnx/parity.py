@@ -1,6 +1,6 @@
-"""Whether a graph computes what its network computes: random padded rows through both.
+"""Checks that an ONNX graph computes what its network computes, on random padded rows.
 
-Shapes: R rows, L places in each, padded; T tokens, without padding; H hidden.
+Shapes: R rows, L tokens in each, with padding; T tokens of all rows, without padding; H hidden.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,19 +23,19 @@ from launcher.after.onnx.network import ONNX_EXTRA, ONNX_PURPOSE, GraphInputs, S
 from launcher.errors import import_optional
 
 PARITY_TOLERANCE = 1e-4
-"""Largest difference that is taken for rounding, relative to the largest number of the output."""
+"""Largest difference that counts as rounding, relative to the largest number of the output."""
 _BATCH_COUNT, _MAX_BATCH_ROWS = 6, 4
-_MAX_SAMPLE_TOKENS = 300  # largest number of tokens of a row: more than local attention sees
+_MAX_SAMPLE_TOKENS = 300  # largest number of tokens of a row: more than a window of local attention
 GraphOutputs = Mapping[str, NDArray[np.float32]]
-"""By name; where an output has places, only those of tokens: [T, ...]."""
+"""Outputs of a graph by name. Those with a value for each token have no padding: [T, ...]."""
 
 
 @dataclass(frozen=True)
 class RandomBatch:
-    """Random rows, as a graph takes them.
+    """A batch of random rows.
 
     Attributes:
-        inputs: by name, each [R, L] int64.
+        inputs: inputs of a graph by name, each [R, L] int64.
         lengths: number of tokens of each of the R rows.
     """
 
@@ -44,13 +44,13 @@ class RandomBatch:
 
     @property
     def token_mask(self) -> NDArray[np.bool_]:
-        """[R, L], true where a token is."""
+        """[R, L], true at tokens and false at padding."""
         return self.inputs["attention_mask"].numpy().astype(bool)
 
 
 def random_batches(config: ModelConfig, input_names: Sequence[str], count: int, seed: int = 0) -> Iterator[RandomBatch]:
-    """Yield `count` batches with the inputs `input_names`: 1 to 4 rows of 1 to 300 tokens or the model's most,
-    padded on the side where its tokenizer pads, and some by more than they need."""
+    """Yield `count` batches with the inputs `input_names`: 1 to 4 rows of 1 to 300 tokens, or to the model's maximum.
+    Rows are padded on the side of the model's tokenizer, some of them beyond the longest row."""
     generator = torch.Generator().manual_seed(seed)
 
     def random_integers(low: int, high: int, *shape: int) -> Tensor:
@@ -65,7 +65,7 @@ def random_batches(config: ModelConfig, input_names: Sequence[str], count: int, 
         mask = mask.flip(1) if config.class_token_last else mask
         ids = (
             config.pad_id + random_integers(1, config.vocabulary_size, rows, places)
-        ) % config.vocabulary_size  # no padding
+        ) % config.vocabulary_size  # any id but padding's
         values = {
             "input_ids": torch.where(mask, ids, config.pad_id),
             "attention_mask": mask.long(),
@@ -76,7 +76,7 @@ def random_batches(config: ModelConfig, input_names: Sequence[str], count: int, 
 
 
 class OnnxSession:
-    """A graph in onnxruntime, on the CPU, on one thread. Raises MissingPackage if that is not installed."""
+    """A graph in onnxruntime, on one CPU thread. Raises MissingPackage if onnxruntime is not installed."""
 
     def __init__(self, path: Path) -> None:
         library = import_optional("onnxruntime", ONNX_PURPOSE, ONNX_EXTRA)
@@ -92,7 +92,7 @@ class OnnxSession:
 
 @torch.no_grad()
 def run_in_torch(network: ServedNetwork, sample: RandomBatch) -> GraphOutputs:
-    """Return what the traced network computes in PyTorch."""
+    """Return the outputs that the network computes in PyTorch."""
     found = [output.numpy() for output in network(**sample.inputs)]
     return _drop_padding(dict(zip(network.outputs, found, strict=True)), sample)
 
@@ -103,14 +103,15 @@ def _drop_padding(outputs: GraphOutputs, sample: RandomBatch) -> GraphOutputs:
 
 
 class ReferenceEncoder:
-    """Our encoder with the weights of a folder, for a graph's expected states. Raises as `load_frozen_encoder`."""
+    """Our own encoder with the weights of a folder: it computes the hidden states that a graph should compute. Raises
+    as `load_frozen_encoder`."""
 
     def __init__(self, folder: Path) -> None:
         self._encoder = load_frozen_encoder(LocalModel(str(folder), None, folder, "")).encoder
 
     @torch.no_grad()
     def __call__(self, sample: RandomBatch) -> NDArray[np.float32]:
-        """Return the last states, [T, H]."""
+        """Return the last layer's states, [T, H]."""
         mask = torch.from_numpy(sample.token_mask)
         batch = batch_without_targets(sample.inputs["input_ids"][mask], sample.lengths)
         types, languages = (sample.inputs.get(name) for name in ("token_type_ids", "langs"))
@@ -121,25 +122,25 @@ class ReferenceEncoder:
 
 
 def check_parity(folder: Path, session: OnnxSession, network: ServedNetwork) -> float:
-    """Return the largest relative difference between a graph and PyTorch: of the states from our own encoder, of all
-    outputs from the class of transformers.
+    """Return the largest relative difference between a graph and PyTorch. All outputs are compared with transformers'
+    class, and the hidden states also with our own encoder.
 
     Raises:
-        ModelError: it exceeds TOLERANCE or is no number, or the graph fails on some shape.
+        ModelError: the difference exceeds PARITY_TOLERANCE or is not a number, or the graph fails on some shape.
     """
     config, own = read_folder_config(folder), ReferenceEncoder(folder)
     pairs: dict[str, list[tuple[NDArray[np.float32], NDArray[np.float32]]]] = {}
     for sample in random_batches(config, network.inputs, _BATCH_COUNT):
         try:
             found = session(sample)
-        except Exception as error:  # onnxruntime has no type of its own for what a graph cannot compute
+        except Exception as error:  # onnxruntime has no error class for a failing graph
             raise _graph_error(f"fails on {list(sample.token_mask.shape)} tokens: {error}") from error
         for name, wanted in run_in_torch(network, sample).items():
             pairs.setdefault(name, []).append((found[name], wanted))
         pairs["last_hidden_state"].append((found["last_hidden_state"], own(sample)))
     worst = 0.0
     for name, its in pairs.items():
-        # Over all samples at once: a score of one token may be as small as the rounding of its sum.
+        # All samples are compared at once: the only score of a small sample may be near 0, where rounding is large.
         difference = relative_difference(*(np.concatenate(arrays) for arrays in zip(*its, strict=True)))
         if not difference <= PARITY_TOLERANCE:
             raise _graph_error(f"differs from PyTorch's {name} by {difference:.1e} of its largest number")
@@ -148,13 +149,13 @@ def check_parity(folder: Path, session: OnnxSession, network: ServedNetwork) -> 
 
 
 def relative_difference(computed: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
-    """Return the largest difference, relative to the largest number that is wanted; NaN where either has one."""
+    """Return the largest difference, relative to the largest number in `expected`; NaN if an array has a NaN."""
     return float(np.abs(computed - expected).max() / np.abs(expected).max())
 
 
 def mean_cosine(folder: Path, session: OnnxSession, network: ServedNetwork) -> float:
-    """Return the mean cosine between a quantised graph's vectors and PyTorch's: of texts where the graph has such, else
-    of tokens."""
+    """Return the mean cosine between a quantized graph's vectors and PyTorch's: vectors of texts if the graph has them,
+    else of tokens."""
     vector = "sentence_embedding" if "sentence_embedding" in network.outputs else "last_hidden_state"
     cosines: list[float] = []
     for sample in random_batches(read_folder_config(folder), network.inputs, _BATCH_COUNT):
@@ -166,7 +167,7 @@ def mean_cosine(folder: Path, session: OnnxSession, network: ServedNetwork) -> f
 
 def _graph_error(problem: str) -> ModelError:
     return ModelError(
-        f"the ONNX graph that torch's exporter made {problem}",
-        remedy="export without --onnx; or install what Maskfleet was tested with: pip install -c infra/constraints.txt "
+        f"the ONNX graph from torch's exporter {problem}",
+        remedy="export without --onnx; or install the tested versions: pip install -c infra/constraints.txt "
         "'maskfleet[onnx]'",
     )

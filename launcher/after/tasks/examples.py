@@ -53,7 +53,7 @@ class TaggedSentences:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer: its text, and the index of the character of the context at which it begins."""
+    """An answer: its text, and the index of its first character in the context."""
 
     text: str
     start: int
@@ -100,7 +100,7 @@ Rows = TypeVar("Rows", bound=Sentences | TaggedSentences | Questions)
 
 
 def example_texts(examples: Examples) -> list[tuple[str, ...]]:
-    """Return the texts of each example; of a retrieval task those of its queries."""
+    """Return the texts of each example; of a retrieval task, the texts of the queries."""
     match examples:
         case Sentences():
             columns = (examples.first,) if examples.second is None else (examples.first, examples.second)
@@ -134,8 +134,8 @@ def _select_column(column: Any, indices: Sequence[int] | NDArray[np.int64]) -> A
 
 
 def select_hashed_split(examples: Examples, shares: SplitShares, split: str) -> Examples:
-    """Return the part of all published `examples` that belongs to `split`: train, dev or test."""
-    assert not isinstance(examples, Retrieval), "refused with the task"
+    """Return the part of all published `examples` that belongs to `split` (train, dev or test) by its texts' hashes."""
+    assert not isinstance(examples, Retrieval), "task_issues rejects held_out for retrieval"
     bounds = {"dev": (0.0, shares.dev), "test": (shares.dev, shares.dev + shares.test)}
     start, stop = bounds.get(split, (shares.dev + shares.test, 1.0))
     return select_examples(
@@ -145,7 +145,7 @@ def select_hashed_split(examples: Examples, shares: SplitShares, split: str) -> 
 
 
 def _split_hash_texts(examples: Sentences | TaggedSentences | Questions) -> list[str]:
-    """Return the text of each example whose hash chooses its split: all its texts; for a question, the context."""
+    """Return for each example the text whose hash chooses the split: all texts; of a question only the context."""
     match examples:
         case Sentences():
             pairs = zip(examples.first, examples.second or [None] * len(examples), strict=True)
@@ -157,5 +157,5 @@ def _split_hash_texts(examples: Sentences | TaggedSentences | Questions) -> list
 
 
 def _hash_fraction(text: str) -> float:
-    """Return a number in [0, 1) from the text's hash, uniform over texts."""
+    """Return a hash of the text as a number in [0, 1). Over many texts it is distributed uniformly."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48

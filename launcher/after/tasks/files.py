@@ -1,4 +1,4 @@
-"""The files of a task: found in a folder or below an s3:// URI, decompressed, decoded, and read as rows."""
+"""Finds a task's files in a folder or below an s3:// URI; decompresses and decodes them, and reads them as rows."""
 
 import csv
 import json
@@ -18,9 +18,9 @@ from launcher.after.tasks.schema import TaskDescription, TaskFormat
 from launcher.errors import TaskError
 
 _BYTE_ORDER_MARK = "\ufeff"
-_CODECS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}
+_CODECS: dict[str, Compression] = {"": "", ".gz": "gz", ".zst": "zst"}  # compression by the ending of a name
 _MAX_FIELD_CHARACTERS = 1 << 30  # the csv module's default is 128 Ki characters
-_READ_AHEAD_BYTES = 64 * 1024  # bytes of a Parquet file that are read at a time
+_READ_AHEAD_BYTES = 64 * 1024  # bytes that one read of a Parquet file takes
 _BATCH_ROWS = 1024  # rows of a Parquet file that are in memory at a time
 _FIELDS_REMEDY = "correct the file, or the task's `fields`"
 _LOG = logging.getLogger("launcher.after.tasks")
@@ -30,7 +30,7 @@ FilePlace = str | RecordPlace
 
 @dataclass(frozen=True)
 class TaskFolder:
-    """The place of a task's files.
+    """The folder with a task's files.
 
     Attributes:
         root: folder or s3:// URI to which paths are relative.
@@ -53,7 +53,7 @@ class TaskFolder:
                 packed = kind or next((_CODECS[end] for end in (".gz", ".zst") if name.endswith(end)), "")
                 return InputFile(store.uri, entry.key, entry.size, "txt", packed, entry.version)
         raise TaskError(
-            f"{whole} is not there; the task {self.task} needs this file",
+            f"{whole} does not exist; the task {self.task} needs this file",
             remedy=f"get the file from {self.published}, and pass its folder with --data (Maskfleet downloads nothing)",
         )
 
@@ -69,7 +69,7 @@ class RowFormat:
         encoding: encoding of text.
         delimiter: character between columns; None for the usual one.
         quoted: whether cells may be in quotation marks.
-        skip_broken: whether rows with a wrong number of cells are left out and counted.
+        skip_broken: whether rows with a wrong number of cells are skipped and counted.
     """
 
     format: TaskFormat
@@ -94,19 +94,19 @@ class RowFormat:
 
 
 def format_from_suffix(path: str) -> TaskFormat:
-    """Return the format that a name's ending says. Raises TaskError if it says none."""
+    """Return the format of a file by the ending of its name. Raises TaskError if the ending is unknown."""
     match kind_from_name(path):
         case ("jsonl" | "parquet" | "tsv" | "csv") as form, "" | "gz" | "zst":
             return form
     raise TaskError(
-        f"{path} is of no known form",
+        f"{path} has an unknown ending",
         remedy="give .jsonl, .json, .parquet, .tsv or .csv, also with .gz or .zst",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """A record of a file: its place, and the values of its fields by name, or by the column's number as text."""
+    """A row of a file: its place, and the values of its fields by name, or by the column's number as text."""
 
     place: RecordPlace
     values: Mapping[str, object]
@@ -134,13 +134,13 @@ class FileRow:
         return check_valid_unicode(value, self.place)
 
     def label(self, name: str) -> str:
-        """Return the label as the task's `labels` spell it. Raises TaskError if it is missing, or no name or number."""
+        """Return the label in a field as text. Raises TaskError if it is missing, or neither a text nor a number."""
         value = self.value(name)
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, str | int | float):
             return str(value)
-        raise self.error(f"the label is {type(value).__name__}, not a name or a number")
+        raise self.error(f"the label is {type(value).__name__}, not a text or a number")
 
 
 def check_valid_unicode(text: str, place: FilePlace) -> str:
@@ -156,7 +156,7 @@ def check_valid_unicode(text: str, place: FilePlace) -> str:
 
 
 def read_lines(file: InputFile, encoding: str) -> Iterator[str]:
-    """Yield the lines of a file without their ends. Only a line feed ends a line, since texts hold other separators.
+    """Yield the lines of a file without line feeds. Other characters end no line, because texts may contain them.
 
     Raises TaskError if bytes are not in `encoding`, InputError if compressed data are damaged.
     """
@@ -202,7 +202,7 @@ def _parse_line(line_format: TaskFormat, line: str, place: FilePlace) -> Mapping
     coarse, colon, _ = label.partition(":")
     if not text.strip() or (line_format == "trec" and not colon):
         wanted = "LABEL:detail" if line_format == "trec" else "a label"
-        raise TaskError(f"{place}: not {wanted}, a space and a text", remedy="correct the line")
+        raise TaskError(f"{place}: the line is not {wanted}, a space and a text", remedy="correct the line")
     return {"label": coarse if line_format == "trec" else label, "first": text.strip()}
 
 
@@ -212,7 +212,7 @@ def parse_json_object(text: str | bytes, place: FilePlace) -> dict[str, Any]:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise TaskError(
-            f"{place}: not JSON: {error}", remedy="correct it; jsonl has one object on each line (jq -c)"
+            f"{place}: not JSON: {error}", remedy="correct it; jsonl needs each object on one line, as jq -c writes it"
         ) from error
     if not isinstance(record, dict):
         raise TaskError(
@@ -251,7 +251,7 @@ def _table_cells(row_format: RowFormat, file: InputFile) -> Iterator[tuple[int, 
         lines = enumerate(read_lines(file, row_format.encoding), 1)
         yield from ((number, line.split(delimiter)) for number, line in lines if line)
         return
-    csv.field_size_limit(_MAX_FIELD_CHARACTERS)  # holds for the whole process
+    csv.field_size_limit(_MAX_FIELD_CHARACTERS)  # this sets the limit for the whole process
     rows = csv.reader((f"{line}\n" for line in read_lines(file, row_format.encoding)), delimiter=delimiter, strict=True)
     while True:
         number = rows.line_num + 1
@@ -283,7 +283,7 @@ def _column_names(first_row: Sequence[str], row_format: RowFormat, file: InputFi
 
 
 def _parquet_rows(row_format: RowFormat, file: InputFile) -> Iterator[dict[str, object]]:
-    import pyarrow as pa  # a run's ranks never read a table, and need not load its library
+    import pyarrow as pa  # not at the top, so that a run's ranks do not load it
     import pyarrow.parquet as pq
 
     try:
@@ -298,5 +298,5 @@ def _parquet_rows(row_format: RowFormat, file: InputFile) -> Iterator[dict[str, 
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise TaskError(
-            f"{file.uri}: not a Parquet file, or a damaged one: {error}", remedy="write or fetch it again"
+            f"{file.uri}: not a Parquet file, or a damaged one: {error}", remedy="write or fetch the file again"
         ) from error

@@ -1,11 +1,11 @@
-"""Metrics of predictions: those of scikit-learn, scipy and seqeval; and exact match and F1 of answers, SQuAD's over
-words (Rajpurkar et al. 2016, 2018) and CMRC 2018's over characters.
+"""Metrics of predictions, computed by scikit-learn, scipy and seqeval; and exact match and F1 of answers, over words as
+in SQuAD (Rajpurkar et al. 2016, 2018), or over characters as in CMRC 2018.
 
 All lie in [0, 1], except correlations and Matthews' coefficient, which lie in [-1, 1]. Papers print them times 100.
 
-A question's score is that of the accepted answer most like the prediction. If there is no accepted answer, only "" is
-right. SQuAD 2.0's script, unlike that of 1.1, drops accepted answers that are empty after normalisation ("the"). Those
-of 1.1 and of CMRC keep them: equal to such a prediction, they have exact match 1 and F1 0.
+A question's score is the best that the prediction gets with any accepted answer. If there is none, only "" is right.
+SQuAD 2.0's script drops accepted answers that are empty after normalisation ("the"). The scripts of SQuAD 1.1 and CMRC
+keep them, and a prediction that is also empty gets exact match 1 and F1 0.
 """
 
 import re
@@ -45,7 +45,7 @@ def _answer_score(accepted: str, predicted: str, *, exact: bool, chinese: bool) 
 
 
 def _overlap_f1(common_count: int, accepted_count: int, predicted_count: int) -> float:
-    """Return the harmonic mean of precision and recall; 0 if nothing is common, be both texts empty."""
+    """Return the harmonic mean of precision and recall; 0 if nothing is common, even if both texts are empty."""
     return 2 * common_count / (accepted_count + predicted_count) if common_count else 0.0
 
 
@@ -59,7 +59,7 @@ def chinese_f1_pieces(answer: str) -> list[str]:
     """Return the pieces of an answer that CMRC compares for F1: each Chinese character and each other word, without
     punctuation.
 
-    The official script splits words with NLTK; here they are split by the same rules without those for English
+    The official script splits words with NLTK. Here they are split by NLTK's rules, except the rules for English
     contractions ("don't").
     """
     pieces: list[str] = []
@@ -75,15 +75,15 @@ def normalise_cmrc_answer(answer: str) -> str:
 
 Predictions = NDArray[np.int64] | NDArray[np.float64] | tuple[tuple[int, ...], ...] | Mapping[str, str]
 
-_IMPORT_PURPOSE = "measuring a task"
-_TWO_CLASS_METRICS: tuple[MetricName, ...] = ("f1", "matthews")  # undefined for a split with a single class
+_IMPORT_PURPOSE = "measuring a task"  # what needs a package, for the message if it is not installed
+_TWO_CLASS_METRICS: tuple[MetricName, ...] = ("f1", "matthews")  # undefined if all examples have the same class
 
 
 def compute_metrics(task: TaskDescription, examples: Examples, predictions: Predictions) -> dict[str, float]:
     """Return the task's metrics in the task's order; the first is the main metric.
 
     Args:
-        task: kind, labels and metrics of the task, which is not retrieval: that is measured with rankings.
+        task: the task, of any kind but retrieval, which is measured with rankings.
         examples: N examples, as `Task.read` returns them.
         predictions: classification, pair_classification: [N] indices of labels. regression, similarity: [N] finite
             numbers. tagging: an index of a tag for each word. span: the answer to each question by its id, "" for no
@@ -101,7 +101,7 @@ def compute_metrics(task: TaskDescription, examples: Examples, predictions: Pred
             return {metric: _tag_metric(metric, task, examples.tags, predictions) for metric in task.metrics}
         case Sentences(), np.ndarray():
             return {metric: _compute_metric(metric, examples.labels, predictions) for metric in task.metrics}
-    raise AssertionError(f"{type(predictions).__name__} are no predictions for a task of {task.kind}")
+    raise AssertionError(f"{type(predictions).__name__} cannot be the predictions of a task of {task.kind}")
 
 
 def check_metrics_defined(task: TaskDescription, examples: Examples, where: str = "the split") -> None:
@@ -133,11 +133,11 @@ def _compute_metric(metric: MetricName, gold: NDArray[np.generic], predicted: ND
         case "matthews":
             return float(sklearn.matthews_corrcoef(gold, predicted))
         case "pearson" | "spearman":
-            if len(np.unique(predicted)) < 2:  # the correlation is undefined; such a model has learnt nothing
+            if len(np.unique(predicted)) < 2:  # the correlation is undefined, but such a model has learnt nothing
                 return 0.0
             function = getattr(import_optional("scipy.stats", _IMPORT_PURPOSE, EVALUATE_EXTRA), f"{metric}r")
             return float(function(gold, predicted).statistic)
-    raise AssertionError(f"{metric} is refused with the task")
+    raise AssertionError(f"task_issues rejects {metric} for these kinds of tasks")
 
 
 TagSequences = tuple[tuple[int, ...], ...]

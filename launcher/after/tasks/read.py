@@ -1,6 +1,6 @@
-"""Readers of a split's examples: texts and pairs with labels or scores; sentences cut into words with a tag each
-(columns as in CoNLL-2003, or lists); questions about contexts (SQuAD's JSON, also CMRC 2018, or rows); and retrieval as
-BEIR, MTEB and NanoBEIR publish it, with the fields `_id`, `title`, `text`; `query-id`, `corpus-id`, `score`."""
+"""Reads a split's examples: texts and pairs with labels or scores; sentences cut into words with a tag each (columns as
+in CoNLL-2003, or lists); questions about contexts (SQuAD's JSON, also CMRC 2018, or rows); and retrieval as BEIR, MTEB
+and NanoBEIR publish it, with the fields `_id`, `title`, `text`; `query-id`, `corpus-id`, `score`."""
 
 import logging
 import math
@@ -36,7 +36,7 @@ from launcher.after.tasks.schema import (
 )
 from launcher.errors import TaskError
 
-_DOCUMENT_SEPARATOR = "-DOCSTART-"  # beginning of a line between two documents of CoNLL
+_DOCUMENT_SEPARATOR = "-DOCSTART-"  # CoNLL's line between two documents begins with this
 _QUERY_FIELD, _DOCUMENT_FIELD, _SCORE_FIELD = "query-id", "corpus-id", "score"
 _LOG = logging.getLogger("launcher.after.tasks")
 
@@ -69,7 +69,7 @@ def read_sentences(task: TaskDescription, files: Sequence[TaskFile], folder: Tas
 def _labelled_rows(
     task: TaskDescription, file: TaskFile, folder: TaskFolder, label_field: str
 ) -> Iterator[tuple[FileRow, str]]:
-    """Yield rows with their labels as the files spell them."""
+    """Yield the rows of a file, each with its label as the file spells it."""
     layout = RowFormat.from_task(task)
     if isinstance(file, SingleLabelFile):
         shared = str(task.labels.index(file.label)) if task.label_ids else file.label
@@ -83,7 +83,7 @@ def _labelled_rows(
 def _read_with_label_file(
     task: TaskDescription, file: TextAndLabelFiles, folder: TaskFolder
 ) -> Iterator[tuple[FileRow, str]]:
-    """Yield the rows of a file of texts with the lines of the same number in the file of labels. A label may be blank
+    """Yield each row of a file of texts, with the line of the same number in the file of labels. A label may be blank
     (STS: a pair without a score)."""
     texts, golds = folder.find_file(file.path), folder.find_file(file.gold)
     gold = [line.strip() for line in read_lines(golds, task.encoding)]
@@ -95,13 +95,13 @@ def _read_with_label_file(
     if last != len(gold):
         raise TaskError(
             f"{texts.uri} has {last:,} lines, {golds.uri} has {len(gold):,}",
-            remedy="fetch both files again: each line of the one belongs to the same line of the other",
+            remedy="fetch both files again: line N of the labels must belong to line N of the texts",
         )
 
 
 def label_index(label: str, place: FilePlace, labels: Sequence[str], *, by_index: bool = False) -> int:
-    """Return the index of a label, which is spelt as in `labels`, or `by_index`. Raises TaskError if it is none of
-    them."""
+    """Return the index of a label. `by_index`: whether `label` is an index into `labels` rather than a name. Raises
+    TaskError if `labels` has no such name or index."""
     if by_index and label.isdecimal() and int(label) < len(labels):
         return int(label)
     if not by_index and label in labels:
@@ -115,7 +115,7 @@ def label_index(label: str, place: FilePlace, labels: Sequence[str], *, by_index
 
 
 def parse_score(text: str, place: FilePlace, bounds: tuple[float, float] | None) -> float:
-    """Return a score within the `bounds`; None: any finite number. Raises TaskError if it is not."""
+    """Return the score in `text`. Raises TaskError if it is not a number within `bounds` (None: any finite number)."""
     score = math.nan
     with suppress(ValueError):
         score = float(text)
@@ -149,7 +149,7 @@ def read_tagged_sentences(task: TaskDescription, files: Sequence[TaskFile], fold
 
 
 TaggedSentence = tuple[FilePlace, list[str], list[str]]
-"""The position of a sentence in its file (for columns, of its last line), its words, and its tags as they are there."""
+"""The place of a sentence in its file (in columns, its last line), its words, and its tags as the file spells them."""
 
 
 def _read_list_rows(task: TaskDescription, file: InputFile) -> Iterator[TaggedSentence]:
@@ -227,7 +227,7 @@ def read_questions(task: TaskDescription, files: Sequence[TaskFile], folder: Tas
         for question in _squad_questions(file, task.encoding) if task.format == "squad" else _question_rows(task, file):
             if question.id in seen:
                 raise TaskError(
-                    f"{question.place}: the id {question.id!r} is there already, at {seen[question.id]}",
+                    f"{question.place}: the id {question.id!r} is used already, at {seen[question.id]}",
                     remedy="give each question a different id: predictions are keyed by the id",
                 )
             seen[question.id] = question.place
@@ -247,7 +247,7 @@ def read_questions(task: TaskDescription, files: Sequence[TaskFile], folder: Tas
 
 
 def _locate_answers(task: TaskDescription, question: _Question) -> _Question | None:
-    """Return the question with answers at their stated positions; None if it is left out."""
+    """Return the question with the checked positions of its answers; None if `broken_rows` leaves the question out."""
     if not question.answers and not task.no_answer:
         raise TaskError(
             f"{question.place}: question {question.id} has no answer",
@@ -261,9 +261,9 @@ def _locate_answers(task: TaskDescription, question: _Question) -> _Question | N
         return None
     text = question.answers[answers.index(None)].text
     raise TaskError(
-        f"{question.place}: question {question.id}: the answer {text!r} is not where answer_start says",
-        remedy="correct the file; `misplaced_answers: nearest` takes the nearest occurrence, `broken_rows: skip` "
-        "leaves such questions out",
+        f"{question.place}: question {question.id}: the answer {text!r} is not in the context at answer_start",
+        remedy="correct the file; or set in the task `misplaced_answers: nearest` to take the nearest occurrence, or "
+        "`broken_rows: skip` to leave such questions out",
     )
 
 
@@ -291,7 +291,8 @@ def _question_rows(task: TaskDescription, file: InputFile) -> Iterator[_Question
 
 
 def _squad_questions(file: InputFile, encoding: str) -> Iterator[_Question]:
-    """`{"data": [{"paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}`.
+    """Yield the questions of a JSON file in SQuAD's format, whose keys are
+    `{"data": [{"paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}]}]}]}]}`.
 
     SQuAD 2.0 adds `is_impossible`; its plausible answers are not accepted answers.
     """
@@ -333,26 +334,26 @@ def _require_list(value: object, key: str, place: FilePlace) -> list[Any]:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, list):
         return found
-    raise TaskError(f"{place}: no list {key!r}", remedy="write the file in the format of SQuAD")
+    raise TaskError(f"{place}: no list {key!r}", remedy="write the file in SQuAD's format, with this list")
 
 
 def _require_text(value: object, key: str, place: FilePlace) -> str:
     found = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(found, str):
         return check_valid_unicode(found, place)
-    raise TaskError(f"{place}: no text {key!r}", remedy="write the file in the format of SQuAD")
+    raise TaskError(f"{place}: no text {key!r}", remedy="write the file in SQuAD's format, with this text")
 
 
 def read_retrieval(task: TaskDescription, files: Sequence[TaskFile], folder: TaskFolder) -> Retrieval:
-    """Return all documents, and the queries that are judged. A judgement without a score counts as 1 (NanoBEIR).
+    """Return all documents, and the queries with judgements. A judgement without a score counts as 1 (NanoBEIR).
 
-    Raises TaskError if a file or a field of a line is missing; if two texts have the same id; if a judgement has the id
-    of no document or query.
+    Raises TaskError if a file or a field of a line is missing; if two texts have the same id; if a judgement names an
+    unknown document or query.
     """
     documents, queries = dict[str, str](), dict[str, str]()
     relevant: dict[str, dict[str, int]] = {}
     for file in files:
-        assert isinstance(file, RetrievalFiles), "refused with the task"
+        assert isinstance(file, RetrievalFiles), "task_issues rejects other files for retrieval"
         _read_texts(folder.find_file(file.corpus), documents)
         _read_texts(folder.find_file(file.queries), queries)
         qrels = folder.find_file(file.qrels)
@@ -368,7 +369,7 @@ def _read_texts(file: InputFile, texts: dict[str, str]) -> None:
     for row in read_rows(RowFormat(format_from_suffix(file.key), ("_id", "text"), ("title",)), file):
         name = row.label("_id")
         if name in texts:
-            raise row.error(f"the id {name!r} is there already", "give each text a different id")
+            raise row.error(f"the id {name!r} is used already", "give each text a different id")
         title = row.text("title") if row.values.get("title") else ""
         texts[name] = f"{title} {row.text('text')}".strip()
 

@@ -41,8 +41,8 @@ TextEncoding = Annotated[str, AfterValidator(python_encoding_name)]
 SettingValue = bool | int | float | str | None
 
 TEXT_KINDS: tuple[TaskKind, ...] = ("classification", "pair_classification", "regression", "similarity")
-PAIR_KINDS: tuple[TaskKind, ...] = ("pair_classification", "similarity")
-# Formats whose fields the task names.
+PAIR_KINDS: tuple[TaskKind, ...] = ("pair_classification", "similarity")  # kinds whose examples are pairs of texts
+# Formats without built-in fields: the task must name the fields.
 TABLE_FORMATS: tuple[TaskFormat, ...] = (
     "jsonl",
     "tsv",
@@ -50,12 +50,12 @@ TABLE_FORMATS: tuple[TaskFormat, ...] = (
     "parquet",
     "columns",
 )
-SCORED_KINDS: tuple[TaskKind, ...] = ("regression", "similarity")  # their labels are numbers
+SCORED_KINDS: tuple[TaskKind, ...] = ("regression", "similarity")  # kinds whose labels are numbers
 LABELLED_KINDS: tuple[TaskKind, ...] = (
     "classification",
     "pair_classification",
     "tagging",
-)  # their labels are names
+)  # kinds whose labels are names
 
 METRICS_BY_KIND: dict[TaskKind, tuple[MetricName, ...]] = {
     "classification": ("accuracy", "f1", "macro_f1", "matthews"),
@@ -82,7 +82,7 @@ class TaskYamlModel(BaseModel):
 
 
 class SingleLabelFile(TaskYamlModel):
-    """A file whose texts all have one label."""
+    """A file whose texts all have the label `label`."""
 
     path: str
     label: str
@@ -124,7 +124,7 @@ class TaskFields(TaskYamlModel):
     answers: str | int | None = None
 
     def given_fields(self) -> dict[str, str | int]:
-        """Return the fields that are given."""
+        """Return the fields that the task names."""
         return {name: place for name, place in self if place is not None}
 
 
@@ -155,15 +155,15 @@ class TaskDescription(TaskYamlModel):
         fields: places of the values in a row.
         labels: names of classes or tags, in the order of their indices.
         label_ids: whether the files hold indices into `labels` in place of names.
-        skip_labels: values in place of a label whose examples are left out, as the authors do.
-        broken_rows: `skip` leaves out, and counts, rows with too few or too many fields and answers that are not in
-            their context, which some published files have.
+        skip_labels: labels whose examples are left out, as the task's authors do (MNLI's "-").
+        broken_rows: `skip` leaves out, and counts, rows with too few or too many fields and questions with answers that
+            are not in their context, which some published files have.
         misplaced_answers: `nearest` takes the occurrence of an answer that is nearest to its stated beginning.
         quotes: whether fields may be in quotation marks, as in RFC 4180; None: in csv, but not in tsv.
         delimiter: character between the columns of csv and tsv; None: the usual one.
-        encoding: encoding of text files, by Python's name of it; a byte order mark also sets it.
+        encoding: Python's name of the text files' encoding; a byte order mark overrides it.
         scheme: scheme of the files' tags. They are converted to BIO, the scheme of `labels`.
-        score_range: least and greatest score (regression, similarity).
+        score_range: lowest and highest score (regression, similarity).
         no_answer: whether some contexts do not answer their question (span).
         metrics: names of the metrics; the first is the main metric.
         truncation: which text of a pair is cut if both together are too long.
@@ -225,7 +225,7 @@ def _file_paths(file: TaskFile) -> tuple[str, ...]:
 
 
 def task_issues(task: TaskDescription) -> list[RecipeIssue]:
-    """Return the contradictions in a task whose single values are valid."""
+    """Return the contradictions between a task's settings, each of which is valid by itself."""
     return [
         *_kind_issues(task),
         *_label_issues(task),
@@ -239,20 +239,20 @@ def _kind_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
     kind, metrics = task.kind, task.metrics
     if task.format not in FORMATS_BY_KIND[kind]:
         remedy = f"use one of {', '.join(FORMATS_BY_KIND[kind])}"
-        yield RecipeIssue(("format",), f"{task.format} does not hold {kind}", remedy)
+        yield RecipeIssue(("format",), f"{task.format} cannot hold {kind}", remedy)
     for index, metric in enumerate(metrics):
         if metric not in METRICS_BY_KIND[kind] or metric in metrics[:index]:
             remedy = f"use one or more of {', '.join(METRICS_BY_KIND[kind])}, each once"
-            yield RecipeIssue(("metrics", index), f"{metric} is no metric of {kind}, or given twice", remedy)
+            yield RecipeIssue(("metrics", index), f"{metric} is not a metric of {kind}, or is listed twice", remedy)
         elif metric == "f1" and len(task.labels) != 2:
-            what = f"f1 is of two labels, the second being the positive one, not of {len(task.labels)}"
+            what = f"f1 needs two labels, the second one for the positive class, but there are {len(task.labels)}"
             yield RecipeIssue(("metrics", index), what, "use macro_f1")
     for name in [name for name, wrong in _unused_setting_flags(task).items() if wrong]:
-        yield RecipeIssue((name,), f"{kind} has no {name}", f"leave {name} out")
+        yield RecipeIssue((name,), f"{kind} tasks have no {name}", f"leave {name} out")
 
 
 def _unused_setting_flags(task: TaskDescription) -> dict[str, bool]:
-    """Return which settings the task has that its kind has no use for."""
+    """Return, for each setting that only some kinds of tasks have, whether this task sets it against its kind."""
     return {
         "no_answer": task.no_answer and task.kind != "span",
         "labels": bool(task.labels) and task.kind not in LABELLED_KINDS,
@@ -265,7 +265,7 @@ def _label_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
         yield RecipeIssue(("labels",), f"{task.kind} needs at least two labels", "list them in `labels`")
     for index, label in enumerate(task.labels):
         if label in task.labels[:index] or label in task.skip_labels:
-            what = f"the label {label!r} is given twice, in labels or in skip_labels"
+            what = f"the label {label!r} occurs twice in labels, or also in skip_labels"
             yield RecipeIssue(("labels", index), what, "keep one")
     if task.score_range is not None and not task.score_range[0] < task.score_range[1]:
         yield RecipeIssue(("score_range",), "the lowest score is not less than the highest", "swap them")
@@ -274,25 +274,25 @@ def _label_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
 def _split_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
     made = [name for name, share in task.held_out if share]
     if made and ("train" not in task.files or task.kind == "retrieval"):
-        yield RecipeIssue(("held_out",), "there is no split train that it could divide", "leave held_out out")
+        yield RecipeIssue(("held_out",), "there is no split train that can be divided", "leave held_out out")
     for name in made:
         if name in task.files:
-            yield RecipeIssue(("held_out", name), f"the split {name} is in files, too", "leave one of them out")
+            yield RecipeIssue(("held_out", name), f"the split {name} is in files and in held_out", "leave one out")
     if task.held_out.dev + task.held_out.test >= 1:
         yield RecipeIssue(("held_out",), "nothing is left of train", "hold out smaller shares")
     for index, name in enumerate(task.unlabelled):
         if name not in task.files:
             remedy = f"files has {', '.join(task.files)}"
-            yield RecipeIssue(("unlabelled", index), f"{name} is no split of files", remedy)
+            yield RecipeIssue(("unlabelled", index), f"{name} is not a split in files", remedy)
     if not task.splits:
-        yield RecipeIssue(("unlabelled",), "no split is left that has labels", "name one with labels in files")
+        yield RecipeIssue(("unlabelled",), "no split has labels", "add a split with labels to files")
 
 
 def _field_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
     given = task.fields.given_fields()
     if task.format not in TABLE_FORMATS:
         if given:
-            yield RecipeIssue(("fields",), f"format {task.format} has fields of its own", "leave fields out")
+            yield RecipeIssue(("fields",), f"format {task.format} has built-in fields", "leave fields out")
         return
     for name in _required_fields(task):
         if name not in given:
@@ -303,7 +303,7 @@ def _field_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
     mixed = numbers and (len(numbers) < len(given) or not may_be_numbers)
     if mixed or min(numbers, default=1) < 1 or (must_be_numbers and len(numbers) < len(given)):
         what = f"{', '.join(map(str, given.values()))} do not name fields of {task.format}"
-        remedy = "use only names; in tsv and csv, only numbers from 1 are possible too; in columns, only numbers are"
+        remedy = "use only names; in tsv and csv only names, or only numbers from 1; in columns only numbers from 1"
         yield RecipeIssue(("fields",), what, remedy)
 
 
@@ -333,7 +333,7 @@ def _file_issues(task: TaskDescription) -> Iterator[RecipeIssue]:
                 path = ("files", split, index) if isinstance(given, list) else ("files", split)
                 yield RecipeIssue(path, *reason)
         if not task.split_files(split):
-            yield RecipeIssue(("files", split), "no file", "name one, or leave the split out")
+            yield RecipeIssue(("files", split), "no file", "name a file, or leave the split out")
 
 
 def _file_problem(task: TaskDescription, file: TaskFile) -> tuple[str, str] | None:
@@ -346,5 +346,5 @@ def _file_problem(task: TaskDescription, file: TaskFile) -> tuple[str, str] | No
     if isinstance(file, TextAndLabelFiles):
         named = any(isinstance(place, str) for place in task.fields.given_fields().values())
         if named or task.format not in ("tsv", "txt"):
-            return "gold needs texts in lines without names", "use format txt, or tsv with columns by number"
+            return "gold needs texts in lines without column names", "use format txt, or tsv with columns by number"
     return None

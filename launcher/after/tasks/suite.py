@@ -17,7 +17,7 @@ from launcher.after.tasks.task import Task, bundled_tasks, bundled_yaml_texts, l
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWording, parse_document, validate
 
-DOCUMENT_WORDING = DocumentWording("suite", "maskfleet tasks show glue", TaskError)
+DOCUMENT_WORDING = DocumentWording("suite", "maskfleet tasks show glue", TaskError)  # for messages
 
 
 class SuiteEntry(TaskYamlModel):
@@ -47,16 +47,16 @@ class Suite(TaskYamlModel):
 
     @property
     def suite_entries(self) -> list[SuiteEntry]:
-        """All tasks in the long form."""
+        """All tasks as entries, also those that the YAML gives by name only."""
         return [SuiteEntry(task=entry) if isinstance(entry, str) else entry for entry in self.tasks]
 
 
 def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
-    """Return the tasks of a bundled suite or of a YAML file. The suite's settings replace those of the tasks.
+    """Return the tasks of a bundled suite or of a suite's YAML file. The suite's settings replace the tasks' settings.
 
     The name or the file of a single task counts as a suite of one task. `data`: as in `load_task`, for every task
-    without `data` in the suite. If it is None, the files of bundled tasks are beside the suite's file, and the files
-    of a task with a YAML file are beside that file.
+    without `data` in the suite. If it is None, the files of bundled tasks are in the folder of the suite's file, and
+    the files of a task with a YAML file are in the folder of that file.
 
     Raises:
         TaskError: if there is no such suite or task, a file has a mistake (the message names the line), or a task is in
@@ -79,8 +79,8 @@ def load_suite(name_or_path: str, data: str | None = None) -> tuple[Task, ...]:
 
 
 def _resolve_task(task: str, suite_folder: str | None, data_folder: str | None) -> tuple[str, str | None]:
-    """Return the name or absolute path of a task that a suite names, and the folder of its files. `suite_folder`:
-    folder of the suite's file; None for a bundled suite. `data_folder`: that folder if it is given."""
+    """Return the name or path of a task that a suite names, and the folder of the task's files. `suite_folder`: folder
+    of the suite's file; None for a bundled suite. `data_folder`: folder of the task's files, if the user gives one."""
     if not task.endswith((".yaml", ".yml")):
         return task, suite_folder if data_folder is None else data_folder
     beside = suite_folder is not None and not task.startswith("/") and "://" not in task
@@ -88,9 +88,9 @@ def _resolve_task(task: str, suite_folder: str | None, data_folder: str | None) 
 
 
 def read_suite(name_or_path: str) -> Suite | None:
-    """Return the suite of that name or in that file; None if it is a task.
+    """Return the suite of that name or in that file; None if the name or file is a task's.
 
-    Raises TaskError if there is neither, or the file has a mistake.
+    Raises TaskError if there is no such suite or task, or the file has a mistake.
     """
     suites = bundled_suites()
     if name_or_path in suites:

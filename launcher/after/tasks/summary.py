@@ -1,5 +1,5 @@
-"""Summaries of a task's splits for the user, and the splits' texts, for which training text is searched
-(contamination)."""
+"""Summarises a task's splits for the user, and yields their texts, for which training text is searched to find
+contamination."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class SplitSummary:
         examples: number of examples.
         repeated: number of examples whose text an earlier example has.
         in_train: number of examples whose text is also in the split train.
-        median_length, longest: number of characters of an example, all its texts together.
+        median_length, longest: median and largest number of characters of an example, all its texts together.
         labels: description of the labels: share of each, or range of scores.
         digest: SHA-256 of the examples.
     """
@@ -94,15 +94,15 @@ def _label_shares_text(task: Task, examples: Examples) -> str:
 
 
 def _shares_text(counts: Counter[str]) -> str:
-    """Return the most frequent labels with their shares. The first share is the accuracy of a constant prediction."""
+    """Return the five most frequent labels with their shares. The first share is a constant prediction's accuracy."""
     total = counts.total()
     shown = [f"{label} {count / total:.1%}" for label, count in counts.most_common(5)]
     return ", ".join(shown) + (f" and {len(counts) - 5} more" if len(counts) > 5 else "")
 
 
 def texts_of_task(task: Task) -> Iterator[EvaluationText]:
-    """Yield the texts of all splits of a task but `train`. Of a retrieval task only the queries: its documents are the
-    text that is searched. Raises as `Task.read`."""
+    """Yield the texts of all splits of a task but `train`. Of a retrieval task, yield only the queries, not the
+    documents. Raises as `Task.read`."""
     for split in task.splits:
         if split != "train":
             for column in zip(*example_texts(task.read(split)), strict=True):

@@ -1,4 +1,4 @@
-"""A task that models learn or are measured on, described by one small YAML for published files. Nothing is downloaded.
+"""A task on which models are trained or measured: a small YAML that describes published files. Nothing is downloaded.
 
 `load_task` reads a bundled task or a YAML file; `Task.read` returns the examples of a split, the same for every model.
 """
@@ -22,8 +22,8 @@ from launcher.after.tasks.schema import TaskDescription, task_issues
 from launcher.errors import TaskError
 from launcher.runtime.recipe.document import DocumentWording, parse_document, validate
 
-DOCUMENT_WORDING = DocumentWording("task", "maskfleet tasks show sst2", TaskError)
-# Settings on which results depend: they are part of the task's digest.
+DOCUMENT_WORDING = DocumentWording("task", "maskfleet tasks show sst2", TaskError)  # for messages
+# Settings on which results depend, so they are part of the task's digest.
 _DIGESTED_SETTINGS = {
     "kind",
     "labels",
@@ -74,7 +74,7 @@ class Task(TaskDescription):
             folder.find_file(path)
 
     def _published_split(self, split: str) -> tuple[str, TaskFolder]:
-        """Return the published split that `split` is part of, and the place of its files."""
+        """Return the published split that contains `split`, and the folder of its files."""
         if split not in self.splits:
             raise self._no_split_error(split)
         if self._root is None:
@@ -123,7 +123,7 @@ def load_task(name_or_path: str, data: str | None = None) -> Task:
 
 
 def unknown_name_error(name: str, **known: Collection[str]) -> TaskError:
-    """Return the error for a name that is none of the `known` ones, given by what they name: `tasks`, `suites`."""
+    """Return the error for an unknown name. `known`: all names, by kind of the named things: `tasks`, `suites`."""
     close = difflib.get_close_matches(name, [one for names in known.values() for one in names], n=1, cutoff=0.5)
     guess = f"did you mean {close[0]}? " if close else ""
     listed = "; ".join(f"bundled {what}: {', '.join(names)}" for what, names in known.items())
@@ -173,7 +173,7 @@ def task_digest(task: Task) -> str:
 
 
 def hash_examples(task: Task, examples: Mapping[str, Examples]) -> str:
-    """Return what `task_digest` returns, from splits that have been read already."""
+    """Return the same digest as `task_digest`, from splits that have been read already."""
     settings = task.model_dump(mode="json", include=_DIGESTED_SETTINGS)
     content = {split: examples_digest(read) for split, read in examples.items()}
     data = json.dumps([settings, content], sort_keys=True, ensure_ascii=False)

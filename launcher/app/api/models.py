@@ -1,4 +1,4 @@
-"""A checkpoint of a run as a model of transformers in memory."""
+"""Loads a run's checkpoint as a model of the transformers library."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def load_transformers_model(run: Run, step: int | None, part: str | None) -> "PreTrainedModel":
-    """Return the weights as a class of transformers; see `launcher.app.api.run.Run.transformers_model`.
+    """Return a checkpoint as a transformers model; see `launcher.app.api.run.Run.transformers_model`.
 
-    The weights go through an export, which is read back and compared.
+    The checkpoint is exported to a temporary folder, verified, and loaded from there.
     """
     transformers = import_optional("transformers", "a model of transformers")
     with temporary_folder("model") as folder:

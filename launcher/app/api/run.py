@@ -32,7 +32,7 @@ def open_run(uri: str) -> "Run":
 
 
 class Run:
-    """A run at its URI. Every call reads the store anew, so a run can be inspected while it trains.
+    """A run at its URI. Every call reads the store again, so a run can be inspected while it trains.
 
     Every method raises StoreError if the store cannot be read.
     """
@@ -149,7 +149,7 @@ class Run:
         return open_checkpoint(self._opened, step).objective
 
     def transformers_model(self, step: int | None = None, part: str | None = None) -> "PreTrainedModel":
-        """Return the weights of a checkpoint as a model of the class in `transformers` that exports are made for.
+        """Return a checkpoint's weights as a model of the `transformers` class that an export of the run names.
 
         Args:
             step: step of the checkpoint; None: the newest good one.

@@ -1,8 +1,8 @@
 """`StepDataset`: a run's training data for another trainer, as torch's `IterableDataset`.
 
 The rows are byte for byte those of the run's own ranks, because both are the same function of recipe and step. The
-iterating process makes them itself, without Ray. Each process builds every window that its steps lie in, so several
-ranks or workers repeat that work; a run's own training shares it through the data service.
+iterating process builds the rows itself, without Ray. Each process builds every window that its steps lie in, so
+several ranks or workers repeat that work; a run's own training shares it through the data service.
 """
 
 import os
@@ -32,7 +32,7 @@ _CPU_DEVICE = torch.device("cpu")
 
 
 class RunData:
-    """A run's samples by step.
+    """Builds the samples of a run's steps.
 
     Raises:
         RunError, CorpusError, TokenizerError, StoreError: the run, a corpus, the tokenizer or the store cannot be read.
@@ -55,7 +55,7 @@ class RunData:
         return [join_rows([streams[r.phase].read(r.epoch, r.start, r.stop) for r in ranges]) for _, ranges in mine]
 
     def _streams(self, corpus_states: CorpusStates) -> list[Stream]:
-        """Return the stream of each phase of corpora in these states, opened once."""
+        """Return each phase's stream over the corpora in these states. The streams are opened only once."""
         key = frozenset(corpus_states.items())
         if key not in self._by_states:
             run, cache = replace(self._run, wanted=corpus_states), self._run.store.with_prefix("cache")
@@ -116,12 +116,12 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
             )
         self._start = self._next = start
         self._workers: int | None = None  # number of DataLoader workers in the loaded state
-        self._in_workers = torch.zeros(1, dtype=torch.uint8)  # 1 once a DataLoader's workers iterate
+        self._in_workers = torch.zeros(1, dtype=torch.uint8)  # 1 as soon as a DataLoader's workers iterate
         self._in_workers.share_memory_()  # type: ignore[no-untyped-call]
-        self._data: tuple[int, RunData] | None = None  # (process id, its data): a fork opens its own
+        self._data: tuple[int, RunData] | None = None  # process id and data; a forked process opens its own data
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield items from the step that was given or was loaded last."""
+        """Yield items, beginning with the step that was loaded last, or else with `start`."""
         info = get_worker_info()
         number, workers = (0, 1) if info is None else (info.id, info.num_workers)
         if info is not None:
@@ -159,7 +159,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
             raise RunError(f"{self.uri} has no data for step {step}", remedy=f"its first step is {self._first}")
         if workers is not None and (info is None or info.num_workers != workers):
             raise RunError(
-                f"the state was saved by a DataLoader with {workers} workers, and this one has another number",
+                f"the state was saved by a DataLoader with {workers} workers, but this one has another number of them",
                 remedy=f"use {workers} workers, or load {{'step': ...}} with the next step before iterating",
             )
         self._start, self._next, self._workers = step, step, workers
@@ -185,7 +185,7 @@ class StepDataset(IterableDataset[dict[str, Tensor]]):
 
 
 def _padded_item(rows: Samples | None, pad_id: int) -> dict[str, Tensor]:
-    """Return ragged rows as padded rectangles."""
+    """Return the tensors of an item without `step`: the ragged rows, padded to [R, L]."""
     batch = idle_batch(_CPU_DEVICE) if rows is None else to_batch(rows, _CPU_DEVICE)
     lay = partial(_pad_values, batch)
     labels = torch.full_like(batch.tokens, IGNORED_LABEL)
@@ -217,7 +217,7 @@ def _padded_item(rows: Samples | None, pad_id: int) -> dict[str, Tensor]:
 
 
 def _pad_values(batch: Batch, values: Tensor, filler: int) -> Tensor:
-    """Return [R, L] int64, the values of the batch's tokens. `values`: [T]."""
+    """Return [R, L] int64: the `values` [T] of the batch's tokens, padded with `filler`."""
     row = torch.repeat_interleave(torch.arange(batch.rows), batch.cu_seqlens.diff().long())
     laid = torch.full((batch.rows, batch.max_length), filler, dtype=torch.int64)
     laid[row, batch.positions] = values
@@ -225,7 +225,7 @@ def _pad_values(batch: Batch, values: Tensor, filler: int) -> Tensor:
 
 
 def _encoder_inputs(batch: Batch, pad_id: int) -> dict[str, Tensor]:
-    """Return what an encoder reads."""
+    """Return the inputs of an encoder: padded token ids and attention mask."""
     return {
         "input_ids": _pad_values(batch, batch.tokens, pad_id),
         "attention_mask": _pad_values(batch, torch.ones_like(batch.tokens), 0),

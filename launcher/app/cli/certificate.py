@@ -10,17 +10,17 @@ from launcher.app.cli.options import JsonOption, RunArgument, print_json, requir
 if TYPE_CHECKING:
     from launcher.after.certificate.examine import CertificateCheck
 
-KeyOption = Annotated[Path | None, typer.Option("--key", metavar="PEM", help="Private Ed25519 key, to sign it.")]
+KeyOption = Annotated[Path | None, typer.Option("--key", metavar="PEM", help="Private Ed25519 key for a signature.")]
 PublicKeyOption = Annotated[
-    Path | None, typer.Option("--public-key", metavar="PEM", help="Ed25519 key that must have signed it.")
+    Path | None, typer.Option("--public-key", metavar="PEM", help="Ed25519 key to verify the signature.")
 ]
 
 
 def certify(run: RunArgument, key: KeyOption = None) -> None:
-    """Write a certificate into a run: a chain of digests of all that the run keeps.
+    """Write a certificate into a run: a chain of digests of all stored files of the run.
 
-    A later certificate continues the one that is there. If anything that must not change was changed since then,
-    nothing is written, and the code is 1.
+    A later certificate continues the existing one. If files that must not change have changed since then, nothing is
+    written, and the exit code is 1.
 
     Example: `maskfleet runs certify s3://bucket/runs/base --key key.pem`
     """
@@ -38,7 +38,7 @@ def certify(run: RunArgument, key: KeyOption = None) -> None:
 def verify(run: RunArgument, public_key: PublicKeyOption = None, as_json: JsonOption = False) -> None:
     """Compare every byte of a run with its certificate, and name the place of each change.
 
-    The exit code is 1 if there is one, or no certificate.
+    The exit code is 1 if anything has changed, or if there is no certificate.
 
     Example: `maskfleet runs verify s3://bucket/runs/base --public-key public.pem`
     """

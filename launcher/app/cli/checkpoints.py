@@ -47,10 +47,10 @@ def list_checkpoints(run: RunArgument, as_json: JsonOption = False) -> None:
 @group.command()
 def verify(
     run: RunArgument,
-    quick: Annotated[bool, typer.Option("--quick", help="Files and sizes only, not every byte.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Check only that files exist and have their size.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every checkpoint against its manifest, every byte of it. Exit code 1 if one is damaged."""
+    """Check every byte of every checkpoint against its manifest. Exit code 1 if a checkpoint is damaged."""
     from checkpoints.verify import verify_all
     from launcher.progress import BYTES_UNIT, work
     from launcher.runtime.run.outline import open_outline
@@ -85,26 +85,26 @@ def export(
     out: OutOption,
     step: StepOption = None,
     average: Annotated[
-        bool, typer.Option("--average", help="The average of the weights that the run keeps (average.ema).")
+        bool, typer.Option("--average", help="Export the average of the weights that the run keeps (average.ema).")
     ] = False,
     licence: LicenceOption = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Add onnx/model.onnx, for servers; needs maskfleet[onnx].")
     ] = False,
     int8: Annotated[
-        bool, typer.Option("--int8", help="Add onnx/model_quantized.onnx, with weights in 8 bits, to --onnx.")
+        bool, typer.Option("--int8", help="With --onnx: also add onnx/model_quantized.onnx, with 8-bit weights.")
     ] = False,
 ) -> None:
-    """Write the model as `transformers` loads it: safetensors, config.json, the tokenizer's files and a model card.
+    """Export the model in the transformers format: safetensors, config.json, tokenizer files and a model card.
 
-    What was written is read back and compared bit for bit. Files of a former export in the folder are replaced; a
-    folder that holds anything else is refused.
+    The export is read back and compared bit for bit. Files of an earlier export in the folder are replaced; a folder
+    that holds anything else is refused.
 
     Example: `maskfleet checkpoints export s3://bucket/runs/base --out base-hf/`
     """
     require_run(run)
     if int8 and not onnx:
-        raise OptionError("--int8 needs --onnx", remedy="add --onnx: the 8-bit graph is made from its graph")
+        raise OptionError("--int8 needs --onnx", remedy="add --onnx: the 8-bit graph is made from the ONNX graph")
     from launcher.after.export.export import export_run
     from launcher.runtime.run.record import open_run
 
@@ -130,16 +130,14 @@ def export(
 def average(
     run: RunArgument,
     out: OutOption,
-    last: Annotated[int | None, typer.Option("--last", min=2, help="The newest so many checkpoints.")] = None,
-    steps: Annotated[
-        str | None, typer.Option("--steps", metavar="N,N,...", help="The checkpoints of these steps.")
-    ] = None,
+    last: Annotated[int | None, typer.Option("--last", min=2, help="Number of newest checkpoints.")] = None,
+    steps: Annotated[str | None, typer.Option("--steps", metavar="N,N,...", help="Steps of the checkpoints.")] = None,
     licence: LicenceOption = None,
 ) -> None:
     """Export the mean of the weights of several checkpoints, computed in float64.
 
-    The folder is like that of `export`, so a new run can begin with it (`--set start=FOLDER`). Its mean.json names the
-    checkpoints with their digests.
+    The folder is like that of `export`, so a new run can start from it (`--set start=FOLDER`). Its mean.json lists the
+    checkpoints and their digests.
 
     Example: `maskfleet checkpoints average runs/base --last 5 --out base-mean/`
     """
@@ -169,4 +167,4 @@ def _print_exported(exported: "ExportResult", what: str, out: str) -> None:
         known = f"for transformers' {architecture}" if architecture else "transformers has no class for it"
         typer.echo(f"  {folder}  {known}")
     if exported.left_out:
-        typer.echo(f"  left out, since an export has no place for it: {', '.join(exported.left_out)}")
+        typer.echo(f"  left out, because the format has no place for it: {', '.join(exported.left_out)}")

@@ -1,4 +1,4 @@
-"""`maskfleet corpus`: builds verified shards from raw text, and shows what is in them."""
+"""`maskfleet corpus`: builds verified shards from raw text, and shows their content."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,7 +88,7 @@ def build(
 ) -> None:
     """Tokenise raw text into shards, drop exact duplicates, set held-out documents apart.
 
-    Any number of workers gives the same. Given again, it continues an interrupted build or knows a complete one.
+    The result does not depend on the number of workers. Repeat the command to continue an interrupted build.
 
     Example: `maskfleet corpus build 'news/*.jsonl.zst' --tokenizer s3://bucket/bpe-50k --out s3://bucket/news`
     """
@@ -119,15 +119,15 @@ def build(
 
 @group.command()
 def prepare(
-    file: Annotated[str, typer.Argument(metavar="PREPARE.yaml", help="Inputs and stages; see the guide.")],
-    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder or s3:// URI of its own.")],
+    file: Annotated[str, typer.Argument(metavar="PREPARE.yaml", help="Inputs and stages: infra/docs/prepare.md.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="New folder or s3:// URI for the documents.")],
     workers: BuildWorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read documents, filter them stage by stage, and store what is kept and what is dropped, as Parquet.
+    """Read documents, filter them stage by stage, and store kept and dropped documents as Parquet.
 
-    Every document keeps its id, source, URL, licence, language and date; every one that is dropped has a reason. Any
-    number of workers gives the same. Given again, it continues what was interrupted. `corpus build` reads OUT.
+    Every document keeps its id, source, URL, licence, language and date; dropped documents have a reason. The result
+    does not depend on the number of workers. An interrupted command can be repeated. `corpus build` reads OUT.
 
     Example: `maskfleet corpus prepare prepare.yaml s3://bucket/prepared`
     """
@@ -176,13 +176,13 @@ def _pair_settings(
 
         raise OptionError(
             "--negatives and fields of pairs are given, but the corpus is one of running text",
-            remedy="add --texts pairs, or leave them out",
+            remedy="add --texts pairs, or leave out these options",
         )
     return None
 
 
 def _heldout_settings_like(uri: str) -> dict[str, object]:
-    """Return the settings by which the corpus at `uri` held text out. Raises CorpusError, StoreError."""
+    """Return the settings by which text of the corpus at `uri` was held out. Raises CorpusError, StoreError."""
     from data_service.corpus.corpus import open_corpus
     from data_service.ingest.heldout import heldout_options_from_manifest
 
@@ -196,7 +196,7 @@ def _word_settings(
     words_field: str | None,
     lexicon: str | None,
 ) -> dict[str, object] | None:
-    """Return the settings of words; None if there are none.
+    """Return the settings of word segmentation; None if there are none.
 
     Raises:
         OptionError: `--words-field` is given without `--segmenter field`.
@@ -206,7 +206,7 @@ def _word_settings(
 
         raise OptionError(
             f"--words-field {words_field} is given, but words are not read from the input",
-            remedy="add --segmenter field, or leave it out",
+            remedy="add --segmenter field, or leave out --words-field",
         )
     given = {"dictionary": dictionary, "user_words": user_words, "field": words_field, "lexicon": lexicon}
     chosen: dict[str, object] = {name: value for name, value in given.items() if value is not None}
@@ -239,11 +239,11 @@ def verify(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
 @group.command()
 def stats(
     corpus: CorpusArgument,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows of a batch, for the shuffle.")] = 8192,
-    length: Annotated[int, typer.Option("--length", min=8, help="Tokens of a row.")] = 512,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows per batch in shuffle figures.")] = 8192,
+    length: Annotated[int, typer.Option("--length", min=8, help="Tokens per row.")] = 512,
     as_json: JsonOption = False,
 ) -> None:
-    """Count documents, sentences and tokens; duplicates dropped; document lengths; unigram entropy; the shuffle."""
+    """Count documents, sentences, tokens and dropped duplicates; show document lengths, unigram entropy and shuffle."""
     from dataclasses import asdict
 
     from data_service.stream.statistics import corpus_stats
@@ -274,21 +274,21 @@ def stats(
 def similar_words(
     corpora: Annotated[list[str], typer.Argument(metavar="CORPUS", help="Folders or s3:// URIs of corpora.")],
     out: Annotated[str, typer.Option("--out", help="File or s3:// URI for the table; it must not exist.")],
-    size: Annotated[int, typer.Option("--size", min=1, help="Numbers of a word's vector.")] = 100,
+    size: Annotated[int, typer.Option("--size", min=1, help="Dimensions of a word vector.")] = 100,
     window: Annotated[int, typer.Option("--window", min=1, help="Words of context on each side.")] = 5,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the text.")] = 5,
-    least: Annotated[int, typer.Option("--least", min=1, help="Leave out words that are rarer.")] = 5,
+    least: Annotated[int, typer.Option("--least", min=1, help="Smallest number of occurrences of a word.")] = 5,
     neighbours: Annotated[
-        int, typer.Option("--neighbours", min=1, help="A similar word is one of this many nearest words.")
+        int, typer.Option("--neighbours", min=1, help="Number of nearest words that count as similar.")
     ] = 10,
     most_tokens: Annotated[
-        int, typer.Option("--most-tokens", min=1, help="Read so many tokens of each corpus.")
+        int, typer.Option("--most-tokens", min=1, help="Largest number of tokens to read from each corpus.")
     ] = 200_000_000,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the vectors.")] = 1,
 ) -> None:
-    """Learn which words are similar, for MLM as correction (MacBERT): for each the nearest of the same length.
+    """Learn which words are similar, for MLM as correction (MacBERT): for each word the nearest of the same length.
 
-    Needs gensim: pip install 'maskfleet[chinese]'. One thread and one seed, so the same table each time.
+    Needs gensim: pip install 'maskfleet[chinese]'. The table is reproducible: one thread and a fixed seed.
 
     Example: `maskfleet corpus similar-words s3://bucket/news-zh --out s3://bucket/similar-words.txt`
     """

@@ -1,4 +1,4 @@
-"""`maskfleet corpus append`: lets a corpus grow by new text, without rewriting a shard."""
+"""`maskfleet corpus append`: adds new text to a corpus, without rewriting a shard."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 _DEFAULT_HELP = "Default: as the corpus was built."
 _EncodingOverride = Annotated[
-    str | None, typer.Option("--encoding", help=f"Of .txt, JSON lines, CSV and TSV. {_DEFAULT_HELP}")
+    str | None, typer.Option("--encoding", help=f"Encoding of .txt, JSON lines, CSV and TSV. {_DEFAULT_HELP}")
 ]
 _BadBytesOverride = Annotated[
-    BadBytes | None, typer.Option("--on-bad-bytes", help=f"Text not in its encoding. {_DEFAULT_HELP}")
+    BadBytes | None, typer.Option("--on-bad-bytes", help=f"What to do if text is not in its encoding. {_DEFAULT_HELP}")
 ]
 
 
 def append(
     corpus: CorpusArgument,
     inputs: InputsArgument,
-    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the grown corpus.")],
+    out: Annotated[str, typer.Option("--out", help="New folder or s3:// URI for the extended corpus.")],
     text_field: Annotated[
         str | None, typer.Option("--text-field", help=f"Field or column that holds the text. {_DEFAULT_HELP}")
     ] = None,
     txt_documents: Annotated[
-        TxtDocuments | None, typer.Option("--txt-documents", help=f"Documents in .txt. {_DEFAULT_HELP}")
+        TxtDocuments | None, typer.Option("--txt-documents", help=f"How .txt is split into documents. {_DEFAULT_HELP}")
     ] = None,
     encoding: _EncodingOverride = None,
     delimiter: DelimiterOption = None,
@@ -60,10 +60,10 @@ def append(
     workers: BuildWorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a corpus grow: OUT is the corpus and the new documents. The corpus stays as it is, and so do its runs.
+    """Write to OUT a corpus of the documents of CORPUS and new ones. CORPUS and the runs on it stay valid.
 
-    The new text is built into OUT/added by the corpus's tokenizer, held-out rule and options; OUT names the shards of
-    both. Documents that the corpus has, too, are left out, and a new one with the id of another is refused.
+    The new text is built into OUT/added with CORPUS's tokenizer, held-out rule and options; OUT's manifest refers to
+    the shards of both. Documents that CORPUS contains are left out; a new document with a known id is refused.
 
     Example: `maskfleet corpus append s3://bucket/news 'news-2026/*.jsonl.zst' --out s3://bucket/news-with-2026`
     """
@@ -82,7 +82,7 @@ def append(
         "accept_loss": accept_loss,
     }
     given = {name: value for name, value in others.items() if value is not None}
-    validate_options(BuildOptions, **given)  # raises OptionError if a value is not valid
+    validate_options(BuildOptions, **given)  # raises OptionError if a value is invalid
     files = {"dictionary": dictionary, "user_words": user_words, "lexicon": lexicon}
     options = options_from_corpus(
         open_corpus(corpus),
@@ -103,7 +103,7 @@ def append(
 def _append_with_progress(
     corpus: str, inputs: list[str], out: str, *, options: "BuildOptions", own: bool, as_json: bool
 ) -> "AppendReport":
-    """Append, and show progress. `own`: whether the provenance in `options` was given for these inputs."""
+    """Append documents, and show progress. `own`: whether the provenance in `options` was given for these inputs."""
     import time
 
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""`maskfleet corpus remove` and `corpus merge`: change what is read of corpora, without rewriting a shard."""
+"""`maskfleet corpus remove` and `corpus merge`: remove documents and merge corpora, without rewriting a shard."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,26 +13,25 @@ if TYPE_CHECKING:
 
 def remove(
     corpus: CorpusArgument,
-    reason: Annotated[str, typer.Option("--reason", help="Why; it is kept with the removal.")],
+    reason: Annotated[str, typer.Option("--reason", help="Reason, which is stored with the removal.")],
     ids: Annotated[
         str | None,
-        typer.Option("--ids", metavar="FILE", help="Ids, one a line, in a corpus built with --provenance."),
+        typer.Option("--ids", metavar="FILE", help="File of document ids, one per line (of a --provenance corpus)."),
     ] = None,
     documents: Annotated[
         str | None,
-        typer.Option("--documents", metavar="FILE", help="Numbers, one a line: 17, train:17 or heldout:3."),
+        typer.Option("--documents", metavar="FILE", help="File of document numbers, one per line: 17, heldout:3."),
     ] = None,
     from_parts: Annotated[
         bool,
-        typer.Option("--from-parts", help="What was removed from the corpora that this one was merged from."),
+        typer.Option("--from-parts", help="All documents that were removed from the corpora merged into this one."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Take documents out. Manifest and shards stay as they are, and every other token keeps its position.
+    """Remove documents. Manifest and shards are not changed, and every other token keeps its position.
 
-    A removal is added to a list beside the manifest. A run that is made afterwards never reads the documents; one that
-    is under way goes on with `maskfleet train RUN --without-removed`. If a document is not in the corpus, nothing is
-    removed.
+    A removal is added to a list next to the manifest. Runs that are created later never read the documents; an existing
+    run needs `maskfleet train RUN --without-removed`. If any document is not in the corpus, nothing is removed.
 
     Example: `maskfleet corpus remove s3://bucket/news --ids ids.txt --reason "request of 25 November"`
     """
@@ -44,7 +43,7 @@ def remove(
     from launcher.runtime.run.request_stop import user_at_host
 
     if (ids is not None, documents is not None, from_parts).count(True) != 1:
-        raise OptionError("no documents to remove are named", remedy="give one of --ids, --documents and --from-parts")
+        raise OptionError("name the documents in one way", remedy="give one of --ids, --documents and --from-parts")
     if not reason.strip():
         raise OptionError("--reason is empty", remedy="say why the documents are removed: --reason TEXT")
     opened = open_corpus(corpus)
@@ -65,7 +64,7 @@ def remove(
 
 
 def _select_documents(corpus: "Corpus", ids: str | None, documents: str | None) -> "DocumentsBySplit":
-    """Return the documents that a file names; without a file those that were removed from the corpus's parts."""
+    """Return the documents that a file lists; without a file, those removed from the corpora merged into this one."""
     from data_service.corpus.remove import documents_by_id, documents_by_number, find_removed_in_parts
     from launcher.app.cli.texts import read_nonblank_lines
     from launcher.progress import work
@@ -80,15 +79,15 @@ def _select_documents(corpus: "Corpus", ids: str | None, documents: str | None) 
 
 def merge(
     corpora: Annotated[
-        list[str], typer.Argument(metavar="CORPUS...", help="Folders or s3:// URIs of two corpora or more.")
+        list[str], typer.Argument(metavar="CORPUS...", help="Folders or s3:// URIs of at least two corpora.")
     ],
-    out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the merged corpus.")],
+    out: Annotated[str, typer.Option("--out", help="New folder or s3:// URI for the merged corpus.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Make one corpus of several, without copying a shard. They must stay where they are; their runs stay valid.
+    """Merge several corpora without copying a shard. They must stay where they are, and runs on them stay valid.
 
-    Documents that an earlier corpus has, too, are left out like removed ones; what was removed stays removed. To let a
-    corpus grow, build the new text into a corpus of its own, and merge both.
+    A document that an earlier of the corpora contains is left out; removed documents stay removed. To add text to a
+    corpus, use `maskfleet corpus append`, or build the new text into another corpus and merge both.
 
     Example: `maskfleet corpus merge s3://bucket/news-2025 s3://bucket/news-2026 --out s3://bucket/news`
     """

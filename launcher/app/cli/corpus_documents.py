@@ -1,4 +1,4 @@
-"""`maskfleet corpus show`, `find` and `card`: documents, where they are from, what was taken out."""
+"""`maskfleet corpus show`, `find` and `card`: documents, their origin, and removals."""
 
 from typing import Annotated, Literal
 
@@ -13,13 +13,13 @@ def show(
     count: Annotated[int, typer.Option("--count", min=1, help="How many documents.")] = 1,
     split: Annotated[Literal["train", "heldout"], typer.Option("--split", help="Which documents.")] = "train",
     licences: Annotated[
-        bool, typer.Option("--licences", help="Count documents and tokens by licence instead.")
+        bool, typer.Option("--licences", help="Print counts of documents and tokens by licence instead.")
     ] = False,
     removed: Annotated[
-        bool, typer.Option("--removed", help="List what was taken out by `corpus remove` instead.")
+        bool, typer.Option("--removed", help="List the documents that `corpus remove` removed instead.")
     ] = False,
 ) -> None:
-    """Print documents as training sees them: decoded from their tokens, a line a sentence, or a text of a pair."""
+    """Print documents as training sees them: decoded from their tokens, one sentence or text of a pair per line."""
     from itertools import repeat
 
     from data_service.corpus.corpus import show_documents
@@ -37,7 +37,7 @@ def show(
         typer.echo(escape_controls(f"== {place}: {document.tokens:,} tokens{gone}"))
         names = [f"{name}: " for name in document.pairs.text_names] if document.pairs is not None else repeat("")
         for name, sentence in zip(names, document.sentences, strict=False):
-            line = sentence.removeprefix("\r").removeprefix("\n")  # without the end of the line before
+            line = sentence.removeprefix("\r").removeprefix("\n")  # the newline that ends the previous sentence
             typer.echo(escape_controls(name + line.rstrip("\n")))
 
 
@@ -68,7 +68,7 @@ def find(
 ) -> None:
     """Find documents by id or URL, in a corpus that was built with --provenance.
 
-    Prints number, shard, block, document in it and its tokens in the block; exit code 1 if there is none.
+    Prints each document's number, shard, block, number in the block and token range; exit code 1 if none is found.
     """
     from data_service.corpus.corpus import open_corpus
     from data_service.corpus.removals import load_removals
@@ -92,10 +92,10 @@ def find(
 
 
 def card(corpus: CorpusArgument, as_json: JsonOption = False) -> None:
-    """Print the data card of a corpus, as Markdown: what its text is, whence, under which licences, what was filtered,
-    which evaluation sets it was searched for, what was removed, and the hashes.
+    """Print the data card of a corpus as Markdown: its text, origin, licences, filters, the evaluation sets that it was
+    searched for, removals, and hashes.
 
-    The model card of every model that is exported from a run has those of its corpora.
+    The model card of every model that is exported from a run contains the data cards of its corpora.
 
     Example: `maskfleet corpus card s3://bucket/news > news.md`
     """

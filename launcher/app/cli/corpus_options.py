@@ -8,13 +8,14 @@ TxtDocuments = Literal["file", "blank_line"]
 TextsKind = Literal["plain", "pairs"]
 Segmenter = Literal["jieba", "longest_match", "field"]
 TxtDocumentsOption = Annotated[
-    TxtDocuments, typer.Option("--txt-documents", help="In .txt: a document a file, or between blank lines.")
+    TxtDocuments, typer.Option("--txt-documents", help="A .txt document: a whole file, or text between blank lines.")
 ]
 HeldoutOption = Annotated[
     float,
     typer.Option(
         "--heldout",
-        help="Share of documents kept for evaluation; more of little text, and stretches of few or long documents.",
+        help="Share of documents held out for evaluation. It is raised if there is little text; of few or long "
+        "documents, parts are held out.",
     ),
 ]
 HeldoutLikeOption = Annotated[
@@ -22,16 +23,16 @@ HeldoutLikeOption = Annotated[
     typer.Option(
         "--heldout-like",
         metavar="CORPUS",
-        help="Hold text out by the rule of this corpus, in place of --heldout, so that both can be merged.",
+        help="Hold text out by this corpus's rule instead of --heldout, so that the two corpora can be merged.",
     ),
 ]
 TextsOption = Annotated[
     TextsKind,
-    typer.Option("--texts", help="Running text, or pairs: query, positive, negatives in each record."),
+    typer.Option("--texts", help="plain: running text. pairs: each record has a query, a positive and negatives."),
 ]
 NegativesOption = Annotated[
     int | None,
-    typer.Option("--negatives", min=0, help="Negatives of each pair. A record with fewer is a bad one."),
+    typer.Option("--negatives", min=0, help="Number of negatives per pair. A record with fewer is a bad record."),
 ]
 QueryFieldOption = Annotated[str | None, typer.Option("--query-field", help="Field of a pair's query. Default: query.")]
 PositiveFieldOption = Annotated[
@@ -41,46 +42,46 @@ NegativesFieldOption = Annotated[
     list[str] | None,
     typer.Option(
         "--negatives-field",
-        help="Fields of a pair's negatives, each a text or a list. Default: negatives.",
+        help="Field of a pair's negatives, a text or a list of texts. Repeatable. Default: negatives.",
     ),
 ]
 SentencesOption = Annotated[
     Literal["any", "zh", "ja", "de", "es", "fr", "it", "nl", "pt", "ru"],
-    typer.Option("--sentences", help="The language whose rules say where sentences end, or any."),
+    typer.Option("--sentences", help="Language whose rules decide where sentences end, or any."),
 ]
 LinesOption = Annotated[
     Literal["keep", "join"],
     typer.Option(
         "--lines",
-        help="keep: white space is encoded as it is. join: lines are joined by one space, as fairseq's are.",
+        help="keep: white space is encoded unchanged. join: lines are joined by one space, as in fairseq.",
     ),
 ]
 SegmenterOption = Annotated[
     Segmenter | None,
     typer.Option(
         "--segmenter",
-        help="Store where words begin, for text without spaces: by jieba, by the longest words of --dictionary, or as "
-        "a field of the input says. Default: the tokenizer says where words begin.",
+        help="Store where words begin, for text without spaces: found by jieba, by the longest match in --dictionary, "
+        "or given by a field of the input. Default: the tokenizer decides where words begin.",
     ),
 ]
 DictionaryOption = Annotated[
     str | None,
-    typer.Option("--dictionary", metavar="FILE", help="Words of longest_match; or in place of jieba's own."),
+    typer.Option("--dictionary", metavar="FILE", help="Dictionary for longest_match, or for jieba instead of its own."),
 ]
 UserWordsOption = Annotated[
     str | None,
-    typer.Option("--user-words", metavar="FILE", help="For jieba besides its own: word [frequency] [tag] a line."),
+    typer.Option("--user-words", metavar="FILE", help="More words for jieba, one per line: word [frequency] [tag]."),
 ]
 WordsFieldOption = Annotated[
     str | None,
-    typer.Option("--words-field", help="Of --segmenter field: the text's words, a list. Default: words."),
+    typer.Option("--words-field", help="Field with the list of a text's words, for --segmenter field. Default: words."),
 ]
 LexiconOption = Annotated[
     str | None,
     typer.Option(
         "--lexicon",
         metavar="FILE",
-        help="Entities and phrases to be masked whole (ERNIE): text, a tab, and `entity` or `phrase` a line.",
+        help="Entities and phrases to be masked whole (ERNIE). A line is the text, a tab, and `entity` or `phrase`.",
     ),
 ]
 
@@ -90,19 +91,19 @@ ProvenanceOption = Annotated[
     typer.Option(
         "--provenance",
         metavar="FILE",
-        help="YAML that names the fields of a record that hold its id, source, url, licence, language and date. They "
-        "are kept beside the shards.",
+        help="YAML file with the names of the record fields for id, source, url, licence, language and date. Their "
+        "values are stored next to the shards.",
     ),
 ]
-OutOption = Annotated[str, typer.Option("--out", help="Folder or s3:// URI of its own for the corpus.")]
+OutOption = Annotated[str, typer.Option("--out", help="New folder or s3:// URI for the corpus.")]
 TokenizerOption = Annotated[str, typer.Option("--tokenizer", help="The tokenizer's folder or s3:// URI.")]
 BuildWorkersOption = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="Processes. Default: all cores, one for a small input."),
+    typer.Option("--workers", min=1, help="Number of processes. Default: one per core; one for small inputs."),
 ]
 BlockTokensOption = Annotated[
-    int, typer.Option("--block-tokens", min=1, help="Tokens a block aims for; a document is never cut.")
+    int, typer.Option("--block-tokens", min=1, help="Target size of a block in tokens. Documents are never cut.")
 ]
 MaxDocumentBytesOption = Annotated[
-    int, typer.Option("--max-document-bytes", min=1, help="Refuse longer documents than this.")
+    int, typer.Option("--max-document-bytes", min=1, help="Longest accepted document in bytes.")
 ]

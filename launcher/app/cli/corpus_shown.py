@@ -26,7 +26,7 @@ _MAX_BAR_CHARACTERS = 40  # characters of the longest bar
 
 
 def stats_tables(stats: CorpusStats) -> Iterator[Table]:
-    """Yield tables: both splits, what was dropped, how the text is shuffled, and a histogram of document lengths."""
+    """Yield tables: both splits, dropped documents, how the text is shuffled, and a histogram of document lengths."""
     splits = Table("", "train", "held out", box=None, pad_edge=False)
     rows = (stats.train, stats.heldout)
     for name in ("documents", "sentences", "tokens", "blocks"):
@@ -64,7 +64,7 @@ def _shuffle_table(radius: ShuffleRadius) -> Table:
     share = f"{radius.continued:.2%} of its rows (drawn evenly: {radius.uniform:.2%})"
     table.add_row("beside their continuation", share)
     reads = f"{radius.reads:,.1f} of {human_bytes(round(radius.read_bytes))}"
-    table.add_row("reads of a batch", f"{reads}, {radius.amplification:.3f} bytes for a byte used")
+    table.add_row("reads of a batch", f"{reads}, {radius.amplification:.3f} bytes read per byte used")
     return table
 
 
@@ -91,7 +91,7 @@ def removal_lines(corpus: Corpus, chain: RemovalChain) -> Iterator[str]:
 
 
 def removal_note(uri: str) -> str | None:
-    """Return a note on what was removed from a corpus, which its counts still include; None if nothing was."""
+    """Return a note on documents that were removed, which the corpus's counts still include; None if there are none."""
     corpus = open_corpus(uri)
     chain = load_removals(corpus.store, corpus.manifest)
     if not chain.removals:
@@ -112,7 +112,7 @@ def text_warning(stats: CorpusStats) -> str | None:
 
 
 def heldout_note(stats: CorpusStats) -> str | None:
-    """Return a note on what was held out if that is not the requested share of documents; else None."""
+    """Return a note on the held-out text if it is not the requested share of documents; else None."""
     if stats.heldout_rule is None:
         return None
     share = stats.heldout.tokens / max(1, stats.heldout.tokens + stats.train.tokens)

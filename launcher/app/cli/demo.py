@@ -1,4 +1,4 @@
-"""`maskfleet demo`: every step of the path once, on this machine."""
+"""`maskfleet demo`: runs every stage once, from raw text to an exported model, on this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +15,14 @@ def demo(
         typer.Argument(help="Your text: a file, folder or glob. Default: Python's docs."),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", callback=require_local_path, help="Folder for everything that is made.")
+        Path, typer.Option("--out", callback=require_local_path, help="Folder for all output files.")
     ] = Path("maskfleet-demo"),
     encoding: EncodingOption = "utf-8",
 ) -> None:
-    """Make a pretrained and exported DeBERTa from text in minutes: this is what `infra/quickstart` runs.
+    """Pretrain a small DeBERTa from text in minutes, and export it: `infra/quickstart` runs this command.
 
-    Eight stages: text, tokenizer, corpus, run, training on two ranks, evaluation, export, report. Interrupt it
-    anywhere and give the command again: it continues.
+    Eight stages: text, tokenizer, corpus, run, training on two ranks, evaluation, export, report. After an interruption
+    at any point, the same command continues.
     """
     if text is not None:
         from data_service.ingest.options import BuildOptions

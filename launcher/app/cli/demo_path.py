@@ -1,8 +1,8 @@
-"""The whole path on one machine: text, tokenizer, corpus, run, training, evaluation, export, report.
+"""The stages of `maskfleet demo`: text, tokenizer, corpus, run, training, evaluation, export, report.
 
 Every stage calls the functions behind the commands and can be repeated, so an interrupted demo continues where it
-was. Its text is real English that every machine has: Python's documentation strings and help topics, one document a
-file. The standard library's sources are parsed, never imported or run.
+stopped. Its text is real English that every machine has: Python's documentation strings and help topics, one document
+for each file. The standard library's sources are parsed, never imported or run.
 """
 
 import ast
@@ -52,14 +52,14 @@ from launcher.runtime.run.history import read_history
 from launcher.runtime.run.log import token_loss
 from launcher.runtime.run.record import RECORD_FILE, Run, open_run
 
-_MIN_DOCUMENT_CHARACTERS = 200  # characters: below this a module's documentation is no text to learn from
+_MIN_DOCUMENT_CHARACTERS = 200  # modules with shorter documentation are left out
 _SKIP_DIRS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data"}
 
 DocumentedNode = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def python_documentation() -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of each documented module of the standard library and of each help topic, no text twice.
+    """Yield (name, text) of each documented module of the standard library and of each help topic, without duplicates.
 
     A paragraph that occurs in several modules, as licences do, stays in the first one only.
     """
@@ -72,7 +72,7 @@ def python_documentation() -> Iterator[tuple[str, str]]:
 
 
 def write_documentation(path: Path) -> tuple[int, int]:
-    """Write the documentation to `path`, one document a line. Return the numbers of documents and of bytes of text."""
+    """Write the documentation to `path`, one document per line. Return the numbers of documents and of text bytes."""
     documents = size = 0
     with path.open("w", encoding="utf-8") as lines:
         for name, text in python_documentation():
@@ -95,7 +95,7 @@ def _documentation_texts() -> Iterator[tuple[str, str]]:
 def _docstrings(path: Path) -> Iterator[str]:
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # some source files are templates, or broken on purpose
+    except (SyntaxError, ValueError):  # some source files are templates, or invalid on purpose
         return
     for node in ast.walk(tree):
         if isinstance(node, DocumentedNode):
@@ -113,9 +113,9 @@ def _is_first_occurrence(paragraph: str, seen: set[bytes]) -> bool:
 
 
 _VOCABULARY_SIZE = 2048
-_TOKENIZER_SAMPLE_BYTES = 50_000_000  # bytes of text to learn the tokenizer from
+_TOKENIZER_SAMPLE_BYTES = 50_000_000  # bytes of text on which the tokenizer is trained
 _STAGE_COUNT = 8
-_COMPRESSION_RATIO = 4  # assumed bytes of text in a byte of a compressed file
+_COMPRESSION_RATIO = 4  # assumed bytes of text per byte of a compressed file
 _EXAMPLE_SENTENCES = (
     "Return <mask> if the object is an instance of the class.",
     "This method raises an <mask> if the value is not valid.",
@@ -148,7 +148,7 @@ class Demo:
         return 0
 
     def print_next_steps(self) -> None:
-        """Print commands to continue with, as they can be typed here."""
+        """Print commands to try next, as they can be typed on this machine."""
         program = "maskfleet" if shutil.which("maskfleet") else _program_command()
         run, corpus, other = (shell_word(str(self.out / name)) for name in ("run", "corpus", "electra"))
         rows = [
@@ -182,7 +182,7 @@ class Demo:
             return [str(path)]
 
     def _check_output_folder(self) -> None:
-        """Check that the folder is writable before minutes of work."""
+        """Check that the output folder is writable, before minutes of work."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.out).close()
@@ -192,7 +192,7 @@ class Demo:
             ) from error
 
     def _build_options(self, inputs: list[str]) -> BuildOptions:
-        """Return build options. A .txt file is one document; if it is longer than a document may be, blank lines end
+        """Return build options. A .txt file is one document; if one is too long for that, blank lines separate
         documents.
         """
         options = validate_options(BuildOptions, encoding=self.encoding if self.text is not None else UTF_8)
@@ -248,7 +248,7 @@ class Demo:
         with self._timed_stage(f"training: {ranks} ranks, ZeRO {stage}, data through Ray"):
             outcome = train(run, self.console, TRAINING_COMPANIONS)
             if outcome.code:
-                self._print_line(f"stopped at step {outcome.step:,}; the same command goes on from there")
+                self._print_line(f"stopped at step {outcome.step:,}; run the same command to continue")
             return outcome.code != 0
 
     def _evaluate(self, run: Run) -> None:
@@ -256,7 +256,7 @@ class Demo:
             evaluations = read_history(run.store).evaluations
             if not evaluations or (loss := token_loss(evaluations[-1])) is None:
                 raise RunError(
-                    f"{run.uri} has no evaluation that is finite", remedy="remove the folder and start again"
+                    f"{run.uri} has no evaluation with a finite loss", remedy="remove the folder and start again"
                 )
             last, counted = evaluations[-1], load_or_compute_baselines(run)
             self._print_line(f"masked tokens evaluated        {counted.targets:,}")
@@ -269,7 +269,7 @@ class Demo:
             self._print_line(f"the model is {below:+.3f} nats better than unigram, {bigram:+.3f} than left-bigram")
 
     def _export(self, run: Run) -> None:
-        with self._timed_stage("export, and a masked sentence filled with what was exported"):
+        with self._timed_stage("export, and masked sentences filled by the exported model"):
             folder = self.out / "model"
             step = export_run(run, None, str(folder)).step
             self._print_line(f"step {step:,} to {folder}; transformers loads it: AutoModelForMaskedLM, AutoTokenizer")
@@ -280,15 +280,15 @@ class Demo:
                 self._print_line(f"{one_line(sentence)}\n        {shown}")
 
     def _own_sentences(self, max_tokens: int) -> Iterator[str]:
-        """Yield held-out text with one token masked, which fits into rows of `max_tokens`: a tokenizer of other text
-        may spell English letter by letter."""
+        """Yield held-out sentences of the user's text with one token masked, cut to fit into `max_tokens`. A tokenizer
+        trained on other text may spell the English examples letter by letter."""
         corpus = open_corpus(str(self.out / "corpus"))
         tokenizer, block = corpus.tokenizer(), read_block(corpus.store, corpus.table("heldout"), 0)
         for start in block.sentences[:-1][: len(_EXAMPLE_SENTENCES)].tolist():
-            tokens = block.tokens[start : start + max_tokens // 3]  # characters that are cut take more tokens
+            tokens = block.tokens[start : start + max_tokens // 3]  # a character cut in two may encode to more tokens
             masked = len(tokens) // 2
             parts = (tokenizer.decode(part) for part in (tokens[:masked], tokens[masked + 1 :]))
-            before, after = (part.replace(MASK[:-1], "") for part in parts)  # also <mask:20>, if the text has it
+            before, after = (part.replace(MASK[:-1], "") for part in parts)  # removes masks that the text contains
             yield f"{before} {MASK}{after}"
 
     def _report(self, run: Run) -> None:
@@ -310,6 +310,6 @@ class Demo:
 
 
 def _program_command() -> str:
-    """Return how the program was called, for machines without `maskfleet` on the path."""
+    """Return the command that started this program, for machines without `maskfleet` on the path."""
     called = Path(sys.argv[0])
     return f"{sys.executable} -m maskfleet" if called.name == "__main__.py" else os.path.relpath(called)

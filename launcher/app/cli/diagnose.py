@@ -1,4 +1,4 @@
-"""`maskfleet diagnose`: measures what can be read from a checkpoint's hidden states."""
+"""`maskfleet diagnose`: measures a checkpoint's hidden states by linear probes and similarity."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.runtime.run.evaluations import Figure
 
 
-class PoolingOption(StrEnum):  # typer takes no list of Literal
+class PoolingOption(StrEnum):  # an enum, because typer takes no list of Literal
     CLS = "cls"
     MEAN = "mean"
     MAX = "max"
@@ -28,18 +28,18 @@ def diagnose(
         list[str] | None,
         typer.Option(
             "--task",
-            help="A task's name or YAML file: of classification for a linear probe, of similarity for Spearman; again "
-            "for more.",
+            help="A task's name or YAML file: a classification task for a linear probe, a similarity task for a rank "
+            "correlation. Repeatable.",
         ),
     ] = None,
     data: DataOption = None,
     pooling: Annotated[
         list[PoolingOption] | None,
-        typer.Option("--pooling", help="Repeat it for several. Default: cls and mean."),
+        typer.Option("--pooling", help="How hidden states become one vector. Repeatable. Default: cls and mean."),
     ] = None,
     limit: Annotated[
         int,
-        typer.Option("--limit", min=4, help="Most examples of a split for a probe."),
+        typer.Option("--limit", min=4, help="Largest number of examples that a probe takes from a split."),
     ] = 4000,
     as_json: JsonOption = False,
 ) -> None:

@@ -21,7 +21,7 @@ def doctor(
     ] = None,
     gpu: Annotated[
         bool,
-        typer.Option("--gpu", help="Instead, try the kernels of attention here: a table to send in."),
+        typer.Option("--gpu", help="Test only the attention kernels here, and print a table for a bug report."),
     ] = False,
     imports: Annotated[
         bool,
@@ -31,7 +31,7 @@ def doctor(
 ) -> None:
     """Check this machine: versions, cores, memory, shared memory, GPUs, limits, ports, clock, and stores.
 
-    A store is tried with a small object that is removed again. Exit code 1 if something would stop a run.
+    A store is tested with a small object, which is removed again. Exit code 1 if any finding would stop a run.
 
     Example: `maskfleet doctor s3://bucket/runs`
     """
@@ -51,9 +51,9 @@ def doctor(
 
 
 def _check_kernels(as_json: bool) -> None:
-    """Compare every attention kernel with the formula, and time it on a GPU.
+    """Compare every attention kernel with a reference computation, and time it on a GPU.
 
-    Without a GPU, the CPU's kernels are compared, and a finding states that.
+    Without a GPU, the CPU's kernels are compared, and a finding says so.
     """
     import torch
 
@@ -104,13 +104,13 @@ def findings_table(findings: "Iterable[Finding]") -> "Table":
 def preflight(
     target: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN|RECIPE]", help="The run to be trained here, or a recipe of which to make one."),
+        typer.Argument(metavar="[RUN|RECIPE]", help="The run that will train here, or the recipe of a future run."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this node as `train` does before it begins: memory, /dev/shm, limits, GPUs, stores, clock, room.
+    """Check this node as `train` does before it begins: memory, /dev/shm, limits, GPUs, stores, clock, disk space.
 
-    Takes three seconds at most. Exit code 1 if something would keep ranks from this node.
+    Takes three seconds at most. Exit code 1 if ranks could not run on this node.
 
     Example: `maskfleet preflight s3://bucket/runs/base`
     """

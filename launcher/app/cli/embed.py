@@ -21,21 +21,21 @@ from launcher.progress import work
 group = typer.Typer(no_args_is_help=True, help="Train and measure sentence embeddings (Sentence-BERT).")
 
 _ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A run, or a folder of transformers or SentenceTransformer.")
+    str, typer.Argument(metavar="MODEL", help="A run, or a folder in the transformers or SentenceTransformer format.")
 ]
 _PoolingOption = Annotated[
     str | None,
     typer.Option("--pooling", help="cls, mean, weighted_mean, last_token, max; default: the folder's, or mean."),
 ]
-_MaxLengthOption = Annotated[int | None, typer.Option("--max-length", help="Tokens of a text; default: the model's.")]
-_BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Texts at a time.")]
+_MaxLengthOption = Annotated[int | None, typer.Option("--max-length", help="Most tokens of a text. Default: model's.")]
+_BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Texts per batch.")]
 
 
 @group.command()
 def train(
     model: _ModelArgument,
     settings: Annotated[
-        str, typer.Argument(metavar="SETTINGS", help="A YAML file, or bundled ones: nli, stsb, pairs.")
+        str, typer.Argument(metavar="SETTINGS", help="A YAML file of settings, or bundled ones: nli, stsb, pairs.")
     ],
     out: Annotated[str, typer.Option("--out", help="Folder or s3:// URI for the trained model.")],
     data: DataOption = None,
@@ -61,7 +61,7 @@ def train(
         from launcher.after.finetune.pretrained import open_pretrained
 
     with show_logs("launcher.after.embed"), _quiet_libraries():
-        replaceable_files(open_store(out))  # raises here, before hours of training
+        replaceable_files(open_store(out))  # raises ExportError before hours of training
         with open_pretrained(model, step) as pretrained:
             trained = train_embeddings(pretrained, training)
             export_embeddings(trained, pretrained, training, out, licence)
@@ -75,7 +75,7 @@ def evaluate(
     model: _ModelArgument,
     tasks: Annotated[
         list[str],
-        typer.Argument(metavar="TASK...", help="Tasks of the kinds similarity, regression of pairs, retrieval."),
+        typer.Argument(metavar="TASK...", help="Tasks of the kinds similarity, pair regression and retrieval."),
     ],
     data: DataOption = None,
     split: Annotated[
@@ -125,9 +125,9 @@ def negatives(
     model: _ModelArgument,
     inputs: InputsArgument,
     out: Annotated[str, typer.Option("--out", help="File or s3:// URI (.jsonl) for the pairs; it must not exist.")],
-    count: Annotated[int, typer.Option("--negatives", min=1, help="Negatives of each pair.")] = 1,
+    count: Annotated[int, typer.Option("--negatives", min=1, help="Negatives per pair.")] = 1,
     share: Annotated[
-        float, typer.Option("--share", help="A negative's cosine is below this share of the positive's.")
+        float, typer.Option("--share", help="Largest cosine of a negative, as a share of the positive's cosine.")
     ] = 0.95,
     query_field: QueryFieldOption = None,
     positive_field: PositiveFieldOption = None,
@@ -136,10 +136,10 @@ def negatives(
     max_length: _MaxLengthOption = None,
     batch: _BatchOption = 32,
 ) -> None:
-    """Give pairs of texts hard negatives: positives of other pairs that MODEL takes for their own.
+    """Add hard negatives to pairs of texts: positives of other pairs that MODEL finds similar to the query.
 
     Example: `maskfleet embed negatives RUN pairs.jsonl --negatives 1 --out mined.jsonl`, then `maskfleet corpus build
-    mined.jsonl --texts pairs --negatives 1 ...` for the run that goes on from RUN.
+    mined.jsonl --texts pairs --negatives 1 ...` for a run that continues from RUN.
     """
     from data_service.ingest.options import BuildOptions
     from launcher.after.embed.settings import MiningSettings
@@ -168,21 +168,21 @@ def negatives(
         with open_pretrained(model, step) as pretrained:
             found = mine_negatives(load_model(pretrained, mining), examples, mining)
         write_pair_examples(found, out)
-    typer.echo(f"{len(found):,} pairs, negatives of each: {count}; written to {out}")
+    typer.echo(f"{len(found):,} pairs, negatives per pair: {count}; written to {out}")
 
 
 @group.command("settings")
 def show_settings(
     name: Annotated[str, typer.Argument(metavar="NAME", help="nli, stsb or pairs.")],
 ) -> None:
-    """Print bundled settings, as a start for a file of your own."""
+    """Print bundled settings, as a template for your own file."""
     from launcher.after.embed.settings import read_bundled_settings
 
     typer.echo(read_bundled_settings(name), nl=False)
 
 
 def _quiet_libraries() -> AbstractContextManager[None]:
-    """Return the context in which the libraries say nothing. Raises MissingPackage."""
+    """Return a context in which transformers and its libraries print nothing. Raises MissingPackage."""
     from launcher.after.finetune.model import silence_transformers
     from launcher.errors import EVALUATE_EXTRA, import_optional
 

@@ -1,4 +1,4 @@
-"""`maskfleet estimate`: what a recipe needs and how long it takes, on given machines."""
+"""`maskfleet estimate`: the memory, time and data that a recipe needs on given machines."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 MtbfOption = Annotated[
     float | None,
-    typer.Option(help="Hours between failures of one machine. Default: Llama 3's; spot machines last less."),
+    typer.Option(help="Mean hours between failures of a machine. Default: as published for Llama 3; spot: fewer."),
 ]
 MfuOption = Annotated[
     str | None,
     typer.Option(
-        help="Share of the GPUs' peak that training reaches, or a run that recorded its own. Default: that of the most "
-        "similar run that is known."
+        help="Share of the GPUs' peak that training reaches (MFU), or a run that recorded it. Default: that of the "
+        "most similar known run."
     ),
 ]
 TextOption = Annotated[
     str | None,
-    typer.Option(help="Size of the corpus, uncompressed, such as 160GB: for its tokens and epochs."),
+    typer.Option(help="Uncompressed size of the corpus, such as 160GB, to estimate its tokens and the epochs."),
 ]
 
 
 def estimate(
     recipe: RecipeArgument,
-    nodes: Annotated[int | None, typer.Option(help="Machines.")] = None,
-    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs of each.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of machines.")] = None,
+    gpus_per_node: Annotated[int | None, typer.Option(help="GPUs per machine.")] = None,
     gpu: Annotated[
         str | None, typer.Option(help="H100, H200, B200, MI300X, A100-80, A100-40, L40S, L4, A10G or V100.")
     ] = None,
@@ -41,13 +41,13 @@ def estimate(
     text: TextOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures only, as JSON.")] = False,
 ) -> None:
-    """Memory, time, data, checkpoints and GPU-hours of a recipe on a cluster, with the arithmetic.
+    """Estimate memory, time, data, checkpoints and GPU-hours of a recipe on a cluster, and show the arithmetic.
 
-    Name the cluster by --nodes, --gpus-per-node and --gpu. Nothing is run then, and nothing read but the recipe. What
-    cannot be computed is assumed, and said to be.
+    Describe the cluster by --nodes, --gpus-per-node and --gpu. Nothing is trained, and only the recipe is read. Figures
+    that cannot be computed are assumed, and marked as assumptions.
 
-    Memory and FLOPs are counted by running the recipe's own network without numbers. Time follows from the share of the
-    peak that training reaches: `train` records it (MFU) on a GPU, and --mfu RUN takes it from there.
+    Memory and FLOPs are counted by running the recipe's network on meta tensors. Time follows from the share of the
+    peak that training reaches (MFU): `train` records it on a GPU, and --mfu RUN reads it from that run.
     """
     from launcher.app.cli.recipe import load_recipe
     from launcher.errors import OptionError
@@ -67,7 +67,7 @@ def estimate(
     if mfu is not None:
         from launcher.plan.estimate.utilisation import parse_utilisation
 
-        parse_utilisation(mfu)  # raises for a wrong share before torch is loaded
+        parse_utilisation(mfu)  # raises for an invalid share before torch is loaded
     wanted = load_recipe(recipe, assignments, tiny)
     _print_estimate(wanted, cluster, mfu, size, as_json=as_json)
 
@@ -86,7 +86,7 @@ def _print_estimate(
     from launcher.plan.estimate.render import estimate_figures, render_text
     from launcher.progress import work
 
-    with work("counting what the recipe's network computes and keeps", unit="passes"):
+    with work("counting FLOPs and memory of the recipe's network", unit="passes"):
         found = estimate_recipe(recipe, cluster, mfu, text_bytes=text_bytes)
     if as_json:
         typer.echo(json.dumps(estimate_figures(found), indent=2))

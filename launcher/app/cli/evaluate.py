@@ -1,4 +1,7 @@
-"""`maskfleet evaluate`: fine-tunes a grid of checkpoints, tasks, settings and seeds, and prints its table."""
+"""`maskfleet evaluate`: fine-tunes a grid of checkpoints, tasks, settings and seeds, and prints a table of results.
+
+A cell is one point of the grid: one fine-tuning, with its metrics.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -26,36 +29,32 @@ if TYPE_CHECKING:
 
 
 CheckpointsArgument = Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help=f"Runs, {CHECKPOINT_HELP}")]
-SuiteArgument = Annotated[
-    str, typer.Argument(metavar="SUITE", help="A bundled suite's or task's name, or a YAML file of either.")
-]
+SuiteArgument = Annotated[str, typer.Argument(metavar="SUITE", help="Name of a bundled suite or task, or a YAML file.")]
 ResultsOption = Annotated[
-    str, typer.Option("--results", help="Folder or s3:// URI that keeps results, of any number of commands.")
+    str, typer.Option("--results", help="Folder or s3:// URI for results; several commands may share it.")
 ]
 StepsOption = Annotated[
     list[str] | None,
-    typer.Option("--step", help="The runs' checkpoint of this step, or `all`; repeat it for several."),
+    typer.Option("--step", help="Step of the runs' checkpoint, or `all`. Repeatable. Default: the newest good one."),
 ]
-TaskOption = Annotated[
-    list[str] | None, typer.Option("--task", help="Only this task of the suite; repeat it for several.")
-]
+TaskOption = Annotated[list[str] | None, typer.Option("--task", help="Only this task of the suite. Repeatable.")]
 SettingOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting in place of the tasks' own; all values of a list are tried: --set lr=[1e-5,3e-5].",
+        help="Override a setting of the tasks; all values of a list are tried: --set lr=[1e-5,3e-5].",
     ),
 ]
 CpusOption = Annotated[
-    float, typer.Option("--cpus-per-cell", min=0.01, help="Cores of a cell; 0.5: two cells share one.")
+    float, typer.Option("--cpus-per-cell", min=0.01, help="Cores per fine-tuning; with 0.5, two share a core.")
 ]
 GpusOption = Annotated[
     float | None,
     typer.Option(
         "--gpus-per-cell",
         min=0.0,
-        help="GPUs of a cell; 0.25: four cells share one. Default: 1 where there are any.",
+        help="GPUs per fine-tuning; with 0.25, four share a GPU. Default: 1 if there are GPUs.",
     ),
 ]
 
@@ -67,25 +66,25 @@ def evaluate(
     data: DataOption = None,
     steps: StepsOption = None,
     tasks: TaskOption = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many: 0, 1, ...")] = 5,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds: 0, 1, ...")] = 5,
     assignments: SettingOption = None,
     cpus: CpusOption = 1.0,
     gpus: GpusOption = None,
     only_table: Annotated[
         bool,
-        typer.Option("--only-table", help="Compute nothing: the table of the results that are there."),
+        typer.Option("--only-table", help="Compute nothing; print the table of the stored results."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune every checkpoint on every task of a suite with every setting and seed, and print the table.
 
-    Cells run as tasks on the Ray cluster in RAY_ADDRESS, or on one started here. Each result is an object in --results,
-    named by all that decides it: the same command computes what is missing, however the last one ended. The table has
-    for each checkpoint and task the setting with the best median over seeds on dev, and whether the model's corpora
-    were searched for texts of the task.
+    Each fine-tuning (a cell of the grid) is a task on the Ray cluster in RAY_ADDRESS, or on one started here. Results
+    are stored in --results, so repeating the command computes only missing ones. For each checkpoint and task, the
+    table has the setting with the best median over seeds on dev, and whether the model's corpora were searched for the
+    task's texts.
 
-    Exit codes: 0 all there; 2 cells that cannot be computed, named below the table; 75 anything that may pass: run it
-    again.
+    Exit codes: 0 all results are stored; 2 some cannot be computed, and are named below the table; 75 an error that may
+    pass: run the command again.
 
     Example: `maskfleet evaluate s3://bucket/runs/base glue --data glue/ --results s3://bucket/results`
     """
@@ -103,7 +102,7 @@ def evaluate(
         found = find_results(store)
         shown = [task.name for task in selected]
         cells = _select_cells([result.cell for result in found.values()], checkpoints, wanted, shown)
-        _say(f"{len(cells)} of {len(found)} results in {results} are of these checkpoints and tasks")
+        _say(f"{len(cells)} of {len(found)} results in {results} belong to these checkpoints and tasks")
         _print_table(tabulate_results(cells, found), as_json)
         return
     from launcher.after.evaluate.measures import plan_measures
@@ -123,13 +122,13 @@ def _parse_step_options(given: list[str] | None) -> list[int] | None:
     if wrong:
         raise OptionError(
             f"--step {wrong[0]} is not a number of steps",
-            remedy="give a number; or `all`, alone, for every checkpoint",
+            remedy="give a number, or only `all` for every checkpoint",
         )
     return [int(step) for step in given or ()]
 
 
 def _select_tasks(suite: str, data: str | None, task_names: list[str] | None) -> "list[Task]":
-    """Return the suite's tasks, or those of these `task_names`.
+    """Return the suite's tasks, or only those in `task_names`.
 
     Raises:
         TaskError: there is no such suite.
@@ -145,7 +144,7 @@ def _select_tasks(suite: str, data: str | None, task_names: list[str] | None) ->
 def _load_suite_tasks(suite: str, data: str | None) -> "tuple[Task, ...]":
     from launcher.after.tasks.suite import load_suite
 
-    is_file = suite.endswith((".yaml", ".yml"))  # a folder of a bundled suite's name is its data
+    is_file = suite.endswith((".yaml", ".yml"))  # a local folder may have the name of a bundled suite
     return load_suite(
         _absolute_place(suite) if is_file else suite,
         None if data is None else _absolute_place(data),
@@ -162,7 +161,7 @@ def _absolute_place(place: str) -> str:
 def _select_cells(
     cells: "Sequence[Cell]", sources: list[str], steps: list[int] | None, task_names: list[str]
 ) -> "list[Cell]":
-    """Return the cells of these checkpoints and tasks, in the order of a table."""
+    """Return the grid cells of these checkpoints and tasks, in the order of the table."""
     places = {source.rstrip("/"): number for number, source in reversed(list(enumerate(sources)))}
     selected = [
         cell
@@ -172,10 +171,10 @@ def _select_cells(
         and cell.task in task_names
     ]
 
-    def rank(cell: "Cell") -> tuple[object, ...]:
+    def table_order(cell: "Cell") -> tuple[object, ...]:
         return places[cell.source.rstrip("/")], cell.step or 0, task_names.index(cell.task), cell.measure, cell.seed
 
-    return sorted(selected, key=rank)
+    return sorted(selected, key=table_order)
 
 
 def _evaluate_missing(
@@ -186,7 +185,7 @@ def _evaluate_missing(
     seed_count: int,
     cell_resources: tuple[float, float | None],
 ) -> "tuple[list[TableRow], list[CellFailure]]":
-    """Compute the cells without a result, and store each as it ends. Return the table, and why cells have no result."""
+    """Compute the grid cells without a result, and store each result at once. Return the table, and the failures."""
     from contextlib import ExitStack
 
     from launcher.after.evaluate.cells import find_results, plan_cells, store_result, tabulate_results
@@ -199,7 +198,7 @@ def _evaluate_missing(
     keys = {work.cell.key for work in works}
     found = find_results(store, keys)
     missing = list({work.cell.key: work for work in works if work.cell.key not in found}.values())
-    _say(f"{len(keys)} cells: {len(found)} are there, {len(missing)} to compute")
+    _say(f"{len(keys)} cells: {len(found)} have results, {len(missing)} to compute")
     searched, needed = find_contamination_searches(missing), {work.cell.weights for work in missing}
     with ExitStack() as stack:
         files = {model.digest: stack.enter_context(model.open()) for model in models if model.digest in needed}
@@ -215,7 +214,7 @@ def _evaluate_missing(
 
 
 def _store_rows_for_reports(sources: list[str], table: "list[TableRow]") -> None:
-    """Store the rows about each run where `maskfleet report` finds them. This comes after the table is printed."""
+    """Store each run's rows of the table with the run, for `maskfleet report`. Called after the table is printed."""
     from data_service.store.errors import StoreError
     from data_service.store.open import open_store
     from launcher.observe.inspect.report.task_table import store_rows
@@ -227,11 +226,11 @@ def _store_rows_for_reports(sources: list[str], table: "list[TableRow]") -> None
             if store.size(RECORD_FILE) is not None:
                 store_rows(store, [row for row in table if row.checkpoint == source])
         except StoreError as error:
-            _say(f"the report of {source} will be without this table: {error.problem}")
+            _say(f"the report of {source} will lack this table: {error.problem}")
 
 
 def _exit_with_failures(failures: "Sequence[CellFailure]") -> None:
-    """Print what has no result, and end with the exit code for it."""
+    """Print the failures, if any, and exit with their code."""
     from launcher.exit_codes import MISTAKE, REPEAT
 
     for failure in failures:
@@ -239,7 +238,7 @@ def _exit_with_failures(failures: "Sequence[CellFailure]") -> None:
         if failure.trace:
             _say(failure.trace.rstrip())
     if any(failure.is_transient for failure in failures):
-        _say("the same command goes on: what was computed is kept")
+        _say("run the same command to continue: computed results are kept")
         raise typer.Exit(REPEAT)
     if failures:
         raise typer.Exit(MISTAKE)

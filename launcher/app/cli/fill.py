@@ -24,30 +24,30 @@ def fill(
         typer.Option(
             "--steps",
             min=1,
-            help="Predictions of all masks; each keeps the surest ones. Default: one a mask.",
+            help="Number of steps; each predicts all masks and keeps the most probable. Default: one per mask.",
         ),
     ] = None,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0: the likeliest tokens.")
+        float, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0: most probable tokens.")
     ] = 0.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws: equal seeds give equal text.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the sampling: equal seeds give equal text.")] = 0,
     count: Annotated[
         int | None,
-        typer.Option("--count", min=1, help="Of a text with one mask, show so many tokens, the likeliest first."),
+        typer.Option("--count", min=1, help="Show this many candidates for the only mask, most probable first."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fill the masks of a text with a masked language model, or let a BART write the text.
+    """Fill the masks of a text with a masked language model, or let a BART model rewrite the text.
 
-    In each step all masks are predicted, and the surest predictions stay. It is meant for models that masked diffusion
-    trained (objective.diffusion), which know rows with many masks; others fill a few. A BART reads the text and writes
-    all of it anew, token by token; a <mask> stands for any number of tokens.
+    Each step predicts all masks and keeps the most probable predictions. This suits models trained by masked diffusion
+    (objective.diffusion), which have seen rows with many masks; others can fill a few. A BART model reads the text and
+    rewrites all of it, token by token; a <mask> stands for any number of tokens.
 
     Example: `maskfleet fill runs/base "The method <mask> an <mask:3>." --steps 2`
     """
     require_model(checkpoint)
     if "<mask" not in text:
-        raise OptionError(f"{text!r} has no <mask>", remedy="write <mask> where a token is wanted, or <mask:20>")
+        raise OptionError(f"{text!r} has no <mask>", remedy="write <mask> for a missing token, <mask:20> for twenty")
     with work("loading libraries"):
         from launcher.after.finetune.pretrained import open_pretrained
     with open_pretrained(checkpoint, step) as model:
@@ -63,14 +63,14 @@ def fill(
 def _fill_records(
     model: "LocalModel", text: str, count: int | None, *, steps: int | None, temperature: float, seed: int
 ) -> list[dict[str, Any]]:
-    """Return the text, or `count` candidates for its mask. Raises OptionError: the model has no such options."""
+    """Return the filled text, or `count` candidates for its mask. Raises OptionError: a BART has no such options."""
     from checkpoints.hf.load import read_folder_config
     from launcher.after.fill.fill import MaskFiller, TextWriter
 
     if read_folder_config(model.folder).has_decoder:
         if count is not None or steps is not None:
             raise OptionError(
-                f"{model.name} writes a text token by token: it has no steps, and no guesses for one mask",
+                f"{model.name} rewrites the text token by token: it has neither steps nor candidates for one mask",
                 remedy="leave --steps and --count out",
             )
         return [{"text": TextWriter(model.folder).write(text, temperature, seed)}]

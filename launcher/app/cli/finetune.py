@@ -1,4 +1,4 @@
-"""`maskfleet finetune`: turns a checkpoint into a model for a task."""
+"""`maskfleet finetune`: fine-tunes a checkpoint on a task."""
 
 from contextlib import nullcontext
 from typing import Annotated
@@ -25,7 +25,7 @@ SettingsOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A setting in place of the task's own: --set lr=2e-5 --set layer_decay=0.8. A list has several.",
+        help="Override a setting of the task: --set lr=2e-5 --set layer_decay=0.8. Of a list, the first value counts.",
     ),
 ]
 
@@ -35,20 +35,20 @@ def fine_tune(
     task: TaskArgument,
     out: Annotated[
         str | None,
-        typer.Option("--out", help="Folder or s3:// URI for the model. Without it the model is not kept."),
+        typer.Option("--out", help="Folder or s3:// URI for the model. Without --out the model is not kept."),
     ] = None,
     data: DataOption = None,
     step: StepOption = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the head, the order and dropout.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of head, data order and dropout.")] = 0,
     assignments: SettingsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fine-tune a checkpoint on a task, and write the model as `transformers` loads it.
+    """Fine-tune a checkpoint on a task, and write the model in the transformers format.
 
-    The Trainer of transformers trains it; what was ended begins again when the command is given again. The epoch that
-    is best on dev is kept. Where settings are lists, the first value counts; `maskfleet evaluate` tries all.
+    The Trainer of transformers trains the model; an interrupted fine-tuning starts again from the beginning. The epoch
+    that is best on dev is kept. If a setting is a list, the first value counts; `maskfleet evaluate` tries all.
 
-    Exit codes: 0 done; 2 a mistake; 75 asked to end, or a store that does not answer: run it again.
+    Exit codes: 0 done; 2 a mistake; 75 asked to end, or a store does not answer: run the command again.
 
     Example: `maskfleet finetune s3://bucket/runs/base sst2 --data glue/ --out base-sst2/`
     """

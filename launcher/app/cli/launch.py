@@ -1,4 +1,4 @@
-"""`maskfleet launch`: renders the job that runs `maskfleet train` on a cluster, for its scheduler, and submits it."""
+"""`maskfleet launch`: renders a scheduler's job that runs `maskfleet train` on a cluster, and submits it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 _HELP = """
 Train a run on a cluster: Slurm, Kubernetes, AWS Batch or plain Ray.
 
-Prints what it would submit, or writes it with --out; submits it with --submit, through the scheduler's own command.
-The run must exist. Secrets never appear in it: variables are named with --env, their values come from the scheduler.
+Prints the job, or writes it to a file with --out; submits it with --submit, by the scheduler's own command. The run
+must exist. The job contains no secrets: --env only names variables, and the scheduler supplies their values.
 """
 
 group = typer.Typer(no_args_is_help=True, help=_HELP)
 
 ImageOption = Annotated[str, typer.Option("--image", help="The container image, built from infra/Dockerfile.")]
-InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Instance type of every node, a head too.")]
+InstanceTypeOption = Annotated[str, typer.Option("--instance-type", help="Instance type of all nodes, with the head.")]
 DiskOption = Annotated[str, typer.Option("--disk", help="Size of each machine's disk.")]
 L = TypeVar("L", bound="Launch")
 AnyOptions = TypeVar("AnyOptions", bound="JobOptions")
@@ -33,37 +33,37 @@ AnyOptions = TypeVar("AnyOptions", bound="JobOptions")
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The arguments and options that the commands for jobs share, named as the fields of the jobs' settings."""
+    """The arguments and options that `launch` commands share, named like the fields of the job settings."""
 
     run: RunArgument
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Machines that train.")]
-    cpus: Annotated[int, typer.Option("--cpus-per-node", min=1, help="Cores of each machine to use.")]
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Number of machines that train.")]
+    cpus: Annotated[int, typer.Option("--cpus-per-node", min=1, help="Cores to use on each machine.")]
     memory: Annotated[
         str,
         typer.Option(
             "--memory",
-            help="Memory of each machine to use: below its size, since the system needs some.",
+            help="Memory to use on each machine: less than it has, since the system needs some.",
         ),
     ]
-    gpus: Annotated[int, typer.Option("--gpus-per-node", min=0, help="0 for training on CPUs.")] = 0
+    gpus: Annotated[int, typer.Option("--gpus-per-node", min=0, help="GPUs per machine; 0: train on CPUs.")] = 0
     shared_memory: Annotated[
         str,
-        typer.Option("--shared-memory", help="/dev/shm of each machine; Ray's object store takes three quarters."),
+        typer.Option("--shared-memory", help="Size of /dev/shm on each machine; Ray's object store takes 3/4 of it."),
     ] = "16GiB"
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Name of the job and of its resources. Default: from the URI."),
+        typer.Option("--name", help="Name of the job and of its resources. Default: derived from the run's URI."),
     ] = None
     environment: Annotated[
         list[str] | None,
-        typer.Option("--env", metavar="NAME", help="A variable that the job gets. The name only, never a value."),
+        typer.Option("--env", metavar="NAME", help="Name of an environment variable for the job, without its value."),
     ] = None
     assignments: SetOption = None
     out: Annotated[
         Path | None,
-        typer.Option("--out", callback=require_local_path, help="Write it to this file. Default: standard output."),
+        typer.Option("--out", callback=require_local_path, help="File for the job. Default: standard output."),
     ] = None
-    submit: Annotated[bool, typer.Option("--submit", help="Submit it to the scheduler.")] = False
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the job to the scheduler.")] = False
 
     def build_job(self, kind: "type[L]") -> "L":
         """Return the job that these options describe. They are checked before the run is opened.
@@ -96,9 +96,9 @@ class JobOptions:
 
 
 def with_job_options(command: Callable[[AnyOptions], None]) -> Callable[..., None]:
-    """Give `command` the fields of its `options` as parameters of its own.
+    """Return `command` with the fields of its parameter `options` as its parameters.
 
-    Typer has no groups of options, but it reads a function's signature. Required options come first, in the help too.
+    Typer cannot group options in a class, but it reads a function's signature. Required options come first.
     """
     kind = command.__annotations__["options"]
     fields = sorted(signature(kind).parameters.values(), key=lambda one: one.default is not Parameter.empty)
@@ -116,35 +116,33 @@ def with_job_options(command: Callable[[AnyOptions], None]) -> Callable[..., Non
 class SlurmOptions(JobOptions):
     """Options of `launch slurm` alone."""
 
-    time: Annotated[str | None, typer.Option("--time", help="Limit of one start, as Slurm spells it.")] = None
+    time: Annotated[str | None, typer.Option("--time", help="Time limit of one start, in Slurm's format.")] = None
     partition: Annotated[str | None, typer.Option("--partition", help="Slurm's partition.")] = None
-    account: Annotated[str | None, typer.Option("--account", help="Slurm's account, which is charged.")] = None
+    account: Annotated[str | None, typer.Option("--account", help="Slurm account to charge.")] = None
     qos: Annotated[str | None, typer.Option("--qos", help="Slurm's quality of service.")] = None
     constraint: Annotated[
-        str | None, typer.Option("--constraint", help="Features that nodes must have, as Slurm names them.")
+        str | None, typer.Option("--constraint", help="Features that nodes must have, in Slurm's syntax.")
     ] = None
-    log: Annotated[str, typer.Option("--log", help="In Slurm's own pattern.")] = "%x-%j.log"
+    log: Annotated[str, typer.Option("--log", help="Log file, in Slurm's file name pattern.")] = "%x-%j.log"
     bin: Annotated[
         str | None,
         typer.Option(
             "--bin",
             metavar="FOLDER",
-            help="Folder of the maskfleet command on every node. Default: this one's.",
+            help="Folder with the `maskfleet` command on every node. Default: that of this command.",
         ),
     ] = None
     sbatch: Annotated[
         list[str] | None,
-        typer.Option("--sbatch", metavar="OPTION", help="A further option of sbatch: --sbatch=--exclusive."),
+        typer.Option("--sbatch", metavar="OPTION", help="Further option of sbatch: --sbatch=--exclusive. Repeatable."),
     ] = None
     container: Annotated[
         str | None,
-        typer.Option(
-            "--container", metavar="IMAGE", help="Run inside it, by Apptainer: a .sif file, or docker://NAME."
-        ),
+        typer.Option("--container", metavar="IMAGE", help="Apptainer image to run in: a .sif file, or docker://NAME."),
     ] = None
     setup: Annotated[
         list[str] | None,
-        typer.Option("--setup", metavar="LINE", help="Shell that comes first: --setup 'module load cuda'. No secrets."),
+        typer.Option("--setup", metavar="LINE", help="First shell lines: --setup 'module load cuda'. No secrets."),
     ] = None
 
 
@@ -169,15 +167,15 @@ class KubeRayOptions(JobOptions):
     image: ImageOption
     namespace: Annotated[str, typer.Option("--namespace", help="Kubernetes' namespace of the job.")] = "default"
     service_account: Annotated[
-        str, typer.Option("--service-account", help="Whose rights the pods have, in S3 too.")
+        str, typer.Option("--service-account", help="Service account of the pods, also for access to S3.")
     ] = "default"
-    secret: Annotated[str, typer.Option("--secret", help="Holds the values of --env, a key a variable.")] = "maskfleet"
-    retries: Annotated[int, typer.Option("--retries", min=0, help="New clusters at most.")] = 1000
+    secret: Annotated[str, typer.Option("--secret", help="Secret with the values of --env variables.")] = "maskfleet"
+    retries: Annotated[int, typer.Option("--retries", min=0, help="Most new clusters after preemptions.")] = 1000
     node_selector: Annotated[
-        list[str] | None, typer.Option("--node-selector", metavar="LABEL=VALUE", help="Machines that train.")
+        list[str] | None, typer.Option("--node-selector", metavar="LABEL=VALUE", help="Label of machines that train.")
     ] = None
     head_selector: Annotated[
-        list[str] | None, typer.Option("--head-selector", metavar="LABEL=VALUE", help="The head's machine.")
+        list[str] | None, typer.Option("--head-selector", metavar="LABEL=VALUE", help="Label of the head's machine.")
     ] = None
 
 
@@ -202,10 +200,10 @@ class BatchOptions(JobOptions):
     image: ImageOption
     instance_type: InstanceTypeOption
     vpc: Annotated[str, typer.Option("--vpc", help="The VPC of the machines.")]
-    subnet: Annotated[str, typer.Option("--subnet", help="Private, with a way to S3: one availability zone.")]
-    efa: Annotated[int, typer.Option("--efa", min=0, help="Elastic Fabric Adapters of each machine.")] = 0
+    subnet: Annotated[str, typer.Option("--subnet", help="Private subnet with a route to S3, for all machines.")]
+    efa: Annotated[int, typer.Option("--efa", min=0, help="Elastic Fabric Adapters per machine.")] = 0
     disk: DiskOption = "200GiB"
-    attempts: Annotated[int, typer.Option("--attempts", min=1, max=10, help="Starts at most; AWS allows 10.")] = 10
+    attempts: Annotated[int, typer.Option("--attempts", min=1, max=10, help="Most starts; AWS allows 10.")] = 10
 
 
 @group.command("aws-batch")
@@ -213,7 +211,7 @@ class BatchOptions(JobOptions):
 def aws_batch(options: BatchOptions) -> None:
     """Render a CloudFormation stack with roles, network rules, queue and a multi-node parallel job definition.
 
-    --env NAME is read from the parameter /maskfleet/JOB/NAME of Systems Manager.
+    The value of --env NAME is read from the parameter /maskfleet/JOB/NAME of AWS Systems Manager.
 
     Example: `maskfleet launch aws-batch s3://bucket/runs/base --image ACCOUNT.dkr.ecr.REGION.amazonaws.com/maskfleet:1
     --instance-type p4d.24xlarge --vpc VPC --subnet SUBNET --nodes 4 --gpus-per-node 8 --cpus-per-node 90
@@ -239,19 +237,19 @@ class RayOptions(JobOptions):
     image: ImageOption
     region: Annotated[str, typer.Option("--region", help="AWS region.")]
     instance_type: InstanceTypeOption
-    ami: Annotated[str | None, typer.Option("--ami", help="Default: Ray's choice for the region.")] = None
+    ami: Annotated[str | None, typer.Option("--ami", help="Machine image. Default: Ray's for the region.")] = None
     ssh_user: Annotated[str, typer.Option("--ssh-user", help="Login user of the machine image.")] = "ubuntu"
     profile: Annotated[str | None, typer.Option("--worker-profile", help="ARN of the workers' instance profile.")] = (
         None
     )
-    spot: Annotated[bool, typer.Option("--spot", help="Workers on spot instances.")] = False
+    spot: Annotated[bool, typer.Option("--spot", help="Run workers on spot instances.")] = False
     disk: DiskOption = "200GiB"
 
 
 @group.command()
 @with_job_options
 def ray(options: RayOptions) -> None:
-    """Render a Ray cluster on AWS for `ray up`. --submit starts it and submits the job. Nothing restarts the job.
+    """Render a Ray cluster on AWS for `ray up`. --submit starts it and submits the job, which is never restarted.
 
     Example: `maskfleet launch ray s3://bucket/runs/base --image registry/maskfleet:1 --region us-east-1
     --instance-type p4d.24xlarge --nodes 4 --gpus-per-node 8 --cpus-per-node 90 --memory 1000GiB`
@@ -266,12 +264,12 @@ def ray(options: RayOptions) -> None:
 def ray_job(
     run: RunArgument,
     address: Annotated[str, typer.Option("--address", help="Address of the cluster's dashboard: http://HOST:8265.")],
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Nodes of the cluster to wait for.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Number of nodes to wait for.")] = 1,
     assignments: SetOption = None,
-    submit: Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler.")] = False,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the job to the cluster.")] = False,
 ) -> None:
-    """Render a job for a Ray cluster that runs already, on Maskfleet's image. The cluster provides variables and
-    tokens.
+    """Render a job for a Ray cluster that runs already, on Maskfleet's image. The cluster must provide environment
+    variables and tokens.
 
     Example: `maskfleet launch ray-job s3://bucket/runs/base --address http://127.0.0.1:8265 --nodes 4 --submit`
     """

@@ -1,6 +1,6 @@
-"""The `maskfleet` command. Each command is a file beside this one; the help shows them in groups.
+"""The `maskfleet` command. Each subcommand has a file in this folder; the help shows them in groups.
 
-Commands import what they need when they run: `maskfleet --help` must not wait for torch, Ray or DeepSpeed.
+Subcommands import packages only when they run: `maskfleet --help` must not wait for torch, Ray or DeepSpeed.
 """
 
 import logging
@@ -59,7 +59,7 @@ A run goes through four commands, each of which may be repeated safely:
 
 
 class _HintingGroup(TyperGroup):
-    """A group whose errors say where a misplaced subcommand or setting belongs."""
+    """A command group whose errors say where a misplaced subcommand or setting belongs."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -68,7 +68,7 @@ class _HintingGroup(TyperGroup):
             groups = [name for name, one in self.commands.items() if args[0] in getattr(one, "commands", ())]
             if groups and hasattr(error, "message"):
                 found = " or ".join(f"maskfleet {name} {args[0]}" for name in groups)
-                asked = error.message.partition(" Did you mean")[0]  # without Typer's guess
+                asked = error.message.partition(" Did you mean")[0]  # without Typer's suggestion
                 error.message = f"{asked.rstrip('.')}: it is {found}"
             raise
 
@@ -112,7 +112,7 @@ def _common(
     """Options that come before the command."""
 
 
-_PREPARE, _TRAIN, _MAINTENANCE, _USE = "Prepare", "Train", "Look after it", "Use it"  # panels of the help
+_PREPARE, _TRAIN, _MAINTENANCE, _USE = "Prepare", "Train", "Look after it", "Use it"  # headings of the help's groups
 _AFTER = "After pretraining"
 app.command(rich_help_panel=_PREPARE)(demo.demo)
 app.add_typer(tokenizer.group, name="tokenizer", rich_help_panel=_PREPARE)
@@ -139,8 +139,8 @@ app.command(rich_help_panel=_AFTER)(evaluate.evaluate)
 
 
 def main() -> None:
-    """Run the command line. An error of ours ends in its message, without a traceback: with code 2 if it is a user's
-    mistake, with 75 if it may pass (`launcher.exit_codes`)."""
+    """Run the command line. Our own errors are printed without a traceback; the exit code is 2 for a user's mistake,
+    and 75 for an error that may pass (`launcher.exit_codes`)."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # CUDA numbers GPUs as nvidia-smi does
     _install_warning_handler()
     command = typer.main.get_command(app)
@@ -154,7 +154,7 @@ def main() -> None:
         console.print(Text("remedy: ", style="bold") + Text(remedy, style="default"))
         sys.exit(exit_code_for(error))
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # raised by the library `tokenizers`; it is no Exception
+        if type(error).__name__ != "PanicException":  # the library `tokenizers` raises it; it is no `Exception`
             raise
         print(
             f"error: a tokenizer's rules cannot be applied to a text: {escape_controls(str(error))}",
@@ -165,10 +165,10 @@ def main() -> None:
 
 
 def _run_command(command: Callable[[], object]) -> None:
-    """Run the command. Raises EnvironmentUnusable if a limit or TMPDIR explains what failed."""
+    """Run the command. Raises EnvironmentUnusable if a process limit or TMPDIR explains a failure."""
     if needs_supervision(sys.argv[1:]):
         temporary_root()
-        if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS:  # builds of corpora can run without Ray
+        if sys.argv[1] in COMMANDS_WITH_SIGNAL_HANDLERS:  # not for `corpus` commands, which can run without Ray
             check_process_limits()
     try:
         command()
@@ -181,7 +181,7 @@ def _run_command(command: Callable[[], object]) -> None:
 
 
 def _command_words(command: Any, words: list[str]) -> str:
-    """Return the words in `words` that name the command."""
+    """Return the first `words` of a command line, those that name the command and its subcommand."""
     found = []
     for word in words:
         if word not in getattr(command, "commands", {}):

@@ -1,7 +1,7 @@
 """Arguments and options that several commands share, and cheap checks of their values.
 
-These checks run before anything is read from a network, and before imports that take seconds. The commands check all
-of this again, and more.
+These checks run before anything is read from a network, and before imports that take seconds. The commands repeat the
+checks later, and make further ones.
 """
 
 import re
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 M = TypeVar("M", bound="BaseModel")
-_URI_SCHEME_RE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path keeps one of a URI's two slashes
+_URI_SCHEME_RE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a `Path` keeps only one of a URI's two slashes
 
 
 BadBytes = Literal["error", "replace"]
 
 
-class TextLossKind(StrEnum):  # typer takes no list of Literal
+class TextLossKind(StrEnum):  # kinds of text loss; an enum, because typer takes no list of Literal
     UNKNOWN = "unknown"
     MARKS = "marks"
     WIDTH = "width"
@@ -38,15 +38,15 @@ TokenizerRulesOption = Annotated[
     Literal["file", "class", "agreeing"],
     typer.Option(
         "--tokenizer-rules",
-        help="What decides if tokenizer.json and the class that its folder names treat text in different ways. By "
-        "default they must agree.",
+        help="Which rules apply if tokenizer.json (file) and the class that the tokenizer's folder names (class) treat "
+        "text in different ways. By default the command fails then.",
     ),
 ]
 AcceptLossOption = Annotated[
     list[TextLossKind] | None,
     typer.Option(
         "--accept-loss",
-        help="Go on although the tokenizer loses more than a fifth of the characters in this way.",
+        help="Continue even if the tokenizer loses more than a fifth of the characters in this way. Repeatable.",
     ),
 ]
 InputsArgument = Annotated[
@@ -66,33 +66,34 @@ EncodingOption = Annotated[
     str,
     typer.Option(
         "--encoding",
-        help="Of .txt, JSON lines, CSV and TSV: utf-8, cp1252, gb18030 ... A byte order mark says another by itself.",
+        help="Encoding of .txt, JSON lines, CSV and TSV: utf-8, cp1252, gb18030 ... A byte order mark overrides it.",
     ),
 ]
 DelimiterOption = Annotated[
     str | None,
     typer.Option(
         "--delimiter",
-        help="Between columns of CSV and TSV: a character, or tab. Default: found by the first line.",
+        help="Character between columns of CSV and TSV, or tab. Default: recognised from the first line.",
     ),
 ]
 BadBytesOption = Annotated[
     BadBytes,
-    typer.Option("--on-bad-bytes", help="Text that is not in its encoding: stop, or put U+FFFD in its place."),
+    typer.Option("--on-bad-bytes", help="If text is not in its encoding: stop, or replace bad bytes by U+FFFD."),
 ]
 BadRecordsOption = Annotated[
     Literal["error", "skip"],
     typer.Option(
         "--on-bad-records",
-        help="Broken JSON, a missing field, another type, bad bytes, too long: stop, or leave out, count and list.",
+        help="If a record has broken JSON, a missing field, a wrong type or bad bytes, or is too long: stop, or skip, "
+        "count and list it.",
     ),
 ]
 JsonOption = Annotated[
     bool,
-    typer.Option("--json", help="For programs: a JSON object a line, and nothing else on standard output."),
+    typer.Option("--json", help="For programs: one JSON object per line, and nothing else on standard output."),
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's folder or URI (s3://, gs://, az://).")]
-CHECKPOINT_HELP = "or a folder in the transformers format, local or s3://; of a pair of networks the discriminator."
+CHECKPOINT_HELP = "or a folder in the transformers format, local or s3://. A pair of networks: the discriminator."
 """The rest of a help text that begins with `A run,` or `Runs,`."""
 CheckpointArgument = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=f"A run, {CHECKPOINT_HELP}")]
 StepOption = Annotated[
@@ -104,19 +105,19 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="FOLDER",
-        help="Folder or s3:// URI that holds the tasks' published files. Those of a YAML file are beside it.",
+        help="Folder or s3:// URI with the tasks' published files. Files of a task in YAML lie next to the YAML file.",
     ),
 ]
-LicenceOption = Annotated[str | None, typer.Option("--licence", help="What the model card states, such as apache-2.0.")]
+LicenceOption = Annotated[str | None, typer.Option("--licence", help="Licence for the model card, such as apache-2.0.")]
 TokenizerArgument = Annotated[str, typer.Argument(help="The tokenizer's folder or s3:// URI.")]
 CorpusTokenizerOption = Annotated[
-    str | None, typer.Option("--tokenizer", metavar="URI", help="Default: the corpus's own copy.")
+    str | None, typer.Option("--tokenizer", metavar="URI", help="Tokenizer folder or URI. Default: the corpus's copy.")
 ]
 CorpusArgument = Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus's folder or s3:// URI.")]
 
 
 def print_json(records: Iterable[Mapping[str, object]]) -> None:
-    """Print one strict JSON object a line. infra/docs/records.md lists the keys of each command; they never change."""
+    """Print one strict JSON object per line. infra/docs/records.md lists each command's keys, which never change."""
     from launcher.runtime.run.log import encode_line
 
     for record in records:
@@ -124,10 +125,10 @@ def print_json(records: Iterable[Mapping[str, object]]) -> None:
 
 
 def validate_options(model: type[M], *, option_names: dict[str, str] | None = None, **values: object) -> M:
-    """Return a `model` of a command's options.
+    """Return an instance of `model` made from a command's options.
 
     Args:
-        option_names: options by field, for fields that are not named like their options.
+        option_names: option of each field whose name differs from its option's.
 
     Raises:
         OptionError: at least one value is invalid; the message lists each with its option.
@@ -151,7 +152,7 @@ def text_source_settings(text_field: str, encoding: str, delimiter: str | None) 
 
 
 def delimiter_character(option_value: str | None) -> str | None:
-    """Return the character that --delimiter means: a tab is hard to type in a shell."""
+    """Return the character that --delimiter means. `tab` stands for a tab, which is hard to type in a shell."""
     return "\t" if option_value in ("tab", "\\t") else option_value
 
 
@@ -186,22 +187,21 @@ def require_new_run(uri: str) -> None:
 
 
 def require_local_path(path: Path | None) -> Path | None:
-    """Return the local path that an option gives. The error does not show the rest of a URI, which may hold a
-    key.
+    """Return the local path that an option gives.
 
     Raises:
-        OptionError: it is a URI.
+        OptionError: the path is a URI. The error shows only its scheme, because the rest may hold a secret key.
     """
     if path is not None and (scheme := _URI_SCHEME_RE.match(str(path))):
         raise OptionError(
-            f"--out is a URI ({scheme[0]}), but the result is written on this machine alone",
+            f"--out is a URI ({scheme[0]}), but this command writes only to local files",
             remedy="give a local path, and copy the result from there",
         )
     return path
 
 
 def require_model(source: str) -> None:
-    """Check a local `source`; others are checked when they are opened.
+    """Check that a local `source` is a run or a model. URIs are checked when they are opened.
 
     Raises:
         RunError: there is no such folder on this machine, or it holds neither a run nor a model.
@@ -261,7 +261,7 @@ def require_corpora(options: Iterable[str]) -> None:
 
 
 def require_assignments(assignments: Iterable[str]) -> None:
-    """Check assignments.
+    """Check the syntax of `--set` assignments.
 
     Raises:
         RecipeError: a word is not KEY=VALUE, with YAML as the value.

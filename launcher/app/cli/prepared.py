@@ -1,4 +1,4 @@
-"""`maskfleet corpus prepare`: reads its file, runs it, and shows what it did as tables."""
+"""`maskfleet corpus prepare`: runs the preparation that a YAML file describes, and shows its statistics as tables."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ _MAX_TABLE_ROWS = 20
 
 
 def prepare_with_progress(path: str, output: str, workers: int | None, console: Console) -> Statistics:
-    """Run the preparation of a file and show its progress on `console`; return the statistics.
+    """Run the preparation that the file at `path` describes, show progress on `console`, and return the statistics.
 
     Raises:
         PrepareError, InputError, StoreError: as `read_settings` and `data_service.prepare.prepare.prepare`.
@@ -43,7 +43,7 @@ def prepare_with_progress(path: str, output: str, workers: int | None, console: 
 
 
 def statistics_tables(statistics: Statistics) -> Iterator[Table]:
-    """Yield tables: what each stage dropped and why, and what is left of each source, language and licence."""
+    """Yield tables: documents dropped by each stage, with reasons, and documents left by source, language, licence."""
     stages = Table("stage", "documents", "dropped", "share", "reason", box=None, pad_edge=False)
     for stage in statistics.stages:
         dropped = sum(stage.dropped.values())

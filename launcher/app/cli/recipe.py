@@ -21,7 +21,7 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a value: --set zero=2 --set phases.0.steps=1000."),
 ]
 TinyOption = Annotated[
-    bool, typer.Option("--tiny", help="Shrink it for a CPU: two narrow layers, minutes of training.")
+    bool, typer.Option("--tiny", help="Shrink the model for a CPU: two narrow layers, minutes of training.")
 ]
 
 
@@ -30,7 +30,7 @@ def load_recipe(
 ) -> "Recipe":
     """Load the recipe that the command line describes. `--set` comes last, so that it also adjusts a tiny recipe.
 
-    `sections` replace the recipe's own.
+    `sections`: sections that replace the recipe's own.
     """
     require_recipe(name)
     require_assignments(assignments or ())
@@ -52,7 +52,7 @@ def _resolve_recipe(
 def list_recipes(as_json: JsonOption = False) -> None:
     """List the recipes that come with Maskfleet, by family.
 
-    Parameters are those of all networks; if there are two, those of the discriminator alone come first.
+    Parameters are counted over all networks; if there are two, the discriminator's count comes first.
     """
     from rich.table import Table
 
@@ -106,23 +106,23 @@ def show(
     recipe: RecipeArgument,
     assignments: SetOption = None,
     tiny: TinyOption = False,
-    raw: Annotated[bool, typer.Option("--raw", help="The file as written, with its comments.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the file as written, with its comments.")] = False,
     timeline: Annotated[
         bool,
-        typer.Option("--timeline", help="What changes at which step, as a table, and rate and batch as a picture."),
+        typer.Option("--timeline", help="Print a table of the steps at which settings change, with rate and batch."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a recipe as it resolves: complete, defaults written out.
+    """Print the complete recipe, with every default written out.
 
-    Start your own from a bundled one with `maskfleet recipe show roberta-base --raw > mine.yaml`.
+    To write your own, start from a bundled one: `maskfleet recipe show roberta-base --raw > mine.yaml`.
     """
     from launcher.runtime.recipe.source import recipe_text
 
     if as_json and not timeline:
         raise OptionError(
             "--json needs --timeline",
-            remedy="add --timeline, or leave --json out: the recipe is shown as YAML",
+            remedy="add --timeline, or leave out --json: the recipe is printed as YAML",
         )
     if timeline:
         if raw:
@@ -159,7 +159,7 @@ def diff(
     old: Annotated[str, typer.Argument(help="A recipe's name or file.")],
     new: Annotated[str, typer.Argument(help="Another one.")],
 ) -> None:
-    """Compare two recipes field by field, and say which differences a running run would refuse.
+    """Compare two recipes field by field, and say which differences an existing run would refuse.
 
     Exit code 1 if they differ.
     """
@@ -193,7 +193,7 @@ def from_model(
         typer.Argument(metavar="MODEL_FOLDER", help="A model in the transformers format: a folder or s3:// URI."),
     ],
 ) -> None:
-    """Print the recipe that continues a model: its family, sizes and tokenizer, settings for going on, with reasons.
+    """Print a recipe that continues to train a model: its family, sizes, tokenizer and settings, with reasons.
 
     Example: `maskfleet recipe from ./roberta-base > mine.yaml`, then `maskfleet init mine.yaml RUN`
     """

@@ -14,65 +14,65 @@ _CURVE_NAMES = {"one_minus_sqrt": "1 - sqrt", "inverse_sqrt": "1 / sqrt"}
 
 
 def print_timeline(recipe: Recipe) -> None:
-    """Print a row for every stretch of steps."""
+    """Print a table of the recipe's timeline, with a row for every segment of steps."""
     print_table(_timeline_table(recipe, timeline(recipe)))
 
 
 def timeline_records(recipe: Recipe) -> Iterator[dict[str, object]]:
-    """Yield each stretch of steps for programs; infra/docs/records.md explains the keys."""
-    for stretch in timeline(recipe):
-        phase = recipe.phases[stretch.phase]
+    """Yield a record, for programs, of each segment of steps; infra/docs/records.md explains the keys."""
+    for segment in timeline(recipe):
+        phase = recipe.phases[segment.phase]
         yield {
-            "phase": stretch.phase,
-            "first": stretch.first,
-            "last": stretch.last,
+            "phase": segment.phase,
+            "first": segment.first,
+            "last": segment.last,
             "length": phase.length,
             "unit": "rows" if phase.batch.sequences else "tokens",
-            "batch": stretch.batches,
-            "lr": stretch.rates,
-            "curve": stretch.curve,
-            "tokens": stretch.tokens,
-            "weights": stretch.weights,
+            "batch": segment.batches,
+            "lr": segment.rates,
+            "curve": segment.curve,
+            "tokens": segment.tokens,
+            "weights": segment.weights,
             **{key.record: key.value(recipe, phase) for key in PHASE_KEYS},
         }
 
 
-def _timeline_table(recipe: Recipe, stretches: Sequence[TimelineSegment]) -> Table:
+def _timeline_table(recipe: Recipe, segments: Sequence[TimelineSegment]) -> Table:
     names = ["phase", "steps", "tokens so far", "length", "batch", "learning rate", ""]
     more = _phase_setting_columns(recipe)
     table = Table(*names, *more, box=None, pad_edge=False)
     previous = None
-    for stretch in stretches:
-        phase = recipe.phases[stretch.phase]
+    for segment in segments:
+        phase = recipe.phases[segment.phase]
         table.add_row(
-            "" if stretch.phase == previous else str(stretch.phase),
-            f"{stretch.first:,} - {stretch.last:,}",
-            human_count(stretch.tokens),
+            "" if segment.phase == previous else str(segment.phase),
+            f"{segment.first:,} - {segment.last:,}",
+            human_count(segment.tokens),
             str(phase.length),
-            _range_text(*(f"{batch:,}" for batch in stretch.batches))
+            _range_text(*(f"{batch:,}" for batch in segment.batches))
             + (" rows" if phase.batch.sequences else " tokens"),
-            _range_text(*(f"{rate:.3g}" for rate in stretch.rates)),
-            _CURVE_NAMES.get(stretch.curve, stretch.curve),
-            *(cell(stretch) for cell in more.values()),
+            _range_text(*(f"{rate:.3g}" for rate in segment.rates)),
+            _CURVE_NAMES.get(segment.curve, segment.curve),
+            *(cell(segment) for cell in more.values()),
         )
-        previous = stretch.phase
+        previous = segment.phase
     return table
 
 
 def _phase_setting_columns(recipe: Recipe) -> dict[str, Callable[[TimelineSegment], str]]:
-    """Return the columns of further settings that phases change: by title, the function that formats a cell."""
+    """Return the columns for further settings that phases change: for each title, the function that formats a cell."""
     found: dict[str, Callable[[TimelineSegment], str]] = {
         key.title: partial(_phase_setting_text, recipe=recipe, key=key) for key in PHASE_KEYS if key.is_used(recipe)
     }
     return found | {f"weight of {name}": partial(_source_weight_text, name=name) for name in changing_weights(recipe)}
 
 
-def _phase_setting_text(stretch: TimelineSegment, recipe: Recipe, key: PhaseKey) -> str:
-    return key.text(recipe, recipe.phases[stretch.phase])
+def _phase_setting_text(segment: TimelineSegment, recipe: Recipe, key: PhaseKey) -> str:
+    return key.text(recipe, recipe.phases[segment.phase])
 
 
-def _source_weight_text(stretch: TimelineSegment, name: str) -> str:
-    return _range_text(*(f"{weight:.3g}" for weight in stretch.weights[name]))
+def _source_weight_text(segment: TimelineSegment, name: str) -> str:
+    return _range_text(*(f"{weight:.3g}" for weight in segment.weights[name]))
 
 
 def _range_text(first: str, last: str) -> str:

@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from launcher.observe.inspect.document_selection import DocumentSelection
     from launcher.runtime.run.record import Run
 
-group = typer.Typer(no_args_is_help=True, help="See how runs stand, stop one, fork one, find what they read.")
+group = typer.Typer(no_args_is_help=True, help="Show the state of runs, stop or fork a run, find the data it reads.")
 
 
 @group.command()
 def status(
     places: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs, or folders of runs, local or s3://.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a run and line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for each run.")] = False,
     brief: Annotated[
-        bool, typer.Option("--brief", help="Read the newest metrics only: at once, even for a run of weeks.")
+        bool, typer.Option("--brief", help="Read only the newest metrics, which is fast even for long runs.")
     ] = False,
 ) -> None:
-    """Show what a run is doing. It reads the run's store only, so any machine with access can ask.
+    """Show what a run is doing. Only the run's store is read, so the command works on any machine with access to it.
 
-    For one run, everything: where it runs, its progress, checkpoints, interruptions and goodput (these two not with
-    `--brief`). For several, or a folder of runs, a line each; code 1 if one of them cannot be read.
+    For one run, print everything: where it runs, its progress, checkpoints, and (unless `--brief`) interruptions and
+    goodput. For several runs, or a folder of runs, print one line each; exit code 1 if a run cannot be read.
 
     Example: `maskfleet runs status s3://bucket/runs`
     """
@@ -67,13 +67,11 @@ def status(
 def watch(
     run: RunArgument,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. Whoever reaches it can read the run.")
+        str, typer.Option("--host", help="Address to listen on. Anyone who can reach it can read the run.")
     ] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
-    ] = 8643,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8643,
 ) -> None:
-    """Serve the report as a live page, drawn again as records come.
+    """Serve the report as a live page, which is redrawn as records arrive.
 
     Nothing is written to the run, and nothing is loaded from elsewhere. Ctrl-C ends it.
 
@@ -87,24 +85,24 @@ def watch(
     from launcher.observe.watch.live import make_caching_store, require_one_run
     from launcher.observe.watch.site import PageServer, Site, serve
 
-    store = open_store(run, patience_s=10.0)  # seconds of patience: a page that waits for the store says so
+    store = open_store(run, patience_s=10.0)  # a short patience, so that the page soon says that it waits for the store
     require_one_run(run, store)
     with TemporaryDirectory(prefix="maskfleet-watch-", ignore_cleanup_errors=True) as folder:
         site = Site(run, make_caching_store(store, folder))
         serve(PageServer(site, host, port), lambda url: typer.echo(f"{run} is shown at {url}"))
     sys.stdout.flush()
-    os._exit(0)  # ends without waiting for reads of a store that does not answer
+    os._exit(0)  # does not wait for threads that read from a store that does not answer
 
 
 @group.command()
 def stop(
     run: RunArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Come back when it has ended.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended.")] = False,
 ) -> None:
-    """Ask a run to commit a checkpoint and end with code 3, wherever it runs; no scheduler starts it again on that.
+    """Ask a run to commit a checkpoint and end with code 3, wherever it runs. Schedulers do not restart it after that.
 
-    The request goes through the run's store, and is for the start that runs now: `maskfleet train` continues the run
-    as ever.
+    The request is stored with the run, and applies only to the `maskfleet train` that runs now; a later one continues
+    the run as usual.
     """
     from launcher.observe.inspect.status import not_running_reason, read_status
     from launcher.runtime.run import request_stop as run_stop
@@ -116,7 +114,7 @@ def stop(
         typer.echo(f"{run} {not_running_reason(asked)}: nothing to stop")
         return
     where = f"{asked.owner.host}, process {asked.owner.pid}"
-    typer.echo(f"asked the start on {where} to stop; it saves after its present step")
+    typer.echo(f"asked the run on {where} to stop; it saves after its present step")
     if wait:
         run_stop.wait_for_end(opened.store, asked, time.time)
         ended = read_status(opened, time.time(), brief=True)
@@ -135,20 +133,20 @@ def fork(
             "--decay",
             min=1,
             metavar="STEPS",
-            help="End the new run so many steps later, and let the learning rate decay in them.",
+            help="End the new run after this many more steps, during which the learning rate decays.",
         ),
     ] = None,
     keep_position: Annotated[
         bool,
-        typer.Option("--keep-position", help="Go on at the step's place in the data, though it is other data."),
+        typer.Option("--keep-position", help="Keep the position in the data even if the new run's data differs."),
     ] = False,
 ) -> None:
-    """Create a run that goes on from a checkpoint of another: its weights, moments and step, with changed settings.
+    """Create a run that continues from a checkpoint of RUN: its weights, moments and step, with changed settings.
 
-    The data goes on where the other run would have, if up to there it is the same; with another corpus, batch, row
-    length or seed it begins anew. The model stays. The checkpoint is copied: RUN may be deleted afterwards.
+    The data continues where RUN's would have, if both runs have the same data up to there; with another corpus, batch,
+    row length or seed it starts over. The model cannot change. The checkpoint is copied, so RUN may be deleted later.
 
-    `--decay 5000` ends a run at any checkpoint of a stable stretch, by its schedule's decay, or 1 - sqrt without one.
+    `--decay 5000` ends a run from any checkpoint of a stable phase, by its schedule's decay, or else by 1 - sqrt.
 
     Example: `maskfleet runs fork s3://bucket/runs/base s3://bucket/runs/slower --step 9000 --set
     optimizer.adamw.lr=1e-4`
@@ -173,7 +171,7 @@ def fork(
     typer.echo(f"created {made.run.recipe.name} at {new} from step {made.step:,} of {run}")
     for line in made.changes:
         typer.echo(f"  {line}")
-    why = f"begins anew ({', '.join(made.restarted)})" if made.restarted else "goes on where it was"
+    why = f"starts over ({', '.join(made.restarted)})" if made.restarted else "continues where it was"
     typer.echo(f"its data {why}")
     typer.echo(f"next: maskfleet train {shell_word(new)}")
 
@@ -186,24 +184,24 @@ def exposure(
         typer.Option(
             "--document",
             metavar="SOURCE:NUMBER",
-            help="A training document, by the name of its source in the recipe and its number in "
-            "`maskfleet corpus show --index`. May be repeated.",
+            help="A training document: the name of its source in the recipe, and its number in "
+            "`maskfleet corpus show --index`. Repeatable.",
         ),
     ] = None,
     ids: Annotated[
         str | None,
-        typer.Option("--ids", metavar="FILE", help="Documents by id, one a line, in all sources that know ids."),
+        typer.Option("--ids", metavar="FILE", help="File of document ids, one per line, looked up in all sources."),
     ] = None,
     removed: Annotated[
         bool, typer.Option("--removed", help="All documents that were removed from the run's corpora.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row and line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line, for each row.")] = False,
 ) -> None:
-    """Show every step and row that trains on documents, or that none does. It is computed from the documents'
-    places: it takes as long as there are rows to name, however many steps the run has.
+    """Show every step and row that trains on documents, or that none does. The rows are computed from the documents'
+    positions, so the time depends on the number of rows found, not on the number of steps.
 
-    It holds for finished, running and future runs. Steps that a run went back from are listed, as undone. Rows that
-    leave a document out, because it was removed, are counted and not listed.
+    Finished, running and future runs are covered. Steps that a run undid when it went back are listed as undone. Rows
+    that leave a document out, because it was removed, are counted but not listed.
 
     Example: `maskfleet runs exposure s3://bucket/runs/base --document news:81023`
     """
@@ -211,7 +209,7 @@ def exposure(
     named = [_parse_document_option(text) for text in document or ()]
     if (bool(named), ids is not None, removed).count(True) != 1:
         raise OptionError(
-            "no documents are named, or in more than one way",
+            "name the documents in one way",
             remedy="give one of --document, --ids and --removed",
         )
     from dataclasses import asdict
@@ -235,7 +233,7 @@ def exposure(
 
 
 def _select_documents(run: "Run", named: list[tuple[str, int]], ids: str | None) -> "DocumentSelection":
-    """Return the documents that are named by number, else by the ids of a file, else all that were removed."""
+    """Return the documents in `named`, or else those with the ids in a file, or else all removed documents."""
     from launcher.app.cli.texts import read_nonblank_lines
     from launcher.observe.inspect.document_selection import (
         DocumentName,

@@ -57,7 +57,7 @@ def _task_record(task: "Task", suites: dict[str, list[str]]) -> dict[str, object
 def show(task: TaskArgument) -> None:
     """Print a task or a suite as written, with its comments.
 
-    Start your own from a bundled one: `maskfleet tasks show sst2 > mine.yaml`.
+    To write your own, start from a bundled one: `maskfleet tasks show sst2 > mine.yaml`.
     """
     from launcher.after.tasks.suite import bundled_suites, load_suite
     from launcher.after.tasks.task import bundled_tasks, read_yaml
@@ -69,9 +69,9 @@ def show(task: TaskArgument) -> None:
 
 @group.command()
 def check(task: TaskArgument, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """Read all of a task, or of a suite's tasks, and say what is in it: examples, labels, repetitions.
+    """Read all files of a task or of a suite's tasks, and print their numbers of examples, labels and repetitions.
 
-    The first mistake in a task's files ends it, with file and line; a suite's other tasks are checked all the same.
+    The check of a task stops at the first mistake, with file and line; a suite's other tasks are still checked.
     """
     from data_service.errors import InputError, UserError
     from launcher.after.tasks.suite import load_suite
@@ -102,15 +102,15 @@ def ngrams(
     data: DataOption = None,
     files: Annotated[
         list[str] | None,
-        typer.Option("--file", metavar="FILE", help="Also texts of a file that `corpus build` reads. May be repeated."),
+        typer.Option("--file", metavar="FILE", help="Also index a file that `corpus build` reads. Repeatable."),
     ] = None,
     text_field: TextFieldOption = "text",
     as_json: JsonOption = False,
 ) -> None:
     """Index the texts of all labelled splits but `train`, for the stage `decontaminate` of `maskfleet corpus prepare`.
 
-    Runs of 13 words are indexed, and whole texts of 8 to 12 words; of a retrieval task the queries. Prints the SHA-256
-    that the stage needs, and how many texts of each split can be looked up.
+    The index has n-grams of 13 words, and whole texts of 8 to 12 words; of a retrieval task, only queries. Prints the
+    SHA-256 that the stage needs, and how many texts of each split can be looked up.
 
     Example: `maskfleet tasks ngrams sst2 stsb --data glue/ --out glue.ngrams`
     """
@@ -123,7 +123,7 @@ def ngrams(
     from launcher.progress import work
 
     if not tasks and not files:
-        raise OptionError("there is nothing to index", remedy="name tasks, or files with --file")
+        raise OptionError("there is nothing to index", remedy="give tasks, or files by --file")
     loaded = [task for name in tasks or () for task in load_suite(name, data)]
     with work("reading evaluation texts"):
         texts = [text for task in loaded for text in texts_of_task(task)]
@@ -138,7 +138,7 @@ def ngrams(
         return
     for split in index.splits:
         typer.echo(escape_controls(f"{split.split}: {split.looked_up:,} of {split.texts:,} texts can be looked up"))
-    typer.echo(escape_controls(f"wrote {out}: {len(index.keys):,} runs of words, sha256 {digest}"))
+    typer.echo(escape_controls(f"wrote {out}: {len(index.keys):,} n-grams, sha256 {digest}"))
 
 
 def _print_summary(task: "Task", summary: "SplitSummary", as_json: bool) -> None:

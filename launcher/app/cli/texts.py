@@ -1,5 +1,5 @@
-"""Raw text for commands: a sample to train a tokenizer on, the number of processes for a corpus build, and files of
-settings."""
+"""Reads raw text for commands: samples to train a tokenizer on, the size of inputs (for the number of processes), and
+YAML files of settings."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -26,13 +26,13 @@ from launcher.progress import BYTES_UNIT, work
 from launcher.runtime.recipe.document import DocumentWording, parse_document, validate
 
 _MODEL = TypeVar("_MODEL", bound=BaseModel)
-_SMALL_INPUT_BYTES = 64 << 20  # inputs below this size are built by one process
-_MIN_SPLIT_BYTES = 256 << 10  # bytes of text for which a split is worth opening
-_MIN_SHOWN_LOSS_SHARE = 0.00005  # share of the characters below which a harmless loss would read 0.00%
+_SMALL_INPUT_BYTES = 64 << 20  # inputs below this size are processed by one process
+_MIN_SPLIT_BYTES = 256 << 10  # smallest sample, in bytes, that is worth opening a split for
+_MIN_SHOWN_LOSS_SHARE = 0.00005  # smaller shares of characters would be printed as 0.00%
 
 
 def list_text_files(inputs: Sequence[str], encoding: str = UTF_8) -> InputListing:
-    """Return the inputs' files, and print to standard error which files among them are not read.
+    """Return the inputs' files, and list on standard error the files that are not read.
 
     Raises:
         InputError, StoreError: as `list_inputs`.
@@ -44,13 +44,12 @@ def list_text_files(inputs: Sequence[str], encoding: str = UTF_8) -> InputListin
 
 
 def sample_texts(inputs: Sequence[str], options: BuildOptions, max_bytes: int, *, quiet: bool = False) -> Iterator[str]:
-    """Yield documents from all over the inputs, at most `max_bytes` bytes of them. A compressed file gives its
-    beginning.
+    """Yield documents from all over the inputs, at most `max_bytes` bytes in total. Compressed files are read only at
+    their beginning.
 
-    Evenly spaced splits of the input give the same share each; if one has less, the later ones give more. The last
-    document of a share is cut at its end. Which documents are chosen depends only on names, sizes and text. Files and
-    bad records that are left out are printed to standard error, and a warning if the text does not look like text.
-    `quiet`: this was printed before.
+    Evenly spaced splits of the input contribute equal shares; if one has less text, later ones contribute more. The
+    last document of a share is cut. The choice depends only on names, sizes and text. Files and bad records that are
+    left out are listed on standard error, with a warning if the text does not look like text. `quiet`: print nothing.
 
     Raises:
         InputError: there is no input, or its text cannot be read.
@@ -99,7 +98,7 @@ def _sample_split(split: InputSplit, options: BuildOptions, max_bytes: int, skip
 
 
 def print_text_loss(loss: TextLoss | None) -> None:
-    """Print what a tokenizer loses of a text; kinds with a large share are warnings on standard error."""
+    """Print what a tokenizer loses of a text. Kinds of loss with a large share are warnings on standard error."""
     if loss is None:
         return
     much = loss.kinds_above(WARNED_LOSS_SHARE)
@@ -116,14 +115,14 @@ def _print_warning(title: str, items: Sequence[object]) -> None:
 
 
 def choose_worker_count(inputs: Sequence[str], requested: int | None) -> int:
-    """Return the number of processes to build a corpus with. Raises and prints as `list_text_files`."""
+    """Return the number of processes for a corpus build. Prints and raises as `list_text_files` does."""
     listing = list_text_files(inputs)
     return requested or default_worker_count(listing)
 
 
 def default_worker_count(inputs: Sequence[str] | InputListing) -> int:
-    """Return the number of processes to build a corpus with. A small input gets one, because Ray takes seconds to
-    start.
+    """Return the default number of processes for a corpus build: one for a small input, because Ray takes seconds to
+    start, else one per core.
     """
     listing = inputs if isinstance(inputs, InputListing) else list_inputs(list(inputs))
     size = sum(file.size for file in listing.files)
@@ -131,16 +130,16 @@ def default_worker_count(inputs: Sequence[str] | InputListing) -> int:
 
 
 def read_nonblank_lines(path: str) -> list[str]:
-    """Return the lines of a UTF-8 file, local or on S3, that are not blank, as they are.
+    """Return the lines of a UTF-8 file, local or on S3, that are not blank. They are not stripped.
 
     Raises:
-        InputError: there is no such file, it is not UTF-8, or it has no such line.
+        InputError: there is no such file, it is not UTF-8, or all its lines are blank.
         StoreError: the file cannot be read.
     """
-    lines = _read_text(path, InputError, "a text file with one entry a line").split("\n")
+    lines = _read_text(path, InputError, "a text file with one entry per line").split("\n")
     listed = [line.removesuffix("\r") for line in lines if line.strip()]
     if not listed:
-        raise InputError(f"{path} is empty", remedy="give a text file with one entry a line")
+        raise InputError(f"{path} is empty", remedy="give a text file with one entry per line")
     return listed
 
 
@@ -148,16 +147,16 @@ def read_settings(path: str, model: type[_MODEL], wording: DocumentWording) -> _
     """Return the settings in a YAML file, local or on S3.
 
     Raises:
-        UserError: of the class of `wording`: there is no such file, or it does not hold such settings; every mistake is
-            named by line and path.
+        UserError: there is no such file, or its settings are invalid; the message gives line and path of each mistake.
+            `wording` decides the subclass.
         StoreError: the file cannot be read.
     """
     return validate(model, parse_document(_read_text(path, wording.error, "a YAML file"), path, wording))
 
 
 def _read_text(path: str, error_class: type[UserError], expected_form: str) -> str:
-    """Return the text of a UTF-8 file, local or on S3. `expected_form`: what it should be, for the remedy. Raises
-    `error_class`, StoreError."""
+    """Return the text of a UTF-8 file, local or on S3. `expected_form`: the kind of file to give, for the remedy.
+    Raises `error_class`, StoreError."""
     store, name = open_store_of_file(path)
     try:
         return store.get(name).decode("utf-8-sig")
@@ -171,7 +170,7 @@ def read_provenance(path: str) -> ProvenanceOptions:
     """Return the settings in the YAML file of `--provenance`.
 
     Raises:
-        OptionError: there is no such file, or it does not hold such settings.
+        OptionError: there is no such file, or its settings are invalid.
         StoreError: the file cannot be read.
     """
     return read_settings(

@@ -32,15 +32,15 @@ group = typer.Typer(
 
 _MB = 1_000_000
 _DEFAULT_VOCABULARY_SIZE = 50_000
-_LOSS_SAMPLE_BYTES = 4 * _MB  # bytes of text in which the loss of a new vocabulary is measured
+_LOSS_SAMPLE_BYTES = 4 * _MB  # bytes of text on which the text loss of a new tokenizer is measured
 
 
 TokenizerKind = Literal["byte_bpe", "wordpiece", "unigram", "bpe"]
 SampleOption = Annotated[
     int,
-    typer.Option("--sample-mb", min=1, help="Megabytes of text to read at most, spread over all of the input."),
+    typer.Option("--sample-mb", min=1, help="Most megabytes of text to read, spread over the whole input."),
 ]
-ReplaceOption = Annotated[bool, typer.Option("--replace", help="Write over a tokenizer that is in the folder already.")]
+ReplaceOption = Annotated[bool, typer.Option("--replace", help="Overwrite a tokenizer that the folder contains.")]
 
 
 @group.command()
@@ -51,17 +51,17 @@ def train(
         int,
         typer.Option(
             "--vocab-size",
-            help="Ids at most, special tokens included: fewer of text that supports fewer.",
+            help="Largest number of ids, with special tokens. Short or repetitive text may support fewer.",
         ),
     ] = _DEFAULT_VOCABULARY_SIZE,
     kind: Annotated[
         TokenizerKind,
-        typer.Option(help="RoBERTa's and DeBERTa's, BERT's and ELECTRA's, ALBERT's, XLNet's kind."),
+        typer.Option(help="As in RoBERTa and DeBERTa, in BERT and ELECTRA, in ALBERT, or in XLNet, in this order."),
     ] = "byte_bpe",
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Fold case; accents stay.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Lowercase text; keep accents.")] = False,
     strip_marks: Annotated[
         bool,
-        typer.Option("--strip-marks", help="Leave out accents, vowel signs and tones, as uncased BERT does."),
+        typer.Option("--strip-marks", help="Remove accents, vowel signs and tone marks, as uncased BERT does."),
     ] = False,
     sample_mb: SampleOption = 2000,
     text_field: TextFieldOption = "text",
@@ -74,7 +74,7 @@ def train(
 ) -> None:
     """Learn a vocabulary. The same text and options give the same files, byte for byte.
 
-    The folder holds what `transformers.AutoTokenizer` reads, too. One with a tokenizer in it is refused.
+    `transformers.AutoTokenizer` can read the folder, too. A folder that contains a tokenizer is refused.
 
     Example: `maskfleet tokenizer train books/ news.jsonl.zst --out s3://bucket/bpe-50k`
     """
@@ -107,8 +107,8 @@ def train(
 def _train_tokenizer(
     kind: TokenizerKind, texts: Iterable[str], max_ids: int, options: "TokenizerOptions", *, workers: int
 ) -> "Tokenizer":
-    """Return a new tokenizer of at most `max_ids` ids; print to standard error if it has fewer, and how many words were
-    too rare to be learnt from."""
+    """Train a tokenizer of at most `max_ids` ids. Print to standard error if it has fewer, and the share of words that
+    were too rare to be used."""
     from data_service.tokenizers.files import TRAINING_REPORT
     from data_service.tokenizers.train import train_tokenizer
     from launcher.progress import work
@@ -116,18 +116,18 @@ def _train_tokenizer(
     with work("learning the vocabulary"):
         tokenizer = train_tokenizer(kind, texts, max_ids, options, allow_fewer_ids=True, workers=workers)
     if tokenizer.vocab_size < max_ids:
-        typer.echo(f"{max_ids:,} ids were asked for: the text supports {tokenizer.vocab_size:,}", err=True)
+        typer.echo(f"{max_ids:,} ids were requested, but the text supports {tokenizer.vocab_size:,}", err=True)
     report = json.loads(tokenizer.save_files()[TRAINING_REPORT])
     if share := report["left_out"] / report["words"]:
-        typer.echo(f"Left out: {share:.2%} of {report['words']:,} words, the rarest", err=True)
+        typer.echo(f"Left out as too rare: {share:.2%} of {report['words']:,} words", err=True)
     return tokenizer
 
 
 def _check_loss(tokenizer: "Tokenizer", texts: Iterable[str], accepted: Sequence[str] | None) -> None:
-    """Print what a new tokenizer loses of its own text.
+    """Print what a new tokenizer loses of the text that it was trained on.
 
     Raises:
-        TokenizerError: it loses most of the text in a way that is not accepted.
+        TokenizerError: it loses much of the text by a kind of loss that is not in `accepted`.
     """
     from data_service.tokenizers.check import measure_loss
     from data_service.tokenizers.loss import check_text_loss
@@ -152,7 +152,7 @@ def check(
     on_bad_records: BadRecordsOption = "error",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how well a tokenizer fits some text: bytes a token, unknown tokens, what text survives."""
+    """Measure how well a tokenizer fits some text: bytes per token, unknown tokens, and text that it loses."""
     from rich.table import Table
 
     from data_service.ingest.options import BuildOptions
@@ -191,25 +191,25 @@ def extend(
     new: Annotated[str, typer.Argument(help="Folder or s3:// URI for the extended tokenizer.")],
     terms: Annotated[
         str | None,
-        typer.Option("--terms", metavar="FILE", help="The words to add, one a line, in UTF-8; local or s3://."),
+        typer.Option("--terms", metavar="FILE", help="File of words to add, one per line, in UTF-8; local or s3://."),
     ] = None,
     specials: Annotated[
         bool,
         typer.Option(
             "--specials",
-            help="Add the special tokens that an encoder needs and a decoder lacks: [UNK], [PAD], [MASK]. What begins "
-            "and ends a text there encloses rows.",
+            help="Add the special tokens that a decoder's tokenizer lacks for an encoder: [UNK], [PAD], [MASK]. Its "
+            "begin and end tokens enclose rows.",
         ),
     ] = False,
     tokenizer_rules: TokenizerRulesOption = "agreeing",
     replace: ReplaceOption = False,
 ) -> None:
-    """Add whole words to a vocabulary, so that each becomes one token, or special tokens. Existing pieces keep their
-    ids.
+    """Add whole words to a vocabulary, so that each becomes one token, or add special tokens. Existing pieces keep
+    their ids.
 
-    A run whose `tokenizer` is the extended one and whose `start` is a model with the old one begins with that model's
-    rows, new ones being the mean of the rows of the pieces that the word was split into. Rows of new special tokens
-    are fresh.
+    A run with the extended tokenizer may start from a model with the old one. It then begins with the model's embedding
+    rows; a new word's row is the mean of the rows of the pieces that the word was split into. Rows of new special
+    tokens are newly initialised.
 
     Example: `maskfleet tokenizer extend bpe-50k/ bpe-medical/ --terms drugs.txt`
     """
@@ -221,18 +221,18 @@ def extend(
     if terms is None and not specials:
         raise OptionError("nothing to add", remedy="give --terms FILE, or --specials, or both")
     _check_no_tokenizer(new, replace)
-    extended, told = (load_with_all_special_tokens if specials else load_tokenizer)(tokenizer, tokenizer_rules), ""
+    extended, summary = (load_with_all_special_tokens if specials else load_tokenizer)(tokenizer, tokenizer_rules), ""
     if terms is not None:
         extension = extend_tokenizer(extended, read_nonblank_lines(terms))
         extended = extension.tokenizer
-        told = f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "
+        summary = f"{len(extension.added):,} pieces added ({len(extension.known):,} terms were one piece already): "
     save_tokenizer(extended, new)
-    typer.echo(f"{told}{extended.vocab_size:,} ids at {new} (hash {extended.hash[:12]})")
+    typer.echo(f"{summary}{extended.vocab_size:,} ids at {new} (hash {extended.hash[:12]})")
 
 
 def _check_no_tokenizer(uri: str, replace: bool) -> None:
-    """Check that no tokenizer would be overwritten without `--replace`, because corpora and runs that name it would
-    find another.
+    """Check that no tokenizer would be overwritten without `--replace`. Corpora and runs that refer to the tokenizer
+    would find another one.
 
     Raises:
         TokenizerError: there is a tokenizer at `uri`.

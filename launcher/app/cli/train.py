@@ -1,4 +1,4 @@
-"""The commands of a run's life: init, train, show, report."""
+"""The commands `maskfleet init`, `train`, `show` and `report`: create, train and inspect a run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +28,7 @@ CorpusOption = Annotated[
     typer.Option(
         "--corpus",
         metavar="[NAME=]URI[@WEIGHT]",
-        help="What to train on, in place of the recipe's sources; repeat it to mix corpora.",
+        help="Corpus to train on, instead of the recipe's sources. Repeatable, to mix corpora.",
     ),
 ]
 
@@ -41,10 +41,10 @@ def init(
     assignments: SetOption = None,
     tiny: TinyOption = False,
 ) -> None:
-    """Create a run: resolve the recipe, check its corpora, tokenizer and start, record what they are.
+    """Create a run: resolve the recipe, check its corpora, tokenizer and initial weights, and record them.
 
-    `--corpus` sets the sources, the held-out share and the tokenizer from what the corpora say. Refuses a URI that
-    holds a run already, and whatever could not train.
+    `--corpus` sets the recipe's sources, and takes held-out share and tokenizer from the corpora. A URI that holds a
+    run already is refused, and so is a recipe that cannot be trained.
 
     Example: `maskfleet init roberta-base s3://bucket/runs/base --corpus s3://bucket/corpora/news`
     """
@@ -83,33 +83,33 @@ def init(
 def train(
     run: RunArgument,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", help="Go on with this recipe; its identity must be the run's.")
+        str | None, typer.Option("--recipe", help="Continue with this recipe, which must have the run's identity.")
     ] = None,
     assignments: SetOption = None,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Let the run's identity change; recorded as an event.")
+        bool, typer.Option("--accept-changes", help="Accept a change of the run's identity, and record it.")
     ] = False,
     without_removed: Annotated[
         bool,
         typer.Option(
             "--without-removed",
-            help="Go on without documents that were removed from a corpus meanwhile; recorded with the step.",
+            help="Continue without documents that were removed from a corpus meanwhile, and record the step.",
         ),
     ] = False,
     nodes: Annotated[
         int,
-        typer.Option("--nodes", min=1, help="Begin when the Ray cluster in RAY_ADDRESS has so many nodes."),
+        typer.Option("--nodes", min=1, help="Begin when the Ray cluster in RAY_ADDRESS has this many nodes."),
     ] = 1,
 ) -> None:
-    """Start the run, or continue it from its newest good checkpoint. The one command a scheduler repeats.
+    """Start the run, or continue it from its newest good checkpoint. This is the command that schedulers repeat.
 
-    Never creates a run. What a run is operated with (ZeRO stage, ranks, workers, intervals) may change at any
-    start: `--set zero=2`. What it is (data, model, objective, optimizer, seed) may not, unless forced.
+    It never creates a run. Operational settings (ZeRO stage, ranks, workers, intervals) may change at any start:
+    `--set zero=2`. A run's identity (data, model, objective, optimizer, seed) may not, unless --accept-changes.
 
-    SIGTERM, SIGHUP and Ctrl-C commit a checkpoint first. Exit codes: 0 finished; 3 stopped by `maskfleet runs stop`,
-    to stay so; 2 a mistake in what it was given, or what no repetition cures; 75 anything else: run it again to go on.
+    On SIGTERM, SIGHUP and Ctrl-C it commits a checkpoint first. Exit codes: 0 finished; 3 stopped by `maskfleet runs
+    stop`: do not restart; 2 a mistake, or an error that repeating cannot cure; 75 anything else: run it again.
     """
-    typer.echo(f"opening {mask_secrets(run)}")  # the imports of what follows take seconds
+    typer.echo(f"opening {mask_secrets(run)}")  # printed first, because the imports below take seconds
     from rich.console import Console
 
     if recipe is not None:
@@ -130,7 +130,7 @@ def train(
 def _open_run_with_recipe(
     uri: str, recipe: str | None, assignments: tuple[str, ...], accept_changes: bool, without_removed: bool
 ) -> "Run":
-    """Return the run at `uri`, ready to train with the settings that this start changes."""
+    """Open the run at `uri`, and apply the settings that this start changes."""
     from datetime import UTC, datetime
 
     from launcher.after.tasks.measurable import check_tasks
@@ -156,9 +156,9 @@ def show(
     step: Annotated[int, typer.Option("--step", min=0, help="Step, counted from 0; past or future.")],
     row: Annotated[int, typer.Option("--row", min=0, help="Row of the step's global batch.")] = 0,
 ) -> None:
-    """Print a sample that a step saw or will see: its text, what was masked, and where it comes from.
+    """Print a sample that a step trained on or will train on: its text, masks and origin.
 
-    Needs no checkpoint and no training: a sample is a function of the run's recipe and its position.
+    No checkpoint is needed: a sample is a function of the run's recipe and its position.
     """
     require_run(run)
     from launcher.observe.inspect.show import find_sample, render_lines
@@ -176,12 +176,12 @@ def report(
         "report.html"
     ),
     baselines: Annotated[
-        bool, typer.Option(help="Compute the unigram and bigram loss of the held-out targets, once.")
+        bool, typer.Option(help="Show unigram and bigram losses of the held-out targets; computed once per run.")
     ] = True,
 ) -> None:
     """Write one HTML page about a run: losses, throughput, data wait, checkpoints, interruptions, recipe.
 
-    The page stands alone: no script, no link to anything outside it.
+    The page is self-contained: it has no scripts and no links to other files.
     """
     require_run(run)
     from datetime import UTC, datetime

@@ -23,15 +23,15 @@ from launcher.app.schedulers.job import render_template as fill
 from launcher.errors import LaunchError
 from launcher.exit_codes import JOIN_SECONDS, SAVE_SECONDS
 
-if TYPE_CHECKING:  # it imports torch, which the check of options does not need
+if TYPE_CHECKING:  # the module imports torch, which a check of options does not need
     from launcher.runtime.recipe.schema import Recipe
 
-MAX_ATTEMPTS = 10  # AWS's own limit
+MAX_ATTEMPTS = 10  # largest number of attempts that AWS Batch accepts
 
 
 @dataclass(frozen=True)
 class BucketPrefix:
-    """A part of a bucket that the job may read, and write if `writes`. `prefix` has no slash at either end."""
+    """A key prefix in an S3 bucket, without slashes at its ends, that the job may read, and also write if `writes`."""
 
     bucket: str
     prefix: str
@@ -39,22 +39,22 @@ class BucketPrefix:
 
     @property
     def objects(self) -> str:
-        """The bucket and the pattern of its objects' keys, as an ARN ends."""
+        """The end of the objects' ARN: the bucket, and a pattern of the keys."""
         return f"{self.bucket}/{self.prefix}/*" if self.prefix else f"{self.bucket}/*"
 
 
 class BatchJob(Launch):
-    """A stack, and a job in it.
+    """A CloudFormation stack, and an AWS Batch job in it.
 
     Attributes:
         image: the container image.
         instance_type: instance type of every node.
         vpc, subnet: network of the nodes. The subnet is private with a route to S3, because multi-node jobs get no
             public address.
-        reads: URIs besides the run's that training reads; the job is granted those in S3.
+        reads: URIs, other than the run's, that training reads; the job may read those in S3.
         efa: number of Elastic Fabric Adapters of the instance type; 0 for plain networking.
         disk: bytes of each machine's disk.
-        attempts: number of starts at most.
+        attempts: largest number of starts.
     """
 
     image: UnquotedWord
@@ -68,7 +68,7 @@ class BatchJob(Launch):
 
     @property
     def places(self) -> list[BucketPrefix]:
-        """The S3 locations that the job's role is granted: the run's, and every other one once."""
+        """The S3 locations that the job's role may access: the run's, and each of `reads` once."""
         others = dict.fromkeys(uri for uri in self.reads if uri.startswith("s3://"))
         return [_bucket_prefix(self.run, writes=True), *(_bucket_prefix(uri, writes=False) for uri in others)]
 
@@ -100,12 +100,12 @@ def render(job: BatchJob) -> str:
     """Return the CloudFormation template.
 
     Raises:
-        LaunchError: the run is not in S3, which is all that the job's roles are granted.
+        LaunchError: the run is not in S3, which is the only storage that the job's roles can access.
     """
     job = require_object_storage(job)
     if not job.run.startswith("s3://"):
         raise LaunchError(
-            f"{job.run} is not in S3, and the roles of a job on AWS Batch open S3 alone",
+            f"{job.run} is not in S3, and the roles of a job on AWS Batch give access to S3 only",
             remedy="create the run in S3, or launch it on Kubernetes, Slurm or a Ray cluster",
         )
     return fill("aws_batch/stack.yaml", job=job, save_seconds=SAVE_SECONDS, join_seconds=JOIN_SECONDS)

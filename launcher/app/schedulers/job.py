@@ -1,8 +1,8 @@
 """A job for a cluster with any scheduler: its settings, its template, and the command that submits it.
 
-Each scheduler's module adds what only that scheduler needs. Nothing here may hold a secret. Environment variables and
-tokens are only named: the scheduler has their values, and its own command line tool, which submits, has the user's
-login. A value enters a template of infra/ through a filter that quotes it, or is a number.
+Each scheduler's module adds the settings that only that scheduler needs. No job may contain a secret. Environment
+variables and tokens are only named: the scheduler has their values, and its command line tool, which submits the job,
+has the user's login. A value in a template of infra/ is a number, or passes through a filter that quotes it.
 """
 
 import json
@@ -37,11 +37,11 @@ def run_command(command: list[str], stdin: str | None = None) -> str:
     """Run a command and return its output.
 
     Raises:
-        LaunchError: the command is not installed, or it fails; the message then has the command's own.
+        LaunchError: the command is not installed, or it fails; the error then contains the command's message.
     """
     if shutil.which(command[0]) is None:
         raise LaunchError(
-            f"{command[0]} is not installed here",
+            f"{command[0]} is not installed on this machine",
             remedy=f"install {command[0]}, or leave out --submit and submit the rendered file from another machine",
         )
     ended = subprocess.run(command, input=stdin, text=True, capture_output=True)
@@ -58,7 +58,7 @@ _CHECKOUT = Path(__file__).parents[3]
 
 
 def template_folder() -> Path:
-    """Return the folder of the templates: infra/ of a checkout, or the one that the installed wheel lists."""
+    """Return the folder of the templates: infra/ of a checkout, or its copy that the wheel installed."""
     if (_CHECKOUT / "pyproject.toml").is_file():
         return _CHECKOUT / "infra"
     for file in metadata.files("maskfleet") or ():
@@ -100,7 +100,7 @@ def _require_printable(text: str) -> str:
 
 
 def matches_pattern(pattern: str, accepted: str) -> AfterValidator:
-    """Return a check that `text` matches `pattern`; its message says in words what a value may be."""
+    """Return a check that a text matches `pattern`. `accepted`: the accepted values in words, for the error message."""
 
     def check_match(text: str) -> str:
         if re.fullmatch(pattern, text) is None:
@@ -111,11 +111,11 @@ def matches_pattern(pattern: str, accepted: str) -> AfterValidator:
 
 
 PrintableText = Annotated[str, Field(min_length=1), AfterValidator(_require_printable)]
-UnquotedWord = Annotated[  # needs no quoting anywhere
-    str, matches_pattern(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "letters, digits and ._:/@=,+- after the first")
+UnquotedWord = Annotated[  # a word that needs no quoting in a shell or in YAML
+    str, matches_pattern(r"[A-Za-z0-9][A-Za-z0-9._:/@=,+-]*", "a letter or digit, then letters, digits and ._:/@=,+-")
 ]
 VariableName = Annotated[
-    str, matches_pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable alone, as in --env HF_TOKEN")
+    str, matches_pattern(r"[A-Za-z_][A-Za-z0-9_]*", "only the name of a variable, as in --env HF_TOKEN")
 ]
 
 
@@ -138,7 +138,7 @@ _OPTION_BY_FIELD = {
     "assignments": "--set",
     "profile": "--worker-profile",
 }
-"""Command line options of the fields that have other names."""
+"""Command line options of fields that are not named like their option."""
 
 
 class JobSettings(BaseModel):
@@ -191,16 +191,16 @@ class TrainingJob(JobSettings):
 
 
 class Launch(TrainingJob):
-    """A job that trains on a cluster of its own.
+    """A job that starts its own cluster to train on.
 
     Attributes:
         name: name of the job, and of the resources created for it.
         gpus, cpus, memory: GPUs, CPUs and bytes of memory of each machine.
         shared_memory: bytes of /dev/shm of each machine; Ray's object store takes three quarters of it.
-        environment: names of variables that the job gets; the scheduler knows their values.
+        environment: names of the job's environment variables; the scheduler supplies their values.
     """
 
-    name: Annotated[str, matches_pattern(_JOB_NAME, "up to 40 small letters, digits and inner hyphens, a letter first")]
+    name: Annotated[str, matches_pattern(_JOB_NAME, "a letter, then up to 39 small letters, digits, inner hyphens")]
     gpus: NonNegativeInt
     cpus: PositiveInt
     memory: SizeBytes
@@ -232,6 +232,6 @@ def require_object_storage(settings: AnyTraining) -> AnyTraining:
     if is_writable_object_store(settings.run):
         return settings
     raise LaunchError(
-        f"{settings.run} lies on this machine's disk, which the cluster's machines do not see",
+        f"{settings.run} lies on this machine's disk, which the cluster's machines cannot read",
         remedy="create the run in object storage: maskfleet init RECIPE s3://BUCKET/RUN (or gs://, az://)",
     )

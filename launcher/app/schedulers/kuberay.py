@@ -14,7 +14,7 @@ Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])
 
 
 def _parse_labels(option_value: object) -> object:
-    """Return LABEL=VALUE words as a mapping. A word without `=` gets an empty value, which the settings refuse."""
+    """Return LABEL=VALUE words as a mapping. A word without `=` gets an empty value, which validation refuses."""
     if isinstance(option_value, list):
         return {label: value for label, _, value in (word.partition("=") for word in option_value)}
     return option_value
@@ -29,9 +29,9 @@ class KubeRayJob(Launch):
     Attributes:
         image: the container image.
         namespace: namespace of the job.
-        service_account: account of the pods; S3 knows the run by it.
+        service_account: service account of the pods, which also decides their access to S3.
         secret: name of the Secret whose keys are the variables in `environment`.
-        retries: number of new clusters at most, one after each preemption of the head.
+        retries: largest number of new clusters, one after each preemption of the head.
         node_selector, head_selector: labels of the machines for workers and for the head.
         head_cpus, head_memory: CPUs and bytes of memory of the head's pod, which only coordinates.
     """
@@ -48,7 +48,8 @@ class KubeRayJob(Launch):
 
     @property
     def driver(self) -> list[tuple[str, str]]:
-        """Variables of the head's container, which infra/ray_job reads. KubeRay itself waits for all pods."""
+        """Environment variables of the head's container, for infra/ray_job. No number of nodes is among them, because
+        KubeRay itself waits for all pods."""
         return [
             ("MASKFLEET_RUN", self.run),
             ("MASKFLEET_SETS", "\n".join(self.assignments)),
@@ -76,6 +77,6 @@ def submit(job: KubeRayJob) -> str:
     """Create the RayJob and return the name that kubectl prints.
 
     Raises:
-        LaunchError: the run is not in object storage, kubectl is missing, or it fails, as for a name that exists.
+        LaunchError: the run is not in object storage, or kubectl is missing or fails, for instance if the name exists.
     """
     return run_command(["kubectl", "create", "--output=name", "--filename=-"], stdin=render(job)).strip()

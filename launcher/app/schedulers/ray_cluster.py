@@ -33,9 +33,9 @@ class RayCluster(Launch):
         image: the container image.
         region: AWS region.
         instance_type: instance type of every machine.
-        ami: machine image; None: Ray's own for the region.
+        ami: machine image; None: Ray's default for the region.
         ssh_user: login user of the machine image.
-        profile: ARN of the workers' instance profile. The head gets the one that Ray makes, which may start machines.
+        profile: ARN of the workers' instance profile. Ray creates the head's profile, which may start machines.
         spot: whether workers are spot instances.
         disk: bytes of each machine's disk.
     """
@@ -79,7 +79,7 @@ def submit(job: RayCluster) -> str:
     with tempfile.TemporaryDirectory(prefix="maskfleet-launch-", dir=temporary_root()) as folder:
         cluster = Path(folder) / "cluster.yaml"
         cluster.write_text(render(job), "utf-8")
-        run_command(["ray", "get-auth-token", "--generate"])  # the token it prints is not shown
+        run_command(["ray", "get-auth-token", "--generate"])  # prints the token, which must not be shown
         run_command(["ray", "up", "--yes", "--no-config-cache", str(cluster)])
         return run_command(["ray", "exec", str(cluster), shlex.join(submission_command(job, _DASHBOARD_URL))])
 

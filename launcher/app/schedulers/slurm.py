@@ -1,4 +1,4 @@
-"""Slurm: a batch script that starts Ray on the job's nodes, and `sbatch`.
+"""Slurm: renders a batch script that starts Ray on the job's nodes, and submits it with `sbatch`.
 
 Maskfleet comes from an environment that every node sees at the same path, as is usual on such clusters, or from an
 Apptainer image.
@@ -38,7 +38,7 @@ _OPTION_BY_SBATCH_OPTION = {
     "output": "--log",
     "export": "--env",
 }
-"""Options of `sbatch`, each with the option of ours that sets it."""
+"""Options of `sbatch`, each with the option of `maskfleet launch slurm` that sets it."""
 _RESERVED_SBATCH_OPTIONS = {
     "array", "error", "gpus", "mem-per-cpu", "mem-per-gpu", "no-requeue", "ntasks", "ntasks-per-node", "open-mode",
     "parsable", "requeue", "signal", "wrap",
@@ -59,11 +59,11 @@ SbatchDirective = Annotated[
     str,
     matches_pattern(
         r"--[a-z][a-z0-9-]*(=[A-Za-z0-9._:/@=,+*%&|!()\[\]-]+)?",
-        "a long option of sbatch, as --exclusive or --gres=shard:2, without spaces and quotes",
+        "a long option of sbatch, such as --exclusive or --gres=shard:2, without spaces and quotes",
     ),
     AfterValidator(_check_directive),
 ]
-_SCRIPT_PATH = "/usr/local/bin:/usr/bin:/bin"  # the user's own is not handed to the job
+_SCRIPT_PATH = "/usr/local/bin:/usr/bin:/bin"  # PATH of the script, which does not get the user's own
 NODE_LOCAL_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 """Folders that are local to each machine."""
 
@@ -78,8 +78,8 @@ class SlurmJob(Launch):
         partition, account, qos, constraint: options of `sbatch`.
         sbatch: further options of `sbatch`.
         container: Apptainer image that contains Maskfleet; Ray and the run execute in it.
-        setup: lines of shell that the first node executes before anything else. The other nodes inherit their
-            variables.
+        setup: shell lines that the first node executes before anything else. The other nodes inherit the variables
+            that these lines set.
     """
 
     bin: PrintableText = Field(default_factory=lambda: str(Path(sys.executable).parent))
@@ -95,13 +95,13 @@ class SlurmJob(Launch):
 
     @property
     def slurm_bin(self) -> str:
-        """The folder of Slurm's programs on this machine; empty if the script finds them anyway, or there are none."""
+        """The folder of Slurm's programs on this machine; empty if it is in the script's PATH, or if there is none."""
         found = str(Path(shutil.which("sbatch") or "/bin/sbatch").parent)
         return "" if found in _SCRIPT_PATH.split(":") else found
 
     @property
     def placement(self) -> list[tuple[str, str]]:
-        """The options, as (option, value), that choose the nodes and the account to charge."""
+        """The sbatch options, as (option, value), that choose the nodes and the account to charge."""
         options = {
             "partition": self.partition,
             "account": self.account,
@@ -112,7 +112,7 @@ class SlurmJob(Launch):
 
 
 def require_shared_folder(job: SlurmJob) -> SlurmJob:
-    """Return `job` if all its nodes see the run's folder.
+    """Return `job` if all its nodes share the run's folder.
 
     Raises:
         LaunchError: the job has several nodes, and the run lies in a folder that is local to each.

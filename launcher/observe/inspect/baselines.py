@@ -1,4 +1,4 @@
-"""Computes two baselines, losses of simple counts on the held-out targets, which a model has to beat.
+"""Computes two baselines: the held-out losses of simple count models, which a trained model has to beat.
 
 Both are computed on exactly the tokens that evaluation masks. The unigram baseline predicts every target by its
 frequency in the training text. The left-bigram baseline sees the true token to the left (which may be masked for the
@@ -53,7 +53,7 @@ def load_or_compute_baselines(run: Run) -> Baselines:
     try:
         run.store.put(BASELINES_KEY, sealed_bytes(computed))
     except StoreError as error:
-        _log.warning("the baselines are not kept, and will be computed again: %s", error.problem)
+        _log.warning("the baselines could not be stored, and will be computed again: %s", error.problem)
     return computed
 
 
@@ -84,8 +84,8 @@ def compute_baselines(run: Run) -> Baselines:
 
 
 def find_heldout_targets(samples: Samples, special_mask: NDArray[np.bool_]) -> HeldoutTargets:
-    """Return the targets of some rows. `special_mask` [V] marks ids that are not text, which do not count as
-    neighbours."""
+    """Return the targets of the rows in `samples`. `special_mask` [V] marks ids that are not text, which do not count
+    as neighbours."""
     original = samples.tokens.astype(np.int64)
     original[samples.target_positions] = samples.target_ids
     left = original[samples.target_positions - 1]  # a row begins with <s>, which is never a target
@@ -110,10 +110,10 @@ class BigramCounts:
         self._codes, self._counts = merged, np.bincount(places, weights, len(merged)).astype(np.int64)
 
     def probabilities(self, targets: HeldoutTargets, unigram: Floats) -> Floats:
-        """Return [M], the probability of each target given its left neighbour; by frequency alone if it has none."""
+        """Return [M], the probability of each target given its left neighbour; its unigram probability without one."""
         history = self._codes // self._vocab
         seen = np.bincount(history, self._counts, self._vocab)  # c(h): occurrences of token h
-        # T(h): kinds of tokens after h.
+        # T(h): number of different tokens seen after h.
         kinds = np.bincount(history, minlength=self._vocab).astype(np.float64)
         together = self._lookup_counts(targets.left * self._vocab + targets.ids)  # c(h, w): occurrences of w after h
         alone = unigram[targets.ids]

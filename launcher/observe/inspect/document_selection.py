@@ -14,12 +14,12 @@ from launcher.runtime.recipe.corpora import corpora_by_name, corpus_name, corpus
 from launcher.runtime.run.record import Run
 
 ReportDone = Callable[[int, int], None]
-_MAX_NAMED_IDS = 20  # unknown ids that an error names
+_MAX_NAMED_IDS = 20  # largest number of unknown ids that an error names
 
 
 @dataclass(frozen=True, order=True)
 class DocumentName:
-    """Document number `number` of the training split of source `source`, as `maskfleet corpus show --index` counts."""
+    """Document `number` of the training split of the source `source`, counted as by `maskfleet corpus show --index`."""
 
     source: str
     number: int
@@ -30,11 +30,11 @@ class DocumentName:
 
 @dataclass(frozen=True)
 class DocumentSelection:
-    """Documents whose rows are looked for.
+    """The documents whose rows `maskfleet runs exposure` looks for.
 
     Attributes:
-        places: training documents and where their text lies.
-        ids: ids of those that were named by id.
+        places: token range of each training document in its corpus.
+        ids: ids of the documents that were selected by id.
         heldout: names of held-out documents, which no step reads.
     """
 
@@ -43,12 +43,12 @@ class DocumentSelection:
     heldout: tuple[str, ...] = ()
 
     def describe(self, document: DocumentName) -> str:
-        """Return a document's name for people, with its id if it was named by id."""
+        """Return a document's name for people, with its id if it was selected by id."""
         return f"{document} (id {self.ids[document]})" if document in self.ids else str(document)
 
 
 def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> DocumentSelection:
-    """Return training documents by number.
+    """Return the selection of training documents with these numbers.
 
     Raises:
         RunError: the run has no such source.
@@ -75,7 +75,7 @@ def documents_by_number(run: Run, documents: Sequence[DocumentName]) -> Document
 def documents_by_id(run: Run, ids: Iterable[str], report: ReportDone = lambda done, total: None) -> DocumentSelection:
     """Return the documents with these ids in all sources that record ids.
 
-    `report` is called with the number of sidecars just read, and of all of the source.
+    `report` is called with two numbers of a source's sidecar files: those read just now, and all.
 
     Raises:
         CorpusError: ids are in no source, or a corpus cannot be read.
@@ -102,7 +102,7 @@ def documents_by_id(run: Run, ids: Iterable[str], report: ReportDone = lambda do
         raise CorpusError(
             f"{run.uri}: no source has a document with the id "
             f"{', '.join(map(repr, sorted(missing)[:_MAX_NAMED_IDS]))}{more}",
-            remedy="a corpus knows ids if it was built with --provenance; `maskfleet corpus find` looks for one",
+            remedy="only a corpus built with --provenance has ids; `maskfleet corpus find` looks for an id in a corpus",
         )
     return replace(selection, heldout=tuple(heldout))
 
@@ -123,7 +123,7 @@ def removed_documents(run: Run) -> DocumentSelection:
 
 
 class RemovedDocumentSteps:
-    """Tells at which steps a run left documents out."""
+    """Tells which of the selected documents a run left out at a step, because they had been removed."""
 
     def __init__(self, run: Run, selection: DocumentSelection) -> None:
         self._history, self._recipe = run.removal_history, run.recipe
@@ -146,7 +146,7 @@ class RemovedDocumentSteps:
 
 
 def _source_corpora(run: Run) -> Iterator[tuple[str, Corpus]]:
-    """Yield each source with the corpus that the last phase naming one reads for it; it contains the earlier ones."""
+    """Yield each source with its corpus in the last phase that reads it; this contains the source's earlier corpora."""
     last = {corpus_source(name): source.uri for name, source in corpora_by_name(run.recipe).items()}
     for name in run.recipe.corpus.sources:
         yield name, open_corpus(last[name])

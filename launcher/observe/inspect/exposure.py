@@ -1,5 +1,5 @@
-"""Finds the steps of a run, past or future, that train on a document. They are computed from the recipe and the
-positions.
+"""Finds the steps of a run, past or future, that train on a document. The steps are computed from the recipe and the
+sample positions.
 
 Steps that a run took before it went back from a loss spike are listed, too, with the attempt that went back: the run's
 weights do not contain them, but their data were read.
@@ -25,7 +25,7 @@ from launcher.observe.inspect.document_selection import DocumentName, DocumentSe
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import read_skipped_data, sample_positions, stream_spec
 
-_DOCUMENTS_PER_PASS = 1 << 16  # documents for which an epoch's windows are put in order together
+_DOCUMENTS_PER_PASS = 1 << 16  # documents that one pass over the epochs looks for
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ExposureReport:
     Attributes:
         selection: the documents whose rows were looked for.
         found: exposures, by step and row.
-        left_out: number of rows that hold each document's place, but not its text: it had been removed by then.
+        left_out: number of rows, by document, that left the document out because it had been removed.
         trained: number of steps in the newest good checkpoint. Later steps are still to come, or to be done again.
         begins: first step that takes the run's own data. Earlier steps were taken by the run in `forked_from`.
         forked_from: run that this one was forked from; None if it was not forked.
@@ -117,7 +117,7 @@ class _ExposureFinder:
         self._places = sorted(documents)
 
     def exposures(self, positions: StepSampleRanges) -> Iterator[DocumentExposure]:
-        """Yield the exposures of a run that takes data by `positions`."""
+        """Yield the exposures of a run whose steps read the samples at `positions`."""
         for phase, stream in enumerate(self._streams):
             epochs = positions.epochs_of_phase(phase)
             for first in range(0, len(self._places), _DOCUMENTS_PER_PASS):
@@ -132,7 +132,7 @@ class _ExposureFinder:
 def _exposures_before_rewinds(
     run: Run, streams: Sequence[Stream], rewinds: Sequence[Rewind], finder: _ExposureFinder
 ) -> Iterator[DocumentExposure]:
-    """Yield the exposures of steps that were taken before a rewind: with the data that were skipped then."""
+    """Yield the exposures of steps that a rewind undid, given the ranges of data that the run skipped at that time."""
     for rewind in rewinds:
         returned = rewind.to.step if rewind.to else run.record.data_begins
         for each in finder.exposures(_positions_before_rewind(run, streams, rewind, returned)):
@@ -143,10 +143,10 @@ def _exposures_before_rewinds(
 def _positions_before_rewind(
     run: Run, streams: Sequence[Stream], rewind: Rewind, returned_step: int
 ) -> StepSampleRanges:
-    """Return the positions by which the run took data up to a rewind.
+    """Return the sample positions that the run used until a rewind.
 
-    A rewind's record lists what was skipped before, and then the data of the undone steps. So the number of ranges that
-    were skipped before is the one with which these steps take the rest of the list.
+    The record of a rewind lists the ranges that were skipped before it, and then those of the undone steps. The list is
+    split where the undone steps, with the first part skipped, read exactly the second part.
     """
     spans = [SampleRange(*span) for span in rewind.skips]
     for known in range(len(spans) + 1):
@@ -154,7 +154,7 @@ def _positions_before_rewind(
         if list(positions.ranges_of_steps(returned_step, rewind.reached)) == spans[known:]:
             return positions
     raise RunError(
-        f"{run.uri}: what the rewind of attempt {rewind.attempt} skips are not the data of steps "
+        f"{run.uri}: the ranges that the rewind of attempt {rewind.attempt} skips are not the data of steps "
         f"{returned_step} to {rewind.reached}",
         remedy="restore the record of the rewind from a copy of the run",
     )
@@ -174,7 +174,7 @@ def exposure_table(report: ExposureReport) -> Table:
 
 
 def summary_lines(report: ExposureReport) -> Iterator[str]:
-    """Yield lines: how many rows hold each document, and what the report cannot know."""
+    """Yield lines with the number of rows that hold each document, and with steps that the report does not cover."""
     trained, coming, undone = Counter[DocumentName](), Counter[DocumentName](), Counter[DocumentName]()
     for each in report.found:
         counted = trained if each.step < report.trained else coming
@@ -191,5 +191,5 @@ def summary_lines(report: ExposureReport) -> Iterator[str]:
         yield "no document was named"
     if report.begins:
         yield escape_controls(
-            f"steps before {report.begins:,} read other data: ask {report.forked_from}, from which this run was forked"
+            f"steps before {report.begins:,} are not covered: use {report.forked_from}, from which this run was forked"
         )

@@ -32,7 +32,7 @@ class Baselines(Sealed):
 
 
 def load_baselines(store: Store, fingerprint: str) -> Baselines | None:
-    """Return the baselines of the run with this fingerprint; None if the store has none of it, or damaged ones. Raises
+    """Return the stored baselines of the run with this fingerprint; None if there are none, or they are damaged. Raises
     StoreError; RunError if a newer version wrote them."""
     stored = read_sealed(store, BASELINES_KEY, Baselines)
     return stored if stored is not None and stored.fingerprint == fingerprint else None

@@ -45,7 +45,7 @@ class Shown:
         samples: the row alone, as training receives it.
         tokenizer: tokenizer that decodes the row.
         documents: documents of the row, if the corpus says where they come from.
-        left_out: first tokens, in the block, of the documents that the step left out as removed.
+        left_out: offsets in the block, in tokens, at which the documents begin that the step left out as removed.
     """
 
     step: int
@@ -77,7 +77,7 @@ def find_sample(run: Run, step: int, row: int) -> Shown:
         raise RunError(f"{run.uri} has no step {step}", remedy=f"its steps are 0 to {run.recipe.total_steps - 1}")
     if step < run.record.data_begins:
         raise RunError(
-            f"{run.uri} has no data for step {step}: it began with step {run.record.data_begins}, on other data",
+            f"{run.uri} has no data for step {step}: the run's own data begins at step {run.record.data_begins}",
             remedy=f"give the run that it was forked from: {run.record.origins[-1].run}",
         )
     tokenizer = run.tokenizer()
@@ -119,8 +119,8 @@ def _row_documents(source: SampleText) -> tuple["DocumentOrigin", ...]:
 
 
 def _removed_document_starts(source: SampleText, removal_digest: str) -> frozenset[int]:
-    """Return the first tokens of the removed documents of a row's block. `removal_digest`: digest of the last
-    removal."""
+    """Return the token offsets at which the removed documents of a row's block begin. `removal_digest`: digest of the
+    last removal."""
     if not removal_digest:
         return frozenset()
     corpus = open_corpus(source.uri)
@@ -201,7 +201,7 @@ def _segment_names(shown: Shown) -> tuple[str, str]:
 
 
 def _example_text_lines(shown: Shown) -> Iterator[str]:
-    """Yield the texts of an example, a line each, with their part in it (such as query or positive)."""
+    """Yield a line for each text of an example, with its role (such as query or positive)."""
     samples = shown.samples
     assert samples.text_starts is not None
     edges = [*samples.text_starts[0].tolist(), len(samples.tokens)]
@@ -226,7 +226,7 @@ def _pair_label_meaning(input_settings: Input, label: int) -> str:
 
 
 def _text_location(source: SampleText) -> str:
-    """Return the place of the text in its block, segment by segment."""
+    """Return the token ranges of the text in its block, one for each segment."""
     return " and ".join(f"text tokens {stretch.start} to {stretch.stop}" for stretch in source.stretches)
 
 

@@ -26,7 +26,7 @@ from launcher.runtime.run.step_table import Record
 
 RunState = Literal["never started", "running", "finished", "stopped", "failed", "dead"]
 _RATE_STEPS = 100  # number of newest steps whose median is the present rate
-_BRIEF_SEGMENTS = 16  # number of newest segments of metrics that are read for a line of a table
+_BRIEF_SEGMENTS = 16  # number of newest segments of metrics that are read for a brief status
 _STATE_BY_END_EVENT: dict[str, RunState] = {"stop": "stopped", "end": "finished", "failed": "failed"}
 
 
@@ -120,12 +120,12 @@ def read_status(run: Outline, now: float, *, brief: bool = False) -> RunStatus:
 
 
 def last_seen(state: str, heard: float | None, now: float) -> float | None:
-    """Return when a run that has recorded no end was last seen to train, in seconds since 1970; None if it has."""
+    """Return when a running or dead run was last seen to train, in seconds since 1970; None in other states."""
     return now if state == "running" else heard if state == "dead" else None
 
 
 def status_from_history(run: Outline, history: History, now: float, *, brief: bool) -> RunStatus:
-    """Return the status of a run whose history was read, at least that of its newest steps. Raises StoreError."""
+    """Return the status of a run, given its history, or that of its newest steps if `brief`. Raises StoreError."""
     found = read_attempt_status(run.store, now)
     manifest, problem = _newest_manifest(run.store)
     steps = history.steps
@@ -232,7 +232,7 @@ def _term_losses(steps: StepHistory) -> dict[str, float]:
 
 
 def _recent_mean(steps: StepHistory, name: str) -> float | None:
-    """Return the running mean of a field over the newest steps not skipped; None if none has a number."""
+    """Return the running mean of a field over the newest steps that were not skipped; None if none has a number."""
     values, mean = steps.column(name)[-_RATE_STEPS:], None
     skipped = steps.column("skipped")[-_RATE_STEPS:] > 0
     for value in values[np.isfinite(values) & ~skipped].tolist():
@@ -243,8 +243,8 @@ def _recent_mean(steps: StepHistory, name: str) -> float | None:
 def read_statuses(uris: Sequence[str], now: float, *, brief: bool = False) -> Iterator[RunStatus | UnreadableRun]:
     """Return an iterator over the statuses of the runs at `uris` or directly below them.
 
-    A single run has its whole status unless `brief`. Several runs have brief ones; a run that cannot be read is
-    `UnreadableRun`.
+    The status of a single run is complete unless `brief`. If there are several runs, their statuses are brief, and one
+    that cannot be read is an `UnreadableRun`.
 
     Raises:
         RunError, StoreError: there is no run, or the only one cannot be read.
@@ -266,7 +266,7 @@ _MAX_SHOWN_LINES = 5  # number of newest interruptions, or of damaged records, t
 
 
 def status_lines(run: RunStatus, now: float) -> Iterator[str]:
-    """Yield lines that describe one run, a line for each subject. `now`: seconds since 1970."""
+    """Yield the lines that `maskfleet runs status` prints about one run. `now`: seconds since 1970."""
     yield f"{run.name}  {run.uri}"
     for name, value in status_facts(run, now):
         yield f"{name:<12}{value}"

@@ -1,5 +1,5 @@
-"""A run of MLflow. It keeps every value that was logged for a metric at a step, with its time. If a run goes back, the
-repeated steps are logged again with a later time; of several values of a step the newest one counts."""
+"""Publishes a run to MLflow, which keeps every value that was logged for a metric at a step, with its time. If a run
+goes back, the repeated steps are logged again with a later time; of several values of a step the newest one counts."""
 
 import os
 import time
@@ -9,12 +9,12 @@ from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, Step
 from launcher.runtime.recipe.parts import Mlflow, holds_login
 
 _ID_TAG, _LAST_TIME_TAG = "maskfleet.id", "maskfleet.logged"
-# Figures in one request; MLflow allows 1000 with tags, 100 of them parameters.
+# Largest numbers of values in one request: MLflow allows 1000 including tags, 100 of them parameters.
 _MAX_REQUEST_METRICS, _MAX_REQUEST_PARAMS = (
     900,
     100,
 )
-_MAX_PARAM_CHARACTERS = 500  # limit of older servers for a parameter
+_MAX_PARAM_CHARACTERS = 500  # longest parameter value that older servers accept
 _MLFLOW_STATES = {"finished": "FINISHED", "failed": "FAILED"}
 
 
@@ -37,7 +37,7 @@ class MlflowRun(Sink):
 
         metrics = []
         for row in rows:
-            self._time = max(int(time.time() * 1000), self._time + 1)  # times must grow across machines
+            self._time = max(int(time.time() * 1000), self._time + 1)  # increases even if clocks of machines differ
             metrics += [Metric(name, value, self._time, row.step) for name, value in row.figures.items()]
         logged = RunTag(_LAST_TIME_TAG, str(self._time))
         for start in range(0, len(metrics), _MAX_REQUEST_METRICS):
@@ -67,8 +67,8 @@ class MlflowRun(Sink):
         return made.info.run_id, 0
 
     def _log_recipe(self, run: str, request: PublishRequest) -> None:
-        """Log the recipe as parameters. MLflow never changes parameters, so they stay as the run was first
-        published."""
+        """Log the recipe as parameters. MLflow never changes parameters, so they show the recipe of the run's first
+        start."""
         from mlflow.entities import Param
 
         values = {"run": request.uri} | request.recipe

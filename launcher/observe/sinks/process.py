@@ -1,7 +1,7 @@
-"""Runs the process of a run's sinks for the driver. The process may hang, crash or fail to start.
+"""Starts, and restarts if needed, the process that publishes a run to its sinks. It may hang, crash or fail to start.
 
-Only the end of the command waits for it, at most `END_TIMEOUT_S`. Records that are not published then are published by
-the next start.
+The command waits for the process only at its end, for at most `END_TIMEOUT_S`. The next start publishes records that
+are still missing then.
 """
 
 import json
@@ -24,14 +24,14 @@ from launcher.runtime.recipe.schema import Recipe
 
 END_TIMEOUT_S = 10.0
 """Seconds for publishing the remaining records when the command ends."""
-_STORE_POLL_INTERVAL_S = 5.0
+_STORE_POLL_INTERVAL_S = 5.0  # seconds between two reads of the run's store
 _RESTART_DELAY_S = 60.0  # seconds until a process that has ended by itself is started again
 
 Note = Callable[[str], None]
 
 
 class SinkProcess:
-    """Keeps the process of a request's sinks alive until `end_process`.
+    """Keeps the process that serves a request's sinks running until `end_process`.
 
     `note` shows a line to the operator; it is called at most once for each sink.
     """
@@ -56,7 +56,7 @@ class SinkProcess:
         """Wait at most `patience_s` seconds for the process to end, then kill it with all its children."""
         self._thread.join(patience_s)
         if self._process is not None and self._process.poll() is None:
-            self._warn_once("it did not end in time; the next start publishes what is missing", *self._unfinished_sinks)
+            self._warn_once("publishing took too long; the next start publishes the rest", *self._unfinished_sinks)
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -75,8 +75,8 @@ class SinkProcess:
             if code == NO_USABLE_SINK_CODE:
                 return
             if code != 0:
-                self._warn_once(f"their process ended with code {code}", *self._unfinished_sinks)
-            later = {"began": time.time(), "attempts": sys.maxsize}  # a new process must not post old events
+                self._warn_once(f"the publishing process ended with code {code}", *self._unfinished_sinks)
+            later = {"began": time.time(), "attempts": sys.maxsize}  # a restarted process must not repeat events
             self._request = self._request.model_copy(update=later)
             self._ending.wait(self._restart_s)
 
@@ -87,7 +87,7 @@ class SinkProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            start_new_session=True,  # a signal to the driver's group must not end it: it still has records to publish
+            start_new_session=True,  # it still has records to publish after a signal to the driver's process group
         )
         assert process.stdin is not None
         assert process.stdout is not None

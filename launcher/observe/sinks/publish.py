@@ -1,10 +1,10 @@
 """The process that publishes a run to its sinks: TensorBoard's files, W&B, MLflow, a webhook.
 
-The queue that the sinks share is the run's records in its store: each sink takes them in order, on a thread of its own,
-and where it stopped is stored with the run. So a sink that is slow or down delays neither training nor another sink,
-and the next start continues with what it missed. `launcher.observe.sinks.process` starts this process and writes a
-`PublishRequest` to its standard input. When that input ends, it publishes the remaining records and ends. It is a
-separate process because a client may hang, crash or end its process.
+All sinks read the run's records in its store: each takes them in order, on a thread of its own, and its position is
+stored with the run. So a sink that is slow or down delays neither training nor another sink, and the next start
+continues with the records that it missed. `launcher.observe.sinks.process` starts this process and writes a
+`PublishRequest` to its standard input. When that input ends, the process publishes the remaining records and ends. It
+is a separate process because a sink's client library may hang, crash or end its process.
 """
 
 import json
@@ -54,7 +54,7 @@ Note = Callable[[str], None]
 
 
 class PublishState(BaseModel):
-    """How far a run was published to a sink, as its store keeps it.
+    """The stored position up to which a run was published to a sink.
 
     Attributes:
         cursor: position in the lineage up to which records were published.
@@ -89,7 +89,7 @@ class Publisher:
             self._sink.publish_events(summarise_events(self._events, new))
 
     def finish(self) -> None:
-        """Finish the run in the sink and store how far it was published. Raises StoreError."""
+        """Finish the run in the sink, and store the position. Raises StoreError."""
         self._sink.finish(summarise_events(self._events))
         if self._sink.takes_figures:
             self._store_state()
@@ -122,13 +122,13 @@ class Publisher:
 
 
 def step_figures(record: Mapping[str, Any], rewind_count: int) -> StepFigures:
-    """Return the figures of a record for a sink. `times_gone_back` among them tells apart the rows of a step that were
-    logged before and after the run went back."""
+    """Return the figures of a record for a sink. Its figure `times_gone_back` tells apart rows of the same step that
+    were logged before and after the run went back."""
     return StepFigures(int(record["step"]), tracker_figures(record) | {"times_gone_back": float(rewind_count)})
 
 
 def summarise_events(events: Sequence[Record], new: Sequence[Record] = ()) -> EventSummary:
-    """Return the summary of a run's events. `new`: the last of them, which no summary has held yet."""
+    """Return the summary of a run's events. `new`: those of them that no earlier summary contains."""
     counts: dict[str, int] = {}
     for event in events:
         counts[event["kind"]] = counts.get(event["kind"], 0) + 1
@@ -146,7 +146,7 @@ def sink_run_id(store: Store, sink_name: str) -> str:
 
 def publish_until_end(sink_name: str, request: PublishRequest, ending: threading.Event, note: Note) -> None:
     """Publish a run to one sink until `ending` is set, then the remaining records. A sink that fails is opened again
-    after a minute; `note` is called with every reason."""
+    after a minute; `note` is called with the reason of each failure."""
     while True:
         try:
             _publish_to_sink(sink_name, request, ending, note)
@@ -170,7 +170,7 @@ def _publish_to_sink(sink_name: str, request: PublishRequest, ending: threading.
         try:
             publisher.update()
         except StoreError as error:
-            note(f"it waits for the run's store: {error.problem}")
+            note(f"the run's store cannot be read, trying again: {error.problem}")
         ending.wait(request.poll_s)
     publisher.finish()
 
@@ -200,8 +200,8 @@ def main() -> int:
 
 
 def _end_after_driver(ending: threading.Event) -> None:
-    """Wait until the driver closes our input or is gone. Then end this process after a while, even if a client hangs:
-    nobody else would end it."""
+    """Wait until the driver closes our input or dies. End this process `_ORPHAN_TIMEOUT_S` later, even if a client
+    hangs, because no other process would end it."""
     sys.stdin.read()
     ending.set()
     time.sleep(_ORPHAN_TIMEOUT_S)
@@ -209,7 +209,7 @@ def _end_after_driver(ending: threading.Event) -> None:
 
 
 def _reserve_output() -> TextIO:
-    """Return a stream to the driver to which no client prints. Standard output and error are discarded from now on."""
+    """Return a stream to the driver that client libraries cannot print to: from now on, their output is discarded."""
     output = os.fdopen(os.dup(1), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

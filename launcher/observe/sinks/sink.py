@@ -1,7 +1,7 @@
-"""What a sink of a run's records is, and the request to the process that serves sinks.
+"""The base class of sinks, which receive a run's records, and the request to the process that serves them.
 
-A further sink is a subclass of `Sink` in a file of this folder, its name in `publish.SINKS`, its settings in
-`PublishRequest` here and in `launcher.runtime.recipe.parts`.
+To add a sink, write a subclass of `Sink` in a file of this folder, and add its name to `publish.SINKS`, its settings to
+`PublishRequest` here and to `launcher.runtime.recipe.parts`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ class PublishRequest(BaseModel):
     Attributes:
         uri, name: URI and name of the run.
         recipe: leaf values of its recipe by dotted path, shown as the run's configuration.
-        tensorboard, wandb, mlflow, webhook_env: settings of the sinks; None or False: not wanted.
+        tensorboard, wandb, mlflow, webhook_env: settings of the sinks; None or False: not used.
         folder: the run's folder, for files of clients; None if it is not on a local disk.
         poll_s: seconds between two reads of the run's store.
         began, attempts: when this start of the run began, and the newest attempt before it. The webhook posts later
@@ -46,7 +46,7 @@ class PublishRequest(BaseModel):
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The names of the sinks that are wanted."""
+        """The names of the requested sinks."""
         settings = (self.tensorboard, self.wandb, self.mlflow, self.webhook_env)
         names = ("tensorboard", "wandb", "mlflow", "webhook")
         return tuple(name for name, wanted in zip(names, settings, strict=True) if wanted)
@@ -78,11 +78,11 @@ class EventSummary:
 
 
 class Sink:
-    """A receiver of a run's records, new or continued. A sink whose method raises is opened again after a while.
+    """A receiver of a run's records. A sink whose method raises is opened again after a while.
 
     Attributes:
-        durable: whether rows last when `log` returns, even if this process dies then.
-        takes_figures: whether `log` does anything.
+        durable: whether rows are safe when `log` returns, even if this process then dies.
+        takes_figures: whether the sink receives figures of steps, by `log`.
 
     Args:
         identify: function that returns the run's permanent id in this sink. Raises StoreError.

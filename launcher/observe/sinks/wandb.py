@@ -1,7 +1,7 @@
-"""A run of Weights & Biases.
+"""Publishes a run to Weights & Biases.
 
-Its own step counter only increases, so figures are drawn over a metric of ours, `step`. If a run goes back, the
-repeated steps are logged again. Of several rows of a step the last one counts; `times_gone_back` tells them apart. An
+W&B's own step counter only increases, so figures are plotted over our metric `step`. If a run goes back, the repeated
+steps are logged again. Of several rows of a step the last one counts; `times_gone_back` tells them apart. An
 offline run has a folder for each start of `maskfleet train`, all with one id; `wandb sync` merges them into one run.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, StepFigures, UnusableSink
 
-_MAX_TAGS = 50  # largest number of tags; each kind of event is one
+_MAX_TAGS = 50  # largest number of tags; each kind of event becomes a tag
 
 
 class WandbRun(Sink):

@@ -1,7 +1,7 @@
 """Posts a run's events to a web server as they happen: a chat, a pager, a dashboard.
 
-An event is tried a few times; then the next one follows. The URL may hold a secret, so the recipe names only the
-environment variable that holds it, and no message shows it.
+The delivery of an event is tried a few times; then the next event follows. The URL may hold a secret, so the recipe
+names only the environment variable with the URL, and no message shows the URL.
 """
 
 import json
@@ -18,7 +18,7 @@ from launcher.observe.sinks.sink import EventSummary, PublishRequest, Sink, Unus
 from launcher.runtime.run.step_table import Record
 
 _ANSWER_TIMEOUT_S = 5.0  # longest wait for the server's answer
-_MAX_TRIES = 4  # tries of one event
+_MAX_TRIES = 4  # largest number of attempts to deliver one event
 _MAX_WAIT_S = 8.0  # longest wait between two tries
 _TRANSIENT_STATUS_CODES = frozenset({408, 425, 429})  # client errors (4xx) after which another try may succeed
 
@@ -96,20 +96,20 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _error_for_status(code: int) -> NotDelivered | EventRefused:
     if 300 <= code < 400:
-        return EventRefused(f"the webhook answered {code}, a redirect, not followed: name the final address")
+        return EventRefused(f"the webhook answered {code}, a redirect, which is not followed: set the final URL")
     may_pass = code >= 500 or code in _TRANSIENT_STATUS_CODES
     return (NotDelivered if may_pass else EventRefused)(f"the webhook answered {code}")
 
 
 def _error_kind(reason: object) -> str:
-    """Return the kind of a failure in words, without its message."""
+    """Return the kind of a failure in words, without its message, which may repeat the URL."""
     number = reason.errno if isinstance(reason, OSError) else None
     return os.strerror(number) if number is not None and number > 0 else type(reason).__name__
 
 
 def _webhook_url(variable: str) -> str:
-    """Return the URL in an environment variable. Raises UnusableSink, which repeats no part of it, if it is not
-    valid."""
+    """Return the URL in an environment variable. Raises UnusableSink, whose message shows no part of the URL, if it is
+    not valid."""
     url = os.environ.get(variable, "")
     if not url:
         raise UnusableSink(f"the environment variable {variable} is not set")

@@ -1,4 +1,4 @@
-"""Draws a run's report again and again while somebody looks at it."""
+"""Draws a run's report again and again while a browser requests it."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from launcher.observe.inspect.report.page import draw_page
 from launcher.runtime.run.outline import Outline, open_outline, runs_at
 
 _MIN_DRAW_WAIT_S = 2.0  # shortest wait between two drawings
-_MIN_WAIT_PER_DRAW_TIME = 5.0  # shortest wait as a multiple of the last drawing time: at most 1/6 of a core
+_MIN_WAIT_PER_DRAW_TIME = 5.0  # shortest wait in multiples of the last drawing time: uses 1/6 of a core at most
 _IDLE_TIMEOUT_S = 60.0  # seconds without a request after which drawing stops
 _FIRST_DRAW_TIMEOUT_S = 3.0  # longest wait of a request for the first drawing
 
@@ -70,7 +70,7 @@ class _CachingStore:
         return found.get_range(name or key, start, length)
 
     def _copy_object(self, key: str) -> str | None:
-        """Return the name of the copy, which is made now if there is none; None if no listing shows the object."""
+        """Return the name of the object's local copy, making it if needed; None if no listing showed the object."""
         if key not in self._versions:
             return None
         name = digest(f"{key}\0{self._versions[key]}".encode())
@@ -80,16 +80,16 @@ class _CachingStore:
 
 
 def make_caching_store(store: Store, folder: str) -> Store:
-    """Return `store`, whose objects are requested once for each version; `folder` holds copies. A local store is
-    returned as it is."""
+    """Return a store that requests each version of an object of `store` only once, and keeps copies in `folder`. A
+    local store is returned unchanged."""
     return store if isinstance(store, LocalStore) else cast("Store", _CachingStore(store, folder))
 
 
 class LivePage:
-    """Calls `draw` repeatedly on its own thread, from the first request until a minute without one.
+    """Calls `draw` repeatedly on its own thread, from the first request until a minute passes without a request.
 
-    A request returns the last page at once. After a minute without requests, that page is old: then requests wait, for
-    a short time, until a new drawing has ended.
+    A request returns the last page at once. Only after such a minute, when the last page is old, does it wait a short
+    time for a new one.
     """
 
     def __init__(self, draw: Callable[[], str], clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,12 +103,11 @@ class LivePage:
         self._began: float | None = None
 
     def get_page(self) -> tuple[str | None, dict[str, float | str | None]]:
-        """Return the last page that could be drawn (None before the first), and how current it is.
+        """Return the last page that was drawn without an error (None before the first), and its status.
 
-        If the thread was just started, wait a short time for its first drawing. The second value has the `age` of the
-        page; the `error` of the last drawing, None if it did not fail; the time since the first of the `failing`
-        drawings in a row; the time that the present drawing has taken (`reading`), None if there is none. Times are in
-        seconds.
+        If the thread was just started, wait a short time for its first drawing. The status has the page's `age`; the
+        `error` of the last drawing; how long drawings have been `failing`; and how long the present drawing has been
+        `reading`. Times are in seconds. The last three are None if they do not apply.
         """
         with self._changed:
             self._looked = self._clock()
@@ -148,5 +147,5 @@ class LivePage:
             return self._draw(), None
         except UserError as error:
             return None, error.problem
-        except Exception as error:  # any program may have written the records: show it, and read again
+        except Exception as error:  # any program may have written the records: show the error, and try again
             return None, f"its records cannot be used: {type(error).__name__}: {error}"

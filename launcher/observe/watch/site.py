@@ -57,7 +57,7 @@ class Site:
             return _plain_response(HTTPStatus.NOT_FOUND, "there is no such page")
         html, state = self._page.get_page()
         html = html or self._waiting_page(state["error"])
-        about = {"Maskfleet-State": json.dumps(state)}  # in ASCII
+        about = {"Maskfleet-State": json.dumps(state)}  # ASCII, as a header must be
         return Response(200, "text/html", html.encode("utf-8", "replace"), about)
 
     def _waiting_page(self, error: object) -> str:
@@ -69,7 +69,7 @@ class Site:
 
 
 _MAX_REQUESTS = 256  # requests served at a time; further ones queue
-_SLOT_TIMEOUT_S = 0.02  # seconds to wait for a request to end before the slowest one is dropped
+_SLOT_TIMEOUT_S = 0.02  # seconds to wait for a free slot before the slowest request is dropped
 _SEND_TIMEOUT_S = 10.0  # longest wait for a browser that does not finish its request
 # The value of a Host header, with its port.
 _HOST_PATTERN = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:@/?#\\\[\]]+))(?::[0-9]{1,5})?")
@@ -133,7 +133,7 @@ class PageServer(ThreadingHTTPServer):
         return name in self.names or _is_ip_address(name)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
-        """Answer on a thread. While all places are taken, further clients queue, and the client that has been slowest
+        """Answer on a thread. While all slots are taken, further clients queue, and the client that has taken longest
         to send its request is answered 503."""
         assert isinstance(request, socket.socket)
         while not self._slots.acquire(timeout=_SLOT_TIMEOUT_S):
@@ -145,7 +145,7 @@ class PageServer(ThreadingHTTPServer):
         super().process_request(request, client)
 
     def mark_request_read(self, request: socket.socket) -> bool:
-        """Record that a client's request was read. Return whether the client was not dropped meanwhile."""
+        """Record that a client's request was read. Return False if the client was dropped meanwhile."""
         try:
             del self._unfinished[request]
         except KeyError:
@@ -161,11 +161,11 @@ class PageServer(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: object, client: object) -> None:
-        """Ignore errors of connections that a browser has closed or does not continue."""
+        """Ignore errors of connections that a browser has closed or has stopped using."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; the connection ends with it."""
+    """Answers one request and closes its connection."""
 
     server: PageServer
     server_version, sys_version = "maskfleet", ""
@@ -190,7 +190,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _make_response(self) -> Response:
         named = self.headers.get_all("Host", [])
         if len(named) != 1 or not self.server.is_allowed_host(named[0]) or not self.path.startswith("/"):
-            return _plain_response(HTTPStatus.FORBIDDEN, "this host is not served here: choose it with --host")
+            return _plain_response(HTTPStatus.FORBIDDEN, "requests for this host are refused: allow it with --host")
         try:
             return self.server.site.respond(self.path.partition("?")[0])
         except Exception as error:  # unexpected: the next request may succeed

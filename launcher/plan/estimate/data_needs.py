@@ -20,11 +20,11 @@ from launcher.runtime.recipe.summary import tokens_per_step
 
 TOKEN_CPU_S = 0.044e-6  # CPU seconds per token, from S3 to microbatches; rows of 512, masked by token
 MASKING_CPU_S = 1 / 114e6  # CPU seconds per token of cutting and masking, a part of `TOKEN_CPU_S`
-SENTENCE_TOKENS = 25  # assumed tokens of a sentence, whose boundary is read with them
-BOUNDARY_BYTES = 8  # largest number of bytes of a boundary
-_ASSUMED_EPOCH_TOKENS = 4e9  # assumed tokens of an epoch
-_MIN_EPOCH_BATCHES = 64  # least batches of an epoch: enough to estimate what one batch draws on
-WORKERS_PER_BUSY_WORKER = 2.0  # workers to plan for each that would be busy all the time; our choice
+SENTENCE_TOKENS = 25  # assumed number of tokens in a sentence; a corpus stores the boundaries of sentences
+BOUNDARY_BYTES = 8  # largest number of bytes that a stored boundary takes
+_ASSUMED_EPOCH_TOKENS = 4e9  # assumed number of tokens in an epoch
+_MIN_EPOCH_BATCHES = 64  # least number of batches in the assumed epoch, which the estimate of the shuffle needs
+WORKERS_PER_BUSY_WORKER = 2.0  # planned workers per worker that would be busy all the time, as a reserve
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DataNeeds:
 
     Attributes:
         tokens: tokens a second.
-        cpu: seconds of one core for a million tokens.
+        cpu: CPU seconds for a million tokens.
         workers: number of Ray tasks that run at a time.
         bytes, requests: bytes and requests a second to the object store.
     """
@@ -64,9 +64,8 @@ def estimate_data_needs(recipe: Recipe, vocabulary: int, tokens_per_second: floa
 
 
 def trained_token_lines(tokens: float, text_bytes: float | None) -> Iterator[tuple[str, str, str]]:
-    """Yield lines of an estimate, (what, how, result): the tokens of the whole run, and how often it reads a corpus
-    of `text_bytes` bytes.
-    """
+    """Yield lines of an estimate as (subject, formula, result): the tokens of the whole run, and how often it reads a
+    corpus of `text_bytes` bytes."""
     yield "tokens of the run", "steps x rows x length of its phases", human_count(tokens)
     if text_bytes is not None:
         there = text_bytes / BYTES_PER_TOKEN
@@ -79,10 +78,10 @@ def trained_token_lines(tokens: float, text_bytes: float | None) -> Iterator[tup
 
 
 def estimate_shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
-    """Return how many regions of the corpus a batch draws on, for the phase with the most tokens a step.
+    """Return from how many blocks of the corpus the rows of a batch come, for the phase with the most tokens a step.
 
-    All sources are taken as equally large, and as built with the defaults of `corpus build`. None for rows in lanes,
-    which are not shuffled.
+    All sources are assumed to be equally large, and built with the defaults of `corpus build`. None for XLNet's rows
+    (`Lanes`), which are not shuffled.
     """
     if isinstance(recipe.input, Lanes):
         return None
@@ -99,7 +98,7 @@ def estimate_shuffle_radius(recipe: Recipe) -> ShuffleRadius | None:
 
 
 def _masked_tokens_per_cpu_s(recipe: Recipe) -> float:
-    """Return how many tokens one core cuts and masks in a second."""
+    """Return the measured number of tokens that one core cuts into rows and masks in a second."""
     if isinstance(recipe.input, TextPairs | RepeatedSentences):
         return 300e6  # rows are cut from documents, and nothing is masked
     if isinstance(recipe.input, Lanes):
@@ -108,7 +107,7 @@ def _masked_tokens_per_cpu_s(recipe: Recipe) -> float:
         return 4e6
     pairs = not isinstance(recipe.input, PackedInput)
     mlm = recipe.objective.mlm
-    match "token" if mlm is None else mlm.unit:  # clm draws nothing, and costs no more than masking by token
+    match "token" if mlm is None else mlm.unit:  # clm masks nothing, and costs at most as much as masking by token
         case "token":
             return 56e6 if pairs else 114e6
         case "whole_word" | "phrase" | "entity":

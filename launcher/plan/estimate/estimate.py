@@ -55,9 +55,8 @@ def young_interval_s(blocked_s: float, mtbf_s: float) -> float:
 
 
 def daly_interval_s(blocked_s: float, mtbf_s: float) -> float:
-    """Return Daly's interval between saves: sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d for d < 2 M, else
-    M.
-    """
+    """Return Daly's interval between saves: sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d for d < 2 M, else M,
+    with d = `blocked_s` and M = `mtbf_s`, in seconds."""
     if blocked_s >= 2 * mtbf_s:
         return mtbf_s
     ratio = blocked_s / (2 * mtbf_s)
@@ -70,7 +69,8 @@ def best_interval_s(times: CheckpointTimes, mtbf_s: float) -> float:
 
 
 def goodput(times: CheckpointTimes, interval_s: float, mtbf_s: float) -> float:
-    """Return the share of wall time that ends up in the model if a save follows every `interval_s` seconds of work.
+    """Return the share of wall time that is spent on work that no failure loses, with a save after every `interval_s`
+    seconds of work.
 
     Daly's complete model: each interval takes M e^(r/M) (e^((t + d)/M) - 1) of wall time, where r is the time to
     restart plus the time to a commit. A share below 1e-9 is returned as 0.
@@ -84,9 +84,8 @@ def goodput(times: CheckpointTimes, interval_s: float, mtbf_s: float) -> float:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """The memory that one microbatch size needs at one ZeRO stage, and whether a GPU has it. Rows are those of the
-    phase that fills most memory.
-    """
+    """The memory that a microbatch of `rows` rows needs at a ZeRO stage, and whether it fits on a GPU. The rows are
+    those of the phase that needs the most memory."""
 
     stage: Stage
     rows: int
@@ -109,7 +108,7 @@ class CheckpointEstimate:
         young, daly: intervals by Young and by Daly, in seconds.
         best: Daly's interval, but at least the time to commit a save.
         chosen: the recipe's interval, in seconds.
-        goodput, goodput_chosen: share of wall time that ends up in the model, at `best` and at `chosen`.
+        goodput, goodput_chosen: share of wall time for work that no failure loses, at `best` and at `chosen`.
     """
 
     bytes: int
@@ -132,9 +131,9 @@ class Estimate:
         automatic: whether the recipe had `microbatch: auto`.
         parameters: number of parameters of all networks.
         phases: times of each phase.
-        fits: memory by stage, then by rows of a microbatch.
+        fits: memory needs, by stage, then by rows of a microbatch.
         data: what the data service must deliver.
-        radius: reach of the shuffle; None for rows that are not shuffled.
+        radius: radius of the shuffle; None for rows that are not shuffled.
         seconds: wall time of the whole run, failures included; infinite if failures are too frequent to finish.
         text_bytes: uncompressed bytes of the corpus; None if they were not given.
     """
@@ -167,9 +166,7 @@ class Estimate:
 
     @property
     def configured_memory(self) -> MemoryNeed | None:
-        """The memory at the recipe's own stage and microbatch. None if the stage does not support the recipe's
-        precision.
-        """
+        """The memory at the recipe's own stage and microbatch; None if the stage does not support its precision."""
         chosen = [fit for fit in self.fits if fit.stage == self.recipe.zero]
         return max(chosen, key=lambda fit: fit.rows, default=None)
 
@@ -188,12 +185,12 @@ def estimate_recipe(
     """Estimate what `recipe` needs on `cluster`, and how long it takes there.
 
     Args:
-        mfu: share of the GPU's peak that every phase reaches, or the URI of a run that recorded its own; None: that of
-            the known run that is most like it (`utilisation.py`).
+        mfu: share of the GPU's peak that every phase reaches, or the URI of a run that recorded its share; None: the
+            share of the most similar known run (`utilisation.py`).
         text_bytes: uncompressed bytes of the corpus; None if unknown.
 
     Raises:
-        EstimateError: `mfu` is not a share between 0 and 1, or a run without records of it.
+        EstimateError: `mfu` is neither a share between 0 and 1 nor a run that recorded its share.
     """
     share = None if mfu is None else parse_utilisation(str(mfu))
     count = parameter_count(recipe)
@@ -231,11 +228,12 @@ def estimate_recipe(
 
 
 def _memory_sort_key(phase: PhaseTime) -> tuple[int, int, int]:
-    """Return the order of phases by memory: tokens of a microbatch, then the length of its rows, then their targets."""
+    """Return a key that sorts phases by memory: tokens of a microbatch, length of its rows, targets of a row."""
     return phase.shape.tokens, phase.length, phase.shape.targets_per_row
 
 
 def _memory_needs(recipe: Recipe, cluster: Cluster, parameter_count: int, phase: PhaseTime) -> list[MemoryNeed]:
+    """Return the memory needs of a phase for each supported stage and each size of a microbatch."""
     added, fits = microbatch_memory(recipe, phase.shape), []
     for stage in STAGES:
         if not stage and recipe.precision != "fp32":
@@ -250,7 +248,7 @@ def _memory_needs(recipe: Recipe, cluster: Cluster, parameter_count: int, phase:
 
 
 def microbatch_candidates(rows: int) -> list[int]:
-    """Return 1, 2, 4, ... below `rows`, and `rows` itself."""
+    """Return the numbers of rows to estimate: 1, 2, 4, ... below `rows`, and `rows` itself."""
     powers = [1 << i for i in range(rows.bit_length()) if 1 << i < rows]
     return [*powers, rows]
 
@@ -281,7 +279,7 @@ def _estimate_checkpoints(
 
 
 def _save_interval_s(recipe: Recipe, step_seconds: float) -> float:
-    """Return the seconds between the recipe's saves, where a step takes `step_seconds` seconds."""
+    """Return the seconds between two saves of the recipe, if a step takes `step_seconds` seconds."""
     every = recipe.checkpoint.every
     by_steps = every.steps * step_seconds if every.steps is not None else float("inf")
     by_minutes = 60 * every.minutes if every.minutes is not None else float("inf")

@@ -1,4 +1,4 @@
-"""An estimate as text, every figure with the arithmetic that it comes from; and as JSON, for programs."""
+"""Renders an estimate as text, each figure with the arithmetic behind it, or as plain data for programs."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,8 +23,8 @@ from launcher.runtime.capacity.devices import (
 )
 from launcher.runtime.recipe.summary import momentum_matrix_shapes
 
-_SUBJECT_COLUMNS, _RESULT_COLUMNS = 42, 14  # widths in columns: a line's subject, and its result
-_NODE_MTBF_HOURS = (24.0, 24.0 * 7, 24.0 * 30)
+_SUBJECT_COLUMNS, _RESULT_COLUMNS = 42, 14  # widths, in terminal columns, of a line's subject and of its result
+_NODE_MTBF_HOURS = (24.0, 24.0 * 7, 24.0 * 30)  # hours between failures of a node, for which goodput is shown
 
 
 def render_text(estimate: Estimate) -> str:
@@ -35,7 +35,7 @@ def render_text(estimate: Estimate) -> str:
         _configured_memory_lines(estimate),
         _data_lines(estimate),
         _checkpoint_lines(estimate),
-        _run_lines(estimate),
+        _whole_run_lines(estimate),
     ]
     return "\n\n".join("\n".join(section) for section in sections)
 
@@ -53,7 +53,7 @@ def _title_lines(e: Estimate) -> list[str]:
         f"{'on' if e.recipe.activation_checkpointing else 'off'}",
     ]
     if gpu.half != e.recipe.precision and e.recipe.precision == "bf16":
-        lines.append(f"note: a {gpu.name} has no bf16, so this recipe does not run there; taken as {gpu.half}")
+        lines.append(f"note: a {gpu.name} has no bf16, so the recipe does not run on it; estimated for {gpu.half}")
     return lines
 
 
@@ -75,7 +75,7 @@ def _flops_lines(e: Estimate, phase: PhaseTime) -> list[str]:
         ),
     ]
     if phase.executed > phase.model:
-        twice = "layers, or a first pass of vectors, once more"
+        twice = "layers that are recomputed, or a first pass for vectors"
         lines.append(_format_line("computed twice", twice, _teraflop_text(phase.executed - phase.model)))
     return [*lines, *_step_time_lines(e, phase)]
 
@@ -105,11 +105,11 @@ def _step_time_lines(e: Estimate, phase: PhaseTime) -> Iterator[str]:
         yield _format_line(*line)
     idle = 1 - phase.microbatches / (phase.rounds * ranks)
     if idle > 0.01:
-        yield _format_line("ranks that idle", "microbatches do not divide evenly", f"{idle:.0%} of time")
+        yield _format_line("ranks that idle", "microbatches do not divide evenly among ranks", f"{idle:.0%} of time")
 
 
 def _muon_lines(e: Estimate, phase: PhaseTime) -> Iterator[tuple[str, str, str]]:
-    """Yield the line for Muon's orthogonalisation in a step."""
+    """Yield the line about Muon's orthogonalisation in a step, if there is any."""
     if phase.optimizer:
         peak = f"{e.cluster.gpu.peak / 1e12:,.1f} TFLOPS"
         formula = f"{_teraflop_text(phase.orthogonalising)} a rank / ({peak} x {phase.utilisation.share:.3f})"
@@ -123,7 +123,7 @@ def _memory_lines(e: Estimate) -> list[str]:
     rows = sorted({fit.rows for fit in e.fits})
     lines = [
         f"Memory of a GPU in GiB, rows of {e.phase_with_most_memory.length}; * does not fit",
-        _format_line("usable", f"{whole}, after fragments, CUDA and NCCL (assumed)", human_bytes(left)),
+        _format_line("usable", f"{whole}, for fragmentation, CUDA and NCCL (assumed)", human_bytes(left)),
         "  microbatch" + "".join(f"{count:>9}" for count in rows) + "   largest that fits",
     ]
     for stage in STAGES:
@@ -136,12 +136,12 @@ def _memory_lines(e: Estimate) -> list[str]:
         lines.append(f"  ZeRO {stage}    {cells}   {largest.rows if largest else 'none'}")
     if e.automatic:
         taken = ", ".join(f"{count:,}" for count in e.recipe.microbatch_rows_by_phase)
-        lines.append(f"  microbatch: auto takes {taken} rows at ZeRO {e.recipe.zero}: what fits, shared out evenly")
+        lines.append(f"  microbatch: auto takes {taken} rows at ZeRO {e.recipe.zero}: what fits, in equal rounds")
     if not any(fit.fits for fit in e.fits):
         lines.append(f"  Not even one row fits on a {e.cluster.gpu.name}, at any stage{_memory_hint(e)}.")
     elif e.configured_memory is not None and not e.configured_memory.fits:
         lines.append(
-            f"  As configured (ZeRO {e.recipe.zero}, {e.configured_memory.rows} rows) it does not fit{_memory_hint(e)}."
+            f"  The recipe's ZeRO {e.recipe.zero} with {e.configured_memory.rows} rows does not fit{_memory_hint(e)}."
         )
     return lines
 
@@ -169,7 +169,7 @@ def _data_lines(e: Estimate) -> list[str]:
         _format_line("tokens", "the fastest phase", f"{human_count(data.tokens)}/s"),
         _format_line(
             "cores busy",
-            f"{data.tokens:,.0f}/s x {data.cpu:.3f} CPU s a million (measured)",
+            f"{data.tokens:,.0f}/s x {data.cpu:.3f} CPU s a million tokens (measured)",
             f"{data.busy_cores:.2f}",
         ),
         _format_line("data workers", "twice that, rounded up", f"{data.workers}"),
@@ -178,7 +178,7 @@ def _data_lines(e: Estimate) -> list[str]:
             f"{data.tokens:,.0f}/s x {data.bytes / data.tokens:.2f} B",
             f"{data.bytes / 1e6:.1f} MB/s",
         ),
-        _format_line("requests", f"one for a block of {BLOCK_TOKENS:,} tokens", f"{data.requests:.2f}/s"),
+        _format_line("requests", f"one for each block of {BLOCK_TOKENS:,} tokens", f"{data.requests:.2f}/s"),
         *_shuffle_lines(e.radius),
     ]
 
@@ -186,13 +186,13 @@ def _data_lines(e: Estimate) -> list[str]:
 def _shuffle_lines(radius: ShuffleRadius | None) -> Iterator[str]:
     if radius is None:
         return
-    batch = f"blocks behind a batch of {radius.rows:,} rows, at most {radius.largest:.2%} from one"
+    batch = f"blocks from which {radius.rows:,} rows come, at most {radius.largest:.2%} from one block"
     yield _format_line("regions of a batch", batch, f"{radius.regions:,.0f}")
-    yield _format_line("beside their continuation", "rows whose text goes on in their batch", f"{radius.continued:.2%}")
-    yield _format_line("read for a byte used", "windows that share a block both read it", f"{radius.amplification:.3f}")
+    yield _format_line("beside their continuation", "rows whose next text is in the batch", f"{radius.continued:.2%}")
+    yield _format_line("read for a byte used", "a block in two windows is read twice", f"{radius.amplification:.3f}")
 
 
-def _state_formula(e: Estimate) -> str:
+def _checkpoint_size_formula(e: Estimate) -> str:
     single = sum(prod(shape) for shape in momentum_matrix_shapes(e.recipe))
     less = f" - 4 B x {single:,} of one moment" if single else ""
     return f"{16 if e.recipe.average else 12} B x {e.parameters:,}{less}"
@@ -202,8 +202,8 @@ def _checkpoint_lines(e: Estimate) -> list[str]:
     c, ranks, nodes = e.checkpoints, e.cluster.ranks, e.cluster.nodes
     size = f"{c.bytes / 1e9:.2f} GB"
     lines = [
-        "Checkpoints (d blocked, M between failures)",
-        _format_line("size", _state_formula(e), size),
+        "Checkpoints (d: time that a save blocks, M: time between failures, t: interval between saves)",
+        _format_line("size", _checkpoint_size_formula(e), size),
         _format_line(
             "training waits, d",
             f"{SAVE_PAUSE_S} s + {size} / {ranks} ranks / {GPU_TO_HOST_BYTES_S / 1e9:.0f} GB/s (assumed)",
@@ -216,14 +216,14 @@ def _checkpoint_lines(e: Estimate) -> list[str]:
         ),
         _format_line(
             "failure to next step",
-            f"{RESTART_S:.0f} s (assumed) + loading at the same rate",
+            f"{RESTART_S:.0f} s (assumed) + loading at the upload's rate",
             f"{c.saving.restart:.1f} s",
         ),
         _format_line("M of the cluster", f"{e.cluster.mtbf / 3600:,.0f} h / {nodes} nodes", f"{c.mtbf / 3600:,.1f} h"),
         _format_line("interval, Young 1974", "sqrt(2 d M)", human_duration(c.young)),
         _format_line("interval, Daly 2006", "Young x (1 + sqrt(d / 2M) / 3 + d / 18M) - d", human_duration(c.daly)),
         _format_line("best interval", "Daly's, at least one upload", human_duration(c.best)),
-        _format_line("goodput there", "t / (M e^((restart + upload) / M) (e^((t + d) / M) - 1))", f"{c.goodput:.2%}"),
+        _format_line("goodput at best", "t / (M e^((restart + upload) / M) (e^((t + d) / M) - 1))", f"{c.goodput:.2%}"),
         _format_line("goodput at the recipe's interval", f"t = {human_duration(c.chosen)}", f"{c.goodput_chosen:.2%}"),
     ]
     for hours in _NODE_MTBF_HOURS:
@@ -232,14 +232,14 @@ def _checkpoint_lines(e: Estimate) -> list[str]:
     return lines
 
 
-def _phase_formula(phase: PhaseTime) -> str:
+def _phase_seconds_formula(phase: PhaseTime) -> str:
     rising = f" - {phase.spared:,.0f} s of smaller batches" if phase.spared else ""
     return f"{phase.steps:,} x {phase.step_seconds:.4f} s{rising}"
 
 
-def _run_lines(e: Estimate) -> list[str]:
+def _whole_run_lines(e: Estimate) -> list[str]:
     work = sum(phase.total_seconds for phase in e.phases)
-    sums = " + ".join(_phase_formula(phase) for phase in e.phases)
+    sums = " + ".join(_phase_seconds_formula(phase) for phase in e.phases)
     if e.seconds == float("inf"):
         return [
             "The whole run",
@@ -247,7 +247,7 @@ def _run_lines(e: Estimate) -> list[str]:
             "  never ends: failures are too frequent",
         ]
     return [
-        "The whole run (evaluation and idle machines apart)",
+        "The whole run (without evaluation and idle machines)",
         _format_line("training", sums, hours_or_days(work)),
         _format_line(
             "wall time",
@@ -263,9 +263,8 @@ def _teraflop_text(flops: float) -> str:
 
 
 def estimate_figures(e: Estimate) -> dict[str, object]:
-    """Return every figure of the estimate for programs: bytes, seconds, shares. `largest_microbatch` is null for a
-    stage that is not supported, or where not even one row fits.
-    """
+    """Return every figure of the estimate for programs, in bytes, seconds and shares. `largest_microbatch` is null for
+    a stage that the recipe's precision rules out, or where not even one row fits."""
     return {
         "recipe": e.recipe.name,
         "nodes": e.cluster.nodes,

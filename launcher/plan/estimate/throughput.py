@@ -1,6 +1,5 @@
 """How long a step takes: its FLOPs divided by the assumed speed of the GPUs, plus the time of the network and, with
-Muon, of orthogonalisation.
-"""
+Muon, of orthogonalisation."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ class PhaseTime:
         shape: shape of one microbatch.
         microbatches: number of microbatches in a step, over all ranks.
         rounds: number of microbatches in a step on the busiest rank.
-        forward: FLOPs of one microbatch's forward pass. model: of both passes.
-        executed: FLOPs of one microbatch, with those that run twice.
+        forward, model: FLOPs of one microbatch's forward pass, and of its forward and backward pass.
+        executed: FLOPs that one microbatch runs, including what is computed twice.
         utilisation: share of the peak, assumed or measured.
         orthogonalising: FLOPs in bfloat16 that one rank spends on Muon's orthogonalisation in a step.
         compute: seconds of a step for forward and backward passes.
@@ -79,12 +78,12 @@ def estimate_phase_time(
     microbatches = -(-rows // recipe.microbatch_rows(phase))
     rounds = -(-microbatches // cluster.ranks)
     executed = microbatch_cost(recipe, shape)
-    done = executed.model + executed.first_pass  # plus what runs twice
+    done = executed.model + executed.first_pass  # `executed.model` includes recomputed layers
     rising = _warmup_rounds(recipe, phase, cluster, rounds)
     peak = cluster.gpu.peak if recipe.precision == "bf16" else cluster.gpu.peak_fp32
     moved = {fewer: network_bytes(parameter_count, cluster.ranks, recipe, fewer) for fewer in {rounds, *rising}}
     matrices = sum(orthogonalisation_flops(shape) for shape in momentum_matrix_shapes(recipe))
-    orthogonalising = matrices / (cluster.ranks if recipe.zero else 1)  # at ZeRO stage 0 every rank does all
+    orthogonalising = matrices / (cluster.ranks if recipe.zero else 1)  # at ZeRO stage 0 every rank orthogonalises all
     compute = rounds * done / (peak * utilisation.share)
     sending = {fewer: sent / (LINK_SHARE * cluster.slowest_link_rate) for fewer, sent in moved.items()}
     return PhaseTime(
@@ -110,7 +109,7 @@ def estimate_phase_time(
 
 
 def _warmup_rounds(recipe: Recipe, phase: RecipePhase, cluster: Cluster, rounds: int) -> Counter[int]:
-    """Return how many steps of a batch-size warm-up have how many rounds; only numbers below `rounds` are keys."""
+    """Count the steps of a batch-size warm-up by their number of rounds, without steps of `rounds` rounds or more."""
     batches = batch_schedule(recipe, phase)
     if batches.rise is None:
         return Counter()

@@ -1,4 +1,4 @@
-"""The share of a GPU's peak that a step reaches (MFU): of published and measured runs, or of the records of one's own.
+"""The share of a GPU's peak that a step reaches (MFU), from published runs, our measurements, or a run's records.
 
 A step's time follows from its FLOPs and this share. Networks of one kind and width reach similar shares.
 """
@@ -14,7 +14,7 @@ from launcher.errors import EstimateError
 from launcher.runtime.capacity.devices import AssumedUtilisation, Gpu, check_mfu
 from launcher.runtime.run.history import read_history
 
-_MEDIAN_STEPS = 1000  # newest steps of a run, whose median is taken
+_MEDIAN_STEPS = 1000  # number of a run's newest steps whose median share is used
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class ReferenceRun:
         kind: model families with similar utilisation.
         hidden, length: width of its network, and tokens of its rows.
         gpu: beginning of the GPU's name.
-        source: where the share is from.
+        source: run and publication or file that the share comes from, for the user.
     """
 
     kind: frozenset[str]
@@ -61,9 +61,8 @@ REFERENCE_RUNS = (
 
 
 def assume_utilisation(model: ModelConfig, length: int, gpu: Gpu) -> AssumedUtilisation:
-    """Return the share of the known run that is most like a network on rows of `length`: of its kind if one is, then of
-    its width, GPU and rows.
-    """
+    """Return the share of the known run that is most similar to training `model` on rows of `length` tokens on `gpu`.
+    The kind of network counts most, then its width, then the GPU, then the length of rows."""
 
     def dissimilarity(known: ReferenceRun) -> tuple[bool, float, bool, float]:
         width, rows = math.log(known.hidden / model.hidden), math.log(known.length / length)
@@ -79,7 +78,7 @@ def parse_utilisation(text: str) -> AssumedUtilisation:
     """Return the share that the user gives: a number, or the URI of a run that recorded its own.
 
     Raises:
-        EstimateError: the number is no share, or the run recorded none.
+        EstimateError: the number is not a share, or the run recorded no share.
         StoreError: the run's records cannot be read.
     """
     try:
@@ -95,7 +94,7 @@ def _read_recorded_utilisation(uri: str) -> AssumedUtilisation:
     shares = shares[np.isfinite(shares)]
     if not len(shares):
         raise EstimateError(
-            f"{uri} is no share, nor a run that recorded one: CPUs have none, nor GPUs whose peak is unknown",
+            f"{uri} is neither a share nor a run that recorded its share, as runs on GPUs with a known peak do",
             remedy="give a share, such as 0.3, or a run that trained on a GPU that --gpu knows",
         )
     return AssumedUtilisation(float(np.median(shares)), f"median of {len(shares)} steps of {uri}", measured=True)

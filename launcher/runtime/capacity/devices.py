@@ -1,6 +1,5 @@
-"""The machines of an estimate, the limits of their GPUs (the vendors' figures for dense matrix products, memory and its
-bandwidth), and the assumptions of an estimate. Each assumption is measured, or published with its source, or marked as
-a guess."""
+"""What `maskfleet estimate` assumes of machines: the data-sheet figures of GPUs (FLOP/s, memory, bandwidth), and the
+constants of the estimate. Each constant is measured, has a published source, or is marked as a guess."""
 
 import re
 from dataclasses import dataclass
@@ -12,17 +11,17 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, and the node it usually comes in.
+    """The data-sheet figures of a GPU, and the links of the nodes in which it is usually sold.
 
     Attributes:
         name: name of the GPU for `--gpu`.
         peak: FLOP/s of dense matrix products in bf16 with fp32 sums; in fp16 on the V100, which has no bf16.
-        peak_fp32: the same in fp32, without TF32.
+        peak_fp32: FLOP/s of dense matrix products in fp32, without TF32.
         memory: size of its memory in bytes.
         bandwidth: bytes/s of its memory.
         link: bytes/s, each way, between GPUs of one node (NVLink, or PCIe).
-        network: bytes/s, each way, of a node's network, in the common cloud offers with this GPU.
-        half: 16-bit format: "bf16", or "fp16" on a GPU without bf16.
+        network: bytes/s, each way, of a node's network, as the large clouds offer it with this GPU.
+        half: the 16-bit format of `peak`: "bf16", or "fp16" on a GPU without bf16.
     """
 
     name: str
@@ -49,8 +48,8 @@ def _gpu_from_datasheet(
     return Gpu(name, tflops * 1e12, fp32_tflops * 1e12, memory_gib * GIB, *rates, half)
 
 
-# Peak, memory and bandwidth: NVIDIA's data sheets (SXM forms where there are several) and AMD's of the MI300X,
-# without sparsity. Links: NVLink's one-way rate, of the MI300X seven of 64 GB/s each way; PCIe x16 for L4, L40S and
+# Peak (without sparsity), memory and bandwidth: the data sheets of NVIDIA (SXM versions where there are several) and
+# of AMD. Links: NVLink's one-way rate; for the MI300X, seven links of 64 GB/s each way; PCIe x16 for L4, L40S and
 # A10G. Networks: AWS p3dn, p4d, p4de, p5, p5e, p6-b200, g6.48xlarge, g6e.48xlarge and g5.48xlarge; Azure ND MI300X v5.
 GPUS = {
     gpu.name: gpu
@@ -70,8 +69,8 @@ GPUS = {
 
 
 def find_gpu(name: str) -> Gpu:
-    """Return the GPU of this name, in upper or lower case. Raises EstimateError, with the known names, if there is
-    none."""
+    """Return the GPU called `name`, whatever its case. Raises EstimateError, which lists the known names, if the table
+    has no such GPU."""
     known = {known.lower(): gpu for known, gpu in GPUS.items()}
     gpu = known.get(name.lower())
     if gpu is None:
@@ -80,9 +79,10 @@ def find_gpu(name: str) -> Gpu:
 
 
 def match_gpu_by_device_name(name: str, memory_bytes: int) -> Gpu | None:
-    """Return the GPU that a driver calls `name`, with `memory_bytes` bytes; None if the table does not have it.
+    """Return the table's GPU for a device name that CUDA or ROCm reports; None if the table lacks it. `memory_bytes`
+    tells the A100 with 40 GB from the one with 80 GB.
 
-    PCIe and NVL forms of the V100, H100 and H200 are slower than the SXM forms in the table, so they count as unknown.
+    The table has the SXM versions of the V100, H100 and H200. Their PCIe and NVL versions are slower: None.
     """
     found = re.search(r"\b(V100|A10G|A100|L40S|L4|H100|H200|B200|MI300X)\b", name)
     slower = re.search(r"PCIe|NVL", name, re.IGNORECASE)
@@ -97,7 +97,7 @@ def match_gpu_by_device_name(name: str, memory_bytes: int) -> Gpu | None:
 class Cluster:
     """A cluster of `nodes` machines with `gpus_per_node` GPUs each. `mtbf`: mean seconds between failures of one node.
 
-    Raises EstimateError if a number is below 1, or `mtbf` is not above 0.
+    Raises EstimateError if `nodes` or `gpus_per_node` is below 1, or `mtbf` is not above 0.
     """
 
     nodes: int
@@ -118,37 +118,38 @@ class Cluster:
 
     @property
     def slowest_link_rate(self) -> float:
-        """Rate, in bytes/s, of the slowest link of a ring through all GPUs, which crosses each node's network once."""
+        """Bytes/s of the slowest link in a ring through all GPUs. The ring leaves and enters each node once."""
         return self.gpu.link if self.nodes == 1 else min(self.gpu.link, self.gpu.network)
 
 
 CONTEXT_BYTES = 1 * GIB  # bytes of a GPU's memory that CUDA, cuBLAS and NCCL take: a guess
 FRAGMENTED_SHARE = 0.05  # share of a GPU's memory that the allocator cannot use: a guess
 LINK_SHARE = 0.8  # share of a link's rate that a collective reaches: a guess
-# Bytes per second from a GPU to its host while training waits: PCIe 4.0 x16 reaches about twice that; a guess.
+# Bytes/s of copies from a GPU to its host: a guess, about half of what PCIe 4.0 x16 reaches.
 GPU_TO_HOST_BYTES_S = 10e9
-STORE_BYTES_S = 1e9  # bytes/s from one node to object storage: a guess; 10 Gbit/s of its network
-# Seconds that training waits for any save: its collectives, and steps slowed by the upload; a guess.
+STORE_BYTES_S = 1e9  # bytes/s from one node to object storage: a guess, about 10 Gbit/s
+# Seconds that each save costs training apart from the copies: collectives, steps slowed by the upload; a guess.
 SAVE_PAUSE_S = 0.2
-# Seconds from a failure to the next step, without loading: Ray's restart took 10-26 s on 2 cores; NCCL on top.
+# Seconds from a failure to the next step, without loading: Ray took 10-26 s on 2 cores, and NCCL starts after it.
 RESTART_S = 60.0
 NODE_MTBF_HOURS = 54 * 24 * 2048 / 419
 """Mean time between failures of a node, in hours: Llama 3 405B had 419 interruptions in 54 days on 2,048 nodes of 8
 H100. Spot machines last far less."""
 
-# Bytes of English text in a token, of 30,000 to 50,000 ids: a guess, which `maskfleet tokenizer check` replaces.
+# Bytes of English text for each token of a vocabulary of 30,000 to 50,000: a guess; `maskfleet tokenizer check`
+# measures it for a tokenizer.
 BYTES_PER_TOKEN = 4.4
 
 
 def usable_gpu_bytes(gpu_bytes: int) -> int:
-    """Return the bytes that training can use of a GPU's `gpu_bytes`, after the assumed losses."""
+    """Return how many of a GPU's `gpu_bytes` training can use: all but fragmented memory and the CUDA context."""
     return int(gpu_bytes * (1 - FRAGMENTED_SHARE)) - CONTEXT_BYTES
 
 
 @dataclass(frozen=True)
 class AssumedUtilisation:
-    """The share of a GPU's peak that model FLOPs are assumed to reach, and its source. `measured`: whether a run of the
-    user's recorded it.
+    """The model FLOPs utilisation (MFU) that an estimate assumes, from 0 to 1, and where the number comes from.
+    `measured`: whether one of the user's own runs recorded it.
     """
 
     share: float
@@ -157,13 +158,13 @@ class AssumedUtilisation:
 
 
 def check_mfu(mfu: float) -> None:
-    """Raise EstimateError if a utilisation is given that is not above 0 and at most 1."""
+    """Raise EstimateError unless 0 < `mfu` <= 1 (model FLOPs utilisation)."""
     if not 0 < mfu <= 1:
-        raise EstimateError(f"a utilisation of {mfu:g} is impossible", remedy="give a share above 0, at most 1")
+        raise EstimateError(f"an MFU of {mfu:g} is impossible", remedy="give a share above 0, at most 1")
 
 
 def parse_text_size(text: str) -> float:
-    """Return the bytes of a size such as "160GB" or "1.5 TiB". Raises EstimateError if it is not a size."""
+    """Return the number of bytes in a text such as "160GB" or "1.5 TiB". Raises EstimateError if `text` is no size."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text, re.IGNORECASE)
     size = 0.0
     if found is not None:

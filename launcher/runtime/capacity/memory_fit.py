@@ -1,5 +1,5 @@
-"""The parts of a rank's memory, constant ones and those of a microbatch, and the number of rows of a microbatch that
-fits: `microbatch: auto` begins with that number."""
+"""Predicts a rank's memory (a fixed part and a part for each microbatch), and the largest microbatch that fits, with
+which `microbatch: auto` begins."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, replace
@@ -22,9 +22,10 @@ from launcher.runtime.recipe.summary import (
 
 
 def microbatch_memory(recipe: Recipe, shape: MicrobatchShape, device: Device = "cuda") -> MicrobatchMemory:
-    """Return the memory that microbatches of one example, up to those of `shape`, add on a device of this kind.
+    """Return the memory that microbatches from one example up to `shape` add to `fixed_memory` on a kind of device.
 
-    A CPU's kernels go row by row, so many rows take long to count: two examples are counted, more are in proportion.
+    On a CPU, kernels loop over rows, so counting many rows is slow: one and two examples are counted, and larger
+    microbatches are extrapolated from these.
     """
     twice = min(shape.rows, 2 * shape.group)
     rows = (shape.group, twice, shape.rows if device == "cuda" else twice)
@@ -35,9 +36,10 @@ def microbatch_memory(recipe: Recipe, shape: MicrobatchShape, device: Device = "
 def fixed_memory(
     recipe: Recipe, trained_count: int, ranks: int, stage: Stage, *, rows: int, bucket: int = BUCKET_SIZE
 ) -> list[MemoryPart]:
-    """Return the memory that one of `ranks` fills all the time if they train `trained_count` parameters.
+    """Return the memory that each of `ranks` ranks holds throughout training: weights, moments, ...
 
-    `rows`: number of a rank's rows in a step. `bucket`: as in `memory.fixed_memory`.
+    `trained_count`: number of trained parameters of the model. `rows`: number of rows of a rank in a step.
+    `bucket`: as in `memory.fixed_memory`.
     """
     single = sum(prod(shape) for shape in momentum_matrix_shapes(recipe))
     parts = memory.fixed_memory(
@@ -56,11 +58,11 @@ def fixed_memory(
     if taught:
         parts.append(memory.frozen_memory(taught, recipe.precision))
     if recipe.model.recurrence is not None and recipe.memory_refresh is not None:
-        parts.append(_cached_states(recipe.model, recipe.model.recurrence, rows, recipe.precision))
+        parts.append(_recurrence_cache_memory(recipe.model, recipe.model.recurrence, rows, recipe.precision))
     return parts
 
 
-def _cached_states(model: ModelConfig, cache: Recurrence, rows: int, precision: str) -> MemoryPart:
+def _recurrence_cache_memory(model: ModelConfig, cache: Recurrence, rows: int, precision: str) -> MemoryPart:
     state = 2 if precision == "bf16" else 4
     formula = f"{state} B x {rows} rows x {cache.length} tokens x {model.hidden} x {model.layers} layers"
     numbers = rows * cache.length * model.hidden * model.layers
@@ -68,16 +70,16 @@ def _cached_states(model: ModelConfig, cache: Recurrence, rows: int, precision: 
 
 
 CPU_MICROBATCH_TOKENS = 8192
-"""Number of tokens of a microbatch on a CPU, where more tokens are no faster. Measured with one thread, 2 layers of
+"""Largest useful number of tokens of a microbatch on a CPU: more are no faster. Measured with one thread, 2 layers of
 256, rows of 128: 3.9k tokens/s with 1 row, 5.5k with 16, 6.0k with 64, 5.4k with 128; with 2 layers of 768, rows of
 512: 0.8k with 1 row, 1.0k from 4 on."""
 
-_SEARCH_ITERATIONS = 2  # iterations of the search for the rows of a microbatch that fit
+_SEARCH_ITERATIONS = 2  # refinements of the number of rows that fit
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """The memory of one of `ranks` that train a recipe whose vocabulary is known, on a kind of device."""
+    """Predicts the memory of one rank: `ranks` ranks train `recipe`, whose vocabulary size is set, on `device`."""
 
     recipe: Recipe
     parameters: int
@@ -86,20 +88,20 @@ class RankMemory:
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, ranks: int, device: Device, vocabulary: int | None = None) -> "RankMemory":
-        """Return the memory of a recipe. `vocabulary`: the tokenizer's size, for a recipe without a vocabulary size of
-        its own. Parameters are counted on a module without memory."""
+        """Return the prediction for `recipe`. `vocabulary`: size of the tokenizer, if the recipe sets no `model.vocab`.
+        Parameters are counted on a module on the meta device."""
         sized = recipe.model_copy(update={"model": with_vocab(recipe.model, vocabulary)})
         return cls(sized, parameter_count(sized), ranks, device)
 
     def fixed_bytes(self, phase: RecipePhase) -> int:
-        """Return the bytes that are filled all the time."""
+        """Return the bytes of `fixed_memory` in `phase`."""
         rows = -(-phase.rows_per_step // self.ranks) * self.recipe.input.texts_per_row
         zero, bucket = self.recipe.zero, self._bucket_size
         parts = fixed_memory(self.recipe, self.parameters, self.ranks, zero, rows=rows, bucket=bucket)
         return memory.total_bytes(parts)
 
     def memory_of_microbatches(self, phase: RecipePhase, max_examples: int) -> MicrobatchMemory:
-        """Return what microbatches of up to `max_examples` examples add."""
+        """Return the memory that microbatches of up to `max_examples` examples add to `fixed_bytes`."""
         shape = microbatch_shape(self.recipe, phase)
         return microbatch_memory(
             self.recipe, replace(shape, rows=max_examples * self.recipe.input.texts_per_row), self.device
@@ -111,8 +113,8 @@ class RankMemory:
 
 
 def rows_that_fit(rank_memory: RankMemory, available_bytes: int) -> list[int]:
-    """Return, for each phase, the largest number of rows of a microbatch that fits into `available_bytes` bytes and
-    makes a step faster; at least 1."""
+    """Return, for each phase, the rows of the largest microbatch that fits into `available_bytes` bytes and is still of
+    use (`_max_useful_rows`); at least 1, even if that does not fit."""
     return [
         _phase_rows_that_fit(rank_memory, phase, available_bytes - rank_memory.fixed_bytes(phase))
         for phase in rank_memory.recipe.phases
@@ -121,17 +123,17 @@ def rows_that_fit(rank_memory: RankMemory, available_bytes: int) -> list[int]:
 
 def _phase_rows_that_fit(rank_memory: RankMemory, phase: RecipePhase, free_bytes: int) -> int:
     most, texts = _max_useful_rows(rank_memory, phase), rank_memory.recipe.input.texts_per_row
-    for _ in range(_SEARCH_ITERATIONS):  # each turn starts nearer to the number of rows that fit
+    for _ in range(_SEARCH_ITERATIONS):  # counts again up to a nearer limit, so that it interpolates less
         added = rank_memory.memory_of_microbatches(phase, most)
-        sizes = range(2, most + 1)  # a single row must do
+        sizes = range(2, most + 1)  # one row is used even if it does not fit
         found = 1 + bisect_right(sizes, free_bytes, key=lambda rows: memory.total_bytes(added.parts(rows * texts)))
         most = min(most, 2 * found)
     return found
 
 
 def _max_useful_rows(rank_memory: RankMemory, phase: RecipePhase) -> int:
-    """Return the number of rows above which a larger microbatch has no use: a rank's rows of a step; on a CPU at most
-    those of `CPU_MICROBATCH_TOKENS`."""
+    """Return the largest number of rows worth having in a microbatch: a rank's rows of a step; on a CPU, at most
+    `CPU_MICROBATCH_TOKENS` tokens."""
     part = -(-phase.rows_per_step // rank_memory.ranks)
     if rank_memory.device == "cuda":
         return part

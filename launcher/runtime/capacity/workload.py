@@ -1,6 +1,5 @@
-"""One microbatch of a recipe: its rows and targets, and its passes, counted by running its module without numbers.
-
-Rows count as full.
+"""The cost of one microbatch of a recipe: FLOPs and memory of its passes, counted by running its module on tensors
+without data (`encoder_core.train.counting`). All rows are assumed to be full.
 """
 
 from dataclasses import dataclass
@@ -27,13 +26,13 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class MicrobatchShape:
-    """The shape of a microbatch: every row has `length` tokens, of which `targets_per_row` are predicted.
+    """The shape of a microbatch of `rows` rows: each has `length` tokens, and `targets_per_row` tokens are predicted.
 
     Attributes:
         group: number of rows of one example.
-        permuted: whether tokens are predicted in an order of their own. backwards: whether some rows are read from
-            their ends.
-        causal: whether tokens see no later token.
+        permuted: whether tokens are predicted in a random order (permutation language modelling, XLNet).
+        backwards: whether some rows are reversed.
+        causal: whether a token attends to earlier tokens only.
     """
 
     rows: int
@@ -50,8 +49,8 @@ class MicrobatchShape:
 
 
 def microbatch_shape(recipe: Recipe, phase: RecipePhase, rows: int | None = None) -> MicrobatchShape:
-    """Return the shape of a microbatch of a phase with so many rows; None: a full one. Each text of an example counts
-    as a row."""
+    """Return the shape of a microbatch of `phase`. `rows`: number of rows, where each text of an example counts as a
+    row; None: those of the recipe's microbatch."""
     rows = rows or min(recipe.microbatch_rows(phase), phase.rows_per_step) * recipe.input.texts_per_row
     return shape_of_full_rows(
         recipe_in_phase(recipe, phase), rows, phase.length, targets_per_row_in_phase(recipe, phase)
@@ -59,8 +58,8 @@ def microbatch_shape(recipe: Recipe, phase: RecipePhase, rows: int | None = None
 
 
 def shape_of_full_rows(recipe: Recipe, rows: int, length: int, targets: int) -> MicrobatchShape:
-    """Return the shape of `rows` rows of the recipe's kind, with `length` tokens and `targets` targets each. `recipe`:
-    as it is in the rows' phase."""
+    """Return the shape of `rows` rows of `length` tokens with `targets` targets each. `recipe`: the recipe as resolved
+    for the rows' phase (`recipe_in_phase`)."""
     lanes = recipe.input if isinstance(recipe.input, Lanes) else None
     return MicrobatchShape(
         rows,
@@ -74,13 +73,13 @@ def shape_of_full_rows(recipe: Recipe, rows: int, length: int, targets: int) -> 
 
 
 def targets_per_row_in_phase(recipe: Recipe, phase: RecipePhase) -> int:
-    """Return the number of targets of a row under the phase's masking."""
+    """Return the mean number of predicted tokens in a row of `phase`."""
     return targets_per_row(recipe_in_phase(recipe, phase), phase.length)
 
 
 def targets_per_row(recipe: Recipe, length: int) -> int:
-    """Return the mean number of targets of a row, rounded. Special tokens, at a row's ends and between segments, are
-    not masked."""
+    """Return the mean number of predicted tokens in a row, rounded. Special tokens (at the ends of a row and between
+    segments) are never masked."""
     maskable = length - (2 if isinstance(recipe.input, PackedInput) else 3)
     return round(recipe.objective.masking.expected_target_count(length, maskable))
 
@@ -88,16 +87,16 @@ def targets_per_row(recipe: Recipe, length: int) -> int:
 def microbatch_cost(
     recipe: Recipe, shape: MicrobatchShape, device: Device = "cuda", *, checkpointing: bool | None = None
 ) -> PassCost:
-    """Return the passes of a microbatch of `shape` on a device of this kind. The recipe's vocabulary is known.
+    """Return the FLOPs and memory of a microbatch of `shape` on `device`. The recipe must set its vocabulary size.
 
-    `checkpointing`: whether layers are computed again in the backward pass; None: as the recipe says.
+    `checkpointing`: whether activations are recomputed in the backward pass; None: as the recipe says.
     """
     again = recipe.activation_checkpointing if checkpointing is None else checkpointing
     return objective_cost(recipe.model, recipe.objective, shape, recipe.precision, device, checkpointing=again)
 
 
 def model_cost(recipe: Recipe, shape: MicrobatchShape) -> PassCost:
-    """Return the passes of a microbatch of which nothing is computed again: their FLOPs are the model's."""
+    """Return the cost of a microbatch without activation checkpointing: its FLOPs are the "model FLOPs" of MFU."""
     return microbatch_cost(recipe, shape, checkpointing=False)
 
 
@@ -111,7 +110,7 @@ def objective_cost(
     *,
     checkpointing: bool = False,
 ) -> PassCost:
-    """Count the passes of a microbatch of `shape` on a device of this kind. The model's vocabulary is known."""
+    """Count the FLOPs and memory of a microbatch of `shape` on `device`. The model must have its vocabulary size."""
 
     def build_module() -> ObjectiveModule:
         module = objective_module(model, objective, recompute=checkpointing)
@@ -125,7 +124,7 @@ def objective_cost(
 
 
 def full_batch(model: ModelConfig, objective: RecipeObjective, shape: MicrobatchShape) -> Batch:
-    """Return rows of `shape` on the host, with every column that an objective may read. Targets are spread evenly."""
+    """Return a batch of `shape` on the host, with every field that `objective` may read. Targets are evenly spaced."""
     rows, length, each = shape.rows, shape.length, shape.targets_per_row
     positions = torch.arange(length).repeat(rows)
     places = (2 * torch.arange(each) + 1) * length // max(1, 2 * each)

@@ -1,16 +1,16 @@
-"""The driver's loop over a run's ranks. It starts one group of ranks after another until the run is over, gives them
-orders, takes in their news and how each one ended, and decides what follows.
+"""The driver's loop over a run's ranks. It starts one group of ranks after another until the run is over, sends orders
+to them, handles their news and the way each rank ended, and decides what follows.
 
     what happens                            the loop
     a request to stop                       orders the ranks to stop: they save, and their calls return
-    a signal before a group's first step    kills the ranks: the machine is needed; what memory holds gets a minute
-    a node of theirs is to go, more come    orders a pause: they save, or hand over in memory, and others go on
-    a rank dies or fails                    frees the others, records the death, follows the failure policy
-    ranks stand still, or are silent        asks for stacks, and kills them
+    a signal before a group's first step    kills the ranks; after a minute if in-memory copies may be unsaved
+    a node is drained, or nodes are added   orders a pause: the ranks save, or leave the state in memory for others
+    a rank dies or fails                    aborts the collectives of the others, records it, follows the failure policy
+    ranks make no progress, or are silent   asks for tracebacks, and kills all ranks
     another start has taken the run over    kills the ranks
-    a group has joined                      claims its attempt; the store may take its time
+    all ranks have joined a group           claims its attempt, however long the store takes to answer
 
-A later start needs nothing from here. If the driver dies, its ranks die too.
+The loop keeps no state that a later start needs. If the driver dies, its ranks die too.
 """
 
 import time
@@ -49,11 +49,11 @@ from launcher.runtime.policies.watchdog import HeartbeatObserver, find_culprits
 from launcher.runtime.run.record import Run
 
 _POLL_S = 0.25
-_PLACEMENT_POLL_S = 0.5  # interval of looking for places while ranks wait for them
-_RESIZE_CHECK_INTERVAL_S = 5.0  # interval of checking whether ranks should move, or more ranks could train
-_STACKS_TIMEOUT_S = 5.0  # time limit for the tracebacks of the ranks that still answer
-_END_TIMEOUT_S = 30.0  # time that ranks have to end once they are done
-_MEMORY_GRACE_S = 60.0  # time after a signal in which ranks may come to save what memory holds; Slurm's is 180 s
+_PLACEMENT_POLL_S = 0.5  # interval of checks whether ranks that wait for machines can start
+_RESIZE_CHECK_INTERVAL_S = 5.0  # interval of checks whether a node is drained, or more ranks fit
+_STACKS_TIMEOUT_S = 5.0  # time limit for collecting the tracebacks of stuck ranks
+_END_TIMEOUT_S = 30.0  # time limit for the other ranks to end once rank 0 has ended
+_MEMORY_GRACE_S = 60.0  # time after a signal to load and save an in-memory state (Slurm signals 180 s before its limit)
 UNSAVED_STEPS_REMEDY = "the steps done since the last checkpoint are lost"
 
 
@@ -62,8 +62,8 @@ class LoopOutcome:
     """How the loop ended.
 
     Attributes:
-        finished: the step at which all ranks ended in good order; None if they did not.
-        unsaved: why the ranks ended without their last checkpoint after a request to stop; None if they did not.
+        finished: the step at which the last group ended without an error; None if it failed or never trained.
+        unsaved: why the last checkpoint could not be saved after a request to stop; None if there was no such error.
         taken_over: whether another start has claimed a newer attempt of the run.
         fatal: why the run cannot continue; None if it can.
     """
@@ -75,20 +75,20 @@ class LoopOutcome:
 
 
 class ControlLoop:
-    """The loop, and what it knows of the run's ranks.
+    """The loop over the groups of ranks of one run (module docstring).
 
     Args:
         run: the run.
         claim: the command's claim on it.
-        sizing: the numbers of ranks that the run may have.
+        sizing: limits of the number of ranks.
         last: number of ranks that wrote the newest checkpoint; None if there is none.
         failures: the failures of all starts of the run so far (`launcher.runtime.cluster.operator_log`).
-        display, log: what the operator sees, and what is recorded.
+        display, log: show progress to the operator, and record events.
         stopping: the requests to stop.
 
     Attributes:
         group: the present group of ranks.
-        end: how the loop ends, as far as it is known.
+        end: how the loop ended; updated as groups end.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class ControlLoop:
         self._world, self._deaths = WorldSizeTracker(sizing, last), FailureHistory(failures)
         self._observer = HeartbeatObserver()
         self.group, self._number, self._starts = GroupRecord(), 0, 0
-        self._pauses = False  # whether the present group was told to end early
-        self._hands_over = False  # whether the next group takes over at once, so that no checkpoint is needed
-        self._in_memory = False  # whether the last state is in memory only: the last group did not save it
-        self._has_worked = False  # whether an earlier group did a step: memory may be newer than any checkpoint
-        self._frugal = False  # whether ranks must do with as little memory as they can
+        self._pauses = False  # whether the present group was ordered to pause
+        self._hands_over = False  # whether the paused group leaves its state in memory for the next group
+        self._in_memory = False  # whether the last group left its state in memory without saving it
+        self._has_worked = False  # whether a group has done a step: in-memory copies may be newest
+        self._frugal = False  # whether ranks save memory (`RestartDecision.frugal`)
         self._looked, self._signalled_at = time.monotonic(), float("inf")
         self.end = LoopOutcome()
 
@@ -133,7 +133,7 @@ class ControlLoop:
         return self.end
 
     def next_group(self) -> GroupStart | None:
-        """Wait until a group of ranks may start, and return how; None if no further group may."""
+        """Wait until a group of ranks can start, and return its size and limits; None if the loop is over."""
         while not self._is_over():
             _ensure_ray()
             if self._stopping.asked.is_set() and not self._in_memory:
@@ -148,7 +148,7 @@ class ControlLoop:
                 self.group, self._in_memory, self.end.finished = GroupRecord(), False, None
                 self._pauses = self._hands_over = False
                 return GroupStart(ranks, self._world.without, self._frugal, self._number)
-            if self._stopping.asked.is_set():  # no rank runs that could save the state in memory
+            if self._stopping.asked.is_set():  # too few machines to save the in-memory state
                 self.end.finished = None
                 return None
             time.sleep(_PLACEMENT_POLL_S)  # polls, because Ray does not announce new nodes
@@ -161,10 +161,10 @@ class ControlLoop:
         return end.finished is not None and not (self._pauses and end.finished < self._steps)
 
     def _run_group(self, group: RankGroup, assignment: Assignment, pool: RankPool) -> None:
-        """Follow one group until it has ended. Errors of processes whose ranks had finished are ignored.
+        """Supervise one group until it has ended, or must be killed.
 
-        Spare processes are made after the group's first step: its start needs the cores, and may compile the layers
-        that they load.
+        Spare processes are started after the group's first step: until then its ranks need the cores, and may still
+        compile the layers that spare processes load.
         """
         for _ in group.join(assignment, _POLL_S):
             if self.supervise_group(group):
@@ -186,7 +186,7 @@ class ControlLoop:
                     return
 
     def supervise_group(self, group: RankGroup) -> bool:
-        """Give orders, take in news, and see that the ranks are alive. Return whether the group must be killed."""
+        """Send orders, handle news, kill stuck ranks. Return whether the group must end now."""
         _ensure_ray()
         group.orders = replace(
             group.orders,
@@ -200,13 +200,13 @@ class ControlLoop:
             return True
         self.group.abandoned = self._ends_before_first_step(group)
         if self.group.abandoned:
-            self._display.note("the ranks have done no step yet: they end at once")
+            self._display.note("no step has been done yet, so the ranks are killed without saving")
             return True
         self._observer.observe(self.group.beats, group.started_ranks)
         found = self._observer.find_stuck_ranks(self._limits) if not (self.group.hung or group.done) else []
         if found:
             what = stuck_text(found)
-            self._display.note(f"the ranks are stuck, and will be started again: {what}")
+            self._display.note(f"ranks are stuck; all ranks are killed and started again: {what}")
             self.group.hung, self.group.blamed = True, find_culprits(found, self.group.beats)
             self._request_stacks(group)
             self._log.record_hang(what, self.group)
@@ -214,8 +214,8 @@ class ControlLoop:
         return any(stuck.rank not in self.group.beats for stuck in found)  # where they run is not known here
 
     def _ends_before_first_step(self, group: RankGroup) -> bool:
-        """Whether a signal came before the group had anything to save: joining and compiling may take longer than
-        whoever sent it waits. Where memory may be newer than any checkpoint, ranks get time to load and save it."""
+        """Return whether to kill the group because a signal came before its first step: it has nothing to save. If
+        in-memory copies may be newer than any checkpoint, it gets `_MEMORY_GRACE_S` to load and save them."""
         if not self._stopping.asked.is_set() or self._stopping.code != REPEAT:
             return False
         self._signalled_at = min(self._signalled_at, time.monotonic())
@@ -231,8 +231,7 @@ class ControlLoop:
             time.sleep(_POLL_S)
 
     def claim_attempt(self, group: RankGroup) -> bool:
-        """Claim the attempt of the group, which has joined. Return whether it may train. While the store does not
-        answer, the ranks wait for it."""
+        """Claim an attempt for the joined group; retry until the store answers. Return whether the group may train."""
         try:
             for attempt in self._claim.claim_with_retries(self._display.note, _POLL_S):
                 self._take_all_news(group.talk())
@@ -254,7 +253,7 @@ class ControlLoop:
     def _record_world_size(self, world: int) -> None:
         change = self._world.record_world_size(world)
         if change is not None:
-            self._display.note(f"{world} ranks instead of {change.before}: {change.cause}")
+            self._display.note(f"{world} ranks train instead of {change.before}: {change.cause}")
             self._log.event("world", **{"from": change.before, "to": world, "cause": change.cause})
 
     def _take_all_news(self, answers: Sequence[tuple[int, RankNews]]) -> None:
@@ -262,7 +261,7 @@ class ControlLoop:
             self.take_rank_news(rank, news)
 
     def take_rank_news(self, rank: int, news: RankNews) -> None:
-        """Take in a rank's news: where it is; its figures, for every sink of them; what it says and records."""
+        """Handle the news of one rank: heartbeat, traceback, notes, events, and records of steps and evaluations."""
         self.group.beats[rank] = news.beat
         if news.stack is not None:
             self.group.stacks[rank] = news.stack
@@ -281,14 +280,14 @@ class ControlLoop:
             self._display.show_activity(news.beat.doing)
 
     def _announce_resume(self, step: int) -> None:
-        """Tell the operator from which step the ranks resume, once they have found the newest intact checkpoint."""
+        """Tell the operator from which step the ranks resume, once they have found an intact state."""
         again = self._deaths.note_resume(step)
         self.group.resumed = True
         repeats = f", {again:,} steps are repeated" if again else ""
         self._display.note(f"loading the state of step {step:,}{repeats}")
 
     def pause_if_nodes_changed(self) -> None:
-        """Pause the ranks at a checkpoint if a node of theirs is being drained, or if more could train."""
+        """Order the ranks to pause if one of their nodes is being drained, or if more ranks could train."""
         if self._pauses:
             return
         going = draining_node_ids()
@@ -296,19 +295,20 @@ class ControlLoop:
         ours = going & {beat.place.node for beat in self.group.beats.values()}
         if ours:
             names = ", ".join(sorted(node[:8] for node in ours))
-            self._pause_group(f"nodes that ranks are on are being drained: {names}", "elsewhere", there)
+            self._pause_group(f"nodes of these ranks are being drained: {names}", "on other nodes", there)
         elif self._world.should_grow(there):
             self._pause_group("there is room for more ranks", "with them", there)
 
     def _pause_group(self, reason: str, continuation: str, nodes: Nodes) -> None:
-        """Order the ranks to end. They save the state, unless the next ranks can start at once."""
+        """Order the ranks to end so that another group can continue. They save the state, unless the next group can
+        start at once and read it from memory."""
         self._pauses, self._hands_over = True, self._world.can_start_now(nodes)
-        self._display.note(f"{reason}: {'' if self._hands_over else 'saving, to '}go on {continuation}")
+        self._display.note(f"{reason}: {'' if self._hands_over else 'saving, then '}training continues {continuation}")
         self._log.event("pause", reason=reason)
 
     def handle_group_end(self, end_by_rank: Mapping[int, RankResult], failed_ranks: Sequence[int]) -> None:
-        """Decide what the end of a group means. `end_by_rank`: how the ranks ended that returned. `failed_ranks`: the
-        ranks that ended the group, as far as Ray knows."""
+        """Handle the end of a group. `end_by_rank`: results of the ranks that returned. `failed_ranks`: the ranks whose
+        failure ended the group, as far as Ray knows."""
         excused = self.group.abandoned
         for rank, end in end_by_rank.items():
             match end.outcome:
@@ -342,7 +342,7 @@ class ControlLoop:
         """Exclude the nodes that the preflight found unfit. If too few nodes are left, the run ends."""
         bad = frozenset(preflight["node"] for preflight in unfit.preflights)
         if self._world.exclude_nodes(nodes_except(draining_node_ids()), bad):
-            self._display.note(f"left out: {unfit.problem} ({unfit.remedy})")
+            self._display.note(f"nodes are excluded: {unfit.problem} ({unfit.remedy})")
         else:
             self.end.fatal = self.end.fatal or FatalError(unfit.problem, unfit.remedy)
         for preflight in unfit.preflights:
@@ -359,8 +359,8 @@ class ControlLoop:
             self._display.note(problem)
 
     def _handle_group_death(self, failed_ranks: Sequence[int]) -> None:
-        """Record that the group died, and follow the failure policy. If a stop was requested, the death is no
-        failure."""
+        """Record that the group died, and follow the failure policy. After a request to stop, the death is not counted
+        as a failure."""
         group, stopped = self.group, self._stopping.asked.is_set()
         failure = group.to_failure(failed_ranks, committed=self._deaths.committed, now=time.time())
         self._display.note(group.death_text(failed_ranks) + ("" if stopped else "; starting again"))
@@ -383,14 +383,14 @@ class ControlLoop:
             self._log.write_failures(self._deaths.failures)
 
     def _announce_low_memory_mode(self, frugal: bool) -> None:
-        """Tell the operator, once, if the next ranks make no copies of their state and have no spare processes."""
+        """Tell the operator, once, that the next ranks save memory."""
         if frugal and not self._frugal:
             failures = self._deaths.failures
             step = max(each.step for each in failures if each.committed == failures[-1].committed)
-            why = "without an error, perhaps for want of memory"
+            why = "without an error, perhaps for lack of memory"
             reason = f"ranks died {SILENT_DEATH_LIMIT} times, at last after step {step:,}, {why}"
             self._log.event("memory_failed", step=step, reason=reason)
-            self._display.note(f"{reason}: the next make no copies of the state and have no spare processes")
+            self._display.note(f"{reason}: the next ranks have neither in-memory copies nor spare processes")
         self._frugal = frugal
 
 

@@ -1,8 +1,6 @@
-"""What an operator sees of a run while it trains: on a terminal one line that is rewritten, anywhere else a new line
-every now and then; and figures for Prometheus, exported by Ray (`data_service.service.gauges`), which
-infra/grafana/maskfleet.json draws.
-
-Both show only the present. The run's records hold the history.
+"""Shows the progress of a run while it trains: on a terminal, one line that is rewritten; otherwise, a new line every
+ten seconds; and as Prometheus gauges, which Ray exports (`data_service.service.gauges`) and
+infra/grafana/maskfleet.json plots. The history of a run is in its records, not here.
 """
 
 import time
@@ -26,25 +24,24 @@ from launcher.runtime.run.metrics import (
     term_losses,
 )
 
-_PLAIN_LINE_INTERVAL_S = 10.0
-_STARTING = "starting"  # the activity of a rank between long activities
+_PLAIN_LINE_INTERVAL_S = 10.0  # without a terminal
+_STARTING = "starting"  # activity that a rank reports when it does nothing that takes long
 _SHOWN_FIELDS = {"seconds", *(name for metric in metrics_shown_on("progress") for name in metric.fields)}
 
 
 class ProgressDisplay:
-    """A display of the progress of training. It is no log: the metrics segments are the log. Close it when training is
-    over."""
+    """Shows the progress of training on the console. Close it when training is over."""
 
     def __init__(self, console: Console, total_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._total = total_steps
         self._clock = clock
         self._means: dict[str, float] = {}
-        self._losses: dict[str, float] = {}  # losses of the newest step that was not skipped, by term
+        self._losses: dict[str, float] = {}  # losses of the newest step whose update was not skipped, by term
         self._printed_at = float("-inf")
         self._steps = False
         self._bar: Progress | None = None
-        self._alone = ExitStack()  # while steps are shown here, no other progress is shown
+        self._alone = ExitStack()  # silences other progress displays while steps are shown
         self._beginning = self._alone.enter_context(work("beginning"))
         self._doing, self._noted = _STARTING, "beginning"
         self._task = TaskID(0)
@@ -58,14 +55,14 @@ class ProgressDisplay:
             self.note(f"step {record['step']}/{self._total}  held out: {found}")
 
     def show_activity(self, doing: str) -> None:
-        """Show the first rank's activity in the live line, until the first step. For the activity "starting", show the
-        last note."""
+        """Show what rank 0 is doing in the live line, until the first step. If `doing` is "starting", show the last
+        note instead."""
         if not self._steps and doing != self._doing:
             self._beginning.begin_part(self._noted if doing == _STARTING else doing)
         self._doing = doing
 
     def note(self, text: str) -> None:
-        """Print a line above the live one. Before the first step, the line also names what is under way."""
+        """Print `text` above the live line, which shows the first line of `text`, too, until the first step."""
         self._noted = text.partition("\n")[0]
         self._beginning.begin_part(self._noted)
         (self._bar.console if self._bar else self._console).print(text, highlight=False, markup=False)
@@ -121,19 +118,19 @@ GAUGE_DESCRIPTIONS = {
     "heldout_loss": "Held-out loss of the newest evaluation, per target, in nats, by term.",
     **{metric.gauge: f"Newest {metric.tile_label()}." for metric in (*STEP_METRICS, *HELD_OUT_METRICS) if metric.gauge},
     "figure": "Further figures of the newest step or evaluation, by their name in its record.",
-    "goodput": "Share of the time since this command began that was spent in steps that count.",
-    "restarts": "Times that the ranks were started again by this command.",
+    "goodput": "Share of the time since this command began that was spent in steps that were not repetitions.",
+    "restarts": "Number of times that this command started the ranks again.",
 }
 _LABEL_BY_GAUGE = {"loss": "term", "heldout_loss": "term", "figure": "figure"}
 
 
 class Gauges:
-    """The gauges of one command's run, set by its driver. `clock`: monotonic seconds."""
+    """The Prometheus gauges of a run, which its driver sets. `clock`: monotonic clock in seconds."""
 
     def __init__(self, run: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._began = clock, clock()
         self._retries = StoreRetryGauge()
-        self._useful = 0.0  # seconds of steps that were done for the first time
+        self._useful = 0.0  # seconds of all steps, without repetitions
         self._reached = 0
         self._gauges = {
             name: make_gauge(name, text, {"run": run}, *((_LABEL_BY_GAUGE[name],) if name in _LABEL_BY_GAUGE else ()))
@@ -141,11 +138,11 @@ class Gauges:
         }
 
     def count_start(self, start_count: int) -> None:
-        """Note that the command's `start_count`-th group of ranks begins."""
+        """Set the gauge of restarts: the command has started `start_count` groups of ranks."""
         self._set_gauge("restarts", start_count - 1)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Show a step's or an evaluation's record; figures that it lacks are left as they are."""
+        """Set the gauges from the record of a step or an evaluation. Gauges of fields that it lacks stay unchanged."""
         if record["kind"] == "evaluation":
             self._set_loss_gauges("heldout_loss", record)
             self._set_metric_gauges(HELD_OUT_METRICS, record)

@@ -1,9 +1,9 @@
-"""The keeper of a node: a small Ray actor that holds open the memory into which the node's ranks copy their state, so
-that it outlives them, and that holds copies of sets of other nodes (`checkpoints.memory`).
+"""The memory keeper of a node: a small Ray actor that keeps in-memory copies of training state alive when ranks die.
 
-A keeper fetches sets from another keeper in chunks, through Ray. The rank writes no further set before the copy is made
-or the keeper that makes it has died. The driver starts the keepers. They end with it, and the memory is free once the
-ranks have ended, too. Importing this module does not load torch.
+Each rank copies its state into shared memory; one such copy is a set (`checkpoints.memory`). The keeper holds that
+memory open, and also holds copies of other nodes' sets, which it fetches from their keepers in chunks, through Ray. A
+rank writes no further set until the copy is made or the keeper that makes it has died. The driver starts the keepers,
+and they end with it. Importing this module does not load torch.
 """
 
 import os
@@ -22,21 +22,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from checkpoints.memory_slots import HEADER_BYTES, Slot, SlotDescription
 from launcher.runtime.policies.recovery import copy_partners
 
-_CHUNK_BYTES = 32 << 20  # bytes that are fetched at a time
-_CHUNK_TIMEOUT_S = 60.0  # time limit for a chunk
+_CHUNK_BYTES = 32 << 20  # bytes of one request to another keeper
+_CHUNK_TIMEOUT_S = 60.0  # time limit for one request
 _PING_TIMEOUT_S = 0.5
 
 F = TypeVar("F", bound=Callable[..., Any])
-# Ray's groups of threads, on which methods of the actor run.
+# Decorators of the actor's methods: the group of Ray threads that runs the method.
 _on_serving_thread: Callable[[F], F] = ray.method(concurrency_group="serving")
 _on_copying_thread: Callable[[F], F] = ray.method(concurrency_group="copying")
 
 
 class HeldSlot(TypedDict):
-    """A complete set in a keeper's memory, as told to other processes.
+    """Where other processes find a complete set that a keeper holds.
 
     Attributes:
-        node, pid, descriptor: the keeper's node and process, and the slot's file in it.
+        node, pid, descriptor: id of the keeper's node, its process id, and its file descriptor of the slot.
         description: `SlotDescription` as JSON.
     """
 
@@ -47,18 +47,18 @@ class HeldSlot(TypedDict):
 
 
 SlotLocations = tuple[int, Sequence[tuple[int, int]]]
-"""Where the slots of a rank are: its process, and descriptor and inode of each."""
+"""The slots of a rank: its process id, and file descriptor and inode of each slot."""
 
 
 @dataclass
 class _RankSlots:
-    """The slots of one rank that this keeper holds open.
+    """The slots (memory files, one set each) of one rank that this keeper holds open.
 
     Attributes:
         attempt: the rank's attempt.
-        place: where they are.
-        slots: those that it writes.
-        before: those of the rank's earlier processes, needed until this one has completed two sets.
+        place: location of `slots`.
+        slots: the slots into which the rank writes now.
+        before: slots of the rank's earlier processes, needed until the present process has completed two sets.
     """
 
     attempt: int
@@ -68,21 +68,22 @@ class _RankSlots:
 
 
 class MemoryKeeper:
-    """Holds the states of a node's ranks, and copies of other nodes' states, as a Ray actor."""
+    """The Ray actor that holds the sets of a node's ranks, and copies of other nodes' sets."""
 
     def __init__(self) -> None:
         self._node = ray.get_runtime_context().get_node_id()
         self._ranks: dict[int, _RankSlots] = {}
-        self._copies: dict[int, list[Slot]] = {}  # copies of ranks on other nodes: the newest set first
-        self._dropped = 0  # sets of attempts up to this one are not held
+        self._copies: dict[int, list[Slot]] = {}  # copied sets of ranks on other nodes, the newest first
+        self._dropped = 0  # number of the newest attempt whose sets were dropped
 
     def ping(self) -> None:
-        """Answer, to show that the process lives."""
+        """Do nothing: an answer shows that the process lives."""
 
     def completed(self, rank: int, count: int, place: SlotLocations, partner: Any = None, *, attempt: int) -> None:
-        """Note that a rank of this attempt has completed its set number `count` in its slots at `place`. If it is the
-        second, all ranks have completed their first, and sets of attempts before are not needed. `partner`: the keeper
-        that is to copy the set."""
+        """Open the slots at `place`, in which a rank has completed its set number `count`, and have `partner` copy the
+        set. A second set means that all ranks have a first one, so slots of the rank's earlier processes are closed.
+
+        `partner`: keeper of another node; None if there is none."""
         if attempt <= self._dropped:
             _close_slots(_open_slots(place) or [])
             return
@@ -99,7 +100,7 @@ class MemoryKeeper:
             copied.future().add_done_callback(partial(_end_copy_wait, slots))
 
     def _open_rank_slots(self, rank: int, place: SlotLocations, attempt: int) -> _RankSlots | None:
-        """Return the slots of a rank, opened if they are not; None if its process has ended."""
+        """Open the slots of a rank unless they are open, and return them; None if the rank's process has ended."""
         known = self._ranks.get(rank)
         if known is not None and known.place == place:
             return known
@@ -111,7 +112,7 @@ class MemoryKeeper:
         return self._ranks[rank]
 
     def drop(self, attempt: int) -> None:
-        """Drop the sets of the ranks of this node, of attempts up to this one, and let the ranks know."""
+        """Drop the sets that this node's ranks wrote in `attempt` or an earlier attempt, and mark them as dropped."""
         self._dropped = max(self._dropped, attempt)
         for rank in [rank for rank, known in self._ranks.items() if known.attempt <= attempt]:
             known = self._ranks.pop(rank)
@@ -119,8 +120,8 @@ class MemoryKeeper:
 
     @_on_copying_thread
     def drop_copies(self, attempt: int) -> None:
-        """Drop the copies of sets of other nodes, of attempts up to this one. Called after `drop`, so no copy of such
-        an attempt is made later."""
+        """Drop the copied sets of `attempt` and earlier attempts. Call `drop` first, so that no such set is copied
+        later."""
         for kept in self._copies.values():
             for slot in list(kept):
                 about = slot.read_description()
@@ -129,7 +130,7 @@ class MemoryKeeper:
                     slot.close()
 
     def offers(self) -> list[HeldSlot]:
-        """Return all complete sets that are here."""
+        """Return all complete sets that this keeper holds."""
         slots = (*self._own_slots(), *chain.from_iterable(self._copies.values()))
         told = ((slot.descriptor, slot.read_description()) for slot in slots)
         return [
@@ -140,12 +141,12 @@ class MemoryKeeper:
 
     @_on_serving_thread
     def read(self, descriptor: int, start: int, stop: int) -> bytes:
-        """Return bytes of a slot's file. Raises KeyError if there is no such slot any more."""
+        """Return bytes `start` to `stop` of a slot's file. Raises KeyError if the slot was closed."""
         return self._slot(descriptor).data[start:stop]
 
     @_on_serving_thread
     def newest_set_for_copy(self, rank: int) -> tuple[int, tuple[int, bytes], int] | None:
-        """Return file, identity and used bytes of the newest set of a rank; None if there is none."""
+        """Return file descriptor, identity and number of bytes of a rank's newest set; None if there is none."""
         known = self._ranks.get(rank)
         newest = max(known.slots, key=lambda slot: slot.seal) if known is not None else None
         if newest is None or not newest.seal:
@@ -154,13 +155,13 @@ class MemoryKeeper:
 
     @_on_serving_thread
     def identity(self, descriptor: int) -> tuple[int, bytes]:
-        """Return the identity of the set in a slot, which differs if the rank has begun the next one in it."""
+        """Return the identity of the set in a slot. It changes when the rank overwrites the set."""
         return self._slot(descriptor).identity
 
     @_on_copying_thread
     def copy(self, source: Any, rank: int, attempt: int) -> bool:
-        """Fetch the newest set of a rank from the keeper `source`. A set that is overwritten meanwhile is
-        discarded, as is one whose keeper's node is lost. Return False if this node has no memory for the set."""
+        """Fetch the newest set of a rank from the keeper `source`. Return False only if this node lacks memory for it.
+        The copy is discarded if the set is overwritten, or the node of `source` is lost, meanwhile."""
         if attempt <= self._dropped:
             return True
         with suppress(RayError, GetTimeoutError, KeyError):
@@ -178,6 +179,7 @@ class MemoryKeeper:
         return True
 
     def _target(self, kept: list[Slot], used: int) -> Slot:
+        """Return a slot for a copy of `used` bytes: the oldest of two copies, or a new one. Raises OSError."""
         if len(kept) == 2:
             oldest = kept.pop()
             oldest.begin_set()
@@ -195,8 +197,8 @@ class MemoryKeeper:
 
 
 def _fetch_set(source: Any, descriptor: int, identity: tuple[int, bytes], *, target: Slot, used_bytes: int) -> bool:
-    """Copy the `used_bytes` bytes of a slot of the keeper `source` to `target`. Return whether they are of the set
-    with this identity; if not, `target` is closed. Raises RayError, GetTimeoutError and KeyError, then too."""
+    """Copy the `used_bytes` bytes of a slot of the keeper `source` to `target`. Return whether the slot still held the
+    set `identity` at the end. If not, or if RayError, GetTimeoutError or KeyError is raised, `target` is closed."""
     whole = False
     try:
         for start in range(8, used_bytes, _CHUNK_BYTES):
@@ -213,7 +215,7 @@ def _fetch_set(source: Any, descriptor: int, identity: tuple[int, bytes], *, tar
 
 
 def _open_slots(place: SlotLocations) -> list[Slot] | None:
-    """Return the slots at `place`; None if their process has ended."""
+    """Open the slots at `place`; return None if the process that wrote them has ended."""
     pid, files = place
     try:
         return [Slot.open_from_process(pid, descriptor) for descriptor, _ in files]
@@ -222,17 +224,17 @@ def _open_slots(place: SlotLocations) -> list[Slot] | None:
 
 
 def _close_slots(slots: Sequence[Slot]) -> None:
-    """Close slots, and let the rank that writes them know."""
+    """Close slots, and mark them as dropped for the rank that writes them."""
     for slot in slots:
         slot.mark_sets_dropped()
         slot.close()
 
 
 def _end_copy_wait(slots: Sequence[Slot], copied: "Future[bool]") -> None:
-    """Let a rank write its next set: the partner has a copy of the newest, has no memory for it, or has died."""
+    """Let a rank write its next set, since the partner has copied the newest one, lacks memory for it, or has died."""
     refused = copied.exception() is None and not copied.result()
     for slot in slots:
-        with suppress(ValueError):  # the rank has ended, and its slots are closed
+        with suppress(ValueError):  # the slots were closed because the rank has ended
             if refused and slot.awaits_copy:
                 slot.mark_copy_refused()
             else:
@@ -240,13 +242,12 @@ def _end_copy_wait(slots: Sequence[Slot], copied: "Future[bool]") -> None:
 
 
 def ensure_keepers(keeper_by_node: Mapping[str, Any], nodes: Sequence[str]) -> dict[str, Any]:
-    """Return a keeper for each of `nodes`: the one in `keeper_by_node`, if its process lives, or else a new
-    one."""
+    """Return a keeper for each of `nodes`: that of `keeper_by_node` unless its process has died, else a new one."""
     pings = {node: keeper_by_node[node].ping.remote() for node in nodes if node in keeper_by_node}
     calls = list(pings.values())
     answered = set(ray.wait(calls, num_returns=len(calls), timeout=_PING_TIMEOUT_S)[0]) if calls else set()
     dead = {node for node, call in pings.items() if call in answered and not _ping_succeeded(call)}
-    # One that does not answer is still starting, or its machine is busy.
+    # A keeper that does not answer is kept: it may still be starting, or its machine may be busy.
     return {node: keeper_by_node[node] if node in pings and node not in dead else _start_keeper(node) for node in nodes}
 
 
@@ -261,23 +262,23 @@ def _ping_succeeded(ping: Any) -> bool:
 def _start_keeper(node: str) -> Any:
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     threads = {"serving": 2, "copying": 1}
-    # One that dies is started again by Ray, and holds again what the ranks tell it.
+    # Ray restarts a keeper that dies. It opens a rank's slots again when the rank completes its next set.
     actor = ray.remote(num_cpus=0, max_restarts=-1, concurrency_groups=threads)(MemoryKeeper)
     return actor.options(scheduling_strategy=strategy).remote()
 
 
-_OFFERS_TIMEOUT_S = 3.0  # time limit for keepers to tell what they hold: those of lost nodes do not answer
+_OFFERS_TIMEOUT_S = 3.0  # time limit for keepers to list their sets: keepers of lost nodes do not answer
 
 
 class StateKeepersClient:
-    """A rank's client of the keepers on all nodes: hands them this rank's copies of its state, finds and reads copies.
+    """A rank's client of the keepers on all nodes: it registers this rank's sets, and lists and reads sets.
 
     Args:
-        keepers: the keeper of each node, by the node's id.
-        nodes: the node of each rank. The keeper of another node copies this rank's sets, if there is one.
-        rank: this rank.
-        attempt: its attempt.
-        remembers: whether keepers may hold sets. If not, they are not asked, since they are still starting.
+        keepers: the keeper of each node, by node id.
+        nodes: node id of each rank. With several nodes, the keeper of another node copies this rank's sets.
+        rank: number of this rank.
+        attempt: number of its attempt.
+        remembers: whether keepers may hold sets of an earlier group. If not, they are not asked for sets.
     """
 
     def __init__(
@@ -298,19 +299,19 @@ class StateKeepersClient:
     def note_completed_set(self, rank: int, count: int, slots: Sequence[Slot]) -> None:
         place: SlotLocations = (os.getpid(), tuple((slot.descriptor, slot.inode) for slot in slots))
         self._keepers[self._node].completed.remote(rank, count, place, self._partner, attempt=self._attempt)
-        if rank == 0 and count == 2:  # earlier groups may have had other ranks on any node
-            self._drop_sets_until(self._attempt - 1)
+        if rank == 0 and count == 2:  # now all ranks have sets of this attempt
+            self._drop_sets_up_to(self._attempt - 1)
 
     def drop_all_sets(self) -> None:
-        self._drop_sets_until(self._attempt)
+        self._drop_sets_up_to(self._attempt)
 
-    def _drop_sets_until(self, attempt: int) -> None:
+    def _drop_sets_up_to(self, attempt: int) -> None:
         for keeper in self._keepers.values():
             keeper.drop.remote(attempt)
             keeper.drop_copies.remote(attempt)
 
     def list_sets(self) -> list[HeldSlot]:
-        """Return the sets that all keepers hold which answer in time, those of this node first."""
+        """Return the sets of all keepers that answer within `_OFFERS_TIMEOUT_S`, sets on this node first."""
         calls = [keeper.offers.remote() for keeper in self._keepers.values() if self._remembers]
         found: list[HeldSlot] = []
         for call in ray.wait(calls, num_returns=len(calls), timeout=_OFFERS_TIMEOUT_S)[0] if calls else ():
@@ -322,8 +323,8 @@ class StateKeepersClient:
         return SlotDescription.model_validate_json(held["description"])
 
     def open_set(self, held: HeldSlot) -> Callable[[int, int], Any]:
-        """Return the function that reads bytes of a set's body, by their offsets. That function raises RayError if the
-        keeper of another node is gone. Raises OSError if the keeper of this node is."""
+        """Return a function that reads bytes `start` to `stop` of a set's body. If the keeper has died, that function
+        raises RayError, or for a set of this node `open_set` raises OSError."""
         if held["node"] == self._node:
             data = Slot.open_from_process(held["pid"], held["descriptor"]).map_and_close()
             return lambda start, stop: data[HEADER_BYTES + start : HEADER_BYTES + stop]

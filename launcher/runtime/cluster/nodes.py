@@ -1,5 +1,4 @@
-"""The nodes of the Ray cluster: how a command joins them, which are being drained, and whether Ray's processes on this
-node live."""
+"""The Ray cluster as the driver sees it: connecting, nodes that are being drained, dead Ray processes on this node."""
 
 import os
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -17,19 +16,18 @@ def connect_ray(**init_settings: Any) -> None:
     """Join the cluster in RAY_ADDRESS, or start a Ray on this machine with the settings `init_settings` of
     `ray.init`."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # s, then Ray ends this process
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # then Ray ends this process
     start_ray(**init_settings)
 
 
 def draining_node_ids() -> frozenset[str]:
-    """Return the ids of the nodes that are about to leave the cluster: preempted by the cloud, or drained by an
-    operator or an autoscaler."""
+    """Return the ids of the nodes that will soon leave the cluster: preempted by the cloud, or drained by an operator
+    or an autoscaler."""
     return draining_nodes()
 
 
 def dead_process() -> str | None:
-    """Return which of the Ray processes that this process started has died; None while all live, or if Ray was started
-    elsewhere."""
+    """Return the name of a dead Ray process of this node; None if all live, or if this process did not start Ray."""
     return next(iter(dead_processes()), None)
 
 
@@ -40,8 +38,7 @@ def ray_log_folder() -> Path:
 
 @contextmanager
 def request_nodes(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """Ask the cluster's autoscaler, if there is one, for nodes that hold all `bundles` at once, inside the `with`
-    block."""
+    """Ask the cluster's autoscaler, if there is one, to keep enough nodes for all `bundles` during the `with` block."""
     request_resources(bundles=[dict(bundle) for bundle in bundles])
     try:
         yield
@@ -51,6 +48,5 @@ def request_nodes(bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
 
 
 def nodes_except(departing_node_ids: Container[str]) -> list[dict[str, Any]]:
-    """Return the nodes of `ray.nodes()` that are not in `departing_node_ids`, the ids of nodes on which Ray places
-    nothing new."""
+    """Return the nodes of `ray.nodes()` whose ids are not in `departing_node_ids`."""
     return [node for node in ray.nodes() if node["NodeID"] not in departing_node_ids]

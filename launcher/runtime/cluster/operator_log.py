@@ -1,8 +1,7 @@
-"""The records that the driver writes of a run: events, texts, failures. Callers never wait for the store.
+"""Records that the driver writes to the run's store: events, tracebacks, failures. Callers never wait for the store.
 
-The failures of a run are counted over all its starts and stored in the run as `attempts/deaths.json`. Every start
-continues the count, whether a person or a scheduler gave the command, so that a failure that restarts do not cure ends
-the run. Only the newest start writes the file.
+Failures are counted over all starts of a run, in `attempts/deaths.json`: even if a scheduler restarts the command
+forever, a failure that restarts do not cure ends the run. Only the newest start writes the file.
 """
 
 import time
@@ -24,8 +23,8 @@ from launcher.runtime.policies.failures import Failure, RestartDecision, StopDec
 from launcher.runtime.run.log import OPERATOR_ATTEMPT, BackgroundWriter, record_operator_event
 
 DEATHS_KEY = "attempts/deaths.json"
-MAX_STORED_FAILURES = 32  # number of newest failures that are stored; the policy uses fewer
-_ERROR_CHARACTERS = 500  # largest number of characters of a stored error
+MAX_STORED_FAILURES = 32  # older failures are forgotten; the failure policy uses fewer than this
+_ERROR_CHARACTERS = 500  # a stored error is cut to this length
 
 
 class _DeathsRecord(StrictRecord):
@@ -34,17 +33,17 @@ class _DeathsRecord(StrictRecord):
 
 
 class FailureHistory:
-    """The failures of a run in the memory of its newest start.
+    """The failures of a run, as its newest start counts them.
 
     Attributes:
         failures: the newest failures of all starts, in order of time.
-        committed: steps done in the newest known checkpoint.
+        committed: step of the newest known checkpoint.
     """
 
     def __init__(self, failures: Sequence[Failure]) -> None:
         self.failures = list(failures)
         self.committed = failures[-1].committed if failures else 0
-        self._reached = 0  # steps done by the last group that died
+        self._reached = 0  # step that the last failed group had reached
 
     def add(self, failure: Failure) -> None:
         """Add the failure of a group of ranks."""
@@ -52,13 +51,13 @@ class FailureHistory:
         self._reached = failure.step
 
     def note_resume(self, step: int) -> int:
-        """Note that the ranks have loaded the checkpoint of step `step`. Return how many steps they repeat."""
+        """Record that the ranks have loaded the state of step `step`. Return how many steps they repeat."""
         again, self._reached, self.committed = max(0, self._reached - step), 0, step
         return again
 
     def decide(self, node_count: int) -> RestartDecision | StopDecision:
-        """Return what the failure policy decides. A decision to end the run also clears the count, since whoever
-        starts it again is expected to have repaired something."""
+        """Return the decision of the failure policy. A decision to end the run also clears the failures, because the
+        operator is expected to repair the cause before the next start."""
         if not self.failures:
             return RestartDecision()
         decision = decide_after_failure(self.failures, node_count)
@@ -68,8 +67,9 @@ class FailureHistory:
 
 
 def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
-    """Return the failures on record, the oldest first. A damaged record counts as no failures, and `note` tells the
-    operator so. Raises StoreError; RunError if a newer version of Maskfleet wrote the record."""
+    """Return the stored failures, the oldest first. If the record is damaged, return none, and warn with `note`.
+
+    Raises StoreError; RunError if a newer version of Maskfleet wrote the record."""
     try:
         data = store.get(DEATHS_KEY)
         return list(_DeathsRecord.model_validate_json(data).failures)
@@ -83,7 +83,7 @@ def read_deaths(store: Store, note: Callable[[str], None]) -> list[Failure]:
 
 
 def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
-    """Replace the record by the newest `failures`. Raises StoreError."""
+    """Store the newest `failures` in place of those stored before. Raises StoreError."""
     newest = (
         replace(one, error=one.error and one.error[:_ERROR_CHARACTERS]) for one in failures[-MAX_STORED_FAILURES:]
     )
@@ -91,10 +91,10 @@ def write_deaths(store: Store, failures: Sequence[Failure]) -> None:
 
 
 def past_failures(attempt: Attempt, *, committed: int, now: float, note: Callable[[str], None]) -> list[Failure]:
-    """Return the failures on record. If the start before `attempt` left no record of its end, its driver was killed:
-    this is added as one more failure. Call the function after `attempt` is claimed.
+    """Return the stored failures. If the attempt before `attempt` has no recorded end, its driver was killed: this is
+    stored as one more failure. Call this after `attempt` is claimed.
 
-    `committed`: steps of the newest checkpoint. `now`: seconds since 1970. Raises StoreError.
+    `committed`: step of the newest checkpoint. `now`: seconds since 1970. Raises StoreError.
     """
     store = attempt.store
     failures = read_deaths(store, note)
@@ -105,10 +105,10 @@ def past_failures(attempt: Attempt, *, committed: int, now: float, note: Callabl
 
 
 def record_failed_start(attempt: Attempt, error: Exception, *, committed: int, note: Callable[[str], None]) -> None:
-    """Count a start that ended by `error`, an obstacle that may pass, as a failure of the run.
+    """Store one more failure: this start ended with `error`, which a restart may cure.
 
-    Raises RunError if the failure policy ends the run: restarts have not cured it. A store that fails now is passed
-    over, since the error that ended the start tells more.
+    Raises RunError if the failure policy ends the run, because restarts have not cured it. Errors of the store are
+    ignored here, because `error` is more informative.
     """
     with suppress(StoreError):
         line = f"{type(error).__name__}: {getattr(error, 'problem', error)}"
@@ -133,27 +133,26 @@ def _silent_death(committed: int, now: float, error: str | None = None) -> Failu
 
 
 class OperatorLog:
-    """A writer of records to a run's store on a separate thread (`BackgroundWriter`). `note` shows a line to the
-    operator."""
+    """Writes the driver's records to a run's store in a background thread. `note` shows a line to the operator."""
 
     def __init__(self, store: Store, note: Callable[[str], None]) -> None:
         self._store = store
         self._recorder = BackgroundWriter(note)
 
     def event(self, kind: str, **fields: object) -> None:
-        """Record an event with the present time."""
+        """Record an event of type `kind` with the current time."""
         self._recorder.submit(partial(record_operator_event, self._store, kind, time.time(), **fields))
 
     def record_hang(self, stuck_text: str, group: GroupRecord) -> None:
-        """Record that the ranks of a group are stuck, with the tracebacks of those that answered. `stuck_text`:
-        which ranks are stuck and why."""
+        """Record that ranks of `group` are stuck, with the tracebacks that were collected. `stuck_text`: the text of
+        `rank_group.stuck_text`."""
         for rank, text in group.stacks.items():
             self._write_text(group.attempt, f"rank-{rank:05d}", text)
         silent = sorted(group.beats.keys() - group.stacks.keys())
         self.event("hang", attempt=group.attempt or OPERATOR_ATTEMPT, what=stuck_text, without_stacks=silent)
 
     def record_death(self, failure: Failure, failed_ranks: Sequence[int], group: GroupRecord) -> None:
-        """Record that a group has died, ended by the ranks in `failed_ranks`."""
+        """Record that `group` has died because the ranks `failed_ranks` failed."""
         about = {"of": group.attempt, "step": failure.step, "ranks": sorted(failed_ranks)}
         self.event("death", **about, node=failure.node, reason=failure.error)
         cause = group.rank_that_raised(failed_ranks)
@@ -165,7 +164,7 @@ class OperatorLog:
         self._recorder.submit(partial(self._store.put, key, text.encode()))
 
     def write_failures(self, failures: Sequence[Failure]) -> None:
-        """Replace the record of the run's failures."""
+        """Store `failures` in the background (`write_deaths`)."""
         self._recorder.submit(partial(write_deaths, self._store, tuple(failures)))
 
     def close(self, patience_s: float) -> bool:

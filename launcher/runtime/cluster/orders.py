@@ -1,6 +1,7 @@
-"""What the driver and a rank tell each other: the assignment that a rank gets with its seat, orders, news, and how a
-rank's part in a group ends. The module must not import torch: what it defines crosses into a rank's process before that
-has its seat. Nor does it import a recipe's schema, which takes a second."""
+"""The messages between the driver and its ranks: the assignment at the start, orders, news, and the outcome of a rank.
+
+This module must not import torch, because a rank unpickles these messages before it may import torch
+(`launcher.runtime.cluster.rank_placement`). It does not import the recipe's schema either, which takes a second."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The data that the driver hands every rank."""
+    """The data that the driver sends to every rank when its group starts."""
 
     run_uri: str
     feed: "FeedHandle"
     recipe: "Recipe"
     record: "RunRecord"
-    save_multiple: int  # a pause is only allowed after a multiple of so many steps
-    removals: "CorpusStates"  # removed documents; recorded at the step from which the run resumes
-    before: Mapping[str, float]  # seconds that each part of the start has taken so far, by the part's name
-    # The keeper of states in memory on each node, by the node's id; empty without copies.
+    save_multiple: int  # ranks may pause only after a multiple of this many steps
+    removals: "CorpusStates"  # which removed documents to skip from the step of the resume on
+    before: Mapping[str, float]  # seconds of each stage of the start so far, by name
+    # The memory keeper of each node, by node id; empty if ranks make no in-memory copies.
     keepers: Mapping[str, Any]
-    # Whether keepers may hold states of an earlier group of this command.
+    # Whether keepers may hold in-memory copies of an earlier group of this command.
     remembers: bool
-    # How many of the group's processes stayed from the last group, were spares, are new.
+    # How many of the group's processes come from where: "stayed" (from the last group), "spare", "new".
     processes: Mapping[str, int]
 
 
@@ -42,9 +43,10 @@ class RankOrders:
     Attributes:
         stop: whether the rank must end after this step.
         pause: whether the rank must end at the next step after which a checkpoint may be taken.
-        hand_over: whether a pause needs no checkpoint in the store, because other ranks go on at once.
+        hand_over: whether a paused rank leaves its state in memory instead of saving it: the next group continues at
+            once.
         stacks: whether the rank must answer with the tracebacks of its threads.
-        abort: whether the rank must leave what it computes with the others, because one of them is gone.
+        abort: whether the rank must abort its collectives, because another rank has died.
     """
 
     stop: bool = False
@@ -56,13 +58,13 @@ class RankOrders:
 
 @dataclass(frozen=True)
 class RankNews:
-    """A rank's answer to orders.
+    """A rank's answer to orders: its heartbeat `beat`, and what has happened since its last answer.
 
     Attributes:
-        resumed: the step at which the group resumes; None until the rank loads a state.
-        records: the newest records of steps and evaluations since the last answer.
-        notes: lines for the operator since the last answer.
-        events: kind and fields of the events that this rank alone knows of, since the last answer.
+        resumed: the step from which the group resumes; None until the rank loads a state.
+        records: records of steps and evaluations; the oldest are missing if there were too many.
+        notes: lines for the operator.
+        events: kind and fields of events that only this rank knows of.
         stack: tracebacks of the rank's threads, if the orders ask for them.
     """
 
@@ -76,7 +78,7 @@ class RankNews:
 
 @dataclass(frozen=True)
 class JoinedGroup:
-    """The rank is in its group, whose nodes are fit, and waits for the number of the attempt. `warnings`: those of the
+    """The rank has joined its group, which passed the preflight, and waits to train. `warnings`: warnings of the
     preflight, as lines for the operator."""
 
     warnings: Sequence[str] = ()
@@ -84,8 +86,8 @@ class JoinedGroup:
 
 @dataclass(frozen=True)
 class FinishedTraining:
-    """The rank ended in good order after `step` steps. `saved`: whether the last state is committed; if not, it is in
-    memory, for the next group."""
+    """The rank ended without an error after `step` steps. `saved`: whether the last state is committed; if not, it is
+    in memory for the next group."""
 
     step: int
     saved: bool = True
@@ -93,15 +95,15 @@ class FinishedTraining:
 
 @dataclass(frozen=True)
 class EndedUnsaved:
-    """The rank ended as requested, but the last save failed because of `reason`: the newest commit holds the run's
-    state."""
+    """The rank ended as requested, but the last save failed because of `reason`. A resume starts from an earlier
+    commit."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RestartFromEarlierState:
-    """The rank ends so that the next group resumes from an earlier state. It is no failure."""
+    """The rank ended so that the next group resumes from an earlier state. This does not count as a failure."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,8 @@ class RunTakenOver:
 
 @dataclass(frozen=True)
 class UnfitNodes:
-    """The preflight found nodes on which no rank may train: the fields of each one's event, what is wrong, and what to
-    do about it."""
+    """The preflight found nodes on which no rank may train. `preflights`: fields of each node's event. `problem`,
+    `remedy`: texts for the operator."""
 
     preflights: Sequence[Mapping[str, Any]]
     problem: str
@@ -137,8 +139,8 @@ class RankError:
         text: type and text of the error.
         kind: kind of the failure; `silent` if the error only shows that another process has died.
         trace: traceback of the error.
-        blamed: the ranks at fault according to the error, whichever rank raised it; empty if it says that the fault
-            cannot be located; None if it says nothing.
+        blamed: the ranks at fault according to the error, whichever rank raised it; empty if the error says that the
+            fault cannot be located; None if it names no ranks.
     """
 
     text: str
@@ -157,16 +159,16 @@ RankOutcome = (
     | FatalError
     | RankError
 )
-"""How a rank's part in a group ended, or that it has joined the group."""
+"""The result of a rank's call: it has joined the group, or how its training ended."""
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """The result of the driver's call to a rank.
+    """What a rank's method `join` or `train` returns to the driver.
 
     Attributes:
-        stays: whether the process can train again.
-        news: the rank's last news; None if it had no line to the driver yet.
+        stays: whether the process can train again in another group.
+        news: the rank's last news; None if it failed before it could collect news.
     """
 
     outcome: RankOutcome

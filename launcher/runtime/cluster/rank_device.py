@@ -1,31 +1,31 @@
-"""Makes a rank's GPU the device of its process."""
+"""Selects the CUDA device of a rank."""
 
 import torch
 
 from launcher.runtime.cluster.rank_placement import Seat, SeatError
 
 MIN_NCCL_VERSION_FOR_MIG = (2, 31)
-"""The first version whose guide names MIG instances as devices of one communicator."""
+"""The first NCCL version whose guide allows several MIG instances in one communicator."""
 
 
 class DeviceMissing(Exception):
-    """The error if CUDA does not show a rank the GPUs of its seat."""
+    """CUDA does not show a rank the GPUs of its seat."""
 
 
 def select_device(seat: Seat) -> None:
-    """Make the rank's GPU the device of this process.
+    """Make the rank's GPU the current CUDA device of this process.
 
     Raises:
-        DeviceMissing: if CUDA shows another number of GPUs than the seat has. A GPU may have failed, so the ranks can
-            start on another node.
-        SeatError: if this version of NCCL does not connect MIG instances of one machine.
+        DeviceMissing: CUDA shows fewer or more GPUs than the seat has. A GPU may have failed; a restart can use
+            another node.
+        SeatError: several ranks have MIG instances on this machine, and this NCCL version does not support that.
     """
     if not seat.gpus:
         return
     if seat.shares_gpu and seat.local_world > 1 and (nccl := _nccl_version()) < MIN_NCCL_VERSION_FOR_MIG:
         raise SeatError(
             f"{seat.local_world} ranks have MIG instances of one machine, which NCCL {_version_text(nccl)} "
-            "does not connect",
+            "does not support",
             remedy="start one rank on each machine, or use whole GPUs, or install a torch with NCCL "
             f"{_version_text(MIN_NCCL_VERSION_FOR_MIG)} or later",
         )

@@ -1,4 +1,4 @@
-"""A rank's seat: its number among the ranks, the address where rank 0 listens, and its GPU.
+"""A rank's seat: its rank number, the address of rank 0, and its GPU.
 
 CUDA reads `CUDA_VISIBLE_DEVICES` once in a process, at its first call. Ray sets the variable to the one GPU of the
 rank, but each rank must see the GPUs of all ranks of its node. So a rank's process first gets its seat, and imports
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 from launcher.errors import RunError
 
-_ID_PREFIXES = ("GPU-", "MIG-")  # beginnings of ids; other names of GPUs are numbers
+_ID_PREFIXES = ("GPU-", "MIG-")  # prefixes of GPU ids; GPUs are named by id or by index
 _MIG_ID_PREFIX = "MIG-"
 
 
 class SeatError(RunError):
-    """The error of ranks that cannot use the GPUs that Ray gave them."""
+    """A rank cannot use the GPU that Ray gave it."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """The place that Ray gave a rank: node, address of the node, process, and the GPUs of the process."""
+    """Where Ray started a process: node id, address of the node, process id, and the GPUs given to the process."""
 
     node: str
     address: str
@@ -31,14 +31,14 @@ class Placement:
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's numbers and address, as torch.distributed needs them, and the GPUs of its node.
+    """A rank's numbers and the address of rank 0, as torch.distributed needs them, and the GPUs of its node.
 
     Attributes:
-        rank, world: number of the rank, and how many ranks there are.
-        local_rank, local_world: the same among the ranks of its node.
-        node_rank: number of the node.
+        rank, world: number of the rank, and number of all ranks.
+        local_rank, local_world: the same for the ranks of its node only.
+        node_rank: number of its node.
         master: host and port where rank 0 listens.
-        gpus: GPUs of all ranks of the node, as numbers or as ids of NVIDIA's driver (`GPU-...`, `MIG-...`). The GPU of
+        gpus: GPUs of all ranks of the node, as indices or as ids of NVIDIA's driver (`GPU-...`, `MIG-...`). The GPU of
             this rank is at index `local_rank`. Empty if ranks compute on CPUs.
     """
 
@@ -52,23 +52,23 @@ class Seat:
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether the rank has a MIG instance, a part of a GPU."""
+        """Whether the rank has a MIG instance: a part of a GPU instead of a whole one."""
         return any(gpu.startswith(_MIG_ID_PREFIX) for gpu in self.gpus)
 
     @property
     def visible_gpus(self) -> tuple[str, ...]:
-        """The GPUs that the rank sees: those of all ranks of its node, since NCCL and torch need them all to connect
-        the ranks. CUDA shows a process at most one MIG instance, which must be the rank's own."""
+        """The GPUs that the rank sees: those of all ranks of its node, because NCCL and torch need them to connect the
+        ranks. With MIG, only the rank's own: CUDA shows a process at most one MIG instance."""
         return (self.gpus[self.local_rank],) if self.shares_gpu else self.gpus
 
     @property
     def device_index(self) -> int:
-        """The number of the rank's GPU among those that it sees."""
+        """Index of the rank's GPU in `visible_gpus`."""
         return 0 if self.shares_gpu else self.local_rank
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that torch, DeepSpeed and NCCL read. `LOCAL_RANK` is `device_index`, because
-        torch and DeepSpeed use it as the number of the process's device."""
+        torch and DeepSpeed use it as the index of the CUDA device."""
         found = {
             "RANK": self.rank,
             "WORLD_SIZE": self.world,
@@ -82,26 +82,26 @@ class Seat:
         return {name: str(value) for name, value in found.items()} | gpus
 
     def _gpu_variables(self) -> dict[str, str]:
-        # With expandable segments, rows of many lengths do not fragment the GPU's memory.
+        # Expandable segments reduce fragmentation of GPU memory when row lengths vary.
         allocator = os.environ.get("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         found = visible_gpu_variables(self.visible_gpus) | {"PYTORCH_ALLOC_CONF": allocator}
-        if self.shares_gpu:  # NCCL's guide asks for this, because no MIG instance has NVLink
+        if self.shares_gpu:  # as NCCL's guide says: MIG instances have no NVLink
             found["NCCL_MNNVL_ENABLE"] = os.environ.get("NCCL_MNNVL_ENABLE", "0")
         return found
 
 
 def visible_gpu_variables(gpus: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables with which a process sees exactly these GPUs, in this order. GPUs are numbered
-    by PCI bus, as the driver's tools do it. CUDA's default gives the lowest number to the fastest GPU."""
+    """Return the environment variables that make exactly `gpus` visible to CUDA, in this order. Indices count GPUs by
+    PCI bus, as `nvidia-smi` does; by default, CUDA counts the fastest GPU first."""
     order = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_ORDER": order}
 
 
 def assign_seats(placements: Sequence[Placement], port: int) -> list[Seat]:
-    """Return the seats of processes that are sorted by rank (`rank_order`). `port`: a free port of the first process's
-    node, where rank 0 will listen.
+    """Return the seat of each process; `placements` are in the order of ranks (`rank_order`). `port`: free port on the
+    node of the first process, where rank 0 will listen.
 
-    Raises SeatError if the GPUs of a node cannot be told apart.
+    Raises SeatError if two ranks of a node have the same GPU, or GPUs are named in different ways.
     """
     nodes = list(dict.fromkeys(placement.node for placement in placements))
     found = []
@@ -128,21 +128,21 @@ def _node_gpus(placements: Sequence[Placement]) -> tuple[str, ...]:
         return gpus
     given = "; ".join(",".join(placement.gpus) or "none" for placement in placements)
     raise SeatError(
-        f"Ray gave the ranks on node {placements[0].address} these GPUs: {given}",
-        remedy="before Ray starts on that node, set CUDA_VISIBLE_DEVICES to different numbers, or to different ids "
-        "as `nvidia-smi -L` lists them, or unset it",
+        f"the ranks on node {placements[0].address} need one GPU each, but Ray gave them: {given}",
+        remedy="before Ray starts on that node, unset CUDA_VISIBLE_DEVICES, or set it to different indices, or to "
+        "different ids as `nvidia-smi -L` lists them",
     )
 
 
 def _gpu_name_kind(gpu: str) -> str | None:
-    """Return how CUDA reads the name of a GPU: as a number, or as one of `_ID_PREFIXES`; None if it cannot read it."""
+    """Return the kind of a GPU's name: "number", or its prefix in `_ID_PREFIXES`; None if CUDA does not accept it."""
     if gpu.isdecimal():
         return "number"
     return next((kind for kind in _ID_PREFIXES if gpu.startswith(kind)), None)
 
 
 def rank_order(placements: Sequence[Placement]) -> list[int]:
-    """Return the indices of `placements` in the order of their ranks: node by node, on each node by GPU."""
+    """Return the indices of `placements` in the order of ranks: node by node, and by GPU within a node."""
     first = {placement.node: index for index, placement in reversed(list(enumerate(placements)))}
     return sorted(
         range(len(placements)),

@@ -1,9 +1,9 @@
-"""The processes in which ranks run, through all groups of a command.
+"""The processes in which ranks run. They are reused by all groups of a command, so that restarts are fast.
 
-A process stays when its group has ended, if it can train again: the group ended in good order, or another rank died. A
-spare process takes the place of a dead one on its node, or else a new process does. So after a death only the model,
-the engine and the connections are made anew. The same holds if the number of ranks changes, or a node is left out. If
-no process stays, the group gets new places, too.
+When a group ends, a process stays if it can train again: the group ended without an error, or another rank died. A dead
+process is replaced by a spare process of its node, or else by a new one. So after a death, a change of the number of
+ranks, or the exclusion of a node, most processes rebuild only the model, the engine and the connections. If no process
+stays, the reservations of resources are made again, too.
 """
 
 import time
@@ -26,13 +26,13 @@ from launcher.runtime.policies.elastic import GroupStart, Sizing
 from launcher.runtime.policies.recovery import Recovery, spare_counts
 
 WaitSteps = Generator[None, None, None]
-"""A generator that yields now and then, so that its caller can do other things while it waits."""
+"""A generator that waits for something, and yields regularly so that its caller can do other things meanwhile."""
 
 ProcessOrigin = Literal["stayed", "spare", "new"]
-"""Where a rank's process comes from."""
+"""Where a rank's process comes from: the last group, a spare process, or newly started."""
 
-_RESERVATION_TIMEOUT_S = 10.0  # time limit for Ray to reserve the places of the ranks
-_MOVE_TIMEOUT_S = 3.0  # time for Ray to move the places of a lost node to another one
+_RESERVATION_TIMEOUT_S = 10.0  # time limit for Ray to reserve the ranks' resources
+_MOVE_TIMEOUT_S = 3.0  # time limit for Ray to move the reservations of a lost node
 _MOVE_POLL_S = 0.1
 _ALIVE_TIMEOUT_S = 1.0  # time limit for a spare process to answer
 _NODE_LABEL = "ray.io/node-id"
@@ -40,15 +40,15 @@ _NODE_LABEL = "ray.io/node-id"
 
 @dataclass(eq=False)
 class RankPlace:
-    """The place of a rank, and its process.
+    """A reservation of resources (a bundle of a Ray placement group) for one rank, and the rank's process.
 
     Attributes:
-        group, bundle: Ray's placement group, and the number of the place in it.
-        number: by which ranks are ordered.
+        group, bundle: Ray's placement group, and the index of the bundle in it.
+        number: sort key of the ranks.
         actor: handle of the process; None if the last one died.
         origin: where the process comes from.
-        placement: node, address, GPUs and number of the process, or of the one before; None if not known yet.
-        seat: the rank's last seat.
+        placement: placement of the process, or if it died, of the dead process; None if unknown.
+        seat: the last seat of the process.
     """
 
     group: Any
@@ -61,11 +61,12 @@ class RankPlace:
 
     @property
     def node(self) -> str | None:
-        """The node of the process, or of the one before."""
+        """Node id of the process, or if it died, of the dead process; None if unknown."""
         return self.placement.node if self.placement is not None else None
 
     def can_take_seat(self, seat: Seat) -> bool:
-        """Return whether the process can have this seat. CUDA has read the node's GPUs if it had one before."""
+        """Return whether the process can take `seat`. If it has trained before, its visible GPUs can no longer
+        change."""
         return self.origin != "stayed" or self.seat is None or self.seat.visible_gpus == seat.visible_gpus
 
     def end_process(self) -> None:
@@ -78,16 +79,16 @@ class RankPlace:
 class _SpareProcess:
     actor: Any
     node: str
-    loaded: Any  # Ray's reference to the placement that `load` returns
+    loaded: Any  # ObjectRef of the placement that `RankProcess.load` returns
 
 
 class RankPool:
-    """The processes of the ranks, as a context manager that kills them when it ends.
+    """Owns the processes of ranks, spare processes and memory keepers, as a context manager that kills them at its end.
 
     Args:
-        run_uri: the run.
-        sizing: what a rank reserves on its node.
-        recovery: how many spare processes each node with ranks has, and whether ranks copy their state to memory.
+        run_uri: URI of the run.
+        sizing: the resources that a rank reserves.
+        recovery: settings of spare processes and in-memory copies.
     """
 
     def __init__(self, run_uri: str, sizing: Sizing, recovery: Recovery) -> None:
@@ -98,13 +99,13 @@ class RankPool:
         self._vacant: list[RankPlace] = []
         self._spares: list[_SpareProcess] = []
         self._ended = False  # whether a group has ended
-        self._frugal = False  # whether the ranks have neither keepers nor spare processes
+        self._frugal = False  # whether the group saves memory: no keepers, no spare processes
 
     def __enter__(self) -> "RankPool":
         return self
 
     def __exit__(self, *error: object) -> None:
-        if dead_process() is not None:  # without Ray the processes die with their nodes
+        if dead_process() is not None:  # if Ray has died, its workers die too
             return
         self._end_keepers_and_spares()
         self._release_all_places()
@@ -115,10 +116,10 @@ class RankPool:
         self._spares, self._keepers = [], {}
 
     def fill(self, start: GroupStart, poll_s: float) -> Generator[None, None, list[RankPlace]]:
-        """Return the places of a group in the order of its ranks, each with a process. The list is empty if Ray does
-        not find them in time. Processes that are new have no placement yet.
+        """Return the places of a group in the order of its ranks, each with a process; an empty list if Ray could not
+        reserve them in time. New processes have no placement yet.
 
-        Ranks that stayed keep their order; a process that replaces another takes its rank."""
+        Processes that stayed keep their order. A process that replaces a dead one takes its rank."""
         self._frugal = start.frugal
         if start.frugal:
             self._end_keepers_and_spares()
@@ -145,15 +146,15 @@ class RankPool:
         return self._places
 
     def sort(self, order: Sequence[int]) -> list[RankPlace]:
-        """Give the places the order of ranks, `order` being their numbers so far; return them."""
+        """Sort the places by rank and return them. `order`: the present index of each rank's place."""
         self._places = [self._places[index] for index in order]
         for number, place in enumerate(self._places):
             place.number = number
         return self._places
 
     def keepers(self) -> Mapping[str, Any]:
-        """Return the keeper of states in memory on each node, by the node's id, for the present ranks; empty if the
-        ranks make no copies."""
+        """Start missing memory keepers on the nodes of the present ranks. Return all keepers by node id; empty if ranks
+        make no in-memory copies."""
         if self._recovery.memory_every == "never" or self._frugal:
             return {}
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -163,12 +164,12 @@ class RankPool:
 
     @property
     def remembers(self) -> bool:
-        """Whether the keepers may hold states of an earlier group."""
+        """Whether the memory keepers may hold copies of an earlier group."""
         return self._ended
 
     def release(self, stay: Mapping[int, bool]) -> None:
-        """Take back the processes of a group that has ended, and kill those that cannot train again. `stay`: whether
-        the process of a rank can; a rank that is missing cannot."""
+        """Take back the processes of a group that has ended, and kill those that cannot train again. `stay`: by rank,
+        whether its process can train again; False for ranks that are missing."""
         self._ended = True
         for rank, place in enumerate(self._places):
             if stay.get(rank, False):
@@ -177,8 +178,7 @@ class RankPool:
                 place.end_process()
 
     def start_missing_spares(self) -> None:
-        """Start the spare processes that are missing on the nodes of the ranks. Call it now and then while ranks
-        train."""
+        """Start missing spare processes on the nodes of the ranks. It is called regularly while ranks train."""
         if self._frugal:
             return
         ranks = Counter(place.node for place in self._places if place.node is not None)
@@ -192,15 +192,15 @@ class RankPool:
                 self._spares += [self._start_spare(node, ranks[node]) for _ in range(count)]
 
     def _end_other_processes(self, kept: Sequence[RankPlace]) -> None:
-        """End the processes of all places but those `kept`. Ray holds these places for later groups."""
+        """End the processes of all places except `kept`. Those places stay reserved for later groups."""
         left = [place for place in self._places if place not in kept]
         for place in left:
             place.end_process()
         self._vacant = [*self._vacant, *left]
 
     def _reuse_vacant_places(self, count: int, avoided: Container[str]) -> Generator[None, None, list[RankPlace]]:
-        """Return at most `count` of the vacant places that Ray holds on nodes that may have ranks. When a node is lost,
-        Ray moves its places to others as soon as they have room, which is awaited for a moment."""
+        """Return at most `count` vacant places on living nodes outside `avoided`. When a node is lost, Ray moves its
+        reservations to other nodes that have room: this waits up to `_MOVE_TIMEOUT_S` for that."""
         deadline = time.monotonic() + _MOVE_TIMEOUT_S
         while True:
             alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -217,7 +217,7 @@ class RankPool:
         return found
 
     def _vacant_places(self) -> list[tuple[RankPlace, str]]:
-        """Return the vacant places with the nodes on which Ray holds them, "" if on none."""
+        """Return each vacant place with the id of the node that it is reserved on; "" if it has no node now."""
         groups = {id(place.group): place.group for place in self._vacant}
         tables = {key: placement_group_table(group)["bundles_to_node_id"] for key, group in groups.items()}
         vacant = sorted(self._vacant, key=lambda place: place.number)
@@ -235,8 +235,8 @@ class RankPool:
         return [RankPlace(group, bundle, number + bundle) for bundle in range(count)]
 
     def _start_process_in(self, place: RankPlace) -> None:
-        """Give the place a process: a spare one of its node, which takes over the GPUs of the process before, which
-        the placement group still reserves; or else a new one."""
+        """Start a process in `place`: a spare process of the same node, which uses the GPUs of the dead process (still
+        reserved by the placement group); or else a new process."""
         before = place.placement
         while before is not None and (spare := self._take_spare(before.node)) is not None:
             with suppress(RayError):
@@ -270,7 +270,7 @@ class RankPool:
         return actor.options(scheduling_strategy=strategy).remote()
 
     def _release_all_places(self) -> None:
-        """End the processes of all ranks, and give up their places. Spare processes stay."""
+        """End the processes of all ranks, and free their reservations. Spare processes stay."""
         for place in self._places:
             place.end_process()
         for group in self._groups:

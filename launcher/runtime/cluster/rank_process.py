@@ -1,6 +1,6 @@
-"""The actor in which a rank runs. It gets its seat first, and imports torch afterwards
+"""The actor in which a rank runs. It gets its seat before it imports torch
 (`launcher.runtime.cluster.rank_placement`), so neither this module nor a module that it imports may import torch or
-DeepSpeed. A spare process imports torch first, too, but makes no call to CUDA before it has its seat."""
+DeepSpeed. Only a spare process imports torch earlier, but it does not call CUDA before it has its seat."""
 
 import ctypes
 import gc
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from launcher.runtime.cluster.worker import Rank
 
 CONCURRENCY_GROUPS = {"talks": 1}
-"""Ray's groups of threads of the actor, besides the thread on which a rank trains."""
-_PR_SET_NAME = 15  # an option of prctl(2)
-_CUDA_LIBRARIES = ("torch", "deepspeed")
+"""Ray's concurrency groups of the actor: `talk` runs on its own thread while the rank trains."""
+_PR_SET_NAME = 15  # option PR_SET_NAME of prctl(2)
+_CUDA_LIBRARIES = ("torch", "deepspeed")  # no other code may import them before the seat is set
 
 
 def assigned_gpus() -> tuple[str, ...]:
-    """Return the GPUs that Ray gave this process: entries of `CUDA_VISIBLE_DEVICES` when the node's Ray started, or, if
-    that was not set, numbers from 0."""
+    """Return the GPUs that Ray gave this process, by the names in `CUDA_VISIBLE_DEVICES` when Ray started on this node,
+    or as indices if that was not set."""
     return tuple(gpu.strip() for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
 
 
 class RankProcess:
-    """The actor in which a rank runs: of one group after another, as long as its groups end in good order or by the
-    death of other ranks. The driver talks with it on its own thread (`CONCURRENCY_GROUPS`), whatever the rank
-    computes."""
+    """The actor in which a rank runs. It is reused for one group after another, unless its own rank fails. The driver's
+    calls of `talk` run on a thread of their own (`CONCURRENCY_GROUPS`), whatever the rank computes."""
 
     def __init__(self) -> None:
-        self._loaded = False  # whether `load` has imported torch, before the rank has a seat
+        self._loaded = False  # whether this process itself has imported torch
         self._rank: Rank | None = None  # this process as a rank of its present group
 
     def load(self, run_uri: str, gpus: bool, ranks: int) -> Placement:
-        """Prepare a spare process for a rank of the run, and return the process's place. `gpus`: whether ranks have
-        GPUs. DeepSpeed is told so, because it would ask CUDA, which reads the GPUs' numbers at its first call.
-        `ranks`: number of ranks on this node."""
+        """Prepare this spare process for a rank of the run, and return its placement.
+
+        `gpus`: whether ranks have GPUs. DeepSpeed gets this from DS_ACCELERATOR here; otherwise it would call CUDA,
+        which reads `CUDA_VISIBLE_DEVICES` at its first call. `ranks`: number of ranks on this node."""
         os.environ["DS_ACCELERATOR"] = "cuda" if gpus else "cpu"
         self._loaded = True
         with _gc_disabled():
@@ -66,8 +66,8 @@ class RankProcess:
             return port
 
     def join(self, group: int, seat: Seat, assignment: "Assignment") -> "RankResult":
-        """Take a seat in group number `group`, and join its other ranks. The environment is set before torch is
-        imported; something else that has already loaded torch or DeepSpeed ends the run."""
+        """Take `seat` in group number `group`, and join its other ranks. The environment is set before torch is
+        imported; if other code has already imported torch or DeepSpeed, the outcome is a FatalError."""
         began = time.monotonic()
         from launcher.runtime.cluster.orders import FatalError, RankResult
 
@@ -80,39 +80,41 @@ class RankProcess:
         self._loaded = True
         with _gc_disabled():
             from launcher.runtime.cluster.worker import Rank
-        if self._rank is not None:  # that group ended before its ranks trained
+        if self._rank is not None:  # the earlier group ended before training
             self._rank.leave(group_is_broken=True)
         self._rank = Rank(group, seat, assignment, began)
         _name_thread(f"rank {seat.rank}")
         return self._ended(self._rank.join())
 
     def train(self, attempt: int) -> "RankResult":
-        """Train as a rank of the group that was joined, under this number."""
+        """Train as a rank of the joined group, as attempt number `attempt`."""
         assert self._rank is not None
         _name_thread(f"rank {self._rank.link.rank}")
         return self._ended(self._rank.train(attempt))
 
     def _ended(self, end: "RankResult") -> "RankResult":
+        """Forget the rank if it has left its group. Return `end`."""
         if self._rank is not None and not self._rank.joined:
             self._rank = None
         return end
 
     @ray.method(concurrency_group="talks")  # type: ignore[untyped-decorator]
     def talk(self, group: int, orders: "RankOrders") -> "RankNews | None":
-        """Take orders for the rank of group number `group`, and return its news; None if it is not there (yet)."""
+        """Pass orders to the rank of group number `group`, and return its news; None if it has not joined that
+        group."""
         rank = self._rank
         return rank.link.talk(orders) if rank is not None and rank.group == group else None
 
 
 def _name_thread(name: str) -> None:
-    """Name the present thread until its call returns, for whoever looks at the machine (`ps -L`, `top -H`): the title
-    that Ray gives the process changes with every talk."""
+    """Name the current thread, so that `ps -L` and `top -H` show which rank it is. Ray's own title of the process
+    changes with every call of `talk`."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """Turn garbage collection off inside the `with` block: it would add a tenth to the time of imports."""
+    """Disable garbage collection during the `with` block: imports take a tenth longer with it."""
     gc.disable()
     try:
         yield
@@ -125,14 +127,14 @@ def _refuse_loaded_libraries() -> None:
         if library in sys.modules:
             raise SeatError(
                 f"{find_importer(library)} has imported {library} into a rank's process before the rank has its GPU",
-                remedy=f"start Ray without whatever imports {library} into its workers: sitecustomize, .pth files, or "
-                "a worker_process_setup_hook",
+                remedy=f"start Ray without the code that imports {library} into its workers: sitecustomize, .pth files "
+                "or a worker_process_setup_hook",
             )
 
 
 def find_importer(library: str) -> str:
-    """Return the module that imported `library`, as far as the names in modules tell. Modules after `library` in
-    `sys.modules` are looked at first, since a module is completed after the modules that it imports."""
+    """Return the likely importer of `library`: a module outside it that has one of its modules, classes or functions
+    as a global. Modules after `library` in `sys.modules` are searched first."""
     names = list(sys.modules)
     place = names.index(library)
     for name in names[place + 1 :] + names[place::-1]:

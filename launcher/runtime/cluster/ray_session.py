@@ -1,4 +1,4 @@
-"""The Ray of one start: the cluster in RAY_ADDRESS with the nodes it waits for, or a Ray of its own on this machine."""
+"""Connects a start of a run to Ray: to the cluster in RAY_ADDRESS, or to a new local Ray on this machine."""
 
 import os
 import threading
@@ -19,18 +19,17 @@ from launcher.runtime.cluster.stop_requests import StopRequests
 from launcher.runtime.preflight.network import connection_error
 
 NoteFunction = Callable[[str], None]
-"""Shows a line to the operator."""
+"""Function that shows a line to the operator."""
 
-_CONNECT_S = 60.0  # time limit for the head of a cluster to answer
+_CONNECT_S = 60.0  # time limit for the head node of the cluster to answer
 _CONNECTION_TIMEOUT_S = 2.0  # time limit of one attempt to connect
 _SHUTDOWN_TIMEOUT_S = 5.0  # time limit for Ray to disconnect
 
 
 def wait_for_cluster(stopping: StopRequests, note: NoteFunction) -> None:
-    """Wait until something answers at RAY_ADDRESS. Ray itself would try for many minutes without a useful message.
+    """Wait until a server answers at RAY_ADDRESS. Ray itself would try for many minutes without a useful message.
 
-    Raises TransientRunError if nothing answers. It is no mistake of the user for certain, because a wrong address
-    and a head that has not started yet look alike.
+    Raises TransientRunError if none answers: the address may be wrong, or the head node may not have started yet.
     """
     address = os.environ.get("RAY_ADDRESS", "")
     deadline, announced = time.monotonic() + _CONNECT_S, False
@@ -52,14 +51,14 @@ def wait_for_cluster(stopping: StopRequests, note: NoteFunction) -> None:
 
 @contextmanager
 def connected_ray(resources: LocalRayResources, stopping: StopRequests) -> Iterator[None]:
-    """Join the cluster in RAY_ADDRESS, or start a Ray on this machine for as long as the run lasts.
+    """Connect to the cluster in RAY_ADDRESS, or start a local Ray, during the `with` block.
 
     The output of ranks stays in Ray's log folder. They tell the driver what the operator should know.
     """
     local = {} if is_cluster_configured() else _local_ray_settings(resources)
     try:
         connect_ray(**local)
-    except ValueError as error:  # Ray raises it if its object store would leave no memory for anything else
+    except ValueError as error:  # from Ray, if its object store would take all memory
         if not local:
             raise
         raise resources.too_large_error(str(error)) from error
@@ -74,13 +73,13 @@ def connected_ray(resources: LocalRayResources, stopping: StopRequests) -> Itera
 
 
 def wait_for_nodes(node_count: int, stopping: StopRequests, note: NoteFunction) -> None:
-    """Wait until the cluster has `node_count` nodes, or a stop is requested. Raises TransientRunError if nodes are
-    still missing after the time limit; the message names the nodes that joined."""
-    seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # the same in infra/ray_node.sh
+    """Wait until the cluster has `node_count` nodes, or a stop is requested. Raises TransientRunError, which names the
+    nodes that joined, if nodes are missing after MASKFLEET_JOIN_SECONDS."""
+    seconds = float(os.environ.get("MASKFLEET_JOIN_SECONDS", JOIN_SECONDS))  # infra/ray_node.sh reads it too
     deadline, announced = time.monotonic() + seconds, False
     while len(there := sorted(node["NodeName"] for node in ray.nodes() if node["Alive"])) < node_count:
         if not announced:
-            note(f"waiting for nodes: {len(there)} of {node_count} are there")
+            note(f"waiting for nodes: {len(there)} of {node_count} have joined")
             announced = True
         if time.monotonic() > deadline:
             raise TransientRunError(
@@ -100,8 +99,8 @@ def _local_ray_settings(resources: LocalRayResources) -> dict[str, Any]:
 
 
 def _metrics_port_setting() -> dict[str, int]:
-    """Return the option of Ray for the port at which Prometheus finds this node's figures (MASKFLEET_METRICS_PORT, as
-    in infra/ray_node.sh). If it is not set, Ray takes a free port. Raises RunError if it is no port."""
+    """Return Ray's option for the port at which it exports metrics to Prometheus: MASKFLEET_METRICS_PORT. If that is
+    not set, Ray takes a free port. Raises RunError if it is not a port number."""
     given = os.environ.get("MASKFLEET_METRICS_PORT", "")
     if given and not (given.isdecimal() and 0 < int(given) < 65536):
         raise RunError(

@@ -15,27 +15,26 @@ from data_service.store.errors import TRANSIENT_ERRORS, StoreError
 
 _log = logging.getLogger(__name__)
 
-SUCCESSOR_CHECK_INTERVAL_S = 10.0  # interval of checking for a newer claim of the run
-_CLAIM_POLL_S = 1.0  # interval of claiming again while the store does not answer
-_LAST_HEARTBEAT_TIMEOUT_S = 0.5  # time limit for the last heartbeat
+SUCCESSOR_CHECK_INTERVAL_S = 10.0  # interval of checks whether another start has claimed the run
+_CLAIM_POLL_S = 1.0  # wait before a claim is repeated if the store did not answer
+_LAST_HEARTBEAT_TIMEOUT_S = 0.5  # time limit for ending the heartbeat
 
 
 class RunClaim:
-    """The attempts of one command, one after another, all claimed in the driver's name. As a context manager, it ends
-    its threads.
+    """Claims the attempts of one command, one after another. As a context manager, it ends its threads at the end.
 
     Args:
-        first: the attempt that the driver has claimed.
-        owner: the driver.
+        first: the attempt that was claimed already.
+        owner: the driver's identity, which claims show.
     """
 
     def __init__(self, first: Attempt, owner: Owner) -> None:
         self._newest, self._owner = first, owner
-        self._unused = True  # no group has used the newest attempt yet
+        self._unused = True  # whether the newest attempt was not given to a group yet
         self._taken, self._closed = threading.Event(), threading.Event()
         self._claims = ThreadPoolExecutor(1, thread_name_prefix="claim")
         self._heart = Heartbeat(first)
-        self._heart.__enter__()  # begins here, because the first group may have to wait for machines
+        self._heart.__enter__()  # at once, because the first group may wait long for machines
         threading.Thread(target=self._watch_claims, name="successor", daemon=True).start()
 
     @property
@@ -50,10 +49,10 @@ class RunClaim:
         self.close(_LAST_HEARTBEAT_TIMEOUT_S)
 
     def claim_with_retries(self, note: Callable[[str], None], poll_s: float) -> Iterator[Attempt | None]:
-        """Claim the attempt of the next group of ranks. Yield None every `poll_s` seconds until it is claimed, and then
-        the attempt. While the store does not answer, the claim is repeated, and `note` tells the operator so once.
+        """Claim the attempt of the next group of ranks. Yield None every `poll_s` seconds until it is claimed, then
+        yield it. While the store does not answer, the claim is repeated; `note` shows that to the operator once.
 
-        Raises RunIsActive: another start has claimed the run.
+        Raises RunIsActive if another start has claimed the run.
         """
         waits = False
         while True:
@@ -83,7 +82,7 @@ class RunClaim:
         return self._newest
 
     def close(self, patience_s: float) -> None:
-        """Stop the heartbeat. If the store hangs, wait `patience_s` seconds at most."""
+        """Stop the heartbeat and the other threads. Wait at most `patience_s` seconds if the store does not answer."""
         self._closed.set()
         self._claims.shutdown(wait=False, cancel_futures=True)
         ending = threading.Thread(target=self._heart.__exit__, name="heartbeat end", daemon=True)
@@ -97,8 +96,8 @@ class RunClaim:
         before.__exit__()
 
     def _watch_claims(self) -> None:
-        """Look for a newer claim until there is one or the command ends. Errors of the store are ignored: the next look
-        asks again, and so does every commit."""
+        """Check for a newer claim until there is one or the command ends. Errors of the store are ignored, because the
+        next check and every commit look again."""
         while not self._closed.wait(SUCCESSOR_CHECK_INTERVAL_S):
             try:
                 if self._newest.superseding_owner(self._owner) is not None:

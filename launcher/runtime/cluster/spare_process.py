@@ -1,8 +1,8 @@
-"""What a spare process does before it has a seat: whatever takes time at a start and does not depend on the seat.
+"""Prepares a spare process before it has a seat: does all slow work of a start that does not depend on the seat.
 
-It imports, reads recipe and tokenizer, and finds out the versions that nodes compare. On a CPU it also builds and runs
-a small engine as the only rank of a group, because DeepSpeed and torch load much at their first step, and takes over
-the run's compiled layers. On a GPU it only loads torch's compiler: CUDA must not be called before the seat is known.
+It imports the libraries, reads recipe and tokenizer, and collects the versions that nodes compare. On a CPU it also
+runs a small engine as a group of one rank, because the first step of DeepSpeed and torch loads much code, and loads the
+run's compiled layers. On a GPU it only loads torch's compiler: CUDA must not be called before the seat is known.
 """
 
 import os
@@ -29,7 +29,7 @@ def prepare_process(run_uri: str, *, gpus: bool, ranks: int) -> None:
     run = open_run(run_uri)
     tokenizer = cached_tokenizer(run.store, run.record.inputs.tokenizer, run.recipe)
     if gpus:
-        # This loads torch's compiler, as building an engine does, which takes seconds. It makes no call to CUDA.
+        # Nothing is compiled: this only imports torch's compiler, which takes seconds, without a call to CUDA.
         torch.compiler.disable(_warm_up_engine)  # type: ignore[no-untyped-call]
     else:
         torch.set_num_threads(threads_per_rank(ranks))

@@ -1,4 +1,4 @@
-"""Requests to stop a run: signals to its command, and requests that any machine writes to its store."""
+"""Requests to stop a run: signals to its command, and stop requests in its store (`maskfleet runs stop`)."""
 
 import signal
 import threading
@@ -19,25 +19,24 @@ _SIGNAL_WORDS = {signal.SIGINT: "Ctrl-C", signal.SIGHUP: "the terminal was close
 
 
 class StopRequests:
-    """A receiver of requests to stop: SIGTERM, SIGHUP, Ctrl-C and `maskfleet runs stop`. All ask for a commit and a
-    clean end; a second Ctrl-C ends the command at once.
+    """Receives requests to stop: SIGTERM, SIGHUP, Ctrl-C and `maskfleet runs stop`. After each of them the command
+    saves a checkpoint and ends; a second Ctrl-C ends it at once.
 
-    Use it as a context manager, in the main thread. Before ranks train there is nothing to commit: code that takes long
-    then checks `asked` now and then.
+    Use it as a context manager in the main thread. Code that may take long before training must check `asked`.
 
     Args:
         note: function that shows a line to the operator.
 
     Attributes:
         asked: event that is set by the first request.
-        reason: the source of that request, as text; None if there was none.
-        code: exit code of the command after the request. A signal means that the machine is needed for something else,
-            so the command may be given again; a request in the store means that the run must stay stopped.
+        reason: where the first request came from, as text; None if there was none.
+        code: exit code of the command after the request. After a signal it is REPEAT, because only the machine is
+            needed for something else; after a request in the store it is STOPPED: do not start the run again.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._saves = False  # whether ranks train: they save when they are stopped
+        self._saves = False  # whether ranks are training, so that a stop saves a checkpoint
         self._signals: SimpleQueue[signal.Signals | None] = SimpleQueue()
         self._signalled = False
         self._asking = threading.Lock()
@@ -47,7 +46,7 @@ class StopRequests:
 
     def __enter__(self) -> "StopRequests":
         self._before = {number: signal.getsignal(number) for number in handled_signals()}
-        self._heeding = threading.Thread(target=self._take_signals, name="signals", daemon=True)
+        self._heeding = threading.Thread(target=self._handle_queued_signals, name="signals", daemon=True)
         self._heeding.start()
         self.install_handlers()
         return self
@@ -65,8 +64,7 @@ class StopRequests:
 
     @contextmanager
     def watching_store(self, attempt: Attempt) -> Iterator[None]:
-        """Look in the store for requests to stop, inside the `with` block. `attempt`: the first attempt of the
-        command."""
+        """Check the store for stop requests during the `with` block. `attempt`: the first attempt of the command."""
         over = threading.Event()
         thread = threading.Thread(target=self._watch_store, args=(attempt, over), name="stop requests", daemon=True)
         thread.start()
@@ -77,7 +75,7 @@ class StopRequests:
 
     @contextmanager
     def while_ranks_train(self) -> Iterator[None]:
-        """Note that ranks train inside the `with` block, which save at a request to stop and get the time for it."""
+        """Mark the `with` block as training: after a request to stop, the ranks get time to save a checkpoint."""
         self._saves = True
         try:
             with mark_saving():
@@ -86,20 +84,19 @@ class StopRequests:
             self._saves = False
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal. This runs between any two instructions of the main thread, which may hold a lock or be
-        writing, so it takes no lock and writes nothing. `SimpleQueue.put` is safe here."""
+        """Queue a signal for another thread. A signal handler may interrupt the main thread while it holds a lock or
+        writes, so this must do neither; `SimpleQueue.put` is reentrant."""
         if (self._signalled or self.asked.is_set()) and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._signalled = True
         self._signals.put(signal.Signals(number))
 
-    def _take_signals(self) -> None:
+    def _handle_queued_signals(self) -> None:
         while (number := self._signals.get()) is not None:
             self._request_stop(_SIGNAL_WORDS.get(number, number.name), REPEAT)
 
     def _watch_store(self, attempt: Attempt, over: threading.Event) -> None:
-        """Look for a request in the store until one comes or `over` is set. Errors of the store are ignored: training
-        notices them by itself."""
+        """Check the store for a request until there is one or `over` is set. Errors of the store are ignored here."""
         while not over.wait(STOP_POLL_S) and not self.asked.is_set():
             try:
                 request = find_stop_request(attempt.store, attempt.number)
@@ -114,5 +111,5 @@ class StopRequests:
                 return
             self.reason, self.code = reason, code
             self.asked.set()
-        doing = "finishing this step, saving" if self._saves else "no step was under way"
+        doing = "finishing this step, saving" if self._saves else "no step is running"
         self._note(f"{reason}: {doing}, then ending with code {code}")

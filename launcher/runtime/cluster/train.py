@@ -1,11 +1,11 @@
-"""The driver: one start of a run, from its claim to the record of its end.
+"""The driver of one start of a run: it claims the run, starts the ranks, and records how the start ended.
 
-Ray places processes and reports when they die. The driver decides everything else: which attempt may write, where to
+Ray places processes and reports their deaths. The driver decides everything else: which attempt may write, where to
 resume, when to start ranks again, when to stop, and which failures end the run. Services that training does not need
-(`CompanionServices`) come from the command line: the runtime knows neither trackers nor evaluation tasks.
+(`CompanionServices`) are passed in by the command line, so the runtime imports neither trackers nor evaluation tasks.
 
-Whatever was raised, the command ends with one of the exit codes of `launcher.exit_codes`. A run ends for good only
-because of a wrong input, or because of a failure that restarts have not cured.
+All errors become one of the exit codes of `launcher.exit_codes`. Only a wrong input, or a failure that restarts have
+not cured, ends a run for good.
 """
 
 import threading
@@ -52,13 +52,13 @@ from launcher.runtime.run.streams import before_text_specs, heldout_specs, strea
 
 @dataclass(frozen=True)
 class CompanionServices:
-    """Services that run beside training. Their errors are shown, and training continues.
+    """Optional services that run during training. Their errors are shown, but do not stop training.
 
     Attributes:
-        publishing: context manager that publishes the run to trackers; it lasts as long as the start.
-        evaluating: context manager that evaluates commits; it lasts as long as Ray is connected. Its last argument is
-            the event that is set when the command is asked to stop.
-        pending: function that returns whether the newest commit of the run still has to be evaluated.
+        publishing: returns a context manager that publishes the run to trackers, for the whole start.
+        evaluating: returns a context manager that evaluates commits while Ray is connected. Its last argument is the
+            event that is set when the command is asked to stop.
+        pending: returns whether the newest commit of the run still has to be evaluated.
     """
 
     publishing: Callable[[Run, NoteFunction], AbstractContextManager[None]]
@@ -66,14 +66,14 @@ class CompanionServices:
     pending: Callable[[Run], bool]
 
 
-_MAX_REASON_CHARACTERS = 2000  # characters of a reason on record
-_LOG_CLOSE_TIMEOUT_S = 10.0  # time limit for writing the last record
-_UNCOUNTED_ERRORS = (*TRANSIENT_ERRORS, Superseded, RunIsActive)  # errors that are not counted as failures
+_MAX_REASON_CHARACTERS = 2000  # a recorded reason is cut to this length
+_LOG_CLOSE_TIMEOUT_S = 10.0  # time limit for writing the last records
+_UNCOUNTED_ERRORS = (*TRANSIENT_ERRORS, Superseded, RunIsActive)  # no failures of the run
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The end of a start: the exit code, the number of steps the run has done, and the reason for the stop, if any."""
+    """How a start ended: exit code, number of steps that the run has done, and the reason of a stop, if any."""
 
     code: int
     step: int
@@ -81,12 +81,10 @@ class RunOutcome:
 
 
 def train(run: Run, console: Console, companions: CompanionServices, nodes: int = 1) -> RunOutcome:
-    """Train until the run is complete or asked to stop, and show progress. The end is recorded as an event.
+    """Train until the run is complete or asked to stop, and show progress. Training begins when the cluster has `nodes`
+    nodes. The end is recorded as an event; a start without such an event was killed.
 
-    Training begins when the cluster has `nodes` nodes. A start without an event of its end was killed; the report says
-    so.
-
-    Raises subclasses of UserError only for mistakes, which have exit code 2; every other end is an outcome.
+    Raises subclasses of UserError only for mistakes of the user (exit code 2). Other errors give a RunOutcome.
     """
     watch = ProgressDisplay(console, run.recipe.total_steps)
     with (
@@ -103,8 +101,8 @@ def train(run: Run, console: Console, companions: CompanionServices, nodes: int 
 
 @contextmanager
 def _separate_console_stream(console: Console) -> Iterator[None]:
-    """Give `console` a separate stream inside the `with` block, so that neither libraries nor a closed terminal disturb
-    it."""
+    """Have `console` write to its own stream during the `with` block, safe from redirected output and a closed
+    terminal."""
     before, console.file = console.file, open_terminal_stream()
     try:
         yield
@@ -119,7 +117,7 @@ def _supervise_and_record(
         try:
             outcome = supervise(run, watch, log, stopping, companions=companions, nodes=nodes)
         except KeyboardInterrupt:
-            watch.note("ended at once, without saving: what was done since the last checkpoint is lost")
+            watch.note("ended at once, without saving: the steps since the last checkpoint are lost")
             return RunOutcome(REPEAT, 0, stopping.reason)
         except (DataError, ModelError) as error:
             return _record_user_error(run, error, watch, log)
@@ -138,8 +136,8 @@ def _resume_advice(run: Run) -> str:
 
 
 def _record_user_error(run: Run, error: DataError | ModelError, watch: ProgressDisplay, log: OperatorLog) -> RunOutcome:
-    """Record and show an error that is meant for users. An error because another start took the run over is no failure
-    and is not recorded."""
+    """Record and show an error whose text is meant for users. If another start has taken the run over, nothing is
+    recorded, since that is no failure."""
     if not isinstance(error, RunIsActive | Superseded):
         log.event("failed", reason=error.problem[:_MAX_REASON_CHARACTERS])
     if exit_code_for(error) == MISTAKE:
@@ -150,8 +148,8 @@ def _record_user_error(run: Run, error: DataError | ModelError, watch: ProgressD
 
 
 def _record_bug(run: Run, error: Exception, watch: ProgressDisplay, log: OperatorLog) -> RunOutcome:
-    """Record and show an unexpected error of Ray or of our own code. The operator sees one line; the event holds the
-    traceback."""
+    """Record and show an unexpected error (a bug of ours, or an error of Ray). The operator sees one line; the event
+    has the traceback."""
     line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     log.event(
         "failed",
@@ -172,19 +170,19 @@ def supervise(
     companions: CompanionServices,
     nodes: int = 1,
 ) -> RunOutcome:
-    """Start or continue `run`, and follow it until it is complete or asked to stop.
+    """Start or continue `run`, and supervise it until it is complete or asked to stop.
 
-    Training begins when the Ray cluster has `nodes` nodes. `log` records what happens to its ranks.
+    Training begins when the Ray cluster has `nodes` nodes. `log` records the events of the run.
 
     Raises:
-        RunIsActive: if another start of the run is alive.
+        RunIsActive: if another start of the run is still running.
         TransientRunError: if the cluster cannot be reached, nodes are missing, or Ray was lost.
         EnvironmentUnusable: as `temporary_root`.
         RunError: if the run cannot continue; the message says why.
     """
     startup = StartupClock.since_process_start(supervisor_pid())
     startup.end_part("command")
-    temporary_root()  # Ray needs a temporary folder: check before the run is claimed
+    temporary_root()  # raises before the run is claimed if Ray would lack a temporary folder
     wait_for_cluster(stopping, display.note)
     owner = Owner.for_process(supervisor_pid(), time.time())
     attempt = await_claim(run.store, owner, stopping.asked, display.note)
@@ -207,7 +205,7 @@ def supervise(
             record_failed_start(attempt, error, committed=newest.step if newest else 0, note=display.note)
         raise
     finally:
-        # If this fails, the next start sees that the process is gone, or waits for the lease.
+        # If this fails, the next start sees that this process has ended, or waits until the lease expires.
         with suppress(StoreError):
             end_newest_attempt(run.store, owner, time.time())
 
@@ -215,7 +213,7 @@ def supervise(
 def _evaluate_last_commit(
     run: Run, display: ProgressDisplay, stopping: StopRequests, companions: CompanionServices
 ) -> None:
-    """Evaluate the last commit of a complete run, if the command that completed the run did not evaluate it."""
+    """Evaluate the last commit of a complete run unless an earlier start has done so."""
     if companions.pending(run):
         with (
             connected_ray(plan_resources(run.recipe), stopping),
@@ -225,14 +223,14 @@ def _evaluate_last_commit(
 
 
 def _newest_checkpoint(run: Run) -> CheckpointManifest | None:
-    """Return the newest checkpoint, without a full check: every rank verifies it before use."""
+    """Return the newest good checkpoint. Data are not verified here, because every rank verifies them before use."""
     good = find_newest_good(run.store, SingleRank(), full=False)
     return good.manifest if good else None
 
 
 @dataclass(frozen=True)
 class _RunStart:
-    """One start of a run whose attempt is claimed. `last`: the newest checkpoint."""
+    """One start of a run that has been claimed. `last`: the newest checkpoint."""
 
     run: Run
     display: ProgressDisplay
@@ -243,7 +241,7 @@ class _RunStart:
     last: CheckpointManifest | None
 
     def supervise(self, attempt: Attempt, claim: RunClaim, nodes: int) -> RunOutcome:
-        """Start Ray and its services, then follow the ranks to their end."""
+        """Start Ray, the data service and companions, then supervise the ranks until they end."""
         self.display.note("joining the Ray cluster" if is_cluster_configured() else "starting Ray")
         recipe, stopping = self.run.recipe, self.stopping
         with connected_ray(plan_resources(recipe), stopping):
@@ -283,13 +281,13 @@ class _RunStart:
 
 
 def _run_outcome(run: Run, end: LoopOutcome, stopping: StopRequests) -> RunOutcome:
-    """Return how this start ended. Raises RunError or Superseded if the run cannot continue here."""
+    """Return the outcome of this start. Raises RunError if the run cannot continue, Superseded if it was taken over."""
     if end.fatal is not None:
         raise RunError(end.fatal.problem, remedy=end.fatal.remedy)
     if end.taken_over:
         raise Superseded(f"another start of {run.uri} has taken it over", remedy="training goes on there")
     if end.finished is None:
-        # After a failed save the store does not answer, and the call would wait for it.
+        # After a failed save the store may not answer, and listing checkpoints would block.
         newest = _newest_checkpoint(run) if end.unsaved is None else None
         at = newest.step if newest else 0
         reason = f"{stopping.reason}; not saved: {end.unsaved}" if end.unsaved else stopping.reason
@@ -299,20 +297,19 @@ def _run_outcome(run: Run, end: LoopOutcome, stopping: StopRequests) -> RunOutco
 
 
 def _feed_config(run: Run, workers: int) -> FeedConfig:
-    """Return the settings of the data service. Row counts are cached with the run, so only its first start counts
-    them."""
+    """Return the settings of the data service. It caches row counts in the run's store, so only the first start counts
+    rows."""
     memory = int(run.recipe.data_service.memory)
     return FeedConfig(workers=workers, memory=memory, cache=run.store.with_prefix("cache").uri)
 
 
 def prefetch_streams(run: Run, feed: FeedHandle) -> None:
-    """Ask the feed for the streams of all phases, and for held-out rows, in the order in which ranks open them, while
-    the ranks still import their libraries.
+    """Open all training and held-out streams in the data service ahead of the ranks, which are still importing
+    libraries.
 
-    The first rank that asked would wait: the feed's process starts, rows are counted by further processes, once a
-    corpus, and each has imports of its own. Nothing waits for the answers. What goes wrong is left to the ranks, which
-    ask again and know what follows from it. Ranks that need another stream, because documents were removed meanwhile,
-    gain nothing.
+    Opening is slow the first time, because it starts processes that count the rows of each corpus. This function does
+    not wait for that and ignores errors: the ranks open the same streams again and handle them. If documents were
+    removed meanwhile, the ranks open other streams, and this has no effect.
     """
     with suppress(DataError):
         tokenizer = run.tokenizer()

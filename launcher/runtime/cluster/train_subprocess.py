@@ -1,4 +1,4 @@
-"""`train`: runs `maskfleet train` from a notebook or a script, and returns how it ended."""
+"""`train` runs `maskfleet train` as a subprocess, for notebooks and scripts, and returns how it ended."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ from launcher.exit_codes import FINISHED, MISTAKE, STOPPED
 
 EndKind = Literal["finished", "stopped", "mistake", "again"]
 _END_BY_CODE: dict[int, EndKind] = {FINISHED: "finished", STOPPED: "stopped", MISTAKE: "mistake"}
-_MAX_LINES = 200  # newest lines of output that are kept
+_MAX_LINES = 200  # number of last output lines that `Ending.said` has
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Ending:
     Attributes:
         code: exit code of the command (infra/docs/runbook.md).
         how: `finished`: training is complete. `stopped`: `maskfleet runs stop` was called. `mistake`: an input is
-            wrong, or a failure has repeated itself; `said` tells which. `again`: anything else; call `train` again to
+            wrong, or restarts did not cure a failure (see `said`). `again`: any other end; call `train` again to
             continue.
         step: number of steps done in the newest checkpoint.
-        said: the last lines that the command printed.
+        said: the last 200 lines that the command printed.
     """
 
     code: int
@@ -46,20 +46,19 @@ def train(
     nodes: int = 1,
     show: bool = True,
 ) -> Ending:
-    """Start the run at `uri`, or continue it, as `maskfleet train` does, in a separate process. Return when that
-    process has ended. An interrupt (Ctrl-C, a notebook's stop button) is passed on: the run commits a checkpoint and
-    ends.
+    """Start or continue the run at `uri` with `maskfleet train` in a subprocess, and wait until it has ended. An
+    interrupt (Ctrl-C, a notebook's stop button) is passed on: the run saves a checkpoint and ends.
 
     Args:
         uri: the run's folder or s3:// URI.
-        settings: values for keys of the recipe, by dotted key, as with `--set`.
+        settings: values by dotted key of the recipe, as with `--set`.
         accept_changes: whether `settings` may change the identity of an existing run. The change is recorded.
-        without_removed: whether the run goes on without documents that were removed from a corpus meanwhile.
-        nodes: number of nodes of the Ray cluster in RAY_ADDRESS for which training waits.
+        without_removed: whether to continue without documents that were removed from a corpus since the last start.
+        nodes: training waits until the Ray cluster in RAY_ADDRESS has this many nodes.
         show: whether to print the output of the command.
 
     Raises:
-        StoreError: the run's checkpoints cannot be listed afterwards.
+        StoreError: after the command has ended, the run's checkpoints cannot be listed.
     """
     command = [sys.executable, "-P", "-m", "maskfleet", "train", uri, "--nodes", str(nodes)]
     command += [part for key, value in (settings or {}).items() for part in ("--set", f"{key}={json.dumps(value)}")]
@@ -72,7 +71,7 @@ def train(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # so that an interrupt reaches it once, from here
+        start_new_session=True,  # an interrupt reaches it only from `_wait_for_end`
     )
     code, said = _wait_for_end(process, show)
     step = max((mark.step for mark in list_committed(open_store(uri))), default=0)

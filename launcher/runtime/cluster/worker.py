@@ -1,5 +1,5 @@
-"""A process as a rank of one group: its line to the driver, how it joins the group, how it trains, and how its part
-ended."""
+"""What a rank of one group does in its process: it answers the driver, joins the group, trains, and reports its
+outcome."""
 
 import gc
 import os
@@ -80,11 +80,11 @@ from launcher.runtime.rank.startup import StartupClock
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.removals import read_removals
 
-_LISTENING_S, _RETRY_S = 60.0, 0.01
-# The ratio of torch's limit of a collective to the watchdog's, which comes first to name the ranks.
+_RANK_0_TIMEOUT_S, _RANK_0_RETRY_S = 60.0, 0.01
+# torch's timeout of a collective, relative to the watchdog's limit, which must come first: it names the stuck ranks.
 _COLLECTIVE_TIMEOUT_RATIO = 1.5
-_MAX_WAITING_RECORDS = 4096  # most records that wait for a driver which is stopped; the oldest are not shown
-_ERROR_LENGTH = 500  # number of characters of an error by which failures are compared
+_MAX_WAITING_RECORDS = 4096  # if the driver does not ask, the oldest of more records are dropped
+_ERROR_LENGTH = 500  # an error is cut to this length; failures are compared by it
 _USER_ERRORS = (
     RecipeError, RunError, NoGoodCheckpoint, NewerFormat, InputError, CorpusError, PlanError, TokenizerError,
     ModelError, TrainingError,
@@ -93,11 +93,11 @@ _USER_ERRORS = (
 
 
 class DriverLink:
-    """A rank's line to the driver. The driver calls `talk`, on a thread of its own: a rank that waits in a collective
-    still says where it is, and is freed from it if another rank is gone.
+    """A rank's connection to the driver, which calls `talk` on a separate thread. So a rank that waits in a collective
+    still reports its progress, and its collectives are aborted if another rank has died.
 
     Attributes:
-        peer_gone: whether another rank is gone, so that the groups of this process were aborted.
+        peer_gone: whether another rank has died, so that this process aborted its process groups.
     """
 
     def __init__(self, rank: int, save_multiple: int) -> None:
@@ -113,7 +113,7 @@ class DriverLink:
         self._retries = StoreRetryGauge()
 
     def beat(self, step: int, doing: str, done: int = 0) -> None:
-        """Set where the rank is: step, activity, and the progress within a long activity (`RankHeartbeat`)."""
+        """Set the progress that heartbeats report: step, activity, and progress within a long activity."""
         self._where = (step, doing, done)
         if doing == "loading":
             self._resumed = step
@@ -128,15 +128,15 @@ class DriverLink:
         self._events.append((kind, {**fields, "rank": self.rank, "host": self._place.host}))
 
     def stop_requested(self) -> bool:
-        """Return whether the rank must end before its next step. Rank 0 alone decides when the state is handed over,
-        since it decides on copies."""
+        """Return whether the rank must end before its next step. When the state is handed over in memory, only rank 0
+        returns True, since rank 0 decides for all when copies are made."""
         ending, here = self.end_action, self._where[0] % self._save_multiple == 0
         paused = ending == "save" or (ending == "hand over" and self.rank == 0)
         return self._orders.stop or (paused and here)
 
     @property
     def end_action(self) -> EndAction | None:
-        """What the rank, if it has been asked to end, does with the last state."""
+        """What the rank must do with its last state; None if it was not ordered to end."""
         orders = self._orders
         if not (orders.stop or orders.pause):
             return None
@@ -144,12 +144,12 @@ class DriverLink:
 
     @property
     def left_state_in_memory(self) -> bool:
-        """Whether the rank has left its last state in memory alone."""
+        """Whether the rank has left its last state in memory without saving it."""
         return self._where[1] == HANDING_OVER
 
     @property
     def is_saving_last(self) -> bool:
-        """Whether the rank is making its last save after a stop was requested."""
+        """Whether the rank is saving its last checkpoint after a request to stop."""
         return self._orders.stop and self._where[1] == "saving"
 
     def talk(self, orders: RankOrders) -> RankNews:
@@ -170,7 +170,7 @@ class DriverLink:
 
 def _pop_all(waiting: deque[Any]) -> list[Any]:
     taken = []
-    with suppress(IndexError):  # `talk` and the rank's end may empty it at the same time
+    with suppress(IndexError):  # two threads may pop at the same time
         while True:
             taken.append(waiting.popleft())
     return taken
@@ -178,7 +178,7 @@ def _pop_all(waiting: deque[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _GroupMembership:
-    """What a rank that has joined its group trains with."""
+    """What joining a group gives a rank: process groups, node ids of all ranks, preflight reports."""
 
     control: RankGroup
     peers: GlooPeers
@@ -187,14 +187,15 @@ class _GroupMembership:
 
 
 class Rank:
-    """A process as a rank of group number `group`. `began`: `time.monotonic()` before the process imported anything.
+    """One rank of group number `group`, in this process. `began`: `time.monotonic()` before the libraries were
+    imported.
 
-    It leaves its process groups when its part has ended, so that the process can train again as a rank of another
-    group. This holds if the group ended in good order, or because another rank died.
+    The rank leaves its process groups at its end. If it ended without an error, or because another rank died, this
+    process can then train again as a rank of another group.
     """
 
     def __init__(self, group: int, seat: Seat, assignment: Assignment, began: float) -> None:
-        gc.freeze()  # imported objects stay: no need to scan them
+        gc.freeze()  # excludes imported objects from garbage collection
         self.group, self._seat, self._assignment = group, seat, assignment
         self._startup = StartupClock(assignment.before, began, assignment.processes)
         self._startup.end_part("imports")
@@ -206,19 +207,20 @@ class Rank:
         return self._membership is not None
 
     def join(self) -> RankResult:
-        """Connect to the other ranks, and examine the nodes. Collective."""
-        return self._run_part(self._join)
+        """Connect to the other ranks, and run the preflight. Collective."""
+        return self._run_and_leave(self._join)
 
     def train(self, attempt: int) -> RankResult:
-        """Train until the run is complete, or this rank is asked to end. Collective."""
-        return self._run_part(lambda: self._train(attempt))
+        """Train as attempt number `attempt` until the run is complete or the driver orders an end. Collective."""
+        return self._run_and_leave(lambda: self._train(attempt))
 
     def leave(self, group_is_broken: bool) -> None:
-        """Leave the process groups, as `_leave_groups_and_free_engine`."""
-        self._membership = None  # it holds the process groups that are left below
+        """Leave the process groups and free the engine (`_leave_groups_and_free_engine`)."""
+        self._membership = None  # drops references to the process groups
         _leave_groups_and_free_engine(group_is_broken)
 
-    def _run_part(self, work: Callable[[], JoinedGroup | FinishedTraining]) -> RankResult:
+    def _run_and_leave(self, work: Callable[[], JoinedGroup | FinishedTraining]) -> RankResult:
+        """Run `work`, leave the process groups unless it has only joined them, and return the outcome."""
         broken, stays = False, True
         outcome: RankOutcome
         try:
@@ -229,10 +231,10 @@ class Rank:
             broken, outcome = True, outcome_for_error(error, self.link)
             spared = isinstance(error, Exception) and isinstance(outcome, RankError) and outcome.kind == "silent"
             stays = spared or isinstance(outcome, EndedUnsaved)
-            traceback.clear_frames(error.__traceback__)  # the traceback holds the groups, too
+            traceback.clear_frames(error.__traceback__)  # its frames refer to the process groups, too
         try:
             self.leave(broken)
-        except RuntimeError:  # the GPU has failed
+        except RuntimeError:  # CUDA reports that the GPU has failed
             stays = False
         return RankResult(outcome, stays, self.link.news())
 
@@ -269,23 +271,25 @@ class Rank:
 
 
 def _assigned_run(assignment: Assignment) -> Run:
-    """Return the run as the driver opened it. What is stored may have changed since, for the next start."""
+    """Return the run as the driver opened it. The stored recipe and record may have changed since, for the next
+    start."""
     uri, store = assignment.run_uri, open_store(assignment.run_uri)
     return Run(uri, store, assignment.recipe, assignment.record, read_removals(store), assignment.removals)
 
 
 def _leave_groups_and_free_engine(broken: bool) -> None:
-    """Leave the process groups, and give back the memory of the engine that trained. Raises RuntimeError if the GPU
-    has failed, so that this process cannot use it again. `broken`: as in `leave_groups`."""
+    """Leave the process groups, and free the memory of the engine. `broken`: as in `leave_groups`.
+
+    Raises RuntimeError if the GPU has failed, so that this process cannot train again."""
     leave_groups(broken=broken)
-    gc.collect()  # models and engines are full of cycles
+    gc.collect()  # models and engines have reference cycles
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
 def _join_network(seat: Seat, limits: Watchdog) -> None:
-    """Connect to the other ranks, over the network of the address under which Ray knows this node."""
+    """Connect to the other ranks through the network interface that has this node's Ray address."""
     os.environ.update(network_variables(ray.util.get_node_ip_address(), os.environ))
     select_device(seat)
     _await_rank_0(seat)
@@ -296,21 +300,22 @@ def _join_network(seat: Seat, limits: Watchdog) -> None:
         world_size=seat.world,
         timeout=timedelta(seconds=_COLLECTIVE_TIMEOUT_RATIO * max(limits.step, limits.other)),
     )
-    nccl_backends()  # raises now if they cannot be aborted later
+    nccl_backends()  # raises here if this torch cannot abort its NCCL groups later
 
 
 def _await_rank_0(seat: Seat) -> None:
-    """Wait until rank 0 listens, or a minute is over. If torch finds that it does not, it tries again only after half a
-    second, which is most of what a restart takes."""
-    deadline = time.monotonic() + _LISTENING_S
+    """Wait until rank 0 accepts connections, for a minute at most. torch's own retry waits half a second, which would
+    be most of the time of a restart."""
+    deadline = time.monotonic() + _RANK_0_TIMEOUT_S
     while seat.rank and time.monotonic() < deadline:
-        with suppress(OSError), socket.create_connection(seat.master, timeout=_LISTENING_S):
+        with suppress(OSError), socket.create_connection(seat.master, timeout=_RANK_0_TIMEOUT_S):
             return
-        time.sleep(_RETRY_S)
+        time.sleep(_RANK_0_RETRY_S)
 
 
 def outcome_for_error(error: BaseException, link: DriverLink) -> RankOutcome:
-    """Return how `error` ends a rank's part. The failure policy judges errors that a restart may cure."""
+    """Return the outcome of a rank that raised `error`. Errors that a restart may cure become a RankError, for the
+    failure policy."""
     match error:
         case UnfitGroup():
             return UnfitNodes([report.event_fields() for report in error.reports], *problem_and_remedy(error.reports))
@@ -318,9 +323,9 @@ def outcome_for_error(error: BaseException, link: DriverLink) -> RankOutcome:
             return _describe_failure(error, link)
         case Superseded():
             return RunTakenOver(error.problem)
-        case CheckpointError() | StoreError() if link.is_saving_last:  # only the last save failed
+        case CheckpointError() | StoreError() if link.is_saving_last:  # only the last save after a stop failed
             return EndedUnsaved(error.problem)
-        case CorruptBlock():  # perhaps only on this machine; if the data are damaged, the failure repeats itself
+        case CorruptBlock():  # perhaps damaged on this machine only, which a restart cures
             return _describe_failure(error, link)
         case _ if isinstance(error, _USER_ERRORS):
             return FatalError(error.problem, error.remedy)
@@ -336,8 +341,8 @@ def outcome_for_error(error: BaseException, link: DriverLink) -> RankOutcome:
 
 
 def _describe_failure(error: BaseException, link: DriverLink) -> RankError:
-    """Return a failure, for the failure policy. CorruptReplica is raised by all ranks, though most of them are intact,
-    so it names the ranks at fault."""
+    """Return `error` for the failure policy. All ranks raise CorruptReplica, even intact ones, so the ranks at fault
+    are taken from the error itself."""
     blamed = error.ranks if isinstance(error, CorruptReplica) else None
     name = "" if isinstance(error, CorruptReplica) else f"{type(error).__name__}: "
     trace = "".join(traceback.format_exception(error))
@@ -345,20 +350,20 @@ def _describe_failure(error: BaseException, link: DriverLink) -> RankError:
 
 
 def _failure_kind(error: BaseException, link: DriverLink) -> FailureKind:
-    if link.peer_gone:  # after a peer died, this error may be a consequence
+    if link.peer_gone:  # this error may be a consequence of the other rank's death
         return "silent"
     if isinstance(error, TRANSIENT_ERRORS):
         return "transient"
     if isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError):
-        return "silent"  # an actor or a data worker is gone
+        return "silent"  # another Ray process has died
     lost = isinstance(error, dist.DistNetworkError) or not isinstance(error, Exception)
     gone = isinstance(error, RuntimeError) and any(sign in str(error) for sign in PEER_GONE_MESSAGES)
     return "silent" if lost or gone else "raised"
 
 
 def run_preflight(assignment: Assignment, link: DriverLink, peers: GlooPeers, nodes: Sequence[str]) -> list[NodeReport]:
-    """Run the preflight of the nodes, then the trial sums of the group. Collective. Raises UnfitGroup if a node must
-    not train. A rank that does not reach the sums still reports "starting", by which the watchdog finds it."""
+    """Run the preflight of the nodes, then the trial all-reduce of the group. Collective. A rank that hangs before the
+    all-reduce still reports "starting", so the watchdog can name it. Raises UnfitGroup if a node must not train."""
     reports = preflight(PreflightSubject(assignment.recipe, assignment.run_uri), peers, nodes)
     _check_nodes_fit(reports)
     link.beat(0, TRIAL_SUM_ACTIVITIES[dist.get_backend()])

@@ -1,8 +1,7 @@
-"""How many ranks train: what the operator allows, what the cluster can hold, and when that changes.
+"""Elastic training: how many ranks train, given the operator's limits and the cluster's machines.
 
-The batch does not depend on the number of ranks, because logical microbatches are dealt to however many there are. So
-only the machines decide the number. The driver calls these pure functions whenever a group of ranks may start or
-grow.
+The batch does not depend on the number of ranks, because microbatches are distributed over the ranks there are. The
+driver calls these pure functions whenever a group of ranks may start or grow.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -15,15 +14,15 @@ from data_service.formats import StrictRecord
 
 
 class Trainers(StrictRecord):
-    """A number of ranks that may change while a run goes on.
+    """Limits of the number of ranks (data-parallel processes) of a run, which may change while it trains.
 
     Attributes:
-        min: smallest number of ranks. With fewer places, the run waits for machines.
+        min: smallest number of ranks. If the cluster holds fewer, the run waits for machines.
         max: largest number of ranks. "auto": one for every GPU of the cluster; without GPUs, one for each core of this
-            machine, two at most.
-        wait: seconds. A lost machine may come back for so long before training goes on without it. The cluster must
-            have been unchanged for so long before training is stopped to take more ranks.
-        grow: seconds that ranks train before they are stopped, at a checkpoint, so that more ranks can take part.
+            machine, at most two.
+        wait: seconds that training waits for a lost machine to return before it goes on with fewer ranks. Also the
+            seconds for which the cluster must be unchanged before training is stopped to add ranks.
+        grow: seconds that a group of ranks trains before it may be stopped, at a checkpoint, to add ranks.
     """
 
     min: PositiveInt = 1
@@ -46,8 +45,8 @@ class Sizing:
         least, most: smallest and largest number of ranks.
         expected: number of ranks that the first group of a command waits for, up to `wait` seconds.
         wait, grow: seconds, as in `Trainers`.
-        each: amount that one rank reserves on its node, by the name of the resource.
-        data_cpus: cores that a place has for data tasks beside its rank.
+        each: amount that one rank reserves on its node, by the name of the Ray resource.
+        data_cpus: CPUs that a node must have for data tasks, for each of its ranks.
     """
 
     least: int
@@ -60,14 +59,14 @@ class Sizing:
 
     @property
     def place(self) -> dict[str, float]:
-        """What a node must have for each of its ranks, by the name of the resource."""
+        """Amount of each Ray resource that a node must have for one rank and its data tasks."""
         return {name: amount + (self.data_cpus if name == "CPU" else 0.0) for name, amount in self.each.items()}
 
 
 @dataclass(frozen=True)
 class GroupStart:
-    """A decision to start `ranks` ranks, on any nodes except those in `without`. `frugal`: without copies of
-    their state in memory, and without spare processes. `number`: of the group, counted over all decisions."""
+    """A decision to start a group of `ranks` ranks, on any nodes except `without`. `frugal`: to save memory, without
+    in-memory copies of the state and without spare processes. `number`: the group's number within this command."""
 
     ranks: int
     without: frozenset[str]
@@ -76,8 +75,8 @@ class GroupStart:
 
 
 def count_places(nodes: Iterable[Mapping[str, Any]], place: Mapping[str, float], excluded_nodes: Container[str]) -> int:
-    """Return how many ranks fit on the living nodes of `ray.nodes()`, leaving out the nodes in `excluded_nodes`.
-    `place`: as in `Sizing`."""
+    """Return how many ranks fit on the living nodes among `nodes` (`ray.nodes()`) without `excluded_nodes`. `place`:
+    resources that one rank needs (`Sizing.place`)."""
     return sum(
         min(int(node["Resources"].get(name, 0) // amount) for name, amount in place.items())
         for node in nodes
@@ -86,14 +85,14 @@ def count_places(nodes: Iterable[Mapping[str, Any]], place: Mapping[str, float],
 
 
 def rank_count(sizing: Sizing, place_count: int, wanted_ranks: int, waited_s: float) -> int | None:
-    """Return how many ranks to start when the cluster has places for `place_count`; None: wait longer.
+    """Return how many ranks to start when `place_count` ranks fit on the cluster; None: wait longer.
 
-    The number is that of the places, at most `sizing.most` and at least `sizing.least`. It is below `wanted_ranks`
-    only once `sizing.wait` seconds have passed.
+    As many ranks start as fit, from `sizing.least` to `sizing.most`. Fewer than `wanted_ranks` start only after
+    `sizing.wait` seconds.
 
     Args:
-        wanted_ranks: number of ranks that trained before, or that the first group expects.
-        waited_s: seconds since a group was first asked for.
+        wanted_ranks: number of ranks of the last group; for the first group, `sizing.expected`.
+        waited_s: seconds that the group has waited to start.
     """
     possible = min(place_count, sizing.most)
     if possible < sizing.least:
@@ -102,13 +101,12 @@ def rank_count(sizing: Sizing, place_count: int, wanted_ranks: int, waited_s: fl
 
 
 def should_grow(sizing: Sizing, place_count: int, world: int, trained_s: float, unchanged_s: float) -> bool:
-    """Return whether the present `world` ranks should make room for more.
+    """Return whether the present `world` ranks should stop so that a larger group can start.
 
     Args:
-        place_count: number of ranks that the cluster has places for.
+        place_count: number of ranks that fit on the cluster.
         trained_s: seconds that the present ranks have trained.
-        unchanged_s: seconds since the number of places last changed. Machines rarely come alone, so it is worth
-            waiting.
+        unchanged_s: seconds since `place_count` last changed. New machines often come several at a time.
     """
     return min(place_count, sizing.most) > world and trained_s >= sizing.grow and unchanged_s >= sizing.wait
 
@@ -119,8 +117,8 @@ def nodes_to_exclude(
     excluded_nodes: frozenset[str],
     bad_nodes: frozenset[str],
 ) -> frozenset[str]:
-    """Return the nodes to exclude: those in `excluded_nodes`, and those of `bad_nodes` that leave at least
-    `sizing.least` places."""
+    """Return `excluded_nodes` and as many of `bad_nodes` as can be excluded while `sizing.least` ranks still fit on the
+    other nodes."""
     for node in sorted(bad_nodes - excluded_nodes):
         if count_places(nodes, sizing.place, excluded_nodes | {node}) >= sizing.least:
             excluded_nodes |= {node}
@@ -128,8 +126,8 @@ def nodes_to_exclude(
 
 
 def world_change_cause(sizing: Sizing, before: int, world: int, *, first: bool) -> str:
-    """Return why `world` ranks train and no longer `before`, as text for the record. `first`: this is the command's
-    first group."""
+    """Return why the number of ranks changed from `before` to `world`, as text for the event. `first`: whether this is
+    the command's first group."""
     if first:
         return "the command was started again"
     if world < before:

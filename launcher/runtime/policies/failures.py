@@ -1,17 +1,17 @@
-"""The failure policy: what to do when a group of ranks has died. A pure function of the failures so far.
+"""The failure policy: what to do when a group of ranks has died. It is a pure function of the failures so far.
 
-Almost every failure leads to a restart: machines die, and a restart costs seconds. A failure that a restart cannot cure
-repeats itself:
+Almost every failure leads to a restart, which costs seconds. Failures that restarts do not cure are recognised because
+they repeat:
 
 1. An error at the same step every time comes from the program or its data: the run ends.
-2. A node that is the first to fail again and again is broken: it is excluded.
-3. Several starts in a row that raise before they finish a step are set up wrongly: the run ends.
-4. Several deaths in a row without an error, of groups that began at one step and made steps all or not at all, may be
-   for want of memory, which the kernel does not say: the next ranks make no copies of their state in memory, and have
-   no spare processes.
-5. Many deaths in a row without a newer checkpoint make no progress: the run ends.
+2. Several recent failures that began on one node: the node is broken and is excluded.
+3. Several groups in a row that raise before they finish a step: the setup is wrong, and the run ends.
+4. Several deaths in a row without an error, from the same checkpoint, either all before the first step or all after
+   it: the kernel may have killed ranks for lack of memory. The next ranks save memory: no in-memory copies of the
+   state, no spare processes.
+5. Many failures in a row without a newer checkpoint: there is no progress, and the run ends.
 
-A store that does not answer does not count as a failure.
+Failures because the store did not answer are not counted.
 """
 
 from collections import Counter
@@ -19,15 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-SAME_ERROR_LIMIT = 3  # equal errors in a row at one step, after which the run ends
-FAILED_START_LIMIT = 4  # starts in a row that raised before finishing a step, after which the run ends
-SILENT_DEATH_LIMIT = 5  # silent deaths in a row from one checkpoint, after which memory counts as short
-UNSAVED_FAILURE_LIMIT = 16  # failures in a row without a newer checkpoint, after which the run ends
-NODE_FAILURE_LIMIT = 3  # recent failures that began on one node, after which it is excluded
-NODE_WINDOW_FAILURES = 6  # newest failures by which a node is judged
-NODE_FAILURE_HOURS = 12.0  # age above which a failure no longer counts against its node
+SAME_ERROR_LIMIT = 3  # the run ends after this many equal errors in a row at the same step
+FAILED_START_LIMIT = 4  # the run ends after this many groups in a row raised before finishing a step
+SILENT_DEATH_LIMIT = 5  # memory counts as short after this many silent deaths in a row from one checkpoint
+UNSAVED_FAILURE_LIMIT = 16  # the run ends after this many failures in a row without a newer checkpoint
+NODE_FAILURE_LIMIT = 3  # a node is excluded after this many recent failures began on it
+NODE_WINDOW_FAILURES = 6  # number of newest failures that count against nodes
+NODE_FAILURE_HOURS = 12.0  # older failures no longer count against their node
 
-_RESUME_ADVICE = "after mending, the same command resumes the run"
+_RESUME_ADVICE = "once the cause is mended, the same command resumes the run"
 _TRACES_ADVICE = f"see the tracebacks in events/stacks/ of the run; {_RESUME_ADVICE}"
 
 FailureKind = Literal["raised", "silent", "transient"]
@@ -37,14 +37,14 @@ FailureKind = Literal["raised", "silent", "transient"]
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of a group of ranks that nobody requested.
+    """The failure of a group of ranks: it ended although nobody had asked it to stop.
 
     Attributes:
         time: time of the failure, in seconds since 1970.
-        step: number of steps done.
-        committed: steps done in the newest known state, in the store or in memory.
+        step: number of steps done when the group failed.
+        committed: number of steps in the newest saved state, in the store or in memory.
         worked: whether the group finished a step after its start.
-        node: node of the rank that failed first; None if unknown.
+        node: Ray id of the node on which the failure began; None if unknown.
         error: type and text of the error that the rank raised; None if it died without one.
     """
 
@@ -59,8 +59,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """A decision to start the ranks again, on any nodes except those in `without`. `frugal`: without copies of
-    their state in memory, and without spare processes."""
+    """A decision to start the ranks again, on any nodes except `without`. `frugal`: to save memory, without in-memory
+    copies of the state and without spare processes."""
 
     without: frozenset[str] = frozenset()
     frugal: bool = False
@@ -82,7 +82,7 @@ def find_first_failed_node(
 ) -> str | None:
     """Return the node on which a group's failure began; None if unknown.
 
-    Ranks that died without an error come before ranks that raised: a death makes the other ranks raise.
+    Ranks that died without an error are blamed before ranks that raised: one death makes the other ranks raise.
 
     Args:
         node_by_rank: node of each rank that sent a heartbeat.
@@ -113,12 +113,12 @@ def decide_after_failure(failures: Sequence[Failure], node_count: int) -> Restar
     """
     counted = [failure for failure in failures if failure.kind != "transient"]
     restart = RestartDecision(_bad_nodes(counted, node_count), frugal=_memory_seems_short(counted))
-    return _stop_if_repeated(counted) or _stop_without_commits(counted) or restart
+    return _stop_if_repeated(counted) or _stop_if_no_newer_commit(counted) or restart
 
 
 def _stop_if_repeated(counted: Sequence[Failure]) -> StopDecision | None:
-    """Return the decision to end a run whose ranks raise again and again; None if they do not. Deaths without an error
-    before the first finished step are passed over: they say nothing about such an error."""
+    """Return the decision to end a run whose ranks raise again and again; None if they do not. Silent deaths before a
+    group's first finished step are ignored, because they do not show whether the error would have come again."""
     telling = [failure for failure in counted if failure.kind == "raised" or failure.worked]
     same = telling[-SAME_ERROR_LIMIT:]
     if len(same) == SAME_ERROR_LIMIT and same[-1].error and all(_is_same_error(failure, same[-1]) for failure in same):
@@ -132,13 +132,14 @@ def _stop_if_repeated(counted: Sequence[Failure]) -> StopDecision | None:
 
 
 def _memory_seems_short(counted: Sequence[Failure]) -> bool:
+    """Return whether the last failures were silent deaths from the same checkpoint (rule 4 of the module docstring)."""
     row = counted[-SILENT_DEATH_LIMIT:]
     silent = all(failure.kind == "silent" for failure in row)
-    # A group that made steps may have left in-memory copies, so its death differs from those at the same checkpoint.
+    # A group that made steps may have left newer copies in memory, so it does not count with groups that made none.
     return len(row) == SILENT_DEATH_LIMIT and silent and len({(each.committed, each.worked) for each in row}) == 1
 
 
-def _stop_without_commits(counted: Sequence[Failure]) -> StopDecision | None:
+def _stop_if_no_newer_commit(counted: Sequence[Failure]) -> StopDecision | None:
     row = counted[-UNSAVED_FAILURE_LIMIT:]
     if len(row) < UNSAVED_FAILURE_LIMIT or len({failure.committed for failure in row}) > 1:
         return None

@@ -1,17 +1,16 @@
-"""How a run gets over the death of a rank quickly: the settings, and which rank keeps the copy of another rank's state
-in memory.
+"""Fast recovery from the death of a rank: its settings, and which rank keeps an in-memory copy of which rank's state.
 
-Who keeps whose copy is a pure function of the nodes on which the ranks run. The ranks are written around a ring, node
-after node, and each rank's copy lies a fixed distance further on. Any distance from the size of the largest node to the
-rest of the ring leads to another node, and gives each rank one copy to keep. The distance is about half the ring:
+The partners are a pure function of the nodes of the ranks. The ranks form a ring, node after node, and each rank's copy
+is kept a fixed number of ranks further on. If that distance is at least the largest node's number of ranks, and at most
+the ring without that node, every partner is on another node, and each rank keeps one copy. It is about half the ring:
 
-- Nodes that share a switch or a rack are mostly neighbours in the ring, and are lost together. Their copies lie on
-  the other side.
+- Nodes that share a switch or a rack are mostly neighbours in the ring, and may be lost together. Their copies are on
+  the other side of the ring.
 - With an even number of equal nodes, two nodes keep each other's copies. Of all placements of one copy this one
   survives the loss of two nodes most often (Wang et al. 2023, "Gemini: fast failure recovery in distributed training
   with in-memory checkpoints", section 4).
-- With equal nodes, a rank and its partner have the same place on their nodes, so on networks that have a switch for
-  each place (rails) a copy crosses one switch.
+- With equal nodes, a rank and its partner have the same local rank. In a rail-optimised network, which has a switch
+  for each local rank, a copy crosses only one switch.
 
 If a node holds more than half of all ranks, the ranks of the other nodes keep more than one copy each.
 """
@@ -25,23 +24,23 @@ from pydantic import NonNegativeInt, PositiveInt
 from data_service.formats import StrictRecord
 
 COPY_TIME_SHARE = 0.0003
-"""Share of the time that copies of the state in memory take at most with `memory_every: auto`. In simulated months of
-RoBERTa-large on 16 to 16,384 GPUs, also of which a node lasts a day, the goodput was nowhere better at 0.3 %: those
-copies cost more than the steps that they saved."""
+"""With `memory_every: auto`, in-memory copies of the state take at most this share of the time. In simulated months of
+RoBERTa-large on 16 to 16,384 GPUs, even with nodes that fail once a day, ten times this share never gave better
+goodput: the copies cost more time than they saved."""
 
 
 PROCESS_BYTES = 2 << 30  # host memory that each rank or spare process of a node needs
 
 
 class Recovery(StrictRecord):
-    """What a run holds ready, so that the death of a rank costs little time.
+    """Settings of spare processes and in-memory copies, which make the death of a rank cost little time.
 
     Attributes:
-        spares: largest number of processes on each node that have loaded the libraries and wait for a rank to die. Each
-            costs the memory of a process that has imported torch, about 0.5 GB, and no GPU memory. All but the first
-            are made only where Ray's memory of the node is at least 2 GiB for each rank and spare process.
+        spares: largest number of spare processes on each node: they have loaded the libraries and wait to replace a
+            dead rank. Each takes about 0.5 GB of host memory and no GPU memory. More than one is started only if the
+            node's memory, as Ray counts it, is at least 2 GiB for each rank and spare process.
         memory_every: number of steps after which the ranks copy their state to the memory of their node and of another
-            node. "auto": as often as it takes at most 0.03 % of the time. "never": a restart reads the last checkpoint.
+            node. "auto": as often as possible in 0.03 % of the time. "never": a restart reads the last checkpoint.
     """
 
     spares: NonNegativeInt = 2  # the second is ready while the first is being replaced
@@ -51,18 +50,19 @@ class Recovery(StrictRecord):
 def spare_counts(
     ranks_by_node: Mapping[str, int], memory_by_node: Mapping[str, float], max_spares: int
 ) -> dict[str, int]:
-    """Return how many spare processes each node with `ranks_by_node` is to have: at most `max_spares`, and one at
-    most where the node's bytes of `memory_by_node` are fewer than `PROCESS_BYTES` for every rank and spare
-    process."""
+    """Return how many spare processes to start on each node: at most `max_spares`, and more than one only if the node
+    has `PROCESS_BYTES` of memory for every rank and spare process.
+
+    `ranks_by_node`: number of ranks on each node. `memory_by_node`: bytes of host memory of each node."""
     room = {node: int(memory_by_node.get(node, 0.0) // PROCESS_BYTES) - count for node, count in ranks_by_node.items()}
     return {node: min(max_spares, max(1, free)) for node, free in room.items()}
 
 
 def copy_partners(nodes: Sequence[str]) -> list[int]:
-    """Return for each rank the rank that keeps the copy of its state.
+    """Return for each rank its partner: the rank that keeps the copy of its state.
 
-    The partner is on another node if there is another. Numbers of copies differ between ranks only as far as the
-    sizes of the nodes make it necessary. On a single node the partner is the next rank; a single rank is its own.
+    If there are several nodes, the partner is on another node, and copies are spread as evenly over the ranks as the
+    sizes of the nodes allow. On a single node the partner is the next rank; a single rank is its own partner.
 
     Args:
         nodes: the node of each rank.
@@ -78,13 +78,13 @@ def copy_partners(nodes: Sequence[str]) -> list[int]:
         pairs = _partners_of_large_node(largest, others)
     else:
         half = len(ring) // 2
-        distance = half - half % len(largest)  # a multiple of a node's ranks, if all nodes are equal
+        distance = half - half % len(largest)  # whole nodes if all nodes are equal: the local rank stays
         pairs = {rank: ring[(at + distance) % len(ring)] for at, rank in enumerate(ring)}
     return [pairs[rank] for rank in range(len(nodes))]
 
 
 def _partners_of_large_node(large_node_ranks: Sequence[int], other_ranks: Sequence[int]) -> dict[int, int]:
-    """Return the partner of each rank if the node of the `large_node_ranks` group has more ranks than all other
-    nodes together. `other_ranks`: the ranks of these nodes. Each of them keeps the copies of several ranks."""
+    """Return the partner of each rank when one node (`large_node_ranks`) has more ranks than all other nodes together
+    (`other_ranks`). Each rank of `other_ranks` then keeps the copies of one or several ranks of the large node."""
     kept_by_others = {rank: other_ranks[at % len(other_ranks)] for at, rank in enumerate(large_node_ranks)}
     return kept_by_others | dict(zip(other_ranks, large_node_ranks, strict=False))

@@ -1,14 +1,14 @@
-"""The spike policy: which updates are skipped, when a run returns to an earlier checkpoint, and when it ends. Pure
-functions of the run's losses and gradient norms.
+"""The loss-spike policy: which updates are skipped, when a run returns to an earlier checkpoint, and when it ends. Its
+functions are pure functions of the run's losses and gradient norms.
 
-A step is bad if it made no update, or if its loss is far above the recent losses of its phase. One bad step means
-nothing. Many in a row mean that weights or data have gone wrong: the run then returns to an earlier checkpoint and
-leaves out the data it has read since, as was done by hand for PaLM (Chowdhery et al. 2022, section 5.1: about 100 steps
+A step is bad if it made no update, or if its loss is far above the recent losses of its phase. A single
+bad step is ignored. After many in a row the run returns to an earlier checkpoint and skips the data it has read since,
+as was done by hand for PaLM (Chowdhery et al. 2022, section 5.1: about 100 steps
 back, 200 to 500 batches skipped, about 20 times).
 
 Recent losses are those of the last `window` steps that were not bad, so that a spike does not become the standard. "Far
-above" is measured by the median and the median absolute deviation, which single outliers hardly move. All ranks have
-the same figures and so decide alike. Checkpoints hold the figures, so a resume changes no decision.
+above" is measured by the median and the median absolute deviation (MAD), which single outliers hardly move. All ranks
+have the same losses and norms, so all decide alike. Checkpoints store them, so a resume changes no decision.
 """
 
 import math
@@ -25,25 +25,25 @@ from data_service.formats import StrictRecord
 from launcher.runtime.policies.failures import StopDecision
 
 LOSS = "loss"
-_MAD_TO_SIGMA = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
-# Smallest spread, as a share of the median: losses that hardly vary must not make trifles spikes.
+_MAD_TO_SIGMA = 1.4826  # standard deviation / MAD of a normal distribution
+# Smallest standard deviation, as a share of the median: if losses hardly vary, a tiny rise must not count as a spike.
 _MIN_SPREAD_SHARE = 0.01
 
 
 class Spikes(StrictRecord):
-    """Settings of the reaction to losses that are not finite, or far above the recent ones.
+    """Settings of the reaction to loss spikes: losses that are not finite, or far above recent losses.
 
     Attributes:
-        window: number of recent steps that a loss is compared with. Before a phase has had so many steps, no finite
+        window: number of recent steps that a loss is compared with. Until a phase has had this many steps, no finite
             loss is a spike.
-        threshold: number of standard deviations above the median from which a loss counts as a spike. The deviation is
+        threshold: a loss more than this many standard deviations above the median is a spike. The deviation is
             estimated from the median absolute deviation. Null: no finite loss is a spike.
-        outlier: number of standard deviations above the median from which a loss or a gradient norm makes no update.
-            Null: every finite one makes its update, as in the papers.
-        patience: number of bad steps in a row (high loss, or no update) after which the run goes back. It goes back to
-            a checkpoint at least as many steps older than the first of them.
-        most_rewinds: number of rewinds in a row after which the run ends instead of going back again. Rewinds count as
-            in a row if none of them got the run `window` steps past the point where it went back.
+        outlier: the update is skipped if the loss or the gradient norm is more than this many standard deviations
+            above its median. Null: it is skipped only if one of them is not finite, as in the papers.
+        patience: after this many bad steps in a row (high loss, or no update) the run goes back, to a checkpoint at
+            least this many steps older than the first bad step.
+        most_rewinds: after this many rewinds in a row the run ends instead of going back again. Rewinds are in a row
+            if each spike begins within `window` steps of the point where the run last went back.
     """
 
     window: int = Field(default=128, ge=4)
@@ -53,19 +53,19 @@ class Spikes(StrictRecord):
     most_rewinds: int = Field(default=3, ge=0)
 
     def latest_rewind_step(self, began: int) -> int:
-        """Return the largest step of a checkpoint that a run may go back to from a spike which began at step
+        """Return the step of the newest checkpoint to which a run may go back after a spike that began at step
         `began`."""
         return began - self.patience
 
 
 @dataclass(frozen=True)
 class SpikeHistory:
-    """The recent figures of a run, by which its next step is judged.
+    """The recent losses and gradient norms of a run, with which its next step is compared.
 
     Attributes:
         phase: the present phase. Losses of different phases are not compared, because their data differ.
-        series: figures of the last steps that were not bad, the oldest first, by the name of the figure.
-        since: first of the bad steps in a row that end with the last step; None if the last step was not bad.
+        series: values of the last steps that were not bad, the oldest first, by name (`loss`, gradient norms).
+        since: first of the latest bad steps in a row; None if the last step was not bad.
     """
 
     phase: int = 0
@@ -85,7 +85,7 @@ _HISTORY_TYPE = TypeAdapter(SpikeHistory)
 
 
 def upper_bound(values: Sequence[float], window: int, deviations: float | None) -> float:
-    """Return the limit above which a figure after `values` is not normal.
+    """Return the limit above which the next value after `values` is an outlier.
 
     The limit is the median of the last `window` values plus `deviations` standard deviations. It is infinite if
     `deviations` is None or there are fewer than `window` values.
@@ -99,7 +99,7 @@ def upper_bound(values: Sequence[float], window: int, deviations: float | None) 
 
 
 def max_allowed_figure(settings: Spikes, recent: SpikeHistory, phase: int, name: str) -> float:
-    """Return the largest figure with which a step of `phase` still makes its update."""
+    """Return the largest value of `name` (`loss` or a gradient norm) with which a step of `phase` makes its update."""
     return _figure_limit(settings, recent, phase, name, settings.outlier)
 
 
@@ -112,11 +112,11 @@ def next_history(
     *,
     updated: bool,
 ) -> SpikeHistory:
-    """Return the history with `step`, which is done, added to `recent`.
+    """Return `recent` with the finished step `step` added.
 
     Args:
-        figures: figures of the step by name: its loss, under `LOSS`, and every other figure that
-            `max_allowed_figure` judges.
+        figures: values of the step by name: its loss, under `LOSS`, and every other value for which
+            `max_allowed_figure` gives a limit.
         updated: whether the step made all its updates.
     """
     high = figures[LOSS] > _figure_limit(settings, recent, phase, LOSS, settings.threshold)
@@ -128,7 +128,7 @@ def next_history(
 
 
 def should_go_back(settings: Spikes, recent: SpikeHistory, steps: int) -> bool:
-    """Return whether the run should go back after `steps` steps."""
+    """Return whether the run, which has done `steps` steps, should return to an earlier checkpoint."""
     return recent.since is not None and steps - recent.since >= settings.patience
 
 
@@ -166,8 +166,8 @@ def decide_after_spike(
     """Return what to do after a spike that began with step `first_bad_step`.
 
     Args:
-        cause: what is wrong (`describe_bad_step`).
-        history: the run's checkpoints, without those that earlier rewinds abandoned.
+        cause: text of `describe_bad_step`.
+        history: the run's checkpoints, except those that earlier rewinds abandoned.
         past_rewinds: earlier rewinds, the oldest first.
     """
     latest = settings.latest_rewind_step(first_bad_step)
@@ -175,27 +175,27 @@ def decide_after_spike(
     what = f"{cause}, from step {first_bad_step:,} on"
     if to is None:
         reason = f"{what}, and no checkpoint is {settings.patience} or more steps older, so the run cannot go back"
-        return SpikeVerdict(None, StopDecision(reason, _HOPELESS_ADVICE))
+        return SpikeVerdict(None, StopDecision(reason, _NO_CHECKPOINT_ADVICE))
     times = _rewinds_in_a_row(settings, first_bad_step, past_rewinds)
     if times >= settings.most_rewinds:
         reason = f"{what}, after going back {times} times in a row"
-        return SpikeVerdict(to, StopDecision(reason, _REPEATED_ADVICE.format(step=to.step)))
+        return SpikeVerdict(to, StopDecision(reason, _REPEATED_SPIKE_ADVICE.format(step=to.step)))
     return SpikeVerdict(to, None)
 
 
-_HOPELESS_ADVICE = (
+_NO_CHECKPOINT_ADVICE = (
     "start a new run with a lower learning rate or a longer warm-up, or look at the data with `maskfleet show`; "
     "`spikes` in the recipe says what counts as bad"
 )
-_REPEATED_ADVICE = (
+_REPEATED_SPIKE_ADVICE = (
     "look for the cause: learning rate, precision, data (`maskfleet show`), a machine that computes wrongly. The same "
     "command continues from step {step:,} and leaves out the data read since; a fork of that step can change settings"
 )
 
 
 def _rewinds_in_a_row(settings: Spikes, began: int, past_rewinds: Sequence[Rewind]) -> int:
-    """Return how many rewinds preceded this spike in a row: each spike began at most `window` steps after the point
-    that the run had reached when it last went back."""
+    """Return how many rewinds in a row preceded a spike that began at step `began`: rewinds are in a row if each spike
+    began at most `window` steps after the step from which the run last went back."""
     times = 0
     for rewind in reversed(past_rewinds):
         if rewind.to is None or began > rewind.reached + settings.window:

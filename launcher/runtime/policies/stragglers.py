@@ -1,10 +1,10 @@
 """Finds stragglers: ranks for which all others wait. A step takes equally long on every rank, so the comparison uses
 the time that each rank spends in its own forward passes and in waiting for its own data.
 
-Per window of steps, a rank's computing time is its time in forward passes for each token, divided by the median of the
-other ranks. Its data time is the duration of the steps, divided by their duration had its data come as fast as those of
-the median rank. A rank that is `ratio` times slower in either, in several windows in a row, is a straggler. It is only
-reported: a slow rank is better than a stopped run, and an operator may know the reason.
+Two ratios are computed for each rank in each window of steps. Compute: its seconds of forward passes per token, divided
+by the median of the other ranks. Data: the duration of the steps, divided by the duration that they would have had if
+the rank had waited for data only as long as the median of the others. If either is at least `ratio` in several windows
+in a row, the rank is a straggler. It is only reported: a slow rank is better than a stopped run.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from pydantic import Field, PositiveInt
 from data_service.formats import StrictRecord
 from encoder_core.train.settings import Pace
 
-SLOW_WINDOWS = 3  # slow windows in a row after which a rank counts as a straggler
+SLOW_WINDOWS = 3  # a rank is a straggler after this many slow windows in a row
 
 
 class Stragglers(StrictRecord):
-    """Settings of the search for slow ranks.
+    """Settings of the search for stragglers.
 
     Attributes:
-        window: number of steps that are judged together.
-        ratio: factor by which a rank must be slower than the others, in three windows in a row, to be reported.
+        window: number of steps over which times are summed.
+        ratio: a rank that is this many times slower than the others, in three windows in a row, is reported.
     """
 
     window: PositiveInt = 50
@@ -37,7 +37,7 @@ SlowActivity = Literal["data", "compute"]
 
 @dataclass(frozen=True)
 class Straggler:
-    """A slow rank: how many times slower than the others it is (`ratio`), and at what (`doing`)."""
+    """A slow rank: it is `ratio` times slower than the others in `doing` (waiting for data, or computing)."""
 
     rank: int
     ratio: float
@@ -46,8 +46,8 @@ class Straggler:
 
 @dataclass
 class StragglerDetector:
-    """A detector of stragglers, which is told of every step. It reports a rank once when the rank becomes a straggler,
-    and again only if the rank has recovered in between."""
+    """Detects stragglers from the times of every step (`add_step`). It reports a rank once when it becomes a straggler,
+    and again only if it has recovered in between."""
 
     settings: Stragglers
     forward: bool
@@ -67,8 +67,8 @@ class StragglerDetector:
 
 
 def rank_slowness(window: Sequence[tuple[Sequence[Pace], float]], *, forward: bool) -> list[Straggler]:
-    """Return how much slower than the others each rank was over a window, in data or in computing, whichever is worse.
-    The list is empty for a single rank.
+    """Return how many times slower than the others each rank was in a window of steps: the larger of its two ratios,
+    data and compute (module docstring). The list is empty if there is only one rank.
 
     Args:
         window: for each step, the times of all ranks and the step's duration in seconds.
@@ -90,13 +90,14 @@ def _worse_slowness(rank: int, data_delay: float, slowdown: float) -> Straggler:
 
 
 def _data_delay(data: Sequence[float], steps: float, rank: int) -> float:
-    """Return the duration of the steps, divided by their duration had this rank's data come when the others' did."""
+    """Return the duration of the steps, divided by what it would be if the rank had waited for data only as long as the
+    median of the others."""
     excess = data[rank] - _median_of_others(data, rank)
     return steps / max(steps - excess, 1e-9) if excess > 0 else 1.0
 
 
 def _compute_slowdown(compute: Sequence[float | None], rank: int) -> float:
-    """Return this rank's time for a token, divided by the median of the others; 1 where either is unknown."""
+    """Return the rank's seconds per token, divided by the median of the other ranks; 1 if either is unknown."""
     mine, known = compute[rank] if compute else None, [c for c in compute if c is not None]
     if mine is None or len(known) < 2:
         return 1.0
@@ -109,6 +110,6 @@ def _median_of_others(values: Sequence[float], rank: int) -> float:
 
 
 def _seconds_per_token(paces: Sequence[Pace]) -> float | None:
-    """Return a rank's seconds of forward passes for each token; None for a rank that had no tokens."""
+    """Return the seconds of forward passes per token of one rank; None if it had no tokens."""
     tokens = sum(pace.tokens for pace in paces)
     return sum(pace.forward for pace in paces) / tokens if tokens else None

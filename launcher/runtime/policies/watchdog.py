@@ -1,9 +1,9 @@
-"""The watchdog: which ranks make no progress, and whose fault that is.
+"""The watchdog: finds ranks that hang, and the ranks that caused it.
 
-Nothing in Ray or NCCL bounds a hang inside a collective. So the driver asks every rank for a heartbeat four times a
-second, less often if there are more than 125 ranks, and a thread of the rank answers. It says what the rank is doing. A
-rank whose heartbeats say the same for too long is stuck; a rank without heartbeats is frozen or cut off. All ranks wait
-for the slowest, so all are stuck soon after one is: the group is killed as a whole, and the driver starts another.
+Neither Ray nor NCCL ends a hang inside a collective. So the driver asks every rank for a heartbeat four times a second
+(less often with more than 125 ranks), and a thread of the rank answers with the rank's step and activity. A rank whose
+heartbeats show no progress for too long is stuck; a rank without heartbeats is frozen or cut off. All ranks wait for
+the slowest, so all are stuck soon after one is: the whole group is killed, and the driver starts another.
 
 The watchdog uses only its own clock: it counts heartbeats, and never compares times across machines.
 """
@@ -21,26 +21,26 @@ from data_service.formats import StrictRecord
 
 TRAINING_ACTIVITY = "training"
 TRIAL_SUM_ACTIVITIES = {"nccl": "in the first NCCL sum", "gloo": "in the first gloo sum"}
-"""The activity of a rank during the trial sums before training (`launcher.runtime.preflight.collective`), by the
-library that sums."""
-_STAGE_BY_ACTIVITY = {"starting": 0, "loading": 1}  # the first activities of a rank, in this order
-_MAX_GAP_S = 1.0  # most seconds that count between two checks
+"""The activity of a rank during the trial all-reduce before training (`launcher.runtime.preflight.collective`), by
+communication library."""
+_STAGE_BY_ACTIVITY = {"starting": 0, "loading": 1}  # order of a rank's activities before any other
+_MAX_GAP_S = 1.0  # a longer time between two checks counts as this long
 
 
 MIN_HEARTBEAT_INTERVAL_S = 0.25
-MAX_HEARTBEATS_PER_S = 500  # most heartbeats a second of all ranks together: they take the driver two fifths of a core
+MAX_HEARTBEATS_PER_S = 500  # limit for all ranks together: it takes two fifths of a core of the driver
 
 
 def heartbeat_interval_s(ranks: int) -> float:
-    """Return the seconds between two heartbeats of one of so many ranks."""
+    """Return the seconds between two heartbeats of each of `ranks` ranks."""
     return max(MIN_HEARTBEAT_INTERVAL_S, ranks / MAX_HEARTBEATS_PER_S)
 
 
 class Watchdog(StrictRecord):
-    """Time limits, in seconds, after which the ranks are killed and started again.
+    """Time limits of the watchdog, in seconds: if one is exceeded, the ranks are killed and started again.
 
     Attributes:
-        step: limit for one training step, and for the first sums over the network before training.
+        step: limit for one training step, and for the trial all-reduce before training.
         other: limit without progress in any other activity: starting, loading, evaluating, saving. Each microbatch and
             each part of an upload is progress.
         silence: limit without any heartbeat.
@@ -68,9 +68,9 @@ class RankHeartbeat:
     """The latest heartbeat of a rank.
 
     Attributes:
-        count: number of heartbeats of the rank's process in its present group.
+        count: number of this heartbeat, counted since the rank joined its present group.
         step, doing: the step and the activity that the rank reported.
-        done: progress within that activity, a count that only increases: microbatches evaluated, bytes uploaded.
+        done: progress within that activity, a count that never falls: microbatches evaluated, bytes uploaded.
         place: the rank's process.
     """
 
@@ -104,15 +104,15 @@ class StuckRank:
 
 @dataclass(frozen=True)
 class _LastSeen:
-    """What was seen of a rank: its latest heartbeat, seconds since that came (`silent`), and seconds since the rank
-    last made progress (`idle`)."""
+    """A rank as last checked: its latest heartbeat, seconds since that heartbeat came (`silent`), and seconds since the
+    rank last made progress (`idle`)."""
 
     beat: RankHeartbeat
     silent: float = 0.0
     idle: float = 0.0
 
     def advance(self, beat: RankHeartbeat, elapsed_s: float) -> "_LastSeen":
-        """Return what is seen at the next look, `elapsed_s` seconds later."""
+        """Return the state after the next check, `elapsed_s` seconds later, when `beat` is the latest heartbeat."""
         if beat.place != self.beat.place:
             return _LastSeen(beat)
         silent = self.silent + elapsed_s if beat.count == self.beat.count else 0.0
@@ -121,13 +121,13 @@ class _LastSeen:
 
 
 class HeartbeatObserver:
-    """An observer of the ranks' heartbeats that finds the stuck ranks.
+    """Finds stuck ranks from their heartbeats.
 
-    Between two looks at most one second counts. If more has passed, the observer itself was stopped or could not ask,
-    and no rank is to blame for that.
+    At most one second is counted between two checks. If more has passed, this process itself was stopped or slow, and
+    no rank is to blame.
 
     Args:
-        clock: function that returns seconds and never goes back.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -151,7 +151,7 @@ class HeartbeatObserver:
         }
 
     def find_stuck_ranks(self, limits: Watchdog) -> list[StuckRank]:
-        """Return the ranks that must be killed, those at the lowest step first; empty if none is stuck."""
+        """Return the stuck ranks, those at the lowest step first; empty if none is stuck."""
         found = [
             (seen.beat.step, stuck)
             for rank, seen in self._seen.items()
@@ -176,10 +176,10 @@ def _check_rank(rank: int, seen: _LastSeen, limits: Watchdog) -> StuckRank | Non
 
 
 def find_culprits(stuck_ranks: Sequence[StuckRank], beats: Mapping[int, RankHeartbeat]) -> list[int]:
-    """Return the ranks that the others waited for; empty if that cannot be told.
+    """Return the ranks that caused a hang; empty if that is unknown.
 
-    They are the ranks of `stuck_ranks` that send no heartbeats. If all of `stuck_ranks` send heartbeats, they are
-    the ranks with the least progress, unless all ranks have made the same progress.
+    They are the ranks of `stuck_ranks` that send no heartbeats. If all send heartbeats, they are the ranks with the
+    least progress, unless all ranks have made the same progress.
 
     Args:
         stuck_ranks: the stuck ranks.
@@ -194,8 +194,8 @@ def find_culprits(stuck_ranks: Sequence[StuckRank], beats: Mapping[int, RankHear
 
 
 def _progress_by_rank(beats: Mapping[int, RankHeartbeat]) -> dict[int, tuple[int, int, int]]:
-    """Return how far each rank is, as comparable tuples. `RankHeartbeat.done` counts only if all ranks are at one step
-    and activity."""
+    """Return the progress of each rank as a tuple that can be compared. `RankHeartbeat.done` is compared only if all
+    ranks are at the same step and activity."""
     alike = len({(beat.step, beat.doing) for beat in beats.values()}) == 1
     return {
         rank: (
@@ -208,7 +208,7 @@ def _progress_by_rank(beats: Mapping[int, RankHeartbeat]) -> dict[int, tuple[int
 
 
 def stack_of_every_thread() -> str:
-    """Return a Python traceback of every thread of this process. It can be called from any thread while others wait."""
+    """Return the Python tracebacks of all threads of this process as text. Any thread may call it."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(number, number)}\n{''.join(traceback.format_stack(frame))}"

@@ -1,6 +1,6 @@
 """The preflight of a group of ranks: one rank of each node examines its node, all reports are exchanged, and all ranks
-agree on which nodes are unfit. Nodes are compared by the code that they run: versions of the libraries that compute,
-and a hash of our own sources.
+agree on which nodes are unfit. All nodes must run the same code: versions of the numerical libraries, and a hash of our
+own sources.
 
 If no node is unfit, the ranks then sum known numbers, over the same process group that will train (NCCL on GPUs, gloo
 on CPUs). The examination comes first, because too little shared memory or different versions make NCCL hang. The ranks
@@ -41,8 +41,7 @@ _SOURCE_PACKAGES = ("encoder_core", "data_service", "checkpoints", "launcher")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python, Maskfleet and the libraries that compute, by name; with those of CUDA, NCCL and
-    Triton if there are GPUs."""
+    """Return the versions of Python, Maskfleet and the numerical libraries, by name; on GPUs CUDA, NCCL, Triton too."""
     gpu = torch.cuda.is_available()
     own = {"CUDA": str(torch.version.cuda), "NCCL": _nccl_version(), "Triton": triton_release()} if gpu else {}
     return loaded_versions() | own
@@ -50,8 +49,8 @@ def installed_versions() -> dict[str, str]:
 
 @cache
 def loaded_versions() -> dict[str, str]:
-    """Return the versions of Python, Maskfleet and the libraries that compute, by name. They are read once per process:
-    a restart on a network file system should not read hundreds of files again."""
+    """Return the versions of Python, Maskfleet and the numerical libraries, by name. They are read once per process, so
+    that a restart on a network file system does not read hundreds of files again."""
     ours = {
         "python": platform.python_version(),
         "maskfleet": f"{metadata.version('maskfleet')}+{source_digest()}",
@@ -109,7 +108,8 @@ _REPORT_ADAPTER: TypeAdapter[NodeReport | None] = TypeAdapter(NodeReport | None)
 
 
 class UnfitGroup(Exception):
-    """The error if nodes of this group must not train, with their reports. All ranks raise it."""
+    """The exception that ends a group of ranks because some of its nodes must not train. All ranks raise it.
+    `reports`: the reports of these nodes."""
 
     def __init__(self, reports: "Sequence[NodeReport]") -> None:
         super().__init__(problem_and_remedy(reports)[0])
@@ -117,10 +117,8 @@ class UnfitGroup(Exception):
 
 
 def preflight(subject: PreflightSubject, peers: Peers, nodes: Sequence[str]) -> list[NodeReport]:
-    """Examine each node on one rank: on the first that has examined it before and still knows the report, or else on
-    the node's first rank. Return a report for each node, in the order of these ranks. Collective.
-
-    `nodes`: node of each rank."""
+    """Examine each node on one rank: the first whose process has an earlier report of the node, or else the node's
+    first rank. Return a report for each node, in the order of these ranks. Collective. `nodes`: node of each rank."""
     known = peers.all_gather(_earlier_report(subject, nodes[peers.rank]) is not None)
     here = [rank for rank, node in enumerate(nodes) if node == nodes[peers.rank]]
     leader = next((rank for rank in here if known[rank]), here[0]) == peers.rank
@@ -159,7 +157,7 @@ def add_version_findings(reports: Sequence[NodeReport]) -> list[NodeReport]:
 def add_sum_findings(
     reports: Sequence[NodeReport], rank_sums: Sequence[RankSums], nodes: Sequence[str]
 ) -> list[NodeReport]:
-    """Return the reports with the findings of the trial sums. `rank_sums`, `nodes`: results and node of each rank."""
+    """Return the reports with findings on the trial sums added. `rank_sums`, `nodes`: results and node of each rank."""
     sum_verdict = findings.judge_sums(rank_sums, nodes)
     took = max(one.seconds for one in rank_sums)
     return [replace(r, seconds=r.seconds + took, findings=(*r.findings, *sum_verdict[r.node])) for r in reports]
@@ -173,7 +171,7 @@ def _earlier_report(subject: PreflightSubject, node: str) -> NodeReport | None:
 
 
 def _examine_node(subject: PreflightSubject, node: str) -> NodeReport:
-    """Return the report of this node: the one that this process made before, if it trained the run on it already."""
+    """Return the report of this node; the earlier one if this process has already examined the node for `subject`."""
     if (known := _earlier_report(subject, node)) is not None:
         return replace(known, seconds=0.0)
     started = time.monotonic()
@@ -183,19 +181,19 @@ def _examine_node(subject: PreflightSubject, node: str) -> NodeReport:
     return report
 
 
-_CHECKED_ELEMENTS = 1 << 16  # how many numbers of a sum are checked
+_CHECKED_ELEMENTS = 1 << 16  # number of elements of each trial sum
 _PATTERN_COUNT = 64  # ranks that send different numbers: with more, fp32 sums of 16,000 ranks would be inexact
 _TIMED_MESSAGE_BYTES = {
     "cpu": 2 << 20,
     "cuda": 64 << 20,
-}  # size of a timed message; on a CPU 20 ms if a link is too slow
+}  # bytes of a timed message; from a CPU it takes 20 ms over a link at the limit of `_SLOW_LINK_BYTES_S`
 _TIMED_ROUNDS = 2  # number of timed rounds, of which the fastest counts
 _SUMS_ADAPTER = TypeAdapter(RankSums)
 
 
 def first_sums(peers: Peers) -> list[RankSums]:
-    """Make the trial sums, and return the results of each rank, in the order of ranks. Collective, on all ranks of the
-    default group."""
+    """Sum known numbers over all ranks to test devices and links, and return the results in the order of ranks.
+    Collective, on all ranks of the default group."""
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     started = time.monotonic()
     mine = _check_sums(peers.rank, peers.world, device)
@@ -212,20 +210,20 @@ def first_sums(peers: Peers) -> list[RankSums]:
 
 
 def rank_pattern(rank: int, device: torch.device) -> Float32[Tensor, " count"]:
-    """Return the numbers of a rank. They are whole numbers, so that any order of adding gives the same sum."""
+    """Return the numbers that a rank adds to the trial sums: integers, so that every order of addition is exact."""
     place = torch.arange(_CHECKED_ELEMENTS, device=device)
     return (place % 251 + (rank % _PATTERN_COUNT) * (place % 13 + 1)).float()
 
 
 def _expected_total(world: int) -> Float32[Tensor, " count"]:
-    """Return the true sum of all ranks' numbers, computed on this rank."""
+    """Return the right sum of all ranks' numbers, computed without communication."""
     place = torch.arange(_CHECKED_ELEMENTS)
     kinds = sum(rank % _PATTERN_COUNT for rank in range(world))
     return (world * (place % 251) + kinds * (place % 13 + 1)).float()
 
 
 def _check_sums(rank: int, world: int, device: torch.device) -> dict[str, WrongNumbers | None]:
-    """Return the wrong numbers on this rank, by the fields of `RankSums`; None for each field without errors."""
+    """Return the wrong numbers on this rank, by field of `RankSums`; None for a field without wrong numbers."""
     host = torch.device("cpu")
     ours = rank_pattern(rank, device)
     total = ours.clone()
@@ -261,7 +259,7 @@ def _exchange_in_ring(rank: int, world: int, sent: Tensor, received: Tensor) -> 
     seconds, before, group = 0.0, (rank - 1) % world, dist.group.WORLD
     for turn in range(2 + world % 2):
         started = _synchronise_ranks(sent.device)
-        if _sending_turn(rank, world) == turn:  # sent as a batch, so that NCCL uses the communicator of training
+        if _sending_turn(rank, world) == turn:  # batched sends make NCCL use the communicator that training uses
             _complete_transfer(dist.P2POp(dist.isend, sent, (rank + 1) % world, group))
         elif _sending_turn(before, world) == turn:
             _complete_transfer(dist.P2POp(dist.irecv, received, before, group))
@@ -294,7 +292,7 @@ def _time_links(rank: int, world: int, device: torch.device) -> tuple[float, flo
 
 
 def _synchronise_ranks(device: torch.device) -> float:
-    """Wait until all ranks are here, so that a late rank does not make a link look slow. Return the time."""
+    """Wait until all ranks call this, so that a late rank does not make a link look slow. Return the time."""
     dist.all_reduce(torch.zeros(1, device=device))
     _wait_for_device(device)
     return time.perf_counter()
@@ -306,8 +304,8 @@ def _wait_for_device(device: torch.device) -> None:
 
 
 def _link_rate_inside_node(device: torch.device) -> float | None:
-    """Return the speed of the links between GPUs of this kind in a node, in bytes a second; None if it is unknown. It
-    is unknown for MIG instances, which do not have the links of the whole GPU."""
+    """Return the speed of the links between such GPUs in a node, in bytes a second; None if it is unknown, as for MIG
+    instances, which do not have the links of the whole GPU."""
     if device.type != "cuda":
         return None
     of = torch.cuda.get_device_properties(device)

@@ -2,9 +2,9 @@
 finding and a remedy.
 
 A start waits for a rank's imports, on every node. Python looks for a module in thousands of small files, and torch is
-hundreds of megabytes of shared libraries. From a warm file cache that takes seconds; from a cold disk, or from a file
-system on the network that a thousand ranks read at once, minutes. A fresh process measures it, because this one has
-imported some of them already.
+hundreds of megabytes of shared libraries. From a warm file cache the imports take seconds; from a cold disk, or from a
+network file system that a thousand ranks read at once, minutes. A fresh process measures them, because this process has
+already imported some of the modules.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ _PINNED_PACKAGES = ("torch", "deepspeed", "ray", "numpy", "tokenizers", "boto3",
 
 def examine_machine(uris: list[str], *, imports: bool = False) -> Iterator[Finding]:
     """Yield findings about this machine, then about each store in `uris`. A trial object is written to each store and
-    deleted. `imports`: whether to measure what a rank imports, which takes as long as a start."""
+    deleted. `imports`: whether to time the imports of a rank, which takes as long as a start."""
     yield _check_python()
     yield from _check_versions()
     yield _check_cores()
@@ -55,7 +55,7 @@ def examine_machine(uris: list[str], *, imports: bool = False) -> Iterator[Findi
     yield shared_memory_finding()
     yield temporary_disk_finding()
     if imports:
-        with work("importing what a rank imports"):
+        with work("importing a rank's modules"):
             yield examine_imports()
     yield from _check_gpus()
     raise_open_files()
@@ -71,8 +71,8 @@ def _check_python() -> Finding:
 
 
 def _check_versions() -> Iterator[Finding]:
-    """Compare installed versions with the pinned ones, torch with all that were tested. Without the file of pins (in a
-    wheel), all other versions are accepted."""
+    """Compare installed versions with the pinned ones, and torch with the tested ones. Without infra/constraints.txt
+    (in a wheel), all versions of other packages are accepted."""
     pins: dict[str, str] = {}
     if _PINS.is_file():
         pins = dict(line.split("==", 1) for line in _PINS.read_text().splitlines() if "==" in line)
@@ -82,7 +82,7 @@ def _check_versions() -> Iterator[Finding]:
         if name == "torch":
             line = untested_torch_warning()
             yield Finding(name, "warning" if line else "ok", line or installed, line and _INSTALL_REMEDY)
-        elif installed.split("+")[0] == pinned:  # without the build's suffix
+        elif installed.split("+")[0] == pinned:  # the version without a build suffix such as +cu128
             yield Finding(name, "ok", installed)
         else:
             yield Finding(name, "warning", f"{installed}, tested with {pinned}", _INSTALL_REMEDY)
@@ -125,7 +125,7 @@ def _check_clock() -> Finding:
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     timedatectl = shutil.which("timedatectl")
     if timedatectl is None:
-        return Finding("clock", "ok", f"{now} (nothing here tells whether it is synchronised)")
+        return Finding("clock", "ok", f"{now} (without timedatectl: synchronisation unknown)")
     command = [timedatectl, "show", "--property=NTPSynchronized", "--value"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
     if answer == "no":
@@ -148,7 +148,7 @@ IMPORTED_MODULES = {
     "Ray": "ray",
     "the rest": "launcher.runtime.cluster.worker",
 }
-"""What a rank imports, in this order: names for people, and the modules that import it as a rank does."""
+"""The imports of a rank, in this order: name for people, and the module whose import loads the library."""
 SLOW_IMPORTS_S = 20.0
 """Seconds of imports that are worth a remedy: from a warm cache they take about 4."""
 NETWORK_FILE_SYSTEMS = (
@@ -220,7 +220,7 @@ class ImportTimes:
 
 
 def measure_imports(libraries: Mapping[str, str]) -> ImportTimes:
-    """Import modules in a fresh process, one after the other. `libraries`: module by name.
+    """Import modules in a fresh process, one after the other. `libraries`: module to import, by the library's name.
 
     Raises subprocess.SubprocessError if an import fails or they take ten minutes.
     """
@@ -230,12 +230,12 @@ def measure_imports(libraries: Mapping[str, str]) -> ImportTimes:
 
 
 def examine_imports(libraries: Mapping[str, str] = IMPORTED_MODULES) -> Finding:
-    """Return the finding on the imports of a rank: time, files and bytes, and where they lie."""
+    """Return the finding on the imports of a rank: their time, files, bytes and file system."""
     try:
         found = measure_imports(libraries)
     except subprocess.CalledProcessError as error:
         last = error.stderr.strip().splitlines()[-1:]
-        return Finding("imports", "failure", f"a rank's imports fail: {''.join(last)}", "install again")
+        return Finding("imports", "failure", f"a rank's imports fail: {''.join(last)}", "install Maskfleet again")
     except subprocess.TimeoutExpired:
         return Finding("imports", "failure", f"not done after {_IMPORTS_TIMEOUT_S:.0f} s", _SLOW_IMPORTS_REMEDY)
     return judge_imports(found, file_system_kind(Path(sys.prefix)))

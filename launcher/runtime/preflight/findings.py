@@ -11,12 +11,12 @@ from launcher.output import human_bytes
 Verdict = Literal["ok", "warning", "failure"]
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_LEAST_FILES, _GOOD_FILES = 1024, 8192  # open files: the minimum, and the least that Ray recommends
-_DOCKER_SHM_BYTES = 64 * _MIB  # bytes of /dev/shm in a container by default
-_SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # seconds; S3 refuses requests of a clock that is 15 minutes off
+_LEAST_FILES, _GOOD_FILES = 1024, 8192  # open files: the minimum, and the number that Ray recommends at least
+_DOCKER_SHM_BYTES = 64 * _MIB  # Docker's default size of /dev/shm
+_SKEW_WARNING, _SKEW_FAILURE = 5.0, 300.0  # seconds of clock skew; S3 refuses requests from 15 minutes on
 _SLOW_LINK_BYTES_S = 100e6  # bytes a second between nodes: 1 Gbit/s, less overhead
-# Share of the hardware's rate that a link must reach: 64 MiB reach about half of NVLink, a TCP stream a third of
-# 100 Gbit/s.
+# Share of the hardware's rate that a link must reach. Sound links reach about a half (64 MiB over NVLink) or a third (a
+# TCP stream over 100 Gbit/s).
 _MIN_HARDWARE_SHARE = 0.2
 _MIN_MEDIAN_SHARE = 0.25  # share of the other links' median speed that a link must reach
 
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class GpuState:
-    """The health of a GPU as it reports it. Fields that it does not report are None.
+    """The health of a GPU as the GPU reports it. Fields that it does not report are None.
 
     Attributes:
         index: number of the GPU in nvidia-smi; None for a GPU that NVML does not list.
@@ -43,7 +43,7 @@ class GpuState:
         remap_failed: whether a bad row of memory could not be replaced.
         remap_pending: whether a bad row of memory will be replaced at the next reset.
         ecc, persistent: whether ECC and persistence mode are on.
-        throttled: reasons for which the hardware slows the GPU down now.
+        throttled: current reasons why the hardware slows the GPU down.
     """
 
     index: int | None
@@ -73,8 +73,7 @@ def judge_clock(skew_s: float | None) -> Finding:
 
 
 def judge_shared_memory(total: int, free: int, gpus: int) -> Finding:
-    """Judge the size of /dev/shm, in bytes. NCCL connects the ranks of a machine through it, and Ray keeps batches in
-    it."""
+    """Judge the size of /dev/shm, in bytes: NCCL connects a machine's ranks through it, and Ray keeps batches in it."""
     found = f"{human_bytes(free)} free of {human_bytes(total)}"
     remedy = "in a container: --shm-size=8g, or an emptyDir of medium Memory on /dev/shm"
     if gpus > 1 and total <= _DOCKER_SHM_BYTES:
@@ -121,13 +120,13 @@ def judge_checkpoint_disk(free: int, folder: str, checkpoint: int, kept: int) ->
     if free < checkpoint:
         return Finding("checkpoints' disk", "failure", found, "free space, or move the run to a larger disk")
     if free < checkpoint * (kept + 1):
-        return Finding("checkpoints' disk", "warning", found, f"free space for the {kept} checkpoints to keep")
+        return Finding("checkpoints' disk", "warning", found, f"free space for the {kept} checkpoints of keep_last")
     return Finding("checkpoints' disk", "ok", found)
 
 
 def missing_gpu_finding(torch: str, cuda: str | None) -> Finding:
-    """Return the finding for a user who asks about GPUs where torch finds none. Arguments: versions of torch and of the
-    CUDA with which it was built; None for a build without CUDA."""
+    """Return the finding for a user who asks about GPUs where torch finds none. `torch`: its version. `cuda`: version
+    of CUDA with which torch was built; None for a build without CUDA."""
     if cuda is None:
         remedy = "install torch's wheel with CUDA, as README's installation does"
         return Finding("GPUs", "warning", f"none: torch {torch} was built without CUDA", remedy)
@@ -187,9 +186,9 @@ class RankSums:
     """The results of a rank in the trial sums of its group. Speeds are in bytes a second, and None in a group of one.
 
     Attributes:
-        own: wrong numbers among those that its device computed.
-        link: wrong numbers among those from the previous rank, in a ring of all ranks.
-        pair: wrong numbers in the sums of these two, computed on its device.
+        own: wrong numbers among the numbers that its device computed.
+        link: wrong numbers among the numbers from the previous rank, in a ring of all ranks.
+        pair: wrong numbers in the sum of the previous rank's numbers and its own, computed on its device.
         total: wrong numbers in the sums over all ranks.
         speed: speed of the link from the previous rank.
         together: speed of this rank's traffic, each way, in a sum over all ranks.
@@ -225,7 +224,7 @@ def judge_sums(rank_sums: Sequence[RankSums], nodes: Sequence[str]) -> dict[str,
 
 
 def _wrong_sum_findings(found: Sequence[RankSums], nodes: Sequence[str]) -> Iterator[tuple[str, Finding]]:
-    """Yield failures with their nodes: those at fault, not all that received wrong sums."""
+    """Yield failures with the nodes at fault. If no node is known to be at fault, yield one for each wrong sum."""
     blamed = False
     for rank, one in enumerate(found):
         before = rank - 1 if rank else len(found) - 1
@@ -246,10 +245,10 @@ def _wrong_sum_findings(found: Sequence[RankSums], nodes: Sequence[str]) -> Iter
             blamed = True
     if blamed:
         return
-    for rank, one in enumerate(found):  # no single node is to blame: report each rank with a wrong sum
+    for rank, one in enumerate(found):  # no node is known to be at fault: report each rank with a wrong sum
         if one.total:
             remedy = "sums over this network are wrong: compare NCCL's versions and settings; test GPUs and links"
-            yield nodes[rank], _sum_failure(f"rank {rank}'s sums of all ranks: {one.total}", remedy)
+            yield nodes[rank], _sum_failure(f"rank {rank}'s sums over all ranks: {one.total}", remedy)
 
 
 def _sum_failure(text: str, remedy: str) -> Finding:
@@ -297,8 +296,7 @@ def _link_speed_finding(rank: int, found: Sequence[RankSums], nodes: Sequence[st
 
 
 def _worst_findings(findings: Sequence[Finding]) -> list[Finding]:
-    """Return all findings that are not ok. Of those that are ok, return the first of each kind, if all of the kind
-    are."""
+    """Return all findings that are not ok; for each kind with only ok findings, return the first."""
     bad = {f.what for f in findings if f.verdict != "ok"}
     first = {f.what: f for f in reversed(findings) if f.verdict == "ok" and f.what not in bad}
     return [f for f in findings if f.verdict != "ok" or first.get(f.what) is f]
@@ -312,7 +310,7 @@ def judge_versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Fin
         have = {node: installed.get(name, "none") for node, installed in nodes.items()}
         (usual, count), *_ = Counter(have.values()).most_common()
         for node, version in have.items() if count < len(have) else ():
-            # Without a majority no version counts as the right one.
+            # If no version has a majority of the nodes, none counts as right.
             if version != usual or 2 * count <= len(have):
                 text = f"{version}; all nodes: {', '.join(sorted(set(have.values())))}"
                 found[node].append(Finding(name, "failure", text, "use the same image on all nodes"))
@@ -320,6 +318,6 @@ def judge_versions(nodes: Mapping[str, Mapping[str, str]]) -> dict[str, list[Fin
 
 
 def worst_verdict(findings: Iterable[Finding]) -> Verdict:
-    """Return the gravest verdict; ok for none."""
+    """Return the worst verdict; ok if there are no findings."""
     found = {finding.verdict for finding in findings}
     return "failure" if "failure" in found else "warning" if "warning" in found else "ok"

@@ -1,5 +1,5 @@
-"""The kernels on this machine's GPU: which are correct for a recipe's networks, and how fast they are. Also whether a
-run's layers are compiled on this machine, and the conditions on which compiled code depends."""
+"""Tries the kernels on this machine's GPU: which are correct for a recipe's networks, and how fast they are. Also
+decides whether a run's layers are compiled here, and names compiled code by everything that it depends on."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ _ATTENTION_RECIPES = ("bert-base", "modernbert-base", "deberta-v3-base", "xlnet-
 
 
 class KernelTrialRecord(StrictRecord):
-    """A `TriedKernel` as JSON. `error` is None if it was not measured, or is not finite."""
+    """A `TriedKernel` for JSON. `error` is None if the error was not measured, or is not finite."""
 
     kernel: Kernel
     dropped: bool
@@ -74,6 +74,7 @@ class KernelVerdict(StrictRecord):
 
     @property
     def preference(self) -> Preference:
+        """The kernels to use, by place and dropout, the best first."""
         return Preference(self.plain, self.dropped, self.elsewhere)
 
     @property
@@ -93,8 +94,8 @@ def local_gpu_name() -> str | None:
 
 
 def trial_subject(recipe: Recipe, config: ModelConfig) -> TrialSubject:
-    """Return the recipe's networks, with the microbatch of the phase that has the longest rows, for a trial. `config`:
-    the (first) network."""
+    """Return the subject of a trial: the recipe's networks, with the microbatch of the phase that has the longest rows.
+    `config`: configuration of the recipe's first network."""
     networks: tuple[ModelConfig, ...] = (config,)
     if recipe.objective.rtd is not None:
         networks = (config, config.generator)
@@ -112,7 +113,7 @@ def examine_kernels(
     limits: Limits | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> KernelVerdict:
-    """Try the kernels on `gpu` and return the verdict. The other arguments are those of `try_kernels`."""
+    """Try the kernels on `gpu` and return the verdict. The other arguments are passed to `try_kernels`."""
     trial = try_kernels(subject, timed=timed, limits=limits, tick=tick)
     order = build_preference(trial.tried)
     return KernelVerdict(
@@ -127,8 +128,8 @@ def examine_kernels(
 
 
 def examine_attention_forms() -> Iterator[tuple[str, KernelVerdict]]:
-    """Try the kernels for every form of attention. Yield bundled recipes and the verdicts for them. Without a GPU, the
-    CPU's kernels are tried with small networks and not timed."""
+    """Try the kernels for every form of attention. Yield each tried bundled recipe's name and verdict. Without
+    a GPU, the CPU's kernels are tried with small networks and not timed."""
     gpu = local_gpu_name()
     for name in _ATTENTION_RECIPES:
         recipe = load(name) if gpu else tiny(load(name))
@@ -143,7 +144,7 @@ CompileSetting = Literal["auto"] | bool
 
 @dataclass(frozen=True)
 class CompileChoice:
-    """The decision whether to compile, and the reason. `told`: whether the operator is told of it."""
+    """The decision whether to compile layers, and the reason. `told`: whether the operator sees a note about it."""
 
     compiled: bool
     why: str
@@ -151,8 +152,7 @@ class CompileChoice:
 
 
 def choose_compilation(setting: CompileSetting, gpu: str | None, *, unfit: str) -> CompileChoice:
-    """Decide whether to compile layers. `gpu`: None on a CPU. `unfit`: why Triton cannot compile for one; empty if it
-    can."""
+    """Decide whether to compile layers. `gpu`: None on a CPU. `unfit`: why Triton cannot compile for one, or empty."""
     match setting, gpu:
         case False, _:
             return CompileChoice(False, "the recipe says so", told=False)
@@ -204,7 +204,7 @@ def _cxx_compiler_version() -> str:
 
 
 def _cpu_description() -> str:
-    """Return the processor's kind with its instruction sets, all of which code compiled for it may use."""
+    """Return the processor's kind and instruction sets; compiled code may use all of these."""
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.is_file() else []
     fields = {line.split(":")[0].strip(): line for line in reversed(lines) if ":" in line}
     return " ".join([platform.machine(), fields.get("model name", ""), fields.get("flags", "")])

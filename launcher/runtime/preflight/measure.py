@@ -47,16 +47,16 @@ _THROTTLE_REASONS = {
     "power brake": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown,
 }
 
-_UNCORRECTED = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
-"""The memory errors that are counted: those since the driver was loaded."""
+_ECC_QUERY = (pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC)
+"""Arguments that make NVML count the uncorrected memory errors since the driver was loaded."""
 
 
 def gpu_states() -> list[GpuState]:
     """Return the state of each GPU that CUDA would show this process, in CUDA's order; an empty list without NVIDIA's
     driver.
 
-    If the user had CUDA number the GPUs by speed, numbers in CUDA_VISIBLE_DEVICES do not tell which GPUs they mean.
-    Then all GPUs of the machine are examined.
+    If CUDA_DEVICE_ORDER makes CUDA number the GPUs by speed, the numbers in CUDA_VISIBLE_DEVICES do not identify GPUs.
+    Then all GPUs of the machine are returned.
     """
     try:
         pynvml.nvmlInit()
@@ -69,8 +69,8 @@ def gpu_states() -> list[GpuState]:
 
 
 def _machine_gpu_states() -> list[GpuState]:
-    """Return all GPUs of the machine that this process may use. Those that a job scheduler gave to other jobs are left
-    out, as in CUDA's numbers."""
+    """Return all GPUs of the machine that this process may use. GPUs that a job scheduler gave to other jobs are left
+    out, and CUDA does not number them either."""
     found = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
@@ -101,8 +101,7 @@ def _visible_gpus(machine: list[GpuState], variable: str | None) -> list[GpuStat
 
 
 def _named_gpu(machine: list[GpuState], word: str) -> GpuState | None:
-    """Return the GPU that a word of CUDA_VISIBLE_DEVICES means: its number, the beginning of its id, or a MIG
-    instance."""
+    """Return the GPU that a word of CUDA_VISIBLE_DEVICES names: its number, the beginning of its id, or a MIG id."""
     if word.isdecimal():
         return machine[int(word)] if int(word) < len(machine) else None
     if not word.startswith(("GPU-", "MIG-")):
@@ -114,7 +113,7 @@ def _named_gpu(machine: list[GpuState], word: str) -> GpuState | None:
     alike = [state for state in machine if state.uuid.startswith(uuid)]
     if len(alike) == 1:
         return alike[0]
-    return GpuState(None, "unknown GPU", word, lost=f"{len(alike)} GPUs of this machine answer to this id")
+    return GpuState(None, "unknown GPU", word, lost=f"{len(alike)} GPUs of this machine have such an id")
 
 
 def _parent_gpu_id(instance: str) -> str:
@@ -124,7 +123,7 @@ def _parent_gpu_id(instance: str) -> str:
 
 
 def _gpu_state(index: int, handle: Any) -> GpuState:
-    """Return the state of a GPU. Raises NVMLError if the GPU does not even tell its name."""
+    """Return the state of a GPU. Raises NVMLError if the GPU does not even report its name."""
     name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
     try:
         reasons = _query_gpu(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
@@ -134,7 +133,7 @@ def _gpu_state(index: int, handle: Any) -> GpuState:
             index=index,
             name=name,
             uuid=uuid,
-            uncorrected=_query_gpu(lambda gpu: int(pynvml.nvmlDeviceGetTotalEccErrors(gpu, *_UNCORRECTED)), handle),
+            uncorrected=_query_gpu(lambda gpu: int(pynvml.nvmlDeviceGetTotalEccErrors(gpu, *_ECC_QUERY)), handle),
             remap_failed=None if remapped is None else bool(remapped[3]),
             remap_pending=None if remapped is None else bool(remapped[2]),
             ecc=_query_gpu(lambda gpu: bool(pynvml.nvmlDeviceGetEccMode(gpu)[0]), handle),
@@ -146,8 +145,7 @@ def _gpu_state(index: int, handle: Any) -> GpuState:
 
 
 def _query_gpu(query: Callable[[Any], _T], handle: Any) -> _T | None:
-    """Return the GPU's answer; None if this kind of GPU does not have the property. Raises NVMLError if the GPU is
-    lost."""
+    """Return the GPU's answer; None if such a GPU does not have the property. Raises NVMLError if the GPU is lost."""
     try:
         return query(handle)
     except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_NoPermission, pynvml.NVMLError_FunctionNotFound):
@@ -170,7 +168,7 @@ def try_store(store: Store, key: str) -> str:
 
 
 def store_finding(what: str, store: Store, key: str) -> Finding:
-    """Return the finding on the operations of a store, named `what`. Raises as `try_store`."""
+    """Return the finding on the operations of a store, named `what`. Raises the errors of `try_store`."""
     started = time.monotonic()
     wrong = try_store(store, key)
     if wrong:
@@ -188,8 +186,8 @@ def clock_skew(store: Store) -> float | None:
     return None if theirs is None else (before + time.time()) / 2 - (theirs + 0.5)
 
 
-_PATIENCE_S = 2.0  # time limit for a store that fails; training waits longer
-_DEADLINE_S = 2.5  # time limit for all checks together
+_PATIENCE_S = 2.0  # seconds of retries on a store that fails; training waits longer
+_DEADLINE_S = 2.5  # time limit in seconds for all checks together
 _MIB = 1 << 20
 _MAX_OPEN_FILES = 65_536
 
@@ -214,8 +212,8 @@ def read_subject(target: str) -> PreflightSubject:
 
 
 def run_checks(subject: PreflightSubject | None) -> list[Finding]:
-    """Make all checks at the same time, and return their findings after 2.5 s at most. A check that does not end by
-    then is itself a finding."""
+    """Make all checks at the same time, and return their findings after 2.5 s at most. A check that takes longer is
+    itself a finding."""
     checks = dict(_checks(subject))
     pool = ThreadPoolExecutor(len(checks), thread_name_prefix="preflight")
     deadline = time.monotonic() + _DEADLINE_S
@@ -227,7 +225,7 @@ def run_checks(subject: PreflightSubject | None) -> list[Finding]:
 
 
 def _checks(subject: PreflightSubject | None) -> Iterator[tuple[str, Check]]:
-    """Yield the checks with their names."""
+    """Yield name and function of each check."""
     yield "memory", lambda: [findings.judge_memory(*available_memory())]
     yield "/dev/shm", lambda: [shared_memory_finding()]
     yield "open files", lambda: [open_files_finding()]
@@ -288,7 +286,7 @@ def temporary_disk_finding() -> Finding:
 
 
 def _checkpoint_bytes(recipe: Recipe) -> int:
-    """Return the size of a checkpoint, with the vocabulary of the run's tokenizer; with the usual size if the tokenizer
+    """Return the bytes of a checkpoint with the tokenizer's vocabulary; with one of an assumed size if the tokenizer
     cannot be read."""
     try:
         vocabulary = None if recipe.model.vocab else load_tokenizer(recipe.tokenizer.uri).vocab_size
@@ -305,7 +303,7 @@ def _checkpoint_disk_finding(root: Path, size: int, kept: int) -> Finding:
 def _run_store_finding(store: Store) -> Finding:
     if store.size(RECORD_FILE) is None:
         remedy = "use a folder that all nodes share, mounted at the same path, or a URI of an object store"
-        return Finding("run's store", "failure", f"{store.uri} is not the run's here: no {RECORD_FILE}", remedy)
+        return Finding("run's store", "failure", f"{store.uri} on this node is not the run: no {RECORD_FILE}", remedy)
     return store_finding("run's store", store, f"preflight/{uuid.uuid4().hex}")
 
 
@@ -314,7 +312,7 @@ def _corpus_finding(name: str, uri: str) -> Finding:
     size = store.size(MANIFEST_KEY)
     if size is None:
         remedy = "mount the corpus's folder on this node, at the same path as on the others"
-        return Finding(f"corpus {name}", "failure", f"{uri} has no {MANIFEST_KEY} here", remedy)
+        return Finding(f"corpus {name}", "failure", f"{uri} on this node has no {MANIFEST_KEY}", remedy)
     store.get_range(MANIFEST_KEY, 0, min(size, _MIB))
     return Finding(f"corpus {name}", "ok", f"{uri} can be read")
 

@@ -1,8 +1,8 @@
-"""The networks of this machine: which of them carries the ranks' messages, and how fast its lines are.
+"""Finds out which of this machine's networks carries the ranks' messages, and how fast its lines are.
 
-Ray knows each node by an address at which the other nodes reach it. By default, gloo and NCCL may choose another one:
-gloo the address to which the host's name resolves (127.0.1.1 on Debian), and NCCL the first network that it finds. So
-both are told the interface that has Ray's address.
+Ray knows each node by an address at which the other nodes reach it. By default, gloo and NCCL may choose another
+address: gloo the one to which the host's name resolves (127.0.1.1 on Debian), and NCCL that of the first network that
+it finds. So environment variables make both use the interface that has Ray's address.
 """
 
 import ipaddress
@@ -17,34 +17,34 @@ import psutil
 from launcher.runtime.preflight.findings import Finding
 
 _NET, _INFINIBAND = Path("/sys/class/net"), Path("/sys/class/infiniband")
-_INTERNET_HOSTS = {socket.AF_INET: "8.8.8.8", socket.AF_INET6: "2001:4860:4860::8888"}
+_INTERNET_HOSTS = {socket.AF_INET: "8.8.8.8", socket.AF_INET6: "2001:4860:4860::8888"}  # for routes; nothing is sent
 _MEGABIT, _GIGABIT = 1e6 / 8, 1e9 / 8
-_RANK_VARIABLES = {
+_RANK_ENVIRONMENT = {
     # Our watchdog ends stuck ranks, after it has asked for their tracebacks and found the node at fault. torch's own
-    # monitor would abort a rank after 8 minutes, sooner than `watchdog.step` and without a message; it only remains
-    # for ranks that nobody watches.
+    # monitor would abort a rank after 8 minutes, sooner than `watchdog.step` and without a message. An hour leaves it
+    # only to ranks whose watchdog is gone.
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
-    # A rank that gets an error from NCCL, or waits for a rank that is gone, aborts its communicators itself, and stays
-    # (`encoder_core.train.groups`). A thread of torch would end the process. Before that it would look for stack traces
-    # in its recorder of collectives, which takes seconds, and wait for a dump of the recorder, which nobody reads here.
+    # A rank that gets an error from NCCL, or waits for a dead rank, aborts its communicators, and its process stays
+    # (`encoder_core.train.groups`). Otherwise a thread of torch would end the process, after it has searched its
+    # recorder of collectives for stack traces (seconds) and waited for a dump of the recorder, which nobody reads.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     "TORCH_FR_BUFFER_SIZE": "0",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",  # TORCH_FR_BUFFER_SIZE in older versions
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",  # the name of TORCH_FR_BUFFER_SIZE in older versions of torch
 }
 
 
 def parse_ray_head(address: str) -> tuple[str, int] | None:
-    """Return host and port of an address of Ray (RAY_ADDRESS); None for "auto" and the like: Ray finds that cluster on
-    this machine, or fails at once."""
+    """Return host and port of a Ray address (RAY_ADDRESS); None for a name such as "auto", with which Ray looks on this
+    machine and fails at once if it finds nothing."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     return (host.strip("[]"), int(port)) if host and port.isdecimal() else None
 
 
 def connection_error(address: str, timeout_s: float) -> OSError | None:
-    """Return why an address of Ray takes no connection; None if it takes one. Ray itself would try for many minutes,
-    and say nothing useful."""
+    """Return why a Ray address accepts no connection; None if it accepts one. Ray itself would try for many minutes
+    without a useful message."""
     head = parse_ray_head(address)
     try:
         if head is not None:
@@ -71,13 +71,13 @@ def _parse_ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def rank_network_variables(address: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that make gloo and NCCL use the network of `address`, under which Ray knows this
-    node. Those that `environment` already has are left out: a user's own value wins."""
-    found = dict(_RANK_VARIABLES)
+    """Return the environment variables that make gloo and NCCL use the network of `address`, this node's address in
+    Ray. Variables in `environment` are left out: a user's own value wins."""
+    found = dict(_RANK_ENVIRONMENT)
     name = interface_with_address(address)
     if name is not None:
-        # NCCL reads a name as a prefix unless `=` stands before it, and the part after a colon as a port: so it gets
-        # the name of the device, not one of the device's labels.
+        # NCCL takes a name without `=` before it for a prefix, and the part after a colon for a port. So it gets `=`
+        # and the device's name, without the label after the colon.
         device = name.split(":")[0]
         found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={device}"}
         found["NCCL_SOCKET_FAMILY"] = f"AF_INET{'6' if _parse_ip(address).version == 6 else ''}"
@@ -103,7 +103,7 @@ def _is_port_active(port: Path) -> bool:
 
 
 def _read_leading_number(path: Path, end: str | None = None) -> float:
-    """Return the number with which a file begins; -1 if there is none."""
+    """Return the number at the beginning of a file; -1 if the file does not begin with one."""
     try:
         return float(_read_text(path).split(end)[0])
     except (ValueError, IndexError):
@@ -119,7 +119,7 @@ def _read_text(path: Path) -> str:
 
 
 def local_address() -> str:
-    """Return this machine's address on its route to the internet, which Ray takes by default; 127.0.0.1 if there is no
+    """Return this machine's address on its route to the internet, which Ray uses by default; 127.0.0.1 if there is no
     route. Nothing is sent."""
     for family, outside in _INTERNET_HOSTS.items():
         with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
@@ -129,8 +129,8 @@ def local_address() -> str:
 
 
 def examine_network(address: str) -> Finding:
-    """Judge whether ranks of this machine can connect at `address`, and whether they depend on the address to which the
-    host's name resolves, which may be that of the loopback."""
+    """Judge whether ranks of this machine can connect at `address`. Warn if they would use the address to which the
+    host's name resolves, which may be the loopback's."""
     try:
         with socket.create_server((address, 0), family=_address_family(address)) as server:
             socket.create_connection(server.getsockname()[:2], 5).close()
@@ -140,11 +140,11 @@ def examine_network(address: str) -> Finding:
     text, reaches = _resolve_own_name()
     chosen = os.environ.get("GLOO_SOCKET_IFNAME") or interface_with_address(address)
     if chosen is not None:
-        return Finding("ports", "ok", f"ranks go by {address} on {chosen}, connections work; {text}")
+        return Finding("ports", "ok", f"ranks connect at {address} on {chosen}, which works; {text}")
     remedy = "set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where Ray is started"
     if not reaches:
         remedy += f", or make {socket.gethostname()} resolve to an address of this machine (/etc/hosts)"
-    return Finding("ports", "warning", f"no interface has {address}, so ranks go by the host's name; {text}", remedy)
+    return Finding("ports", "warning", f"no interface has {address}, so ranks use the host's name; {text}", remedy)
 
 
 def _resolve_own_name() -> tuple[str, bool]:

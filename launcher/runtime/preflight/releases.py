@@ -1,5 +1,5 @@
-"""Whether the installed torch was tested, whether the installed Triton is the one that it requires, and what another
-torch than before means for a run."""
+"""Checks whether the installed torch was tested, whether the installed Triton is the one that torch requires, and what
+a change of torch means for a run."""
 
 from importlib import metadata
 
@@ -12,8 +12,8 @@ BIT_EQUAL_SERIES = frozenset({"2.13", "2.14", "2.15"})
 
 
 def admitted_versions(package: str, required_by: str = "maskfleet") -> SpecifierSet:
-    """Return the releases of the package `package` that the metadata of the package `required_by` admits here,
-    without extras; empty if it does not require it."""
+    """Return the versions of `package` that the installed metadata of `required_by` allow, without extras; empty if
+    `required_by` does not require `package`."""
     for line in metadata.requires(required_by) or ():
         one = Requirement(line)
         if one.name == package and (one.marker is None or one.marker.evaluate({"extra": ""})):
@@ -22,7 +22,7 @@ def admitted_versions(package: str, required_by: str = "maskfleet") -> Specifier
 
 
 def untested_torch_warning() -> str:
-    """Return a line for the operator if the installed torch is of no series that was tested; "" if it is."""
+    """Return a line for the operator if the installed torch was not tested; "" if it was."""
     seen, tested = metadata.version("torch"), admitted_versions("torch")
     if tested.contains(seen, prereleases=True):
         return ""
@@ -38,7 +38,7 @@ def triton_release() -> str:
 
 
 def triton_problem() -> str:
-    """Return why Triton cannot compile layers for a GPU; "" if it can. A CUDA wheel of torch names its Triton."""
+    """Return why Triton cannot compile layers for a GPU; "" if it can. torch's CUDA wheels require a certain Triton."""
     seen = triton_release()
     if not seen:
         return "Triton is not installed"
@@ -50,8 +50,8 @@ def triton_problem() -> str:
 
 
 def describe_torch_change(before: str, after: str) -> str:
-    """Return a line on what it means that torch `after` continues what torch `before` computed; "" if they are the same
-    release, or one is not known ("")."""
+    """Return a line on what it means for a run to change from torch `before` to torch `after`; "" if the release is the
+    same, or one of them is unknown ("")."""
     old, new = (release.partition("+")[0] for release in (before, after))
     if not (old and new) or old == new:
         return ""

@@ -29,10 +29,10 @@ from launcher.runtime.recipe.timeline import learning_rate, phase_at, term_weigh
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.teachers import FoundTeacher, read_teachers
 
-_ALONE = SingleRank()
+_ONE_RANK = SingleRank()
 
 
-def attach_teachers(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Peers = _ALONE) -> list[FoundTeacher]:
+def attach_teachers(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Peers = _ONE_RANK) -> list[FoundTeacher]:
     """Read the teachers of `run`, give them to `model`, and return them; an empty list if the run does not distil.
 
     Each rank reads all teachers whole. The returned weights stay in fp32, whatever the precision of `model`.
@@ -53,8 +53,8 @@ def attach_teachers(model: nn.Module, run: Run, tokenizer: Tokenizer, peers: Pee
 
 
 def set_determinism(deterministic: bool) -> None:
-    """Set whether this process computes deterministically. Call this before its first matrix product: cuBLAS is only
-    deterministic with a workspace that is configured before.
+    """Set whether this process computes deterministically. Call this before its first matrix product: cuBLAS is
+    deterministic only with a fixed workspace, whose size it reads from the environment then.
 
     `use_deterministic_algorithms` is not called, because it imports torch's compiler: a second at every start.
     """
@@ -63,7 +63,7 @@ def set_determinism(deterministic: bool) -> None:
     torch.set_deterministic_debug_mode("error" if deterministic else "default")
 
 
-WEIGHTS_STEP = -1  # the "step" from whose draws the initial weights come
+WEIGHTS_STEP = -1  # step number whose random seed draws the initial weights; training steps begin at 0
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
@@ -77,8 +77,8 @@ def build_model(recipe: Recipe, tokenizer: Tokenizer) -> ObjectiveModule:
 
 
 def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optimizer:
-    """Return the recipe's optimizer over the model's parameter groups, with and without weight decay. The caller passes
-    learning rate and update number with each update."""
+    """Return the recipe's optimizer over the model's parameter groups, with and without weight decay. The caller sets
+    the learning rate and the update number for each update."""
     settings = recipe.optimizer.settings
     groups = parameter_groups(
         model,
@@ -100,7 +100,7 @@ def build_optimizer(recipe: Recipe, model: ObjectiveModule) -> torch.optim.Optim
 
 
 def _rate_factors(recipe: Recipe, model: ObjectiveModule) -> dict[str, float]:
-    """Return muP's factor of the learning rate of each parameter, by name; empty without muP."""
+    """Return the factor by which muP scales each parameter's learning rate, by name; empty without muP."""
     scales = mup_scales(with_vocab(recipe.model), recipe.objective.terms)
     matrices = hidden_matrices(model).keys() if recipe.optimizer.muon is not None and scales else ()
     return {name: its.muon_rate if name in matrices else its.rate for name, its in scales.items()}

@@ -30,32 +30,31 @@ from launcher.runtime.recipe.schema import Checkpointing
 from launcher.runtime.run.record import COMMITTED_KEY, Run
 
 _SAVING, _TIDYING = "saving", "tidying"  # activities in a rank's heartbeats
-_TIDY_TIMEOUT_S = 60.0  # time limit of the last deletions
+_TIDY_TIMEOUT_S = 60.0  # seconds to wait for the last deletions at the end of training
 
 
 class ExtraState(Protocol):
-    """A part of a run that keeps state in checkpoints beside the trainer's, and needs older checkpoints for rewinds
-    (the spike guard)."""
+    """A part of a run that stores state in checkpoints, and needs older checkpoints for rewinds (the spike guard)."""
 
     def state(self) -> dict[str, JsonValue]: ...
 
     def latest_rewind_step(self, step: int) -> int:
-        """Return the largest step of a checkpoint to which a rewind after `step` steps may go back."""
+        """Return the latest step whose checkpoint a rewind after `step` steps may go back to."""
         ...
 
 
 class RunCheckpointer:
-    """One rank's part in saving, committing and deleting the run's checkpoints. The times of saves do not influence the
-    results of training.
+    """Saves, commits and deletes the run's checkpoints, on one rank. The times of saves do not influence the results of
+    training.
 
-    A save that fails is recorded, and the next save that is due replaces it; only the last save of a run raises.
+    A failed save is recorded, and the next save that is due replaces it. Only a failed last save raises an error.
 
     Args:
         store: the run's store.
         resumed: the state that this start resumed from; None for a start from step 0. If it comes from memory, the
             first checkpoint is due at once, so that a run whose ranks die often saves nevertheless.
-        extra: the part of the run whose state checkpoints hold beside the trainer's.
-        save_multiple: all saves but the last are made after multiples of so many steps.
+        extra: the part of the run whose state checkpoints hold in addition to the trainer's.
+        save_multiple: number of steps; all saves but the last are made at multiples of it.
         clock: function that returns seconds.
     """
 
@@ -86,8 +85,8 @@ class RunCheckpointer:
         self._proven = frozenset({manifest.name} if read and manifest else ())
 
     def is_due(self, step: int) -> bool:
-        """Return whether to save after `step` steps: the interval in steps or minutes is over. If it ended between
-        multiples of `save_multiple`, the save is due at the next multiple."""
+        """Return whether to save after `step` steps, because the interval in steps or minutes is over. If it ended
+        between multiples of `save_multiple`, the save is due at the next multiple."""
         if self._saver.pending_step is not None or step % self._save_multiple:
             return False
         every = self._settings.every
@@ -103,13 +102,13 @@ class RunCheckpointer:
         self._begin_save(engine, state, StoredMemory())
 
     def commit(self) -> None:
-        """Commit the uploaded checkpoint. Collective. Metrics are flushed first, so that the records of all steps of a
-        checkpoint exist when it does. If the store is slow, the commit does not wait for them and they follow."""
+        """Commit the uploaded checkpoint. Collective. Metrics are flushed first, so that a committed checkpoint has the
+        records of all its steps. If the store is slow, the commit does not wait, and the records are written later."""
         self._commit_and_record(since=self._clock())
 
     def finish(self, engine: Engine, state: TrainState, carried: StoredMemory) -> None:
-        """Commit `state`, with the memory that the next step needs (`carried`), unless it is committed already, and
-        wait for it.
+        """Commit `state`, unless it is committed already, and wait for the commit. `carried`: XLNet's memory that the
+        next step needs.
 
         A run that has made no step saves nothing: its next start begins at step 0 again.
 
@@ -161,8 +160,8 @@ class RunCheckpointer:
         return outcome
 
     def _record_outcome(self, outcome: SaveOutcome, waited: float) -> None:
-        """Record the outcome of a save. `waited`: seconds that training waited for the commit; the event adds those of
-        the copy."""
+        """Record the outcome of a save. `waited`: seconds that training waited for the commit; the event also counts
+        the wait for the copy."""
         match outcome:
             case CommittedSave():
                 self._journal.event(
@@ -214,18 +213,18 @@ class RunCheckpointer:
             if self._tidying.done():
                 self._wait_for_deletions()
             else:
-                self._journal.event("tidy_failed", reason=f"it took longer than {_TIDY_TIMEOUT_S:.0f} s")
+                self._journal.event("tidy_failed", reason=f"deletions took longer than {_TIDY_TIMEOUT_S:.0f} s")
 
 
-_SLOW_COPIES = 2  # the first copies, one to each slot, which are slow because their pages are new
+_SLOW_COPIES = 2  # first copies, one into each slot, that are slow because their memory pages are new
 
 
 class MemoryCopies:
-    """One rank's part in copies of the state in memory. Their times do not influence the results of training.
+    """Copies one rank's part of the state to memory. The times of copies do not influence the results of training.
 
     Args:
-        keeper: the keeper of this rank's node; None makes no copies.
-        extra: the part of the run whose state checkpoints hold beside the trainer's.
+        keeper: the keeper process of this rank's node; None makes no copies.
+        extra: the part of the run whose state checkpoints hold in addition to the trainer's.
         resumed: the state that this start resumed from; None for a start from step 0.
     """
 
@@ -256,13 +255,13 @@ class MemoryCopies:
                 world=peers.world,
             )
         self._last: int | None = None  # step of the last copy
-        self._refused = False  # whether it is on record that the other node has no memory for copies
+        self._refused = False  # whether an event has recorded that the other node has no memory for copies
         self._ended_at, self._took, self._made = time.monotonic(), 0.0, 0
 
     def is_due(self, step: int) -> bool:
-        """Return whether this rank agrees to copy the state after `step` steps. Rank 0's settings and clock count;
-        the other ranks only say whether they can. If ranks end to save the state, no rank copies it. If they end to
-        hand over to others, no node is lost, and the copy need not wait for another node."""
+        """Return whether this rank agrees to copy the state after `step` steps. Rank 0 decides by settings and clock;
+        the other ranks only report whether they can. Ranks that end with a save make no copy. Ranks that hand over
+        always copy, and do not wait for the copy on another node, because no node is lost."""
         ending = self._journal.link.end_action
         if self._writer is None or self._writer.failure is not None or ending == "save":
             return False
@@ -276,8 +275,8 @@ class MemoryCopies:
         return self._last is None or step - self._last >= int(every)
 
     def copy_state(self, engine: Engine, state: TrainState, carried: StoredMemory, since: float) -> int | None:
-        """Copy the state; return the bytes of this rank's part, None if the machine has no memory for it. `since`: time
-        by the clock at which training began to wait for this copy."""
+        """Copy the state; return the bytes of this rank's part, None if the machine has no memory for it. `since`:
+        `time.monotonic` at which training began to wait for this copy."""
         assert self._writer is not None
         self._record_refusal()
         fragments = chain(engine.fragments(), carried.fragments)
@@ -291,7 +290,7 @@ class MemoryCopies:
         return size
 
     def _record_refusal(self) -> None:
-        """Record, once, that the other node had no memory for the copy of the last set."""
+        """Record, once, that the other node had no memory for a copy of this rank's part of the state."""
         if self._writer is None or self._refused or not self._writer.is_copy_refused:
             return
         self._refused = True

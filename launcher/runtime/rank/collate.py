@@ -14,9 +14,9 @@ def to_batch(rows: Samples, device: torch.device, first_number: int = 0) -> Batc
     """Return N ragged rows as a `Batch` on `device`. Token ids become int64; nothing is padded.
 
     `first_number` is the number of the first row in the whole batch of its step. Rows with a factorisation order end
-    with their classification token, which is a segment of its own, 2, as in XLNet. If a row is an example of several
-    texts, each text is a row of the batch. Rows of which all tokens are holes are left out, unless rows go on from step
-    to step (a factorisation order).
+    with their classification token, which has segment number 2, as in XLNet. If a row is an example of several texts,
+    each text becomes a row of the batch. Rows in which all tokens are holes (`Samples.holes`) are left out, unless rows
+    continue from step to step (a factorisation order).
     """
     offsets, group = _text_offsets(rows)
     lengths = np.diff(offsets)
@@ -75,7 +75,7 @@ def _corrupted_forms(rows: Samples, first_number: int) -> Batch | None:
 
 
 def _all_causal(rows: Samples) -> bool:
-    """Return whether the rows are causal. Those of one batch are of one phase, so all are or none."""
+    """Return whether the rows are causal: either all rows of a batch are or none, because they are of one phase."""
     if rows.causal is None or not len(rows.causal):
         return False
     assert rows.causal.all(), "some rows of a batch are causal and others not"
@@ -83,9 +83,9 @@ def _all_causal(rows: Samples) -> bool:
 
 
 def _without_unlearned_rows(batch: Batch, rows: Samples, group: int) -> Batch:
-    """Return the batch of `rows`, in which nothing is learned at the holes, without rows that have nothing else.
+    """Return the batch of `rows` without losses at holes, and without rows that consist of holes.
 
-    The label of a pair of which some text is gone is not learned.
+    A sentence pair's label is not learned if the pair has a hole.
     """
     assert rows.holes is not None
     kept = np.delete(np.arange(len(rows.tokens)), rows.holes)
@@ -104,13 +104,13 @@ def _without_unlearned_rows(batch: Batch, rows: Samples, group: int) -> Batch:
 
 
 def _second_text_rows(lengths: NDArray[np.int64], group: int) -> NDArray[np.int64]:
-    """Return [T], 0 for tokens in the first of each `group` texts of these lengths, 1 for tokens in the others."""
+    """Return [T], 0 for tokens in the first text of each group, 1 for others. `group`: number of texts in a group."""
     number = np.arange(len(lengths)) % group
     return np.repeat(np.minimum(number, 1), lengths)
 
 
 def _text_offsets(rows: Samples) -> tuple[NDArray[np.int64], int]:
-    """Return [N * G + 1], the start of each text and the end of the last, and G, the number of texts in a row."""
+    """Return [N * G + 1], the start of each text and the end of the last text, and G, the number of texts in a row."""
     if rows.text_starts is None:
         return rows.offsets, 1
     starts = rows.offsets[:-1, None] + rows.text_starts

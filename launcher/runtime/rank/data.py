@@ -1,4 +1,4 @@
-"""A rank's part of each step's data: its logical microbatches, dealt round-robin and fetched ahead of time."""
+"""A rank's part of each step's data: its microbatches, dealt to ranks round-robin and fetched ahead of time."""
 
 import time
 import zlib
@@ -21,11 +21,11 @@ from launcher.runtime.rank.collate import to_batch
 from launcher.runtime.run.streams import StreamLength
 
 STEPS_AHEAD = 2  # number of steps whose rows are read before they are needed
-ANNOUNCED_STEPS = 64  # steps announced to the data service in advance, again when half of them are done
+ANNOUNCED_STEPS = 64  # steps that a rank announces to the data service in advance, and again after half of them
 
 
 class SampleStream(StreamLength, Protocol):
-    """The interface of a stream for ranks (`data_service.service.client.FeedClient`)."""
+    """A stream of samples as a rank reads it (`data_service.service.client.FeedClient`)."""
 
     def read(self, epoch: int, start: int, stop: int) -> Samples: ...
 
@@ -35,8 +35,7 @@ class SampleStream(StreamLength, Protocol):
 
 
 HeldOutText = tuple[Sequence[SampleStream], int]
-"""The held-out streams for the steps of each phase, and how many of their rows to evaluate. Phases may share a
-stream."""
+"""The held-out stream of each phase, and how many of its rows are evaluated. Phases may share a stream."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,15 @@ class RankShard:
     rows: tuple[int, ...]
 
     def deal(self, ranges: Sequence[SampleRange]) -> tuple[list[tuple[int, list[SampleRange]]], int]:
-        """Return this rank's microbatches of a step, which consists of `ranges`, and how many microbatches the step
-        has over all ranks. A microbatch is its number and the ranges of its rows."""
+        """Return this rank's microbatches of the step that consists of `ranges`, each as its number and the ranges of
+        its rows, and the step's number of microbatches over all ranks."""
         rows = self.rows[ranges[0].phase] if ranges else 1
         count = -(-sum(r.stop - r.start for r in ranges) // rows)
         return [(i, cut_ranges(ranges, i * rows, rows)) for i in range(self.rank, count, self.world)], count
 
 
 def cut_ranges(ranges: Sequence[SampleRange], first: int, rows: int) -> list[SampleRange]:
-    """Return rows `first` to `first + rows` of `ranges` laid end to end; fewer rows at their end."""
+    """Return rows `first` to `first + rows` of the concatenated `ranges`; fewer rows if `ranges` end before."""
     found, base = [], 0
     for r in ranges:
         start, stop = max(first - base, 0), min(first + rows - base, r.stop - r.start)
@@ -76,7 +75,7 @@ class RankData:
     Args:
         streams: the stream of each phase.
         positions: map from steps to samples.
-        heldout_microbatches: the held-out texts, by the prefix of their figures.
+        heldout: the held-out texts, by the prefix of their metrics' names.
         share: this rank's share of the microbatches.
         device: device to which batches are copied.
         count: function from a batch to its number of targets for each loss term.
@@ -129,16 +128,16 @@ class RankData:
         """Set the rows of a microbatch of `phase` from the next fetch on. Call this on all ranks at the same step."""
         cut = (*self._share.rows[:phase], rows, *self._share.rows[phase + 1 :])
         for read in self._rows.values():
-            wait([read])  # no read may mix old and new numbers of rows
+            wait([read])  # a read under way would mix the old and the new number of rows
         self._rows.clear()
         self._share, self._announced_at = replace(self._share, rows=cut), None
 
     def carries_memory(self, step: int) -> bool:
-        """Return whether `step` uses the memory that the step before computed (XLNet). False after the last step."""
+        """Return whether `step` uses the memory that the previous step computed (XLNet). False after the last step."""
         return self._refresh is not None and step < self._positions.steps and self._memory_steps(step) is None
 
     def microbatch_count(self, step: int) -> int:
-        """Return the number of logical microbatches of `step`, over all ranks."""
+        """Return the number of microbatches of `step`, over all ranks."""
         return self._share.deal(self._positions.ranges_of_step(step))[1]
 
     def microbatch_rows(self, step: int) -> int:
@@ -146,8 +145,8 @@ class RankData:
         return self._share.rows[self._positions.phase_at_step(step)]
 
     def heldout_microbatches(self, step: int) -> dict[str, Iterator[Microbatch]]:
-        """Return this rank's held-out microbatches after `step` steps, for the phase of the last of them, by the prefix
-        of their figures. Rows and masks are the same at every call. A rank with fewer rows adds empty batches, so that
+        """Return this rank's held-out microbatches for the phase of the last of `step` steps, by the prefix of their
+        metrics' names. Rows and masks are the same at every call. A rank with fewer rows adds empty batches, so that
         all ranks make the same number of passes."""
         phase = self._positions.phase_at_step(max(0, step - 1))
         return {prefix: iter(self._heldout_rows(prefix, phase)) for prefix in self._heldout}
@@ -166,21 +165,20 @@ class RankData:
             stream.close()
 
     def _memory_steps(self, step: int) -> range | None:
-        """Return the steps from whose rows the model's memory for `step` is recomputed; None if the memory is carried
-        over from the last step, or the model has none."""
+        """Return the steps whose rows are computed again for the model's memory at `step`; None if the memory is
+        carried over from the previous step, or the model has none."""
         if self._refresh is None:
             return None
         return self._refresh.recomputed_steps(step, self._positions.first_step_of_phase(step))
 
     def _rank_batch(self, step: int) -> RankBatch:
-        """Return this rank's microbatches of `step` on the device. The copy may run while the step before is
-        computed."""
+        """Return this rank's microbatches of `step` on the device. The copy may overlap the previous step."""
         read = self._rows[step].result()
         moved = (Microbatch(each.index, each.batch.to(self._device)) for each in read.microbatches)
         return RankBatch(step, tuple(moved), self.microbatch_count(step))
 
     def _forget_rows(self, step: int) -> None:
-        """Forget rows, except those of steps from which the next step's memory may be recomputed."""
+        """Drop the rows of past steps, except those from which the next step's memory may be recomputed."""
         kept = self._refresh.steps if self._refresh is not None else 0
         for number in [number for number in self._rows if number <= step - kept]:
             del self._rows[number]
@@ -202,8 +200,7 @@ class RankData:
         )
 
     def _announce_steps(self, step: int) -> None:
-        """Tell each stream which of its rows this rank will read from `step` on, and where the steps of all ranks lie
-        in it."""
+        """Tell each stream which rows this rank will read from `step` on, and at which row all ranks' steps begin."""
         self._announced_at = step
         coming = [
             self._positions.ranges_of_step(n) for n in range(step, min(step + ANNOUNCED_STEPS, self._positions.steps))
@@ -255,8 +252,8 @@ def _row_checksum(row: Samples) -> int:
 
 
 def _step_start(steps: Sequence[Sequence[SampleRange]]) -> StepStart | None:
-    """Return where these steps lie in their stream: rows of a step (their mean if steps are measured in tokens), and
-    the epoch and the row at which they begin. None without steps."""
+    """Return the rows of a step (the mean if batches are in tokens), and the epoch and the row at which these steps
+    begin in their stream. None without steps."""
     if not steps:
         return None
     first, rows = steps[0][0], sum(r.stop - r.start for ranges in steps for r in ranges)

@@ -1,9 +1,9 @@
 """Reads the model that a run starts from: its teacher, another run, or a folder in the transformers format.
 
-A pair of networks may begin from the folder of one, for instance of DeBERTa v3, which holds the discriminator without
-its generator. The generator begins as a student of the discriminator does: with its embeddings, and with its layers
-evenly from the first to the last. Its head begins anew. With gradient-disentangled embeddings (DeBERTaV3: He et al.
-2021, section 3.2) the generator's table is the folder's, and the discriminator's difference from it begins at zero.
+A pair of networks may begin from a folder with only a discriminator, such as DeBERTa v3's without its generator. Then
+the generator begins with the discriminator's embeddings, and with layers of the discriminator, evenly spaced from the
+first to the last. The generator's head begins with fresh weights. With gradient-disentangled embeddings (DeBERTaV3: He
+et al. 2021, section 3.2) the generator's table is the folder's, and the discriminator's difference begins at zero.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ class InitialSource:
     """A model to start from.
 
     Attributes:
-        shapes: shape of each parameter, by our name of it.
+        shapes: shape of each parameter, by its name in our modules.
         read: function that reads a range of a parameter.
         tokenizer: tokenizer of the model's vocabulary; None if it is that of the run. It may have more ids than the
             vocabulary tables have rows.
@@ -72,9 +72,9 @@ class InitialSource:
 
 def source_from_teacher(recipe: Recipe, config: ModelConfig, teacher: FoundTeacher, shapes: Shapes) -> InitialSource:
     """Return the chosen layers of a teacher, and its parameters outside of layers. A student with fewer positions or
-    token types takes the first rows of their tables. `shapes`: shapes of the student's parameters."""
+    token types takes the first rows of these tables. `shapes`: shapes of the student's parameters."""
     distil = recipe.objective.distil
-    assert distil is not None  # the recipe has been checked
+    assert distil is not None  # a recipe that starts from a teacher without `distil` is refused
     layers = distil.layers or evenly_spaced_layers(config.distinct_layer_count, teacher.config.distinct_layer_count)
     names = teacher_names_of_student(list(teacher.weights), layers)
     tensors = {own: teacher.weights[its] for own, its in names.items()}
@@ -99,7 +99,7 @@ def source_from_run(
     peers: Peers,
     pinned: CheckpointName | None = None,
 ) -> InitialSource:
-    """Return the checkpoint `pinned` of the run in `store`, or if that is None the newest intact one. Collective.
+    """Return the checkpoint `pinned` of the run in `store`; if `pinned` is None, the newest intact one. Collective.
 
     Raises:
         RunError: if the run has no checkpoint.
@@ -127,8 +127,8 @@ def source_from_run(
 
 
 def _discriminator_only(shapes: Shapes, read: ReadRange, sharing: Sharing) -> tuple[Shapes, ReadRange]:
-    """Return those parameters of a pair that belong to the discriminator, under the names of a single model. Tables
-    that are stored as differences from the generator's are read as sums of both."""
+    """Return the discriminator's parameters of a pair, under the names of a single model. A table that is stored as a
+    difference from the generator's is read as the sum of both."""
     generator, own = (f"{part}." for part in PAIR_FOLDERS)
     stored = {name.removeprefix(own): name for name in shapes if name.startswith(own)}
     if sharing == "shared":
@@ -176,12 +176,12 @@ def _no_checkpoint_error(recipe: Recipe) -> RunError:
 
 
 def _check_same_sharing(start_recipe: Recipe, recipe: Recipe) -> None:
-    """Raise RunError if the two pairs share embeddings differently: a discriminator's table of differences and a full
-    table have the same name, so the one would be read as the other."""
+    """Raise RunError if two pairs share embeddings differently. Full tables and tables of differences have the same
+    names, so one kind would be read as the other."""
     a, b = start_recipe.objective.rtd, recipe.objective.rtd
     if a is not None and b is not None and a.embeddings != b.embeddings:
         raise RunError(
-            f"objective.rtd.embeddings is {b.embeddings} here and {a.embeddings} in {recipe.start}",
+            f"objective.rtd.embeddings is {b.embeddings} in the recipe and {a.embeddings} in {recipe.start}",
             remedy="export that run, and start from the exported folder",
         )
 
@@ -194,7 +194,7 @@ def source_from_folder(
     Raises:
         RunError: if the folder holds a pair and the recipe trains one network, or the other way round; or if ranks
             found different files.
-        ModelError: as `weights_for`.
+        ModelError: if `weights_for` raises it.
         TokenizerError, StoreError: if the folder or its tokenizer cannot be read.
     """
     tensors: dict[str, Tensor] = {}
@@ -249,7 +249,7 @@ def network_folder(recipe: Recipe, folder: Store) -> Store:
 
 def _folder_config(objective: RecipeObjective, config: ModelConfig, folder: Path, where: str) -> ModelConfig:
     """Return `config` with the vocabulary size and padding id of the folder. Raises RunError if the folder holds a pair
-    and the objective trains one network, or the other way round and no generator can be made from that one."""
+    and the objective trains one network, or if it trains a pair and the folder's network cannot give a generator."""
     pair = [part for part in PAIR_FOLDERS if (folder / part / CONFIG).is_file()]
     if objective.rtd is None and pair and not (folder / CONFIG).is_file():
         raise RunError(
@@ -279,8 +279,8 @@ def _padding_ids_differ(source_config: ModelConfig, config: ModelConfig) -> bool
 
 
 def with_padding_id(tensors: dict[str, Tensor], source_config: ModelConfig, config: ModelConfig) -> dict[str, Tensor]:
-    """Return the parameters of a model `source_config` for the same model with the padding id of `config`: a table
-    of positions that begin after the padding id is moved. Its rows before them are never used."""
+    """Return `tensors`, parameters of a model `source_config`, for the padding id of `config`: if positions begin after
+    the padding id, the rows of the position table are shifted. The rows before the first position are never used."""
     if not _padding_ids_differ(source_config, config):
         return tensors
     return tensors | {
@@ -292,7 +292,7 @@ def with_padding_id(tensors: dict[str, Tensor], source_config: ModelConfig, conf
 
 def _check_padding(source_config: ModelConfig, config: ModelConfig, store: Store, where: str) -> None:
     """Raise RunError if the folder's padding id is its tokenizer's class or separator token. transformers gives such
-    a token no position of its own, so that in every row the model has learnt other positions than ours."""
+    a token no position of its own, so the model has learnt other positions in every row than ours would have."""
     found = (
         find_tokenizer((store, store.with_prefix(PAIR_FOLDERS[1])), load_with_all_special_tokens)
         if _padding_ids_differ(source_config, config)
@@ -300,16 +300,15 @@ def _check_padding(source_config: ModelConfig, config: ModelConfig, store: Store
     )
     if found is not None and source_config.pad_id in (found.special.cls, found.special.sep):
         raise RunError(
-            f"start: config.json in {where} says pad_token_id {source_config.pad_id}, which its tokenizer puts into "
-            "every row, "
-            f"so that positions are counted without it; the tokenizer pads with {found.special.pad}",
+            f"start: config.json in {where} has pad_token_id {source_config.pad_id}, a token that the tokenizer puts "
+            f"into every row, so positions skip it; the tokenizer pads with {found.special.pad}",
             remedy="start from a model whose pad_token_id is its tokenizer's, or set start: scratch",
         )
 
 
 def _left_parameters_record(objective: RecipeObjective, config: ModelConfig, folder: Path) -> dict[str, JsonValue]:
-    """Return, for the record, which parameters of the folder are `left`, under the folder's names of them, because the
-    objective does not train them; and, if the generator is made from the discriminator, with which of its `layers`."""
+    """Return fields for the record. `left`: the folder's names of parameters that the objective does not train. If the
+    generator is made from the discriminator, also that `network` and `layers`, those that the generator gets."""
     if objective.rtd is not None and not holds_single_network(folder):
         return {"left": []}
     left = unused_parameters(config, folder, _heads_of_one(config, objective))
@@ -320,12 +319,12 @@ def _left_parameters_record(objective: RecipeObjective, config: ModelConfig, fol
 
 
 def _heads_of_one(config: ModelConfig, objective: RecipeObjective) -> Heads:
-    """Return the heads of the only network in a folder from which the objective starts."""
+    """Return the heads that the objective reads from a folder with one network."""
     return exported_heads(config, objective) if objective.rtd is None else "rtd"
 
 
 def reader_of_tensors(tensors: Mapping[str, Tensor]) -> ReadRange:
-    """Return a function that reads ranges of parameters in memory."""
+    """Return a function that reads ranges of `tensors`, parameters by name."""
     return lambda name, kind, start, stop: tensors[name].flatten()[start:stop]
 
 
@@ -333,12 +332,12 @@ BOTH_REMEDY = f"put the generator into {PAIR_FOLDERS[0]}/ and the discriminator 
 
 
 def holds_single_network(folder: Path) -> bool:
-    """Return whether `folder` holds one network, and nothing of a pair."""
+    """Return whether `folder` holds one network, and no networks in the folders of a pair."""
     return (folder / CONFIG).is_file() and not any((folder / part / CONFIG).is_file() for part in PAIR_FOLDERS)
 
 
 def generator_layers(config: ModelConfig) -> tuple[int, ...]:
-    """Return the layers of the discriminator with which its generator's begin.
+    """Return the discriminator's layers whose weights the generator's layers begin with.
 
     Raises ValueError: the generator has more layers than the discriminator.
     """
@@ -365,9 +364,9 @@ def check_derivable(config: ModelConfig, where: str) -> None:
 
 def pair_from_discriminator(config: ModelConfig, folder: Path, sharing: Sharing) -> dict[str, Tensor]:
     """Return the initial parameters, by name, of the module that trains the pair of `config`, from the discriminator
-    in `folder`. The generator's head is not among them; nor is the discriminator's if the folder lacks it.
+    in `folder`. The generator's head is missing, and so is the discriminator's head if the folder lacks it.
 
-    Raises ModelError as `weights_for`.
+    Raises ModelError if `weights_for` does.
     """
     whole = weights_for(config, folder, "rtd")
     encoder = {name: tensor for name, tensor in whole.items() if name.startswith(ENCODER_PREFIX)}

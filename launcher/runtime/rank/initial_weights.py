@@ -7,13 +7,13 @@ fresh values, and the record of the start names them. If the model's tokenizer i
 tables are carried over piece by piece: the row of the same piece if the old vocabulary has it, else the mean of the
 rows of its parts.
 
-`start.json` in the run pins what its first attempt has read, since another run goes on and a folder may be replaced: an
-attempt that has nothing of its own to resume from begins from the same weights, or not at all.
+`start.json` in the run pins the weights that the run's first attempt read, because another run continues and a folder
+may be replaced. An attempt without a checkpoint to resume from must read the same weights, or it fails.
 
 A fresh language-model head begins by predicting word frequencies. Its decoder is tied to the word embeddings of the
-model that the run starts from, and that model's training did not keep these rows short; those of a distilled model
-were never used by a decoder. With the usual initial values, logits behind the fresh LayerNorm spread as far as the rows
-are long, and the loss is too high by half the square of that spread: 15.8 nats at the first step where word frequencies
+model that the run starts from. Nothing in that model's training kept these rows short; a distilled model never used
+them in a decoder. With the usual initial values, the spread of logits after the fresh LayerNorm is the length of the
+rows, and the loss is too high by half the square of that spread: 15.8 nats at the first step where word frequencies
 alone give 6.2, and still 14.2 after ten steps of a slow warmup (figures in `tests/bench/RESULTS-runs.md`). So the
 head's bias is the logarithm of the corpora's unigram frequencies, and the gain of its last LayerNorm is set so that
 logits spread by half a nat around them, whatever the scale of the embeddings.
@@ -92,7 +92,7 @@ class InitialWeights:
         if self.record.get("network") == PAIR_FOLDERS[1] and isinstance(layers, list):
             parts.append(f"generator: the discriminator's embeddings and layers {', '.join(map(str, layers))}")
         if isinstance(fresh, list) and fresh:
-            parts.append(f"fresh, because they are missing there: {', '.join(map(str, fresh))}")
+            parts.append(f"fresh, because the start lacks them: {', '.join(map(str, fresh))}")
         if "copied" in self.record:
             parts.append(f"vocabulary: {self.record['copied']} rows copied, {self.record['averaged']} averaged")
         return "; ".join(parts)
@@ -109,7 +109,7 @@ def initial_weights(
         RunError: if the run that `start` names has no checkpoint, its model does not fit, or ranks read different
             files.
         ModelError: if the folder's model is not the recipe's.
-        TokenizerError: if the two vocabularies have nothing in common.
+        TokenizerError: if the vocabularies of the start and of the recipe have nothing in common.
         StoreError: if a store does not answer.
     """
     recipe = run.recipe
@@ -132,12 +132,12 @@ def initial_weights(
 
 
 class _StartPin(StrictRecord):
-    """What the run's first attempt began from.
+    """The record of the weights that the run's first attempt began from.
 
     Attributes:
         start: the recipe's `start`.
         digest: digest of the weights.
-        commit: attempt and step of the commit, if it is a run's.
+        commit: attempt and step of the commit, if `start` is a run.
     """
 
     format: Literal[1] = 1
@@ -150,7 +150,7 @@ _PIN_ADAPTER = TypeAdapter(_StartPin | None)
 
 
 def _read_pin(run: Run) -> _StartPin | None:
-    """Return the run's pin; None if it has none for the recipe's `start`. Raises DamagedCheckpoint."""
+    """Return the pin of the run's start; None if there is none for the recipe's `start`. Raises DamagedCheckpoint."""
     try:
         pin = _StartPin.model_validate_json(run.store.get(START_KEY))
     except KeyMissing:
@@ -163,7 +163,7 @@ def _read_pin(run: Run) -> _StartPin | None:
 
 
 def _check_or_write_pin(run: Run, pinned: _StartPin | None, source: InitialSource, peers: Peers) -> None:
-    """Pin what was read, or raise RunError if it is not what is pinned. Collective."""
+    """Pin the weights that were read, or raise RunError if other weights are pinned. Collective."""
     attempt, step = source.record.get("start_attempt"), source.record.get("start_step")
     found = _StartPin.model_validate(
         {
@@ -178,7 +178,7 @@ def _check_or_write_pin(run: Run, pinned: _StartPin | None, source: InitialSourc
     elif pinned != found:
         raise RunError(
             f"start: {run.recipe.start} holds other weights than when {run.uri} first began from it",
-            remedy="put the former model back, or create a new run with this one",
+            remedy="put the former model back, or create a new run with the present model",
         )
 
 
@@ -235,7 +235,7 @@ def _fit_to_run(
 
 
 def _tables_to_carry(source: InitialSource, recipe: Recipe, config: ModelConfig, new: Tokenizer) -> set[str]:
-    """Return the vocabulary tables of `source` that must be converted for the tokenizer `new`. Raises as
+    """Return the vocabulary tables of `source` that must be converted for the tokenizer `new`. Raises the errors of
     `_count_missing_rows`."""
     old = source.tokenizer
     if old is None:
@@ -248,13 +248,13 @@ def _count_missing_rows(source: InitialSource, old: Tokenizer, tables: Collectio
     """Return how many of the last ids of `old` have no row in the tables.
 
     Raises:
-        RunError: they are not all special tokens, which a decoder's tokenizer may get behind its own.
+        RunError: some of them are not special tokens, which `source_from_folder` may append to a tokenizer.
     """
     rows = min((source.shapes[name][0] for name in tables), default=old.vocab_size)
     if not old.special_mask[rows:].all():
         raise RunError(
-            f"start: the model has {rows} rows of embeddings, and its tokenizer {old.vocab_size} ids",
-            remedy="start from a folder whose tokenizer is the model's own",
+            f"start: the model has {rows} rows of embeddings, but its tokenizer has {old.vocab_size} ids",
+            remedy="start from a folder with the model's own tokenizer",
         )
     return max(0, old.vocab_size - rows)
 
@@ -272,7 +272,7 @@ def _check_shapes(expected: Shapes, source: InitialSource, where: str) -> None:
             remedy="start from a model of the same family and objective, or export it and start from the folder",
         )
     wrong = [
-        f"{name} is {source.shapes[name]} there and {shape} here"
+        f"{name} is {source.shapes[name]} in the start and {shape} in the run"
         for name, shape in expected.items()
         if name in source.shapes and tuple(source.shapes[name]) != shape
     ]
@@ -302,10 +302,10 @@ def vocabulary_tables(config: ModelConfig, objective: RecipeObjective) -> set[st
 
 
 class VocabularyCarryOver:
-    """A conversion of vocabulary tables from the ids of `old` to the ids of `new`. Raises TokenizerError as `origins`.
+    """Converts vocabulary tables from the ids of `old` to the ids of `new`. Raises the errors of `find_piece_origins`.
 
-    Rows beyond the ids of both tokenizers, which pad a vocabulary to a round number, stay unchanged. Ids of `old` that
-    the table has no row for are those of appended special tokens, which the model does not know.
+    Rows beyond the ids of both tokenizers, which pad a vocabulary to a round number, stay unchanged. Ids of `old`
+    without a row in the table are those of appended special tokens, which the model does not know.
 
     Attributes:
         copied: number of new ids that take the row of the same piece.
@@ -319,8 +319,8 @@ class VocabularyCarryOver:
         self._used = max(old.vocab_size, new.vocab_size)
 
     def __call__(self, table: Tensor, fresh: Tensor) -> Tensor:
-        """Return the new table [new ids, ...] from the old `table` [old ids, ...]. Rows without a known piece come from
-        `fresh`."""
+        """Return the new table [new ids, ...], made from the old `table` [old ids, ...]. Rows of pieces without a known
+        part come from `fresh`."""
         count = len(self._offsets) - 1
         flat = table.reshape(len(table), -1)
         means = F.embedding_bag(self._ids.clamp(max=len(flat) - 1), flat, self._offsets[:-1], mode="mean")
@@ -339,8 +339,8 @@ LOGIT_SPREAD = 0.5  # standard deviation of a position's logits over the vocabul
 def initial_head_values(
     model: nn.Module, recipe: Recipe, fresh_names: Collection[str], initial_value: Callable[[str], Tensor]
 ) -> dict[str, Tensor]:
-    """Return initial values, by name, for the gain and the bias of each language-model head of `model` that is in
-    `fresh_names` while its vocabulary table is not.
+    """Return initial values, by name, for LayerNorm gain and decoder bias of each language-model head of `model` whose
+    gain and bias are in `fresh_names`, but not its vocabulary table.
 
     `initial_value`: function from the name of a parameter to its whole initial value. Raises CorpusError, StoreError
     if a corpus cannot be read.

@@ -1,9 +1,9 @@
-"""What a rank records. Rank 0 writes metrics and events; every rank sends heartbeats.
+"""The records of a rank: rank 0 writes metrics and events; every rank sends heartbeats.
 
-`Utilisation` is model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the FLOPs that a step needs,
-divided by what the devices could compute in its time. Recomputation does not count. FLOPs are counted once a phase, for
-full rows, by `encoder_core.train.counting`. A GPU's peak is its vendor's figure. CPUs have no MFU: the speed of a core
-depends on the load of the others, so it can exceed a measured peak many times over.
+`Utilisation` is model FLOPs utilisation (MFU; Chowdhery et al. 2022, appendix B): the FLOPs that a step needs, divided
+by the FLOPs that the devices could compute in its time. Recomputation does not count. FLOPs are counted once per phase,
+for full rows, by `encoder_core.train.counting`. A GPU's peak is its vendor's figure. CPUs have no MFU: the speed of a
+core depends on the load of the others, so it can exceed a measured peak many times over.
 """
 
 import math
@@ -41,7 +41,7 @@ class Utilisation:
     peak: float
 
     def share(self, step: int, tokens: int, seconds: float) -> float:
-        """Return the utilisation, as a share, in the step after `step` steps, which had `tokens` and took `seconds`."""
+        """Return the utilisation (0 to 1) in the step after `step` steps, which had `tokens` and took `seconds`."""
         phase = min(bisect_right(self.ends, step), len(self.ends) - 1)
         return tokens * self.flops[phase] / (max(seconds, 1e-9) * self.peak)
 
@@ -62,7 +62,7 @@ def run_utilisation(recipe: Recipe, vocabulary: int, device: torch.device, ranks
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the vendor's FLOP/s of dense products in this precision; None for a CPU, or a GPU that is not known."""
+    """Return the vendor's FLOP/s of dense matrix products in this precision; None for a CPU or an unknown GPU."""
     if device.type != "cuda":
         return None
     found = torch.cuda.get_device_properties(device)
@@ -76,12 +76,11 @@ _SLOW_TEXTS = {"data": "gets its data so late that steps take", "compute": "is s
 
 
 EndAction = Literal["save", "hand over"]
-"""What ranks that are asked to end do with the last state: save it, or leave it in memory for others, who go on at
-once."""
+"""What ranks do with the last state when they end: save it, or leave it in memory for ranks that continue at once."""
 
 
 class SupervisorLink(Protocol):
-    """The connection of a rank to its supervisor."""
+    """The connection of a rank to its supervisor: `beat` sends a heartbeat, `note` shows a line to the operator."""
 
     def beat(self, step: int, doing: str, done: int = 0) -> None: ...
     def record(self, record: dict[str, Any]) -> None: ...
@@ -94,10 +93,9 @@ class SupervisorLink(Protocol):
 
 @dataclass(frozen=True)
 class RankJournal:
-    """The recorder of a rank's work. Only rank 0 writes metrics and events. `hosts`: name of each rank's
-    machine.
+    """The recorder of a rank's work. Only rank 0 writes metrics and events. `hosts`: name of each rank's machine.
 
-    Errors of the store never raise here. Only `flush` and `close` wait for it, for a limited time.
+    No method raises errors of the store. Only `flush` and `close` wait for the store, for a limited time.
     """
 
     link: SupervisorLink
@@ -108,8 +106,7 @@ class RankJournal:
     utilisation: Utilisation | None = None
 
     def report_activity(self, step: int, doing: str, done: int = 0) -> None:
-        """Set the content of the next heartbeats: the rank's activity at `report_step`, and how much of the activity
-        is done, in any unit."""
+        """Set the content of the next heartbeats: step, activity, and how much of the activity is done, in any unit."""
         self.link.beat(step, doing, done)
 
     def report_step(self, report: StepReport) -> None:
@@ -123,7 +120,7 @@ class RankJournal:
         if not self.startup.over:
             self._record_first_step(record)
         if not all(report.applied_by_group.values()):
-            self.event("skipped_step", step=report.before.step, reason=_why_skipped(record))
+            self.event("skipped_step", step=report.before.step, reason=_skip_reason(record))
         self._report_stragglers(report)
         self.journal.flush_if_due(time.monotonic())
 
@@ -157,19 +154,21 @@ class RankJournal:
             self.note(f"rank {slow.rank} on {host} {_SLOW_TEXTS[slow.doing]} {slow.ratio:.1f} times as long")
 
     def event(self, kind: str, **fields: object) -> None:
+        """Record an event on rank 0; do nothing on other ranks."""
         if self.journal is not None:
             self.journal.event(kind, time.time(), **fields)
 
     def rank_event(self, kind: str, *, step: int | None, reason: str) -> None:
-        """Record, and show to the operator, what this rank alone knows, whichever it is."""
+        """Record an event that only this rank knows, and show it to the operator; any rank may call this."""
         self.link.event(kind, {"step": step, "reason": reason})
 
     def note(self, text: str) -> None:
+        """Show a line to the operator on rank 0; do nothing on other ranks."""
         if self.journal is not None:
             self.link.note(text)
 
     def pending_lines(self) -> tuple[int, tuple[str, ...]]:
-        """Return the number of segments of step records in the store, and the records that are not there yet."""
+        """Return the number of segments of step records in the store, and the records that are not yet stored."""
         return self.journal.pending_lines() if self.journal is not None else (0, ())
 
     def restore(self, lines: Sequence[str]) -> None:
@@ -193,7 +192,7 @@ class RankJournal:
         self.link.record(record)
 
 
-def _why_skipped(record: dict[str, Any]) -> str:
+def _skip_reason(record: dict[str, Any]) -> str:
     if not math.isfinite(record["grad_norm"]):
         return "the gradient was not finite"
     return f"an outlier: a loss of {record['loss']:.4g}, a gradient norm of {record['grad_norm']:.3g}"

@@ -1,10 +1,10 @@
-"""Copies into a new run what it starts from, if that cannot be read again in the same way.
+"""Copies the model that a new run starts from into the run, if the model is on the Hub or must be converted.
 
 A run must be repeatable on any machine, at any time. So `init` pins a model of the Hugging Face Hub
 (`start: hf://ORG/NAME[@REVISION]`) to a commit and copies that commit's files into the run, RUN/start/ORG/NAME@COMMIT.
-Pickled weights, from wherever, are converted once, and the run holds the safetensors: RUN/start/NAME. If a recipe
-trains a pair, and the generator lies beside the discriminator as DeBERTa v3 is published, the copy has a folder for
-each. The copy takes the place of the start in the run's recipe.
+Pickled weights are converted once, and the run holds them as safetensors: RUN/start/NAME. If a recipe trains a pair,
+and the generator is in the discriminator's folder (as in the published DeBERTa v3), the copy has a folder for each. The
+run's recipe then starts from the copy.
 """
 
 import json
@@ -40,8 +40,8 @@ from launcher.runtime.run.outline import open_unused_store
 
 
 def keep_start(recipe: Recipe, run: str) -> Recipe:
-    """Copy the model that `recipe` starts from into the run, if it is on the Hub, pickled, or a pair in one folder, and
-    return the recipe with the copy as its start. Return any other recipe unchanged.
+    """Copy the model that `recipe` starts from into the run, if it is on the Hub, pickled, or a pair in one folder.
+    Return the recipe with the copy as its start; without a copy, return it unchanged.
 
     `run`: URI of a run that does not exist yet.
 
@@ -92,7 +92,7 @@ def _without_pickles(source: Store) -> Iterator[Path]:
     """Yield a local folder with the files of `source`, and with safetensors where weights are pickled."""
     pickled = pickled_networks(source)
     if not pickled:
-        assert isinstance(source, LocalStore)  # `source` was fetched from the Hub
+        assert isinstance(source, LocalStore)  # a model without pickles is only copied from the Hub's local folder
         yield source.root
         return
     with temporary_folder("start") as folder:
@@ -105,8 +105,8 @@ def _without_pickles(source: Store) -> Iterator[Path]:
 
 @contextmanager
 def _pair_folder(source: Store) -> Iterator[Path]:
-    """Yield a local folder of a pair, made from a discriminator and the generator beside it in `source`."""
-    from checkpoints.hf.load import generator_fields  # this import and the next load torch
+    """Yield a local folder of a pair, made from a discriminator and a generator that share the folder `source`."""
+    from checkpoints.hf.load import generator_fields  # this import and the next import torch
     from checkpoints.hf.pickled import convert_network
 
     with temporary_folder("start") as folder:
@@ -135,12 +135,12 @@ _HUB_URI = re.compile(r"hf://(?P<repo>(?:[\w.-]+/)?[\w.-]+)(?:@(?P<revision>[\w.
 _WEIGHT_PATTERNS = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")
 _WANTED_PATTERNS = ("config.json", *_WEIGHT_PATTERNS, *TOKENIZER_FILES)
 _PICKLED_PATTERNS = (PICKLE, "pytorch_model-*.bin", PICKLE_INDEX)
-_HUB_TIMEOUT_S = 20.0  # time limit for an answer of the Hub
+_HUB_TIMEOUT_S = 20.0  # seconds to wait for an answer of the Hub
 
 
 def fetch_hub_model(uri: str, *, generator: bool) -> tuple[Path, str]:
     """Fetch the model at hf://ORG/NAME[@REVISION]. Return its folder on this machine, and its name with the commit,
-    ORG/NAME@COMMIT. `generator`: whether to fetch a generator that lies beside it, too.
+    ORG/NAME@COMMIT. `generator`: whether to fetch a generator in the same folder, too.
 
     Raises:
         RecipeError: there is no such model, or the Hub cannot be reached.
@@ -151,7 +151,7 @@ def fetch_hub_model(uri: str, *, generator: bool) -> tuple[Path, str]:
         raise RecipeError(f"start: {uri} does not name a model", remedy="write hf://ORG/NAME or hf://ORG/NAME@REVISION")
     hub = import_optional("huggingface_hub", f"start: {uri}")
     try:
-        # HF_ENDPOINT may have been set after the import.
+        # The endpoint is passed, because HF_ENDPOINT may have been set after huggingface_hub read it at its import.
         api = hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
         info = api.model_info(match["repo"], revision=match["revision"], timeout=_HUB_TIMEOUT_S)
         files = wanted_files([sibling.rfilename for sibling in info.siblings], generator=generator)
@@ -172,8 +172,8 @@ def fetch_hub_model(uri: str, *, generator: bool) -> tuple[Path, str]:
 
 
 def wanted_files(files: list[str], *, generator: bool = False) -> list[str]:
-    """Return those of `files`, paths in a folder, that a start needs. Pickled weights are among them where a network
-    has no others. `generator`: whether those of a generator beside the model are needed."""
+    """Return the files among `files` (paths in a folder) that a start needs. Pickled weights are needed only where a
+    network has no others. `generator`: whether the files of a generator in the same folder are needed."""
     generator_files = (GENERATOR_CONFIG, GENERATOR_PICKLE) if generator else ()
     return [file for file in files if file in generator_files or _is_wanted(file, files)]
 

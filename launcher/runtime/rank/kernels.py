@@ -1,5 +1,5 @@
-"""Chooses what the ranks of a run compute with: kernels on GPUs, and compiled layers. Each start decides both, alike on
-all ranks, and records it.
+"""Chooses the kernels of a run on GPUs, and whether its layers are compiled. Each start makes both decisions, the same
+on all ranks, and records them.
 
 The first rank on each kind of GPU tries the kernels that the recipe's networks need, in a separate process
 (`encoder_core/trials/kernel_trial.py`). The result is stored in the run under a hash of everything that it depends on,
@@ -7,9 +7,9 @@ so every later start uses the same kernels without a trial. A kernel that hangs 
 a failure of the rank itself or of its machine ends the start. On a CPU nothing is tried: the tests check its kernels
 against the formula.
 
-One rank of each node compiles first, unless the code is on the machine already; the other ranks of the node find it
-there. If one rank cannot compile, no rank uses compiled layers, and the run computes in Python. Code that is not there
-is first compiled in a separate process, and compared, so that a compiler that hangs or dies does not end the start.
+One rank of each node compiles first, unless the compiled code is on the machine already; the node's other ranks then
+load it. If one rank cannot compile, no rank uses compiled layers, and the run computes in Python. Missing code is first
+compiled and checked in a separate process, so that a compiler that hangs or dies does not end the start.
 
 Compiled code stays on the machine's own disk, in torch's cache. torch stores it as shared libraries and pickles.
 Loading either runs code, so it must not come from somebody who can write to the run's store. The folder belongs to the
@@ -61,15 +61,15 @@ _VERDICT_ADAPTER: TypeAdapter[tuple[KernelVerdict, bool] | None] = TypeAdapter(t
 
 
 def agree_on_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: SupervisorLink) -> list[KernelVerdict]:
-    """Set the kernels with which this process computes from here on, those found for its GPU. Return the verdicts of
-    the trials that were made just now, the same on all ranks. Collective.
+    """Set the kernels that this process uses from here on: those of the verdict for its GPU. Return the verdicts of the
+    trials that were made just now, the same on all ranks. Collective.
 
     Raises StoreError.
     """
     gpu = local_gpu_name()
     config = run.recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     subject = trial_subject(run.recipe, config)
-    name = None if gpu is None else _verdict_name(gpu, subject)
+    name = None if gpu is None else _verdict_file_name(gpu, subject)
     names = peers.all_gather(name)
     if not any(names):
         return []
@@ -82,7 +82,7 @@ def agree_on_kernels(run: Run, tokenizer: Tokenizer, peers: Peers, link: Supervi
     return [verdict[0] for verdict in found if verdict is not None and verdict[1]]
 
 
-def _verdict_name(gpu: str, subject: TrialSubject) -> str:
+def _verdict_file_name(gpu: str, subject: TrialSubject) -> str:
     marks = [name for name in ("causal", "stable") if getattr(subject, name)]
     what = {
         "gpu": gpu,
@@ -96,13 +96,12 @@ def _verdict_name(gpu: str, subject: TrialSubject) -> str:
 def _stored_or_new_verdict(
     run: Run, name: str, gpu: str, subject: TrialSubject, link: SupervisorLink
 ) -> tuple[KernelVerdict, bool]:
-    """Return the run's verdict of this name, and whether its trial was made just now. Try the kernels if the run has
-    none."""
+    """Return the run's verdict of this name (if there is none, try the kernels), and whether it was made just now."""
     store, key = run.store, f"{KERNELS_FOLDER}/{name}.json"
     if (stored := _read_verdict(store, key)) is not None:
         return stored, False
     ticks = count(1)
-    # The ranks that wait for this one show no progress meanwhile.
+    # The ranks that wait for this one make no progress, so the trial ends before their watchdog acts.
     limits = Limits(whole=min(Limits.whole, run.recipe.watchdog.other / 2))
     timed = not run.recipe.deterministic
     verdict = examine_kernels(
@@ -111,7 +110,7 @@ def _stored_or_new_verdict(
     if not verdict.tried:  # no trial was made, as on a full GPU; the next start tries again
         return verdict, True
     data = verdict.model_dump_json(indent=1).encode()
-    if not store.put_if_absent(key, data):  # another node of this kind has made a trial, or the record is damaged
+    if not store.put_if_absent(key, data):  # another node with such a GPU was first, or the stored record is damaged
         if (theirs := _read_verdict(store, key)) is not None:
             return theirs, True
         store.put(key, data)
@@ -144,8 +143,8 @@ def record_kernels(journal: RankJournal, verdicts: Sequence[KernelVerdict]) -> N
         for one in verdict.rejected_trials:
             versions = f"torch {version('torch')}, Triton {triton_release() or 'none'}"
             journal.note(
-                f"{one.place} on {verdict.gpu}, {versions}, runs by "
-                f"{_replacement_kernel(verdict, one)} without {_rejection_text(one)}"
+                f"{one.place} on {verdict.gpu}, {versions}: "
+                f"{_replacement_kernel(verdict, one)} replaces {_rejection_text(one)}"
             )
         if verdict.ended:
             journal.note(f"the trial of kernels on {verdict.gpu} was ended early: {verdict.ended}")
@@ -156,7 +155,7 @@ def _kernel_title(one: KernelTrialRecord) -> str:
 
 
 def _replacement_kernel(verdict: KernelVerdict, one: KernelTrialRecord) -> str:
-    """Return which kernel computes in place of one that was left out."""
+    """Return the name of the kernel that is used in place of a rejected one."""
     attention = verdict.dropped if one.dropped else verdict.plain
     order = attention if one.place == "attention" else verdict.elsewhere.get(one.place, ())
     return f"`{order[0]}`" if order else "torch"
@@ -170,11 +169,11 @@ def _rejection_text(one: KernelTrialRecord) -> str:
 
 _CACHE_FOLDER = Path(".cache/maskfleet/compiled")
 _COMPLETE_MARK = "complete"  # name of the file that marks a complete folder
-_MAX_FOLDERS = 16  # most folders of compiled code that a machine keeps
+_MAX_FOLDERS = 16  # largest number of folders of compiled code that a machine keeps
 
 
 class CompiledCode:
-    """The compiled code of one name (`launcher.runtime.preflight.kernels.compiled_code_name`) on this machine.
+    """The compiled code on this machine under one name (`launcher.runtime.preflight.kernels.compiled_code_name`).
 
     `home`: home folder of the user.
 
@@ -198,8 +197,8 @@ class CompiledCode:
 
 
 def _private_folder(parent: Path, name: str) -> Path | None:
-    """Return the folder `name` in `parent`, made if needed; None if others can write to it. The oldest folders of more
-    than `_MAX_FOLDERS` are deleted."""
+    """Return the folder `name` in `parent`, created if needed; None if other users can open it. If there are more than
+    `_MAX_FOLDERS` folders, the oldest are deleted."""
     try:
         parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = parent / name
@@ -221,7 +220,7 @@ def _is_private(path: Path) -> bool:
     return found.st_uid == os.getuid() and closed and not stat.S_ISLNK(found.st_mode)
 
 
-_COMPILE_TIMEOUT_S = 900.0  # time limit of the process that compiles
+_COMPILE_TIMEOUT_S = 900.0  # seconds until the process that compiles is ended
 
 
 class CompilationRecord(StrictRecord):
@@ -231,7 +230,7 @@ class CompilationRecord(StrictRecord):
         compiled, why: whether layers are compiled, and the reason.
         seconds: time until the compiled code was ready.
         graphs, error, bound: as in `TriedCompilation`.
-        kept: place where compiled code was found: in this process, on this machine, or nowhere.
+        kept: where compiled code was found: "in this process", "on this machine", or "nowhere".
         failure: the compiler's error message; "" if there was none.
     """
 
@@ -251,8 +250,8 @@ _RECORD_ADAPTER: TypeAdapter[CompilationRecord | None] = TypeAdapter(Compilation
 def agree_on_compilation(
     run: Run, tokenizer: Tokenizer, peers: Peers, link: SupervisorLink, host: str
 ) -> tuple[Pieces | None, CompilationRecord | None]:
-    """Return the compiled pieces with which layers compute from here on (None: they compute in Python), and the record
-    of the decision, the same on all ranks (None: nothing to record). Collective.
+    """Return the compiled pieces of layers to use from here on (None: layers run in Python), and the record of the
+    decision, the same on all ranks (None: nothing to record). Collective.
 
     `host`: name of this rank's machine.
     """
@@ -282,8 +281,8 @@ def _local_compiled_code(run: Run, tokenizer: Tokenizer) -> tuple[TrialSubject, 
 def _compile_once(
     run: Run, code: CompiledCode, subject: TrialSubject, choice: CompileChoice, link: SupervisorLink | None
 ) -> tuple[Pieces, CompilationRecord]:
-    """Compile on this rank, or take the stored code, or what this process has compiled for an earlier group of ranks.
-    Return the pieces and the result."""
+    """Return the compiled pieces and the result. Compile them, or load this machine's code, or reuse the pieces that
+    this process compiled for an earlier group of ranks."""
     if code.folder in _compiled_by_folder:
         pieces, found = _compiled_by_folder[code.folder]
         return pieces, found.model_copy(update={"seconds": 0.0, "kept": "in this process"})
@@ -294,8 +293,8 @@ def _compile_once(
 
 
 def load_compiled_code(run: Run, tokenizer: Tokenizer) -> None:
-    """Take the run's compiled code from this machine into this process, for the group of ranks that it will join. Does
-    nothing if the run is not compiled, or its code is not here."""
+    """Load the run's compiled code into this process, before it joins a group of ranks. Does nothing if the run is not
+    compiled, or if this machine does not have the code."""
     choice = choose_compilation(run.recipe.compile, local_gpu_name(), unfit=triton_problem())
     if not choice.compiled:
         return
@@ -311,12 +310,12 @@ def _compile_or_load(
     run: Run, code: CompiledCode, subject: TrialSubject, choice: CompileChoice, link: SupervisorLink | None
 ) -> tuple[Pieces, CompilationRecord]:
     kept = "on this machine" if code.is_complete else "nowhere"
-    # torch reads these when it first compiles. One thread: its helper processes would outlive a rank that is killed.
+    # torch reads these variables when it first compiles. With more threads it has processes that outlive a killed rank.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(code.folder)
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     pieces, apart, ticks = Pieces(), None, count(1)
     if kept == "nowhere":
-        # The ranks that wait for this one show no progress meanwhile.
+        # The ranks that wait for this one make no progress, so the compilation ends before their watchdog acts.
         patience_s = min(_COMPILE_TIMEOUT_S, run.recipe.watchdog.other / 2)
         apart = try_in_process(subject, patience_s, lambda: link.beat(0, "compiling", next(ticks)) if link else None)
         if not apart.is_right:
@@ -356,13 +355,13 @@ def record_compilation(journal: RankJournal, found: CompilationRecord | None) ->
         return
     journal.event("compilation", **found.model_dump(mode="json"))
     if found.compiled:
-        journal.note(f"layers are compiled, after {found.seconds:.1f} s (compiled code was {found.kept})")
+        journal.note(f"layers are compiled, after {found.seconds:.1f} s (compiled code found: {found.kept})")
     elif found.bound:
         said = (
             found.failure.splitlines()[0]
             if found.failure
             else f"the error is {found.error or float('inf'):.1e}, the limit {found.bound:.1e}"
         )
-        journal.note(f"layers are not compiled, and the run continues without: {found.why}: {said}")
+        journal.note(f"layers are not compiled, and the run computes in Python: {found.why}: {said}")
     else:
         journal.note(f"layers are not compiled: {found.why}")

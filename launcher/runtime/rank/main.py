@@ -95,15 +95,15 @@ def run_rank(
 ) -> TrainState:
     """Train this rank's part of `run` until the run is complete or a stop is requested, and commit the result.
 
-    `startup` and `reports`, the results of the nodes' preflight, are recorded. `memory`: the memory of the nodes, to
-    which states are copied and from which the run may resume.
+    `startup` and `reports` (the results of the nodes' preflight) are recorded. `memory`: access to the memory of nodes,
+    to which states are copied and from which the run may resume.
 
     Raises:
         NoGoodCheckpoint, RunError: if there is no checkpoint to resume from, though the run had begun.
         Superseded: if a newer attempt of the run has been claimed.
         Rewound: if the loss spiked, and the run must resume from an earlier checkpoint.
         SmallerMicrobatch: if a step did not fit into memory, and the next start has smaller microbatches.
-        UserError: its subclasses in the packages below, if data are damaged, a store does not answer, and the like.
+        UserError: subclasses of the packages that are used, for example if data are damaged or a store does not answer.
     """
     with ExitStack() as ending, abort_groups_on_error():
         # Agree with the other ranks on the checkpoint to resume from.
@@ -115,7 +115,7 @@ def run_rank(
         startup.end_part("checkpoint")
         run, limits, verdicts, (pieces, compilation) = _agree_on_settings(run, tokenizer, peers, link, hosts)
         startup.end_part("kernels")
-        # Build the model and its optimizer; load that checkpoint, or what the run begins with.
+        # Build the model and its optimizer; load the checkpoint or the initial weights.
         model, engine, begin = _build_engine(run, tokenizer, peers, good, pieces)
         ending.callback(engine.close)
         startup.end_part("model")
@@ -147,8 +147,8 @@ def run_rank(
 def _agree_on_settings(
     run: Run, tokenizer: Tokenizer, peers: Peers, link: SupervisorLink, hosts: Sequence[str]
 ) -> tuple[Run, MicrobatchLimits | None, Sequence[KernelVerdict], tuple[Pieces | None, CompilationRecord | None]]:
-    """Decide with the other ranks what depends on the machines: rows of a microbatch, kernels, compiled layers. Return
-    the run with these rows, and what was decided."""
+    """Decide with the other ranks the settings that depend on the machines: rows of a microbatch, kernels, compiled
+    layers. Return the run with these rows, and the decisions."""
     limits = agree_on_microbatches(run, tokenizer, peers, hosts)
     run = run if limits is None else replace(run, recipe=limits.recipe)
     verdicts = agree_on_kernels(run, tokenizer, peers, link)
@@ -156,7 +156,7 @@ def _agree_on_settings(
 
 
 def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Sequence[str]) -> TrainState:
-    """Train, and record the place if the weights of ranks differ."""
+    """Train. If a weight check finds wrong weights, record on which ranks, and raise CorruptReplica."""
     try:
         return trainer.train(state)
     except CorruptReplica as found:
@@ -165,13 +165,13 @@ def _train(trainer: Trainer, state: TrainState, journal: RankJournal, hosts: Seq
 
 
 def _set_up_torch(hosts: Sequence[str], deterministic: bool) -> None:
-    """Set the threads of torch, so that the ranks of a machine share its cores, and whether it is deterministic."""
+    """Set torch's number of threads, so that the ranks of a machine share its cores, and torch's determinism."""
     torch.set_num_threads(threads_per_rank(hosts.count(socket.gethostname())))
     set_determinism(deterministic)
 
 
 def threads_per_rank(ranks: int) -> int:
-    """Return how many threads each of `ranks` ranks of a machine has."""
+    """Return the number of threads of each rank on a machine with `ranks` ranks."""
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
@@ -197,7 +197,7 @@ def _load_state(
     run: Run, engine: Engine, good: ResumePoint | None, begin: InitialWeights | None, link: SupervisorLink
 ) -> TrainState:
     """Load the checkpoint or the initial weights into `engine`, and return the trainer's state. Each range that is read
-    counts as progress in the heartbeats. Where nothing holds an average of the weights, it begins at them."""
+    counts as progress in the heartbeats. An average of the weights that is not stored begins as the weights."""
     if good is not None:
         ensure_same_optimizer(good.manifest, engine.own_kinds, run.uri)
         step, reads = good.manifest.step, count(1)
@@ -216,11 +216,11 @@ def _load_state(
 
 
 def _leave_out_removed(run: Run, attempt: Attempt, state: TrainState, peers: Peers, journal: RankJournal) -> Run:
-    """Return `run` as it goes on: without documents that were removed, from this step on at the latest."""
+    """Return `run` without the documents that were removed, from this step on at the latest."""
     settled, added = agree_on_removals(run, attempt, state.step, peers)
     if added is not None:
         journal.event("removals", step=added.step, states=added.states)
-        journal.note(f"goes on without removed documents from step {added.step:,}")
+        journal.note(f"the run leaves removed documents out from step {added.step:,} on")
     return settled
 
 
@@ -233,8 +233,8 @@ def _open_data(
     engine: Engine,
     control: RankGroup,
 ) -> tuple[RankData, StepSampleRanges, RankShard]:
-    """Open the data, without removed documents and the ranges that rewinds left out. Return this rank's data, the
-    positions of all steps, and the rank's share."""
+    """Open the data, without removed documents and the ranges that rewinds skip. Return this rank's data, the positions
+    of all steps, and the rank's share."""
     streams = [open_stream(stream_spec(run, tokenizer, n)) for n in range(len(run.recipe.phases))]
     positions = sample_positions(run, streams, lost.ranges)
     share = RankShard(control.rank, control.world, run.recipe.microbatch_rows_by_phase)
@@ -249,8 +249,7 @@ def _open_heldout_texts(run: Run, tokenizer: Tokenizer, open_stream: OpenStream)
 
 
 def _open_heldout_text(run: Run, specs: Sequence[StreamSpec], open_stream: OpenStream) -> HeldOutText:
-    """Return the held-out streams of the phases, of which those alike are one, and how many of their rows are
-    evaluated."""
+    """Return each phase's held-out stream, opening equal streams once, and how many of its rows are evaluated."""
     opened = {spec.fingerprint: open_stream(spec) for spec in {spec.fingerprint: spec for spec in specs}.values()}
     streams = [opened[spec.fingerprint] for spec in specs]
     return streams, min(run.recipe.evaluation.samples, streams[-1].samples_per_epoch)
@@ -287,7 +286,7 @@ def _restore_memories(run: Run, engine: Engine, good: ResumePoint | None, data: 
     """
     if good is None:
         return {}
-    with closing(good):  # XLNet's memory is read last from this checkpoint
+    with closing(good):  # nothing is read from this checkpoint after XLNet's memory
         return _read_memories(run, engine, good, data, share) if data.carries_memory(good.manifest.step) else {}
 
 
@@ -325,8 +324,7 @@ def _open_journal(
 
 
 def _record_corruption(journal: RankJournal, found: CorruptReplica, hosts: Sequence[str]) -> None:
-    """Record that weights differ. `ranks` and `hosts` of the event are empty if it is unknown whose weights are
-    wrong."""
+    """Record that weights differ. The event's `ranks` and `hosts` are empty if it is unknown which ranks are wrong."""
     where = [hosts[rank] for rank in found.ranks]
     journal.event("corruption", step=found.step, ranks=list(found.ranks), hosts=where, tensor=found.tensor)
     journal.note(f"{found}; back to the last checkpoint")
@@ -341,9 +339,9 @@ def _record_start(
     control: RankGroup,
     found: tuple[Sequence[NodeReport], Sequence[KernelVerdict], MicrobatchLimits | None, CompilationRecord | None],
 ) -> None:
-    """Record how this start begins. `found`: reports of the preflight, verdicts on kernels, limits of microbatches, and
-    the decision on compiled layers."""
-    _record_origin(run, journal, state, good, begin, control)
+    """Record how this start begins. `found`: preflight reports, verdicts on kernels, limits of microbatches, and the
+    decision on compiled layers."""
+    _record_start_or_resume(run, journal, state, good, begin, control)
     if untested := untested_torch_warning():
         journal.note(untested)
     reports, verdicts, limits, compilation = found
@@ -355,7 +353,7 @@ def _record_start(
     record_compilation(journal, compilation)
 
 
-def _record_origin(
+def _record_start_or_resume(
     run: Run,
     journal: RankJournal,
     state: TrainState,
@@ -374,8 +372,8 @@ def _record_origin(
         journal.note(change)
     for damage in good.passed_over:
         journal.event("damaged_checkpoint", what=damage)
-        journal.note(f"passed over a damaged checkpoint: {damage}")
+        journal.note(f"skipped a damaged checkpoint: {damage}")
     if run.recipe.average is not None and not good.averaged:
-        journal.note(f"the average of the weights begins at step {state.step:,}: the checkpoint has none")
+        journal.note(f"the average of the weights begins at step {state.step:,}: the checkpoint has no average")
     if good.memory is not None and control.rank == 0:
         journal.restore(missing_records(run, good.manifest.attempt, good.memory))

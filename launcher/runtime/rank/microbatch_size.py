@@ -2,10 +2,10 @@
 
 The number first comes from the estimate for the rank with the least memory. It depends only on machines and recipe, so
 a run that resumes on the same machines takes the same number. Then trials on the GPUs correct it. Before a step with a
-larger microbatch than any before, each rank rehearses the step (`encoder_core/train/rehearsal.py`); if that fails on
-some rank, all ranks halve the microbatch, and the step begins again. At ZeRO 3, and if memory is exhausted in a step
-nevertheless, the ranks end and resume from the last checkpoint with half of the rows. The limits are stored in the run,
-so that no start repeats the failure.
+larger microbatch than any before, each rank rehearses the step (`encoder_core/train/rehearsal.py`). If the rehearsal
+fails on some rank, all ranks halve the microbatch, and the step begins again. If a step runs out of memory nevertheless
+(at ZeRO 3 there is no rehearsal), the ranks end and resume from the last checkpoint with half of the rows. The limits
+are stored in the run, so that no later start repeats the failure.
 
 On a CPU nothing is rehearsed: a process that takes too much memory is killed, without an error that it could handle.
 """
@@ -42,7 +42,7 @@ from launcher.runtime.recipe.summary import has_automatic_microbatch, with_micro
 from launcher.runtime.run.record import Run
 
 LIMITS_FOLDER = "microbatch"
-# Share of a machine's memory that its ranks may fill together; other processes have the rest.
+# Share of a machine's memory that all its ranks together may fill; the rest is for other processes.
 _CPU_MEMORY_SHARE = 0.5
 
 
@@ -52,8 +52,8 @@ class SmallerMicrobatch(Exception):
 
 
 class StoredLimits(StrictRecord):
-    """The limits that starts of a run have found. `most`: largest number of rows of a microbatch in each phase; None if
-    no number has failed."""
+    """The limits that earlier starts of a run have found. `most`: largest number of rows of a microbatch in each phase;
+    None if no number of rows has failed."""
 
     most: tuple[int | None, ...]
 
@@ -72,8 +72,8 @@ _BOUNDS_ADAPTER: TypeAdapter[tuple[int | None, ...]] = TypeAdapter(tuple[int | N
 
 
 def device_memory(ranks: int) -> DeviceMemory:
-    """Return the memory that this process may fill. `ranks`: number of ranks that share the machine; each has its own
-    GPU if there are any. The figure is the memory that exists, not the memory that is free now."""
+    """Return the memory that this process may fill, whether or not it is free now. `ranks`: number of ranks that share
+    the machine; on GPUs each has its own."""
     if torch.cuda.is_available():
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
         return DeviceMemory(usable_gpu_bytes(found.total_memory), "cuda", found.name)
@@ -81,8 +81,8 @@ def device_memory(ranks: int) -> DeviceMemory:
 
 
 def microbatch_finding(recipe: Recipe) -> Finding:
-    """Return a finding with the rows with which `microbatch: auto` begins on this machine, with a rank on each GPU, or
-    one on the CPU."""
+    """Return a finding that states with how many rows `microbatch: auto` begins on this machine: with one rank on each
+    GPU, or one rank on the CPU."""
     ranks = max(1, torch.cuda.device_count())
     room = device_memory(ranks)
     most = rows_that_fit(RankMemory.from_recipe(recipe, ranks, room.device), room.bytes)
@@ -97,7 +97,7 @@ class MicrobatchLimits:
 
     Attributes:
         run: the run as it was opened, with `auto` in its recipe.
-        room: memory of the rank that has least.
+        room: memory of the rank with the least memory.
         kept: bytes of `room` that are filled all the time.
         estimated: largest number of rows in each phase, by the estimate.
         most: largest number of rows in each phase, corrected by the trials.
@@ -147,11 +147,11 @@ def agree_on_microbatches(
     if not has_automatic_microbatch(run.recipe):
         return None
     mine = device_memory(hosts.count(socket.gethostname()))
-    rooms = gather_as(peers, _DEVICE_MEMORY_ADAPTER, mine)
-    room = min(rooms, key=lambda room: room.bytes)
+    device_memories = gather_as(peers, _DEVICE_MEMORY_ADAPTER, mine)
+    room = min(device_memories, key=lambda room: room.bytes)
     bill = RankMemory.from_recipe(run.recipe, len(hosts), room.device, tokenizer.vocab_size)
     estimated = rows_that_fit(bill, room.bytes)
-    key = f"{LIMITS_FOLDER}/{_limits_name(run.recipe, rooms)}.json"
+    key = f"{LIMITS_FOLDER}/{_limits_file_name(run.recipe, device_memories)}.json"
     bounds = broadcast_or_raise(peers, lambda: _stored_limits(run, key), _BOUNDS_ADAPTER) or [None] * len(estimated)
     most = [rows if bound is None else min(rows, bound) for rows, bound in zip(estimated, bounds, strict=True)]
     kept = max(map(bill.fixed_bytes, bill.recipe.phases))
@@ -161,15 +161,15 @@ def agree_on_microbatches(
 def _stored_limits(run: Run, key: str) -> tuple[int | None, ...]:
     try:
         return StoredLimits.model_validate_json(run.store.get(key)).most
-    except (KeyMissing, ValidationError):  # a damaged record is found anew
+    except (KeyMissing, ValidationError):  # the limits are found by trials again
         return ()
 
 
-def _limits_name(recipe: Recipe, rooms: Sequence[DeviceMemory]) -> str:
+def _limits_file_name(recipe: Recipe, device_memories: Sequence[DeviceMemory]) -> str:
     fields = {"model", "input", "objective", "phases", "optimizer", "average", "precision", "zero"}
     what = {
         "recipe": recipe.model_dump(mode="json", include=fields | {"reduce_dtype", "activation_checkpointing"}),
-        "ranks": list(map(astuple, rooms)),
+        "ranks": list(map(astuple, device_memories)),
         "installed": installed_versions(),
     }
     return hashlib.blake2b(json.dumps(what, sort_keys=True).encode(), digest_size=10).hexdigest()
@@ -177,7 +177,7 @@ def _limits_name(recipe: Recipe, rooms: Sequence[DeviceMemory]) -> str:
 
 @dataclass(frozen=True)
 class RankMicrobatches:
-    """One rank's part in correcting the limits while it trains (`encoder_core.train.loop.MicrobatchSizer`)."""
+    """Corrects the limits on one rank during training (`encoder_core.train.loop.MicrobatchSizer`)."""
 
     limits: MicrobatchLimits
     rehearsal: Rehearsal | None
@@ -187,24 +187,26 @@ class RankMicrobatches:
     rank: int
 
     def fits(self, work: RankBatch, memories: Memories) -> bool:
+        """Return whether a rehearsal of the step fits into memory; True if there is no rehearsal."""
         return self.rehearsal is None or self.rehearsal.fits(work.microbatches, memories)
 
     def shrink(self, step: int) -> None:
-        """Halve the microbatches from `step` on. Raises SmallerMicrobatch if `step` uses memory of the step before,
-        since only memory in a checkpoint can be cut to other microbatches."""
+        """Halve the microbatches from `step` on. Raises SmallerMicrobatch if `step` uses XLNet's memory of the previous
+        step, because only the memory in a checkpoint can be divided into other microbatches."""
         phase = self.positions.phase_at_step(step)
         before, rows = self.data.microbatch_rows(step), self.limits.halve(phase)
         if self.rank == 0:
             self.limits.store_limits()
         if self.data.carries_memory(step):
-            raise SmallerMicrobatch(_shrink_text(step, before, rows))
+            raise SmallerMicrobatch(_shrink_message(step, before, rows))
         self.data.set_microbatch_rows(phase, rows)
         record_microbatches(self.journal, self.limits, step, f"step {step:,} did not fit with {before} rows")
 
     def out_of_memory_error(self, step: int, error: RuntimeError) -> Exception:
+        """Halve and store the limit of `step`, which ran out of memory. Return the exception that ends the ranks."""
         before, rows = self.data.microbatch_rows(step), self.limits.halve(self.positions.phase_at_step(step))
         self.limits.store_limits()
-        return SmallerMicrobatch(f"{_shrink_text(step, before, rows)}: {error}")
+        return SmallerMicrobatch(f"{_shrink_message(step, before, rows)}: {error}")
 
 
 def rank_microbatches(
@@ -214,8 +216,8 @@ def rank_microbatches(
     positions: StepSampleRanges,
     journal: RankJournal,
 ) -> RankMicrobatches | None:
-    """Return the part of a rank whose engine is built; None without limits. At ZeRO 3 nothing can be rehearsed, because
-    forward passes are collective."""
+    """Return the corrector of `limits` on a rank whose engine is built; None without limits. At ZeRO 3 nothing can be
+    rehearsed, because forward passes are collective."""
     if limits is None:
         return None
     rehearsal = None
@@ -232,11 +234,11 @@ def record_microbatches(journal: RankJournal, limits: MicrobatchLimits, step: in
 
 
 def limits_origin_text(limits: MicrobatchLimits) -> str:
-    """Return, as text, how a start came to its number of rows."""
+    """Return a text on how a start chose its number of rows."""
     if list(limits.estimated) == limits.most:
         return "as many as fit by the estimate, shared out evenly"
     return "as many as fitted in earlier starts, shared out evenly"
 
 
-def _shrink_text(step: int, before: int, rows: int) -> str:
-    return f"step {step:,} did not fit into memory with microbatches of {before} rows: on with {rows}"
+def _shrink_message(step: int, before: int, rows: int) -> str:
+    return f"step {step:,} did not fit into memory with microbatches of {before} rows: continuing with {rows}"

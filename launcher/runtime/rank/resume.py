@@ -26,14 +26,16 @@ from launcher.runtime.run.segments import METRICS
 
 
 class MemorySets(Keeper, Protocol):
-    """A rank's access to the sets in the memory of the nodes
+    """A rank's access to the sets in the memory of the nodes; a set is one rank's copy of its part of the state
     (`launcher.runtime.cluster.memory_keeper.StateKeepersClient`)."""
 
     def list_sets(self) -> list[Any]:
-        """Return all sets that can be found, as objects that `open_set` and `describe` take on any rank."""
+        """Return all sets in memory, as objects that `open_set` and `describe` accept on any rank."""
         ...
 
-    def describe(self, held: Any) -> SlotDescription: ...
+    def describe(self, held: Any) -> SlotDescription:
+        """Return the description of a set that `list_sets` returned."""
+        ...
 
     def open_set(self, held: Any) -> ReadBytes: ...
 
@@ -43,12 +45,12 @@ class ResumePoint:
     """The state that a group of ranks resumes from.
 
     Attributes:
-        manifest: its manifest.
-        open: returns a reader of its tensors, as a context manager.
+        manifest: manifest of the state, as of a checkpoint.
+        open: function that returns a reader of the state's tensors, as a context manager.
         stored: step of the newest commit in the store that belongs to the state's history; None if there is none.
         passed_over: one line for each newer checkpoint in the store that is damaged.
-        memory: what all sets share, if the state comes from memory; None if it comes from the store.
-        close: gives back the memory that the reader has open. Call it once all is read.
+        memory: description that all sets share, if the state comes from memory; None if it comes from the store.
+        close: function that releases the reader's memory. Call it after the last read.
     """
 
     manifest: CheckpointManifest
@@ -65,7 +67,7 @@ class ResumePoint:
 
 
 def find_resume_point(run: Run, peers: Peers, link: SupervisorLink, memory: MemorySets | None) -> ResumePoint | None:
-    """Return the state that all ranks resume from; None if the run has none, because it never began. Collective.
+    """Return the state that all ranks resume from; None for a run that has made no checkpoint yet. Collective.
 
     Raises RunError if the run had checkpoints and has lost them, so that it does not start again from step 0.
     """
@@ -95,8 +97,8 @@ _STEP_ADAPTER = TypeAdapter(int | None)
 
 
 def _resume_from_memory(run: Run, peers: Peers, memory: MemorySets) -> ResumePoint | None:
-    """Return the newest state in memory, if it is newer than any commit and no rewind has abandoned it; None if not, or
-    if some rank cannot open its sets."""
+    """Return the newest state in memory that is newer than every commit and not abandoned by a rewind; None if there is
+    none, or if some rank cannot open its sets."""
     sets = broadcast_or_raise(peers, lambda: _newest_offered_sets(run, memory), _SETS_ADAPTER)
     if not sets:
         return None
@@ -114,31 +116,31 @@ def _resume_from_memory(run: Run, peers: Peers, memory: MemorySets) -> ResumePoi
 
 
 def _newest_step_on_lineage(run: Run, manifest: CheckpointManifest) -> int | None:
-    """Return the step of the newest commit of the state's history. A newer commit of another history was passed over
-    as damaged: its steps are done again, and saved."""
+    """Return the step of the newest commit of the state's history; None if there is none. A newer commit of another
+    history was skipped as damaged: its steps are trained and saved again."""
     marks = list_committed(run.store)
     return next((mark.step for mark in marks if is_on_lineage(manifest.lineage, mark)), None)
 
 
 def _newest_offered_sets(run: Run, memory: MemorySets) -> list[Any]:
-    """Return, on rank 0, the sets of the newest state in memory if it is newer than every commit; else none."""
-    gone_back, marks = read_rewinds(run.store), list_committed(run.store)
+    """Return the sets of the newest state in memory if it is newer than every commit, else none. For rank 0 only."""
+    rewinds, marks = read_rewinds(run.store), list_committed(run.store)
     stored = marks[0] if marks else None
     offers = [SetOffer(memory.describe(held), held) for held in memory.list_sets()]
-    usable = [offer for offer in offers if _is_usable(offer, stored, gone_back)]
+    usable = [offer for offer in offers if _is_usable(offer, stored, rewinds)]
     newest = newest_sets(usable, run.record.fingerprint)
     return [offer.place for offer in newest or []]
 
 
-def _is_usable(offer: SetOffer, stored: CheckpointName | None, gone_back: Sequence[Rewind]) -> bool:
+def _is_usable(offer: SetOffer, stored: CheckpointName | None, rewinds: Sequence[Rewind]) -> bool:
     mark = CheckpointName(offer.description.attempt, offer.description.step)
-    return (stored is None or mark > stored) and all(mark.attempt > rewind.attempt for rewind in gone_back)
+    return (stored is None or mark > stored) and all(mark.attempt > rewind.attempt for rewind in rewinds)
 
 
 def missing_records(run: Run, attempt: int, memory: CommonDescription) -> list[str]:
     """Return the step records in `memory` that `attempt` did not write to the store. Raises StoreError.
 
-    Its segments from number `memory.segments` on begin with the same lines, as far as they were written."""
+    The attempt's stored segments from number `memory.segments` on hold the first of these records."""
     written = unread_segments(run.store, METRICS, attempt, memory.segments - 1, damage=[])
     return list(memory.records[sum(len(data.splitlines()) for _, _, data in written) :])
 
@@ -147,9 +149,8 @@ _RECORDS_ADAPTER = TypeAdapter(tuple[RemovalRecord, ...])
 
 
 def agree_on_removals(run: Run, attempt: Attempt, step: int, peers: Peers) -> tuple[Run, RemovalRecord | None]:
-    """Return `run` as it goes on at `step`, and the record that this added; None if there was nothing to add.
-
-    Rank 0 decides and writes, for all ranks.
+    """Return `run` with the documents to leave out from `step` on, and the removal record of this attempt; None if it
+    needs none. Rank 0 decides and writes for all ranks.
 
     Raises:
         Superseded: a newer attempt has been claimed.

@@ -1,5 +1,4 @@
-"""One rank's part in handling loss spikes: it applies the policy (`launcher.runtime.policies.spikes`) and records
-rewinds."""
+"""Handles loss spikes on one rank: applies the policy (`launcher.runtime.policies.spikes`) and records rewinds."""
 
 import math
 from collections.abc import Mapping
@@ -33,12 +32,12 @@ class Rewound(Exception):
 
 @dataclass
 class SpikeGuard:
-    """The judge of losses in the training loop (`encoder_core.train.loop.Losses`).
+    """The training loop's detector of loss spikes (`encoder_core.train.loop.Losses`).
 
     Attributes:
         resumed: the checkpoint from which this attempt resumed; None for a start from step 0.
-        lost: the data that earlier rewinds left out.
-        recent: the recent figures, by which the next step is judged.
+        lost: the data that earlier rewinds skip.
+        recent: losses and gradient norms of recent steps, with which the next step is compared.
     """
 
     run: Run
@@ -50,26 +49,26 @@ class SpikeGuard:
     resumed: CheckpointManifest | None
     lost: SkippedData
     recent: SpikeHistory = field(init=False)
-    _turns: dict[str, float] = field(default_factory=dict)  # figures of the present step's turns
+    _group_losses: dict[str, float] = field(default_factory=dict)  # loss of each update group in the current step
 
     def __post_init__(self) -> None:
         known = self.resumed.state.get(SPIKES_KEY) if self.resumed else None
         self.recent = SpikeHistory.from_json(known) if isinstance(known, dict) else SpikeHistory()
 
-    def gradient_norm_limit(self, step: int, turn: str, sums: Mapping[str, float]) -> float:
-        """Return the largest gradient norm with which the update of `turn` is made; minus infinity if its loss is
-        already too large. `sums`: this rank's sums of the turn. Collective if the recipe sets `spikes.outlier`."""
+    def gradient_norm_limit(self, step: int, update_group: str, sums: Mapping[str, float]) -> float:
+        """Return the largest gradient norm with which `update_group` is updated; minus infinity if its loss is already
+        too large. `sums`: this rank's sums of the group. Collective if the recipe sets `spikes.outlier`."""
         if self._settings.outlier is None:
             return math.inf
-        name = f"{turn}_{LOSS}"
-        self._turns[name] = figures_from_sums(gather_sums(self.control, sums))[LOSS]
+        name = f"{update_group}_{LOSS}"
+        self._group_losses[name] = figures_from_sums(gather_sums(self.control, sums))[LOSS]
         phase = self.positions.phase_at_step(step)
-        if self._turns[name] > spikes.max_allowed_figure(self._settings, self.recent, phase, name):
+        if self._group_losses[name] > spikes.max_allowed_figure(self._settings, self.recent, phase, name):
             return -math.inf
-        return spikes.max_allowed_figure(self._settings, self.recent, phase, _norm_name(turn))
+        return spikes.max_allowed_figure(self._settings, self.recent, phase, _gradient_norm_name(update_group))
 
     def receive_report(self, report: StepReport) -> None:
-        """Add the figures of a step to the recent ones, and go back if the step completes a spike.
+        """Add a step's loss and gradient norms to the recent ones, and go back if the step completes a spike.
 
         Raises on all ranks:
             Rewound: if the run goes back, after the rewind is recorded.
@@ -78,7 +77,9 @@ class SpikeGuard:
         """
         step, figures = report.before.step, {LOSS: figures_from_sums(report.sums)[LOSS]}
         if self._settings.outlier is not None:
-            figures |= self._turns | {_norm_name(turn): made.grad_norm for turn, made in report.updates.items()}
+            figures |= self._group_losses | {
+                _gradient_norm_name(update_group): made.grad_norm for update_group, made in report.updates.items()
+            }
         phase, updated = self.positions.phase_at_step(step), all(report.applied_by_group.values())
         self.recent = spikes.next_history(self._settings, self.recent, phase, step, figures, updated=updated)
         if self.recent.since is not None and spikes.should_go_back(self._settings, self.recent, step + 1):
@@ -90,7 +91,7 @@ class SpikeGuard:
         return {SPIKES_KEY: self.recent.to_json(), SKIPS_KEY: [list(span) for span in self.lost.spans]}
 
     def latest_rewind_step(self, step: int) -> int:
-        """Return the largest step of a checkpoint to which a rewind after `step` steps may go back."""
+        """Return the latest step whose checkpoint a rewind after `step` steps may go back to."""
         return self._settings.latest_rewind_step(step if self.recent.since is None else self.recent.since)
 
     @property
@@ -98,15 +99,15 @@ class SpikeGuard:
         return self.run.recipe.spikes
 
     def _go_back(self, began: int, reached: int, cause: str) -> None:
-        """Go back, or end the run, as rank 0 decides. Collective. `began`: first step of the spike. `reached`: number
-        of steps done."""
+        """Go back, or end the run, as rank 0 decides. Collective. `began`: the spike's first step. `reached`: steps
+        done."""
         answer = broadcast_or_raise(self.peers, lambda: self._decide_rewind(began, reached, cause), _DECISION_ADAPTER)
         if isinstance(answer, StopDecision):
             raise RunError(answer.reason, remedy=answer.remedy)
         raise Rewound(answer)
 
     def _decide_rewind(self, began: int, reached: int, cause: str) -> StopDecision | str:
-        """Decide on rank 0, and record the rewind. Return why the run ends, or a line about the rewind."""
+        """Decide on rank 0, and record a rewind. Return the decision to end the run, or a line about the rewind."""
         begun_at, past = (self.resumed.step, self.resumed.lineage) if self.resumed else (0, ())
         lineage = (*past, LineageSegment(attempt=self.attempt.number, start=begun_at, stop=reached))
         history = [mark for mark in list_committed(self.run.store) if is_on_lineage(lineage, mark)]
@@ -126,7 +127,7 @@ class SpikeGuard:
             self._record_rewind(rewind)
         if verdict.stop is not None:
             return verdict.stop
-        assert verdict.to is not None  # a verdict without a place to go back to has a reason to stop
+        assert verdict.to is not None  # without a checkpoint to go back to, the verdict is to stop
         return f"{cause}: back from step {reached:,} to step {verdict.to.step:,}, without the data between"
 
     def _record_rewind(self, rewind: Rewind) -> None:
@@ -145,5 +146,5 @@ class SpikeGuard:
         )
 
 
-def _norm_name(turn: str) -> str:
-    return f"{turn}_grad_norm"
+def _gradient_norm_name(update_group: str) -> str:
+    return f"{update_group}_grad_norm"

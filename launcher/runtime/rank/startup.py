@@ -1,5 +1,4 @@
-"""A clock for the parts of a start: from the command, or from the start of a rank's process, to the end of the first
-step."""
+"""A clock for the parts of a start, from the command (or a rank process's start) to the end of the first step."""
 
 import os
 import time
@@ -7,7 +6,7 @@ from collections.abc import Mapping
 
 from data_service.processes import process_age_s
 
-_MIN_SHOWN_S = 0.05  # shorter parts are not shown
+_MIN_SHOWN_S = 0.05  # seconds; shorter parts are not shown
 
 
 class StartupClock:
@@ -17,11 +16,11 @@ class StartupClock:
     Args:
         before: seconds of the driver's parts, which came before this rank's, by the name of the part.
         since: time at which the first part began, by `time.monotonic`; None for now.
-        processes: how many processes of the group stayed from the last group, were spares, are new.
+        processes: number of the group's processes by origin: "stayed" (from the last group), "spare", "new".
 
     Attributes:
         seconds: seconds of each part so far, by the name of the part.
-        age: seconds for which the process existed before: its imports, or its time as an idle worker of Ray.
+        age: seconds for which the process existed before `since`: its imports, or its time as an idle worker of Ray.
         over: whether the first step is done.
     """
 
@@ -51,8 +50,8 @@ class StartupClock:
         self._last = now
 
     def end_first_step(self, data_wait: float) -> None:
-        """Note that the first step, the last part of a start, ends now. Its first `data_wait` seconds were a wait for
-        data, and are added to that part."""
+        """Note that the first step, the last part of a start, ends now. Its first `data_wait` seconds, a wait for data,
+        are counted in the part "data" instead."""
         self.end_part("first step")
         self.seconds["first step"] -= data_wait
         self.seconds["data"] += data_wait

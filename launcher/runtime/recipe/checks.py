@@ -22,7 +22,7 @@ from launcher.runtime.recipe.timeline import recipe_at, term_weights
 
 
 def combination_issues(recipe: Recipe) -> list[RecipeIssue]:
-    """Return every impossible combination in `recipe`; empty when it can run."""
+    """Return every impossible combination in `recipe`; empty if there is none."""
     return [
         *_start_issues(recipe),
         *_source_weight_issues(recipe),
@@ -66,7 +66,7 @@ def _word_issues(recipe: Recipe, tokenizer: Tokenizer) -> Iterator[RecipeIssue]:
     if masking.unit not in ("token", "piece") and not tokenizer.word_starts[~tokenizer.special_mask].any():
         yield RecipeIssue(
             ("objective", masking.kind, "unit"),
-            f"masking by {masking.unit} needs words, and no piece of the tokenizer begins one",
+            f"masking by {masking.unit} needs words, but no piece of the tokenizer begins a word",
             "mask by token, or train a tokenizer that marks where words begin",
         )
 
@@ -78,15 +78,15 @@ def _start_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if distil is None:
         yield RecipeIssue(
             ("start",),
-            "the run is to begin with layers of its teacher, but it has no teacher",
+            "start=teacher begins with layers of a teacher, but the recipe has no teacher",
             "add objective.distil, or start from scratch, a run or a folder",
         )
     elif distil.teachers[0].model.distinct_layer_count < recipe.model.distinct_layer_count:
         yield RecipeIssue(
             ("start",),
-            f"the student has {recipe.model.distinct_layer_count} layers, but its first teacher has only "
-            f"{distil.teachers[0].model.distinct_layer_count} for it to begin with",
-            "set model.layers to at most that, or start: scratch",
+            f"the student begins with layers of its first teacher, but has {recipe.model.distinct_layer_count} layers, "
+            f"and the teacher only {distil.teachers[0].model.distinct_layer_count}",
+            "set model.layers to the teacher's number of layers or fewer, or start: scratch",
         )
 
 
@@ -108,12 +108,12 @@ def _batch_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
             yield RecipeIssue(
                 ("phases", index, "batch", "sequences"),
                 f"a batch of {rows} rows does not divide into microbatches of {microbatch}",
-                f"use a multiple of {microbatch}, or change microbatch, of this phase or of all",
+                f"use a multiple of {microbatch}, or change `microbatch` in this phase or in the recipe",
             )
         if tokens is not None and tokens < phase.length:
             yield RecipeIssue(
                 ("phases", index, "batch", "tokens"),
-                f"a batch of {tokens} tokens cannot hold one row of {phase.length}",
+                f"a batch of {tokens} tokens cannot hold one row of {phase.length} tokens",
                 f"use at least {phase.length} tokens",
             )
 
@@ -128,27 +128,27 @@ def _batch_warmup_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
         if warmup.start >= full:
             yield RecipeIssue(
                 (*path, "start"),
-                f"the batch is to rise from {warmup.start:,} to {full:,}, which is not larger",
+                f"the batch warmup rises from {warmup.start:,} to {full:,}, which is not larger",
                 f"start with less than {full:,}, or leave the warmup out",
             )
         if warmup.start < least:
             yield RecipeIssue(
                 (*path, "start"),
-                f"a first batch of {warmup.start:,} tokens cannot hold one row of {least}",
+                f"a first batch of {warmup.start:,} tokens cannot hold one row of {least} tokens",
                 f"start with at least {least}",
             )
         if warmup.steps > phase.steps:
             yield RecipeIssue(
                 (*path, "steps"),
-                f"the batch would rise for {warmup.steps:,} steps in a phase of {phase.steps:,}",
+                f"the batch warmup takes {warmup.steps:,} steps, but the phase has {phase.steps:,}",
                 f"use at most {phase.steps:,} steps",
             )
         if isinstance(recipe.input, Lanes) or recipe.mixing.batches == "one_source":
-            what = "lanes are as many as" if isinstance(recipe.input, Lanes) else "batches of one source have"
+            what = "input.packing=lanes" if isinstance(recipe.input, Lanes) else "mixing.batches=one_source"
             yield RecipeIssue(
                 path,
-                f"{what} the rows of a step, which cannot change within a phase",
-                "use phases of different batches, or leave the warmup out",
+                f"{what} needs the same number of rows in each step of a phase",
+                "use phases with different batches, or leave the warmup out",
             )
 
 
@@ -170,39 +170,39 @@ def _mask_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _phase_mask_issues(recipe: Recipe, mlm: MlmMasking, phase: int | None) -> Iterator[RecipeIssue]:
-    """Yield what is wrong with the masks of a phase; with None, with those of the objective."""
+    """Yield what is wrong with the masks of a phase. `phase`: None if it uses the objective's own masks."""
     path: KeyPath = ("objective", "mlm") if phase is None else ("phases", phase, "mlm")
     if mlm.replace.similar and recipe.similar_words is None:
         yield RecipeIssue(
             (*path, "replace", "similar"),
             "words are to be replaced by similar ones, but the recipe names no table of similar words",
-            "set similar_words.uri to what `maskfleet corpus similar-words` wrote",
+            "set similar_words.uri to the table that `maskfleet corpus similar-words` wrote",
         )
     try:
         type(mlm).model_validate(mlm.model_dump())
     except ValidationError as error:
         yield RecipeIssue(
             path,
-            f"with the objective's settings: {error.errors()[0]['msg']}",
-            "leave out what the objective sets for another unit, or give the phase's replacement too",
+            f"combined with the objective's settings: {error.errors()[0]['msg']}",
+            "remove the settings of objective.mlm that only suit another unit, or set phases.N.mlm.replace too",
         )
 
 
 def _changing_mask_issues(recipe: Recipe, index: int) -> Iterator[RecipeIssue]:
-    """Yield why the rate of masks cannot change within a phase. It follows the phase's rows, so their number must be
-    known, and they must begin where the phase does."""
+    """Yield why the masking rate cannot change within a phase. The rate is a function of the row's number in the phase,
+    so the phase needs a known number of rows, planned from its first row."""
     path: KeyPath = ("phases", index, "mlm", "rate")
     if recipe.phases[index].batch.tokens is not None:
         yield RecipeIssue(
             path,
-            "a rate that changes within a phase follows its rows, and batches of tokens do not say how many they are",
-            "give the batch in sequences, or phases of one rate each",
+            "a masking rate that changes within a phase needs a known number of rows, but the batch is given in tokens",
+            "give the batch in sequences, or use several phases with one constant rate each",
         )
     if not is_staged(recipe):
         yield RecipeIssue(
             path,
-            "a rate that changes within a phase needs phases that read on, each of them planned from its first row",
-            f"set phases.{index}.mixture to {{}}, or use phases of one rate each",
+            "a masking rate that changes within a phase needs phases that continue the sources of the phase before",
+            f"set phases.{index}.mixture to {{}}, or use several phases with one constant rate each",
         )
 
 
@@ -212,22 +212,22 @@ def _term_weight_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
             if name not in recipe.objective.terms:
                 yield RecipeIssue(
                     ("phases", index, "weights", name),
-                    f"the phase weighs {name}, which is not a term of the objective",
-                    f"weigh one of {', '.join(recipe.objective.terms)}, or add objective.{name}",
+                    f"the phase sets a weight for {name}, which is not a term of the objective",
+                    f"use one of {', '.join(recipe.objective.terms)}, or add objective.{name}",
                 )
     for step in _checked_steps(recipe):
         weighed, trained = term_weights(recipe, step), set(recipe_at(recipe, step).objective.terms)
         if trained <= weighed.keys() and not any(weighed[name] for name in trained):
             yield RecipeIssue(
                 ("objective",),
-                f"all terms weigh 0 in step {step:,}, which would teach nothing",
-                "let one of them begin above 0",
+                f"all terms have weight 0 in step {step:,}, so the step would train nothing",
+                "give one term a weight above 0 in this step",
             )
 
 
 def _checked_steps(recipe: Recipe) -> list[int]:
-    """Return the first and the last step of each phase. Checking these is enough: a term that has a weight in two steps
-    of a phase has one between them, too."""
+    """Return the first and the last step of each phase. Checking these is enough: a term whose weight is above 0 in two
+    steps of a phase has a weight above 0 between them, too."""
     ends = list(accumulate(phase.steps for phase in recipe.phases))
     return [step for begin, end in pairwise([0, *ends]) for step in (begin, end - 1)]
 
@@ -251,15 +251,15 @@ def _mixture_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
         for name in (weights or {}).keys() - recipe.corpus.sources.keys():
             yield RecipeIssue(
                 (*path, "weights", name),
-                f"the phase weighs {name}, which is not a source of the corpus",
-                f"weigh some of {', '.join(recipe.corpus.sources)}, or add corpus.sources.{name}",
+                f"the phase sets a weight for {name}, which is not a source of the corpus",
+                f"use one of {', '.join(recipe.corpus.sources)}, or add corpus.sources.{name}",
             )
         yield from _automatic_source_issues(recipe, phase.mixture, path)
         if weights is not None and not any(weights.values()):
             yield RecipeIssue(
                 (*path, "weights"),
-                "all sources weigh 0, so the phase would read nothing",
-                "give one of them a weight above 0",
+                "all sources have weight 0, so the phase would read nothing",
+                "give at least one source a weight above 0",
             )
 
 
@@ -269,14 +269,14 @@ def _automatic_source_issues(recipe: Recipe, mixture: PhaseMixture, path: KeyPat
     if len(numbers) == len(weights) and mixture.temperature is not None:
         yield RecipeIssue(
             (*path, "temperature"),
-            "a temperature decides weights that are auto, and in this phase none is",
-            "leave it out, or set weights of the phase to auto",
+            "a temperature applies to sources with weight auto, but the phase has none",
+            "remove the temperature, or set weights of the phase to auto",
         )
     if numbers and len(numbers) < len(weights) and sum(numbers) >= 1 and mixture.weights:
         yield RecipeIssue(
             (*path, "weights"),
-            f"the sources with auto share out what the numbers leave of 1, and these add up to {sum(numbers):g}",
-            "let the numbers add up to less than 1: they are shares of the phase's tokens",
+            f"sources with weight auto share the remainder to 1, but the other weights add up to {sum(numbers):g}",
+            "let the numeric weights add up to less than 1: they are shares of the phase's tokens",
         )
 
 
@@ -331,8 +331,8 @@ def _mup_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.optimizer.lamb is not None:
         yield RecipeIssue(
             ("optimizer", "lamb"),
-            "muP scales rates of AdamW, StableAdamW and Muon; LAMB's follow the norms of weights",
-            "choose one of these optimizers, or leave model.mup out",
+            "muP scales the learning rates of AdamW, StableAdamW and Muon; LAMB scales its own by the weights' norms",
+            "use adamw, stableadamw or muon, or leave model.mup out",
         )
 
 
@@ -340,7 +340,7 @@ def _shuffle_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.shuffle == "spread" and isinstance(recipe.input, Lanes):
         yield RecipeIssue(
             ("shuffle",),
-            "rows in lanes continue from step to step, so they cannot be shuffled",
+            "with input.packing=lanes, rows continue from step to step, so they cannot be shuffled",
             "set shuffle to uniform",
         )
 
@@ -355,7 +355,7 @@ def _precision_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.precision == "fp32" and recipe.reduce_dtype == "bf16":
         yield RecipeIssue(
             ("reduce_dtype",),
-            "ranks would add up fp32 gradients in bf16, and lose what fp32 is for",
+            "ranks would sum fp32 gradients in bf16, and lose the precision of fp32",
             "use reduce_dtype: fp32, or precision: bf16",
         )
 
@@ -366,8 +366,7 @@ def _trainer_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
             ("trainers", "min"),
             f"{recipe.trainers.min} ranks cannot share {recipe.max_microbatches_per_step} microbatches, the most "
             "that a step has",
-            f"set trainers.min to {recipe.max_microbatches_per_step} or less, or cut the batch finer by a smaller "
-            "microbatch",
+            f"set trainers.min to {recipe.max_microbatches_per_step} or less, or use a smaller microbatch",
         )
 
 
@@ -375,6 +374,6 @@ def _evaluation_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.corpus.heldout.fraction == 0:
         yield RecipeIssue(
             ("corpus", "heldout", "fraction"),
-            "evaluation needs held-out documents, and none are kept",
-            "build the corpora with a held-out fraction above 0 and state it here",
+            "evaluation needs held-out documents, but the held-out fraction is 0",
+            "build the corpora with a held-out fraction above 0, and set the same fraction here",
         )

@@ -33,14 +33,14 @@ from launcher.runtime.recipe.document import RecipeDocument
 from launcher.runtime.recipe.load import load, recipe_from_document
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 
-_PAIR_HEADS = ("BertForPreTraining", "AlbertForPreTraining")
+_PAIR_TASK_CLASSES = ("BertForPreTraining", "AlbertForPreTraining")
 STEPS, ROWS, MICROBATCH, LONGEST = 12_500, 256, 16, 512
 WARMUP_STEPS = STEPS // 10
 LR = 1e-4
 DATA_MEMORY = "1GiB"
 TOKENIZER_PLACEHOLDER = f"{PLACEHOLDER}tokenizers/the-models-own"
 
-_REASONS = {
+_KEY_COMMENTS = {
     "start": "the weights; heads that the folder lacks begin fresh, and the run's `start` event names them",
     "corpus": "yours, built with the tokenizer below: maskfleet init FILE RUN --corpus URI",
     "tokenizer": "the model's own; for another one, rows follow their pieces (maskfleet tokenizer extend)",
@@ -52,14 +52,14 @@ _REASONS = {
     "microbatch": "rows; more are faster on a large GPU",
     "data_service": "as much data waits ahead of training, in memory, as fits beside it on a small machine",
 }
-_PAIR_REASONS = {
+_PAIR_KEY_COMMENTS = {
     "start": "the weights. If the discriminator is alone, the generator begins with its embeddings and some of its\n"
     "# layers; heads that the folder lacks begin fresh. The run's `start` event names what was read, made and left",
-    "objective": "the folder holds a discriminator, told by the names of its weights: it is trained on as one",
+    "objective": "the names of the folder's weights are those of a discriminator: it is trained further as one",
 }
-_HEADLESS_NOTE = (
-    "the folder holds no discriminator's head, so this is no pair. A discriminator whose head was left out looks the\n"
-    "# same: for one, take `objective` from {}"
+_SINGLE_NETWORK_COMMENT = (
+    "the folder has no discriminator's head, so one network is trained. If the model is a discriminator without its\n"
+    "# head, take `objective` from {}"
 )
 
 
@@ -68,9 +68,9 @@ class _FoundModel:
     """The model in the folder.
 
     Attributes:
-        config: configuration of the network; of two, that of the discriminator.
-        pair: whether the folder has a generator and a discriminator, or a discriminator of which a generator is made.
-        pair_head: whether the model has a head of a pair task, which is trained further.
+        config: configuration of the network; of a pair, the discriminator's.
+        pair: whether the folder has a generator and a discriminator, or a discriminator from which a generator is made.
+        pair_head: whether the model has a head of a sentence-pair task, which is trained further.
     """
 
     config: ModelConfig
@@ -81,11 +81,11 @@ class _FoundModel:
 def continued_recipe(folder: str) -> Recipe:
     """Return the recipe that continues the model, or the pair of networks, in `folder` (a local folder or s3://).
 
-    A discriminator, as DeBERTa v3 is published, is continued as one of a pair, with its generator or without.
+    A discriminator, such as the published DeBERTa v3, is trained with a generator: the folder's, or one made from it.
 
     Raises:
-        ModelError: there is no model, one of a family that we do not have, or damaged weights.
-        RunError: there is one network of a pair without the other, or two that are not a pair.
+        ModelError: there is no model, one of an unsupported family, or damaged weights.
+        RunError: the folder has one network of a pair without the other, or two that are not a pair.
         StoreError: the folder cannot be read.
     """
     store = open_store(folder)
@@ -119,7 +119,7 @@ def _placeholder_sources(config: ModelConfig) -> dict[str, object]:
 
 def commented_yaml(recipe: Recipe) -> str:
     """Return `recipe` as complete YAML, with the reason of each choice above it."""
-    name, reasons = _base_recipe(recipe.model, pair=recipe.objective.rtd is not None), _reasons(recipe)
+    name, reasons = _base_recipe(recipe.model, pair=recipe.objective.rtd is not None), _key_comments(recipe)
     parts = [f"# Continues a model. `maskfleet recipe show {name} --raw` explains every key.\n"]
     for key, value in recipe.to_data().items():
         if key in reasons:
@@ -128,12 +128,12 @@ def commented_yaml(recipe: Recipe) -> str:
     return "".join(parts)
 
 
-def _reasons(recipe: Recipe) -> dict[str, str]:
+def _key_comments(recipe: Recipe) -> dict[str, str]:
     if recipe.objective.rtd is not None:
-        return _REASONS | _PAIR_REASONS
+        return _KEY_COMMENTS | _PAIR_KEY_COMMENTS
     if recipe.model.pair_recipe is not None and not recipe.model.has_convolution:
-        return _REASONS | {"objective": _HEADLESS_NOTE.format(recipe.model.pair_recipe)}
-    return _REASONS
+        return _KEY_COMMENTS | {"objective": _SINGLE_NETWORK_COMMENT.format(recipe.model.pair_recipe)}
+    return _KEY_COMMENTS
 
 
 def _key_to_yaml(key: str, value: object) -> str:
@@ -143,8 +143,7 @@ def _key_to_yaml(key: str, value: object) -> str:
 
 
 def _base_recipe(config: ModelConfig, *, pair: bool) -> str:
-    """Return the name of a family's bundled recipe. `pair`: that of its generator and discriminator, if there is
-    one."""
+    """Return the name of a family's bundled recipe. `pair`: whether to prefer that of generator and discriminator."""
     return (config.pair_recipe if pair else None) or config.recipe
 
 
@@ -157,7 +156,7 @@ def _find_model(store: Store, folder: str) -> _FoundModel:
         architectures = _architectures(configs)
     if config.main_heads == "rtd":
         raise RunError(
-            f"{folder} holds one network of {config.name}'s two, which are trained together",
+            f"{folder} holds only one of the two networks of {config.name}, which are trained together",
             remedy=f"put the generator into {PAIR_FOLDERS[0]}/, the discriminator into {PAIR_FOLDERS[1]}/ of one "
             "folder",
         )
@@ -165,11 +164,11 @@ def _find_model(store: Store, folder: str) -> _FoundModel:
         generator = config_from_fields(generator_fields(store), f"{folder.rstrip('/')}/{GENERATOR_CONFIG}")
         return _FoundModel(_as_pair(generator, config), pair=True, pair_head=False)
     alone = config.has_generator and is_discriminator(store, config)
-    return _FoundModel(config, pair=alone, pair_head=any(name in _PAIR_HEADS for name in architectures))
+    return _FoundModel(config, pair=alone, pair_head=any(name in _PAIR_TASK_CLASSES for name in architectures))
 
 
 def _as_pair(generator: ModelConfig, discriminator: ModelConfig) -> ModelConfig:
-    """Return `discriminator` with the size of its generator. Raises RunError, ModelError: the two are not a pair."""
+    """Return `discriminator` with the size of its generator. Raises RunError or ModelError if they are not a pair."""
     if generator.family != discriminator.family:
         raise RunError(
             f"the generator is of family {generator.family}, but the discriminator of {discriminator.family}",
@@ -186,9 +185,9 @@ def _architectures(configs: Path) -> list[str]:
 def _task_values(found: _FoundModel, base: Recipe) -> dict[str, Any]:
     """Return the values of `objective` and `input` that differ from the family's bundled recipe.
 
-    A pair task is left out if the folder has no head for it: its rows would differ from the model's for no gain.
-    XLNet's lanes are as long as the model's rows. XLM continues with text in each of its languages; the user may add
-    translations.
+    A sentence-pair task is left out if the folder has no head for it: pairs of segments would only make rows unlike
+    those of the model's training. XLNet's targets and reuse follow the length of the model's rows. XLM continues with
+    text in each of its languages; the user may add translations.
     """
     objective, config = base.objective, found.config
     if objective.plm is not None:
@@ -198,8 +197,8 @@ def _task_values(found: _FoundModel, base: Recipe) -> dict[str, Any]:
         reuse = config.recurrence.reuse if config.recurrence else length // 2
         return {"objective": {"plm": plm}, "input": base.input.model_dump(mode="json") | {"reuse": reuse}}
     if found.pair and objective.rtd is None and objective.mlm is not None:
-        # The discriminator's embeddings are the generator's plus a difference. If the folder's networks share them, the
-        # difference begins at zero, so this fits both kinds of pairs.
+        # The discriminator's embeddings are the generator's plus a difference. If the folder's networks share their
+        # embeddings, the difference begins at zero, so this setting fits both kinds of pairs.
         masks = objective.mlm.model_copy(update={"copies": "dynamic"}).model_dump(mode="json")
         rtd = ReplacedTokenConfig(embeddings="gradient_disentangled").model_dump(mode="json")
         return {"objective": {"mlm": masks, "rtd": rtd}, "input": {"packing": "full_sentences"}}
@@ -220,14 +219,13 @@ def _row_length(config: ModelConfig) -> int:
 
 
 def _recipe_name(folder: str) -> str:
-    """Return the recipe's name, made from the folder's name with the characters that are allowed."""
+    """Return the recipe's name: `continued-` and the folder's name, without characters that are not allowed."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.rstrip("/").rpartition("/")[2]).strip("-.")
     return f"continued-{name or 'model'}"
 
 
 def _tokenizer_uri(store: Store, folder: str) -> str:
-    """Return the URI of the model's tokenizer: its folder, or that of the discriminator. A placeholder if neither has
-    one."""
+    """Return the folder or the discriminator's folder, whichever holds a tokenizer; a placeholder if neither does."""
     for part in (".", PAIR_FOLDERS[1]):
         if holds_tokenizer(store if part == "." else store.with_prefix(part)):
             return folder if part == "." else f"{folder.rstrip('/')}/{part}"

@@ -23,19 +23,19 @@ KeyPath = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
 
 _MISSING = object()
-_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")  # of a list; `010` is a name
-# What PyYAML raises: its own errors, and those of its conversions of dates, numbers and tags.
+_LIST_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")  # `010` is the name of a key, not an index
+# PyYAML raises its own errors, and errors of the functions that convert dates, numbers and tags.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
 @dataclass(frozen=True)
 class DocumentWording:
-    """The words for a kind of document in messages.
+    """The wording of messages about one kind of document.
 
     Attributes:
-        noun: name of the kind.
+        noun: name of the kind, such as "recipe".
         complete: command that shows a complete document.
-        error: class of the errors raised.
+        error: class of the errors that are raised.
     """
 
     noun: str
@@ -55,7 +55,7 @@ class RecipeDocument:
         name: name of the file (or of the bundled recipe) in messages.
         lines: line number of each path, from 1.
         overridden: paths set by `--set`, which have no line.
-        words: words for its kind in messages.
+        words: wording of messages about this kind of document.
     """
 
     data: dict[str, object]
@@ -65,7 +65,7 @@ class RecipeDocument:
     words: DocumentWording = RECIPE_WORDING
 
     def location_text(self, path: KeyPath) -> str:
-        """Return the place of a path for messages: `file:line: a.b.c`, or `--set a.b.c` if the command line set it."""
+        """Return where a path is set, for messages: `file:line: a.b.c`, or `--set a.b.c` on the command line."""
         for cut in range(len(path), 0, -1):
             if path[:cut] in self.overridden:
                 return f"--set {dotted_path(path)}"
@@ -81,15 +81,15 @@ def dotted_path(path: KeyPath) -> str:
 def parse_document(
     text: str, name: str, words: DocumentWording = RECIPE_WORDING, *, is_bundled: bool = False
 ) -> RecipeDocument:
-    """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, or another value than a
-    mapping at the top. `is_bundled`: whether it comes with Maskfleet (`bounded_events`)."""
+    """Return the document in `text`. Raises `words.error` for broken YAML, duplicate keys, or a top level that is not a
+    mapping. `is_bundled`: whether the text comes with Maskfleet (`bounded_events`)."""
     lines: dict[KeyPath, int] = {}
     try:
         loader = EventLoader(bounded_events(text, is_bundled=is_bundled))
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
-            # Before the document is constructed, because merge keys change its nodes.
-            _collect_lines(node, (), lines, name, words)
+            # Lines are collected before the document is constructed, because merge keys change its nodes.
+            _collect_line_numbers(node, (), lines, name, words)
         data = None if node is None else loader.construct_document(node)
     except _YAML_ERRORS as error:
         raise words.error(
@@ -104,14 +104,13 @@ def parse_document(
 
 
 def with_sections(document: RecipeDocument, sections: Mapping[str, object]) -> RecipeDocument:
-    """Return `document` with other values for some of its top keys; these have no lines."""
+    """Return `document` with `sections` in place of its top-level keys of the same names. They have no line numbers."""
     lines = {path: line for path, line in document.lines.items() if path[0] not in sections}
     return replace(document, data={**document.data, **sections}, lines=lines)
 
 
 def apply_assignments(document: RecipeDocument, assignments: Sequence[str]) -> RecipeDocument:
-    """Return `document` with each assignment `a.b=value` applied; values are YAML (`null`, `[1, 2]`,
-    `{minutes: 5}`)."""
+    """Return `document` with each assignment `a.b=value` applied; values are YAML (`null`, `{minutes: 5}`)."""
     data: dict[str, object] = json.loads(_encode(document))
     paths = set(document.overridden)
     for assignment in assignments:
@@ -122,7 +121,7 @@ def apply_assignments(document: RecipeDocument, assignments: Sequence[str]) -> R
 
 
 def validate(model: type[M], document: RecipeDocument) -> M:
-    """Return `document` as a `model`. Raises the error of its kind (such as RecipeError), which names all mistakes."""
+    """Return `document` as a `model`. Raises `document.words.error`, such as RecipeError, which names all mistakes."""
     for path, problem, remedy in find_refused_values(document.data):
         raise document.words.error(f"{document.location_text(path)}: {problem}", remedy=remedy)
     encoded = _encode(document)
@@ -137,7 +136,7 @@ def validate(model: type[M], document: RecipeDocument) -> M:
 
 
 def _encode(document: RecipeDocument) -> str:
-    """Return the document's data as JSON. Raises the error of its kind: it holds something else (`!!set`)."""
+    """Return the document's data as JSON. Raises `document.words.error` if JSON cannot hold a value (`!!set`)."""
     try:
         return json.dumps(document.data)
     except TypeError as error:
@@ -146,8 +145,8 @@ def _encode(document: RecipeDocument) -> str:
 
 
 def _join_by_location(problems: Sequence[str]) -> list[str]:
-    """Return one line for each place, its problems joined: a value that fits no variant of a union has a problem for
-    each variant."""
+    """Return one line for each location, with all problems of the location: a value that fits no variant of a union has
+    a problem for each variant."""
     reasons: dict[str, list[str]] = {}
     for problem in problems:
         place, separator, reason = problem.rpartition(": ")
@@ -156,7 +155,7 @@ def _join_by_location(problems: Sequence[str]) -> list[str]:
 
 
 def _join_reasons(reasons: list[str]) -> str:
-    """Return reasons joined by "or", as alternatives; by commas if they are keys that are all missing."""
+    """Return the reasons joined by "or", as alternatives; by commas if all of them are missing keys."""
     missing = all(reason.endswith(" is missing") for reason in reasons)
     return (", " if missing else ", or ").join(reasons)
 
@@ -168,7 +167,7 @@ def _yaml_error_text(error: Exception) -> str:
     return str(error)
 
 
-def _collect_lines(
+def _collect_line_numbers(
     node: yaml.Node, path: KeyPath, lines: dict[KeyPath, int], name: str, words: DocumentWording
 ) -> None:
     if isinstance(node, yaml.MappingNode):
@@ -181,11 +180,11 @@ def _collect_lines(
                 )
             seen.add(key)
             lines[(*path, key)] = line
-            _collect_lines(value, (*path, key), lines, name, words)
+            _collect_line_numbers(value, (*path, key), lines, name, words)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*path, index)] = item.start_mark.line + 1
-            _collect_lines(item, (*path, index), lines, name, words)
+            _collect_line_numbers(item, (*path, index), lines, name, words)
 
 
 def parse_assignment(text: str) -> tuple[KeyPath, object]:
@@ -193,13 +192,13 @@ def parse_assignment(text: str) -> tuple[KeyPath, object]:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise RecipeError(f"--set {text!r} is not an assignment", remedy="write --set a.b=value")
-    path = tuple(int(part) if _INDEX.fullmatch(part) else part for part in key.strip().split("."))
+    path = tuple(int(part) if _LIST_INDEX.fullmatch(part) else part for part in key.strip().split("."))
     try:
         return path, EventLoader(bounded_events(value)).get_single_data()
     except _YAML_ERRORS as error:
         raise RecipeError(
             f"--set {text!r}: the value is not valid YAML: {_yaml_error_text(error)}",
-            remedy="quote it for the shell and YAML",
+            remedy="quote the value for the shell and for YAML",
         ) from error
 
 
@@ -220,7 +219,7 @@ def _assign(data: dict[str, object], path: KeyPath, value: object, assignment: s
         else:
             raise RecipeError(
                 f"--set {assignment!r}: {dotted_path(path[:depth]) or 'the recipe'} has no {part!r}",
-                remedy="name an existing key, or set the whole value above it",
+                remedy="name an existing key or list index, or set the whole value that contains it",
             )
 
 
@@ -245,7 +244,7 @@ def _problem_and_remedy(detail: ErrorDetails, document: RecipeDocument, schema: 
 
 
 def _data_path(location: KeyPath, data: object, kind: str) -> KeyPath:
-    """Return the error's path in the data. Pydantic inserts tags of unions, which the data does not have."""
+    """Return an error's path in the data. Pydantic's location also has the tags of unions, which the data lacks."""
     path: list[str | int] = []
     for depth, part in enumerate(location):
         child = _child_value(data, part)
@@ -273,7 +272,7 @@ def _child_value(data: object, part: str | int) -> object:
 def _unknown_key_problem(
     where: str, path: KeyPath, document: RecipeDocument, schema: dict[str, object]
 ) -> tuple[str, str]:
-    """Return problem and remedy of a key that does not exist at `path`: a typing error, or a key of another variant."""
+    """Return problem and remedy of a key that does not exist at `path`: misspelt, or a key of another variant."""
     key, parent, noun = str(path[-1]), path[:-1], document.words.noun
     choice = _tagged_union_at(schema, parent, document.data)
     known = sorted(allowed_keys_at(schema, parent, document.data) - {key})
@@ -289,11 +288,11 @@ def _unknown_key_problem(
 
 @dataclass(frozen=True)
 class _TaggedUnion:
-    """A tagged union: a place whose keys depend on the value of one of them.
+    """A tagged union: a mapping in which the value of one key, the tag, decides which other keys are allowed.
 
     Attributes:
-        tag: that key.
-        value: its value in the data.
+        tag: name of the tag key.
+        value: value of the tag in the data.
         variants: JSON schema for each value of the tag.
     """
 
@@ -302,12 +301,12 @@ class _TaggedUnion:
     variants: Mapping[str, dict[str, object]]
 
     def tag_values_with_key(self, key: str, root: dict[str, object]) -> list[str]:
-        """Return the values of the tag whose variant has `key`."""
+        """Return the values of the tag that allow `key`."""
         return [value for value, node in self.variants.items() if key in _property_names(_resolve_variants(node, root))]
 
 
 def _tagged_union_at(schema: dict[str, object], path: KeyPath, data: object) -> _TaggedUnion | None:
-    """Return the tagged union at `path`; None if there is none, or the data has no known value of the tag."""
+    """Return the tagged union at `path`; None if there is none, or the data's tag has no known value."""
     for node in _schemas_at(schema, path):
         rule = _mapping_or_empty(node.get("discriminator"))
         tag, value = (
@@ -329,7 +328,7 @@ def allowed_keys_at(schema: dict[str, object], path: KeyPath, data: object) -> s
 
 
 def _schemas_at(schema: dict[str, object], path: KeyPath) -> list[dict[str, object]]:
-    """Return the schemas of the values allowed at `path`. Unions among them are not resolved yet."""
+    """Return the JSON schemas of the values that are allowed at `path`. Unions are not resolved into their variants."""
     nodes = [schema]
     for part in path:
         variants = [variant for node in nodes for variant in _resolve_variants(node, schema)]

@@ -1,8 +1,8 @@
 """Divides the fields of a recipe into identity fields, which determine the trained model, and operational fields.
 
-Operational fields may change at any restart. A change of identity would make the run another run, so it is refused with
-a diff; if the user forces it, it is recorded. The URI of a corpus is operational; its content is identity, by its
-fingerprint (`launcher.runtime.run.record`).
+Operational fields may change at any restart. A changed identity field would make it another run, so the change is
+refused with a diff; if the user forces it, it is recorded. The URI of a corpus is operational; its content is identity,
+by its fingerprint (`launcher.runtime.run.record`).
 """
 
 import hashlib
@@ -76,7 +76,7 @@ def identity_fields(recipe: Recipe) -> FlatFields:
 
 
 def fingerprint(fields: Mapping[str, object]) -> str:
-    """Return the SHA-256 of fields by dotted path. It does not depend on their order."""
+    """Return the SHA-256 of `fields` (values by dotted path), which does not depend on their order."""
     return hashlib.sha256(json.dumps(dict(fields), sort_keys=True).encode()).hexdigest()
 
 
@@ -90,7 +90,7 @@ def field_kind(path: str) -> FieldKind:
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a pattern covers a path. A last `*` stands for all that is below, another one for one part."""
+    """Return whether a pattern covers a path. A final `*` covers one or more parts, any other `*` exactly one part."""
     rest = pattern[-1] == "*" and len(parts) >= len(pattern)
     fits = all(wanted in ("*", part) for wanted, part in zip(pattern, parts, strict=False))
     return fits and (rest or len(parts) == len(pattern))

@@ -1,4 +1,4 @@
-"""Turns the text of a recipe into a `Recipe`: applies `--set` overrides and refuses what cannot work."""
+"""Turns the text of a recipe into a `Recipe`: applies `--set` overrides and refuses recipes that cannot work."""
 
 import logging
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ def load(name_or_path: str, assignments: tuple[str, ...] = (), sections: Mapping
 
 
 def _with_recipe_languages(document: RecipeDocument, sections: Mapping[str, object]) -> Mapping[str, object]:
-    """Return `sections` with the languages of the recipe's sources, for sources of the same name."""
+    """Return `sections`; a source without languages gets those of the recipe's source of the same name."""
     recipe_sources, given = (_sources_by_name(data) for data in (document.data, sections))
     kept = {
         name: {"languages": recipe_sources[name]["languages"], **source}
@@ -56,8 +56,8 @@ def with_assignments(recipe: Recipe, assignments: tuple[str, ...]) -> Recipe:
 
 
 def parse_recipe(text: str, name: str, *, is_bundled: bool = False) -> Recipe:
-    """Return the recipe in `text`. `name`: its name in messages. `is_bundled`: whether it comes with Maskfleet. Raises
-    RecipeError."""
+    """Return the recipe in `text`. `name`: the recipe's name in messages. `is_bundled`: whether it comes with
+    Maskfleet. Raises RecipeError."""
     return recipe_from_document(parse_document(text, name, is_bundled=is_bundled))
 
 
@@ -75,12 +75,11 @@ def recipe_from_document(document: RecipeDocument) -> Recipe:
 
 
 def _warn_of_kept_half_interval(recipe: Recipe, document: RecipeDocument) -> None:
-    """Warn if `--set` has changed only the steps or only the minutes of an interval that has both: the other half
-    stays."""
+    """Warn if `--set` changed only the steps or the minutes of an interval that has both: the other still applies."""
     every = recipe.checkpoint.every
     path = ("checkpoint", "every")
     named = {name for name in ("steps", "minutes") if (*path, name) in document.overridden}
     if len(named) == 1 and every.steps is not None and every.minutes is not None:
         (name,) = named
         alone = f"checkpoint.every={{{name}: {getattr(every, name):g}}}"
-        _log.warning("checkpoint.every is now %s; for one alone: --set '%s'", every.to_text(), alone)
+        _log.warning("checkpoint.every is now %s; to keep one limit only: --set '%s'", every.to_text(), alone)

@@ -1,4 +1,4 @@
-"""The network that a recipe trains: built, or on the meta device. It loads torch; the recipe does not."""
+"""Builds the network that a recipe trains, also on the meta device. No other module of recipes imports torch."""
 
 from encoder_core.families.catalogue import ModelConfig
 from encoder_core.layers.encoder import checkpoint_activations
@@ -21,6 +21,6 @@ def objective_module(config: ModelConfig, objective: RecipeObjective, *, recompu
 
 
 def meta_module(config: ModelConfig, objective: RecipeObjective) -> ObjectiveModule:
-    """Return the module on the meta device, for its names, shapes and size: it takes no memory."""
+    """Return the module on the meta device, where it takes no memory: for its names, shapes and size."""
     with on_meta():
         return objective_module(config, objective)

@@ -1,7 +1,7 @@
 """The `objective` of a recipe: the terms of the loss, by name, and the module that trains them together.
 
-A term has settings for the host (what the data service masks) and for the device (the losses). Each term
-states itself what it needs, and which other terms it cannot be combined with (`encoder_core/objectives/term.py`).
+A term has settings of its loss, which devices compute, and may have settings of its masks, which the data service
+draws. Each term declares what it needs, and what it cannot be combined with (`encoder_core/objectives/term.py`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,28 +41,28 @@ MASKING_CLASSES: tuple[type[Masking], ...] = get_args(get_args(Masking)[0])
 
 
 class MlmTerm(MlmConfig, MlmMasking):
-    """Masked language modelling: its settings for the device and for the host."""
+    """Masked language modelling: settings of the loss and of the masks."""
 
     unwritten: ClassVar[Mapping[str, object]] = {"weight": 1.0, "ngram_weights": None}
 
 
 class DiffusionTerm(DiffusionConfig, DiffusionMasking):
-    """Masked diffusion: its settings for the device and for the host."""
+    """Masked diffusion: settings of the loss and of the masks."""
 
 
 class ClmTerm(ClmConfig, NextToken):
-    """Next-token prediction: its settings for the device and for the host."""
+    """Next-token prediction: settings of the loss and of the targets."""
 
 
 class DenoiseTerm(DenoiseConfig, Denoising):
-    """Denoising: its settings for the device and for the host."""
+    """Denoising: settings of the loss and of the corruption of rows."""
 
 
 class PlmTerm(PlmConfig, PermutedPrediction):
-    """Permuted language modelling: its settings for the device and for the host."""
+    """Permuted language modelling: settings of the loss and of the factorisation order."""
 
     def refusals(self, setting: TermSetting) -> Iterator[Refusal]:
-        """Yield also a refusal for every phase whose rows are too short for the targets."""
+        """Yield the refusals of every term, and one for each phase whose rows are too short for the targets."""
         yield from super().refusals(setting)
         if setting.rows is None or not setting.rows.lanes:
             return
@@ -87,9 +87,9 @@ class RecipeObjective(SparseRecord):
     """The terms of the loss: what is predicted.
 
     Attributes:
-        mlm: masked tokens (BERT and most others); the masks of the generator with `rtd`.
-        clm: the next token, under causal attention. Alone, or in other phases than mlm (`phases.N.objective`).
-        diffusion: tokens of rows that are hidden at rates between 0 and 1 (MDLM, LLaDA). Stands alone.
+        mlm: masked tokens (BERT and most others). With `rtd`, the generator learns them.
+        clm: the next token, under causal attention. Alone, or with mlm in other phases (`phases.N.objective`).
+        diffusion: tokens that are hidden at a rate between 0 and 1, drawn for each row (MDLM, LLaDA). Stands alone.
         nsp: whether the second segment follows the first (BERT). Needs input of segment or sentence pairs.
         sop: whether two segments are in order (ALBERT). Needs input of ordered pairs.
         sbo: masked spans from their boundaries (SpanBERT).
@@ -99,7 +99,7 @@ class RecipeObjective(SparseRecord):
         plm: tokens in a random factorisation order (XLNet). Needs input of lanes; stands alone.
         denoise: rows from their corrupted forms, by a decoder (BART). Stands alone.
         contrastive: which texts belong together. Alone, it needs input of text pairs or of sentences, and goes with
-            any family; with mlm, a row belongs together with itself.
+            any family; with mlm, each row is paired with itself.
         distil: probabilities that frozen teachers predict (DistilBERT). Goes with mlm.
         cosine: the direction of the teachers' last hidden states. Goes with distil.
         hidden: the states of chosen layers of one teacher (TinyBERT). Goes with distil.
@@ -129,29 +129,28 @@ class RecipeObjective(SparseRecord):
 
     @property
     def terms(self) -> dict[str, TermConfig]:
-        """The terms that the recipe gives, by name."""
+        """The terms that the recipe sets, by name."""
         return self.given
 
     @property
     def causal(self) -> bool:
-        """Whether rows are causal: the next token is predicted, and no hidden one."""
+        """Whether rows are causal: the objective predicts next tokens, and no masked ones."""
         return self.clm is not None and self.mlm is None
 
     def for_rows(self, *, causal: bool) -> "RecipeObjective":
-        """Return the terms that have targets in causal rows, or those that have some in other rows. An objective that
-        has only one of the two is returned as it is."""
+        """Return the objective without mlm if `causal`, else without clm; unchanged if it does not have both."""
         if self.clm is None or self.mlm is None:
             return self
         return self.model_copy(update={"mlm": None} if causal else {"clm": None})
 
     @property
     def teachers(self) -> tuple[TeacherSource, ...]:
-        """The networks from which `distil` learns; empty without it."""
+        """The networks from which `distil` learns; empty without `distil`."""
         return () if self.distil is None else self.distil.teachers
 
     @property
     def masking(self) -> Masking:
-        """The host half of the first term that has one."""
+        """The settings of masks or targets of the first term that has some."""
         for term in self.terms.values():
             for half in MASKING_CLASSES:
                 if issubclass(type(term), half):
@@ -160,7 +159,7 @@ class RecipeObjective(SparseRecord):
 
 
 def row_facts(rows: Input, masking: Masking) -> RowFacts:
-    """Return the facts that terms check, of rows that are cut as `rows` and masked as `masking` say."""
+    """Return the properties of rows that terms check. `rows`, `masking`: how rows are cut and masked."""
     label: Label | None = "next" if isinstance(rows, SegmentPairs | SentencePairs) else None
     return RowFacts(
         packing=rows.packing,
@@ -175,9 +174,9 @@ def row_facts(rows: Input, masking: Masking) -> RowFacts:
 
 
 def exported_heads(config: ModelConfig, objective: RecipeObjective) -> Heads:
-    """Return the heads of a single network for which transformers has a class.
+    """Return which heads of a single network are exported, because transformers has a class for them.
 
-    They are its language-model head, for BERT and ALBERT also the pair head. "none" if the terms train no such head;
+    They are the language-model head, for BERT and ALBERT also the pair head. "none" if the terms train no such head;
     then only the encoder is exported.
     """
     trained = {term.exported for term in objective.terms.values()}

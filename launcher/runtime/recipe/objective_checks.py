@@ -1,5 +1,5 @@
-"""Finds inputs, objectives, languages and models in a recipe that cannot be combined, and batches that do not suit rows
-of several texts or batches of one source."""
+"""Finds inputs, objectives, languages and models in a recipe that cannot be combined, and batch settings that the input
+or the mixing of sources does not allow."""
 
 from collections.abc import Iterator
 
@@ -14,12 +14,12 @@ from launcher.runtime.recipe.objective import LANE_SPECIAL_TOKENS, row_facts
 from launcher.runtime.recipe.parts import RecipeIssue
 from launcher.runtime.recipe.schema import Recipe
 
-_COMBINATION_REMEDY = "the guide's page of all keys has a table of what goes together"
-MIN_SEGMENT_TOKENS = 2  # smallest number of tokens in a row's two new segments, one in each
+_COMBINATION_REMEDY = 'infra/docs/recipes.md, section "What goes together", has a table of the combinations'
+MIN_SEGMENT_TOKENS = 2  # tokens that a row of XLNet needs at least for its two new segments: one for each
 
 
 def objective_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """Yield every mismatch of objective, input and model. Terms of the loss state themselves what they refuse."""
+    """Yield every mismatch of objective, input and model. Each loss term reports its own mismatches (`refusals`)."""
     rows = row_facts(recipe.input, recipe.objective.masking)
     phases = tuple(PhaseFacts(phase.length, phase.batch.sequences) for phase in recipe.phases)
     for found in refusals(TermSetting(recipe.model, recipe.objective.terms, rows, phases)):
@@ -35,7 +35,7 @@ def objective_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _causal_phase_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """Refuse phases in which tokens would have to be hidden from some terms and not from others."""
+    """Refuse phases in which attention would have to hide tokens from some terms and not from others."""
     if recipe.objective.clm is None or recipe.objective.mlm is None:
         return
     for index, phase in enumerate(recipe.phases):
@@ -43,21 +43,21 @@ def _causal_phase_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
             yield RecipeIssue(
                 ("phases", index, "objective"),
                 "the objective has clm and mlm, which cannot be trained in one step: attention hides later tokens for "
-                "clm and none for mlm, so each would need a pass of its own",
+                "clm and none for mlm, so each would need its own forward pass",
                 "set the phase's objective to clm or to mlm",
             )
         elif phase.objective == "clm" and phase.mlm is not None:
             yield RecipeIssue(
                 ("phases", index, "mlm"),
                 "the phase changes the masks of mlm, but trains clm",
-                "leave it out, or set the phase's objective to mlm",
+                "remove mlm from the phase, or set the phase's objective to mlm",
             )
         for name in (phase.weights or {}) if phase.objective is not None else ():
             if name != phase.objective:
                 yield RecipeIssue(
                     ("phases", index, "weights", name),
-                    f"the phase weighs {name}, but trains {phase.objective}",
-                    f"weigh {phase.objective}, or leave the weight out",
+                    f"the phase sets a weight for {name}, but trains {phase.objective}",
+                    f"set a weight for {phase.objective}, or remove this weight",
                 )
 
 
@@ -81,7 +81,7 @@ def _lane_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
         if rows is None:
             yield RecipeIssue(
                 ("phases", index, "batch"),
-                "lanes have a fixed number of rows a step, but the batch is given in tokens",
+                "input.packing=lanes needs a fixed number of rows in each step, but the batch is given in tokens",
                 "give the batch in sequences",
             )
         elif lanes.both_directions and rows % 2:
@@ -105,20 +105,20 @@ def _recurrence_issues(recipe: Recipe, lanes: Lanes) -> Iterator[RecipeIssue]:
         yield RecipeIssue(
             ("model", "reuse"),
             f"the model remembers {cache.reuse} tokens of each row, but the next row begins {lanes.reuse} tokens later",
-            f"set model.reuse to {lanes.reuse}, as input.reuse",
+            f"set model.reuse to {lanes.reuse}, the value of input.reuse",
         )
     keep = recipe.checkpoint.keep_every
     if cache is not None and keep and keep.steps % cache.refresh_steps:
         yield RecipeIssue(
             ("checkpoint", "keep_every", "steps"),
-            f"checkpoints fall on multiples of {cache.refresh_steps} steps, where memory is recomputed, and few of "
-            f"them on multiples of {keep.steps}",
+            f"checkpoints are saved at multiples of {cache.refresh_steps} steps, which recompute memory, but few of "
+            f"these are multiples of {keep.steps}",
             f"use a multiple of {cache.refresh_steps} (model.memory_refresh)",
         )
 
 
 def batch_and_mixing_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """Yield every batch and every mixing of sources that the input or `mixing.batches` does not allow."""
+    """Yield every setting of batches and mixing that the input or `mixing.batches` does not allow."""
     yield from _text_batch_issues(recipe)
     yield from _mixing_issues(recipe)
 
@@ -128,31 +128,31 @@ def _text_batch_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
         if phase.batch.sequences is not None:
             continue
         if isinstance(recipe.input, TextPairs | RepeatedSentences):
-            why = "each example is compared with all others of its batch, so their number must not vary"
+            why = "each example is compared with all others of its batch, which needs a fixed number of rows"
         elif recipe.mixing.batches == "one_source":
-            why = "batches of one source each are counted in rows"
+            why = "mixing.batches=one_source needs a fixed number of rows"
         else:
             continue
-        yield RecipeIssue(("phases", index, "batch"), f"{why}: tokens will not do", "give the batch in sequences")
+        yield RecipeIssue(("phases", index, "batch"), f"{why}, not tokens", "give the batch in sequences")
 
 
 def _mixing_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if recipe.mixing.batches == "one_source" and isinstance(recipe.input, Lanes):
         yield RecipeIssue(
             ("mixing", "batches"),
-            "rows in lanes continue from step to step, so every batch has rows of all sources",
+            "with input.packing=lanes, rows continue from step to step, so every batch has rows of all sources",
             "set mixing.batches to mixed",
         )
     weighted = [name for name, source in recipe.corpus.sources.items() if source.weight != "auto"]
     if weighted and recipe.mixing.temperature != 1:
         yield RecipeIssue(
             ("mixing", "temperature"),
-            f"a temperature decides weights that are auto, but sources have their own weights ({', '.join(weighted)})",
+            f"a temperature applies to sources with weight auto, but some set a weight ({', '.join(weighted)})",
             "set the weights to auto, or mixing.temperature to 1",
         )
 
 
-LANGUAGES_PER_PAIR = 2  # number of languages of a source of translations
+LANGUAGES_PER_PAIR = 2  # languages that a source of translation pairs names
 
 
 def language_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
@@ -163,8 +163,7 @@ def language_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
 
 
 def _source_language_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
-    """Yield sources without a language that the model knows, if it has embeddings of languages: each token needs
-    one."""
+    """Yield sources whose language has no embedding, if the model has language embeddings: each token needs one."""
     known = embedded_languages(recipe.model)
     for name, source in recipe.corpus.sources.items() if known else ():
         path = ("corpus", "sources", name, "languages")
@@ -172,14 +171,14 @@ def _source_language_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
         if not source.languages:
             yield RecipeIssue(
                 path,
-                f"the model has an embedding for each language, but source {name} does not say its language",
-                f"name it, as in languages: [{known[0]}] (translations have two), or set model.languages to []",
+                f"the model has an embedding for each language, but source {name} does not name its language",
+                f"set it, as in languages: [{known[0]}] (translations have two), or set model.languages to []",
             )
         elif unknown:
             yield RecipeIssue(
                 path,
                 f"the model has no language {' and no language '.join(unknown)}; it has {', '.join(known)}",
-                "name one that it has, or add the language to model.languages",
+                "use a language of the model, or add the language to model.languages",
             )
 
 
@@ -188,7 +187,7 @@ def _translation_row_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if isinstance(recipe.input, Translations) and not translated:
         yield RecipeIssue(
             ("input", "packing"),
-            "rows are to be translations, but no source has two languages",
+            "input.packing is translations, but no source has two languages",
             f"give the languages of a corpus of pairs, as in corpus.sources.NAME.languages=[en, fr], or set "
             f"input.packing to {recipe.input.text}",
         )
@@ -208,8 +207,8 @@ def _translation_share_issues(recipe: Recipe) -> Iterator[RecipeIssue]:
     if kinds != {True, False}:
         yield RecipeIssue(
             ("mixing", "translations"),
-            "it is the share of translations among plain text, but the sources are not of both kinds",
-            "leave it out, or give sources of both kinds",
+            "a share of translations needs sources of translations and sources of plain text",
+            "leave mixing.translations out, or add sources of the missing kind",
         )
     weighted = [name for name, source in recipe.corpus.sources.items() if source.weight != "auto"]
     if weighted:

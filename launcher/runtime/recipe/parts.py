@@ -1,5 +1,5 @@
-"""Parts of a recipe that need nothing but pydantic, because pages, lists and sinks read them, too: what is measured of
-every checkpoint while a run trains (`evaluation.tasks`), trackers, webhooks, the check of weights.
+"""Parts of a recipe without heavy imports, because pages, lists of runs and sinks import them, too: tasks that evaluate
+every checkpoint while a run trains (`evaluation.tasks`), trackers, webhooks, weight checks.
 
 Secrets come from the environment, never from a recipe.
 """
@@ -24,7 +24,7 @@ from launcher.runtime.recipe.document import KeyPath
 
 
 class SparseRecord(StrictRecord):
-    """A part with optional fields. Fields that are not given are left out of the YAML."""
+    """A part of a recipe with optional fields. Fields that are None are left out of the YAML."""
 
     @model_serializer(mode="wrap")
     def _leave_out_none(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
@@ -32,7 +32,7 @@ class SparseRecord(StrictRecord):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The fields that are given, by name."""
+        """The fields that are not None, by name."""
         every = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: value for name, value in every.items() if value is not None}
 
@@ -56,7 +56,7 @@ class HeldOutSettings(StrictRecord):
     """Held-out loss by length and by source.
 
     Attributes:
-        rows: number of rows, as rows of the run's own length, for each length and source.
+        rows: amount of text for each length and source, as a number of rows of the run's own length.
     """
 
     rows: PositiveInt = 128
@@ -79,7 +79,7 @@ class ProbeSettings(StrictRecord):
 
 
 class SimilaritySettings(StrictRecord):
-    """Cosines of vectors compared with the scores of a similarity task. Fields are as in `ProbeSettings`."""
+    """A similarity task: cosines of text vectors are compared with people's scores. Fields as in `ProbeSettings`."""
 
     task: str = Field(min_length=1)
     data: str | None = None
@@ -87,7 +87,7 @@ class SimilaritySettings(StrictRecord):
 
 
 class EvaluationTask(SparseRecord):
-    """One measure; exactly one field is given."""
+    """One evaluation of each checkpoint; exactly one field is set."""
 
     heldout: HeldOutSettings | None = None
     probe: ProbeSettings | None = None
@@ -101,17 +101,17 @@ class EvaluationTask(SparseRecord):
 
     @property
     def measure(self) -> str:
-        """The name of the field that is given."""
+        """The name of the field that is set."""
         return next(iter(self.given))
 
     @property
     def named_task(self) -> ProbeSettings | SimilaritySettings | None:
-        """The settings, if they name a task with its own data; else None."""
+        """The settings of the probe or similarity task; None for held-out loss."""
         return self.probe or self.similarity
 
     @property
     def name(self) -> str:
-        """The measure and its task as people read them, such as `heldout` or `probe sst2`."""
+        """The name for people, such as `heldout` or `probe sst2`."""
         named = self.named_task
         if named is None:
             return self.measure
@@ -119,21 +119,21 @@ class EvaluationTask(SparseRecord):
 
 
 def _expand_shorthand(value: object) -> object:
-    """Return `{heldout: {}}` for the text `heldout`; other values unchanged."""
+    """Return `{heldout: {}}` for the string `heldout`, and so on; return values other than strings unchanged."""
     return {value: {}} if isinstance(value, str) else value
 
 
 Tasks = tuple[Annotated[EvaluationTask, BeforeValidator(_expand_shorthand)], ...]
 
 
-_CHECK_INTERVAL_STEPS = 100  # rare checks suffice where damage stays in the weights until a later check
+_CHECK_INTERVAL_STEPS = 100  # steps between weight checks at ZeRO 0, where damage stays until a check finds it
 
 
 class Wandb(StrictRecord):
-    """A run of Weights & Biases. The key is in WANDB_API_KEY, or where `wandb login` leaves it.
+    """A run of Weights & Biases. The key is in WANDB_API_KEY, or where `wandb login` stores it.
 
     Attributes:
-        project, entity: project and entity of the run. `entity` null: the one that the key belongs to.
+        project, entity: project and entity of the run. `entity` null: the entity of the key.
         mode: `offline` writes files for `wandb sync` into the run's folder; for a run in object storage, into the
             folder that WANDB_DIR names.
     """
@@ -158,7 +158,7 @@ class Mlflow(StrictRecord):
     @classmethod
     def _holds_no_secret(cls, uri: str | None) -> str | None:
         if uri is not None and holds_login(uri):
-            raise ValueError("a URI with a user name would put a secret on record: set MLFLOW_TRACKING_USERNAME")
+            raise ValueError("a URI with a user name would be recorded with the run: set MLFLOW_TRACKING_USERNAME")
         return uri
 
 

@@ -1,4 +1,4 @@
-"""What a phase may set of its sources and masks (`phases.N.mixture`, `phases.N.mlm`)."""
+"""Settings of a phase for its sources and masks (`phases.N.mixture`, `phases.N.mlm`)."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ MaskRate = Annotated[float, Field(gt=0, le=0.8)]
 
 
 class ChangingRate(SparseRecord):
-    """A share of masked tokens that goes evenly from `start` to `end` over the rows that are planned for a phase
+    """A share of masked tokens that changes linearly from `start` to `end` over the rows that are planned for a phase
     (Ankner et al. 2023, arXiv 2305.15096)."""
 
     start: MaskRate
@@ -35,14 +35,14 @@ class PhaseMlm(SparseRecord):
 
     @property
     def highest_rate(self) -> float | None:
-        """The highest share of masked tokens in the phase; None: the objective's."""
+        """The highest share of masked tokens in the phase; None if the phase sets none."""
         return max(self.rate.start, self.rate.end) if isinstance(self.rate, ChangingRate) else self.rate
 
 
 def _refuse_exponent(temperature: float) -> float:
     if temperature < 1:
         raise ValueError(
-            f"size ** (1 / T) has a T of 1 or more; a published exponent of {temperature:g} is T = "
+            f"size ** (1 / T) needs a T of 1 or more; a published exponent of {temperature:g} is T = "
             f"{1 / temperature:.6g}"
         )
     return temperature
@@ -59,10 +59,10 @@ class PhaseMixture(SparseRecord):
     is repeated before the whole source has been read (`data_service.stream.stages`).
 
     Attributes:
-        weights: shares of the text's tokens, by source; a source that is not named is not read in this phase. `auto`:
-            by size; the numbers beside it are then parts of 1, and the sources with auto share out the rest. None: the
+        weights: shares of the text's tokens, by source; a source that is not named is not read in this phase. Sources
+            with `auto` divide the remainder to 1 by their sizes; the other weights are then fractions of 1. None: the
             weights of the corpus.
-        temperature: temperature by which sources with auto share out their part in this phase. None: the recipe's.
+        temperature: temperature by which sources with auto divide the remainder. None: the recipe's.
         most_readings: largest number of times that a source of this phase may have been read by the phase's end, since
             the run began. A recipe that would read it more often is refused, so that shares always hold.
         steps: number of steps for which the phase's data are planned. None: the steps of the phase. A fork that makes a

@@ -1,10 +1,10 @@
 """The keys that a phase may set for all of its steps.
 
-A `PhaseKey` has everything about one key: which value of the recipe it replaces, which recipes cannot have it, what it
-sets in the model's layers, and how the timeline shows it.
+A `PhaseKey` describes one key: which value of the recipe it replaces, which recipes cannot have it, what it sets in the
+model's layers, and how the timeline shows it.
 
-`RecipePhase` (`schema.py`) has their types. What changes from step to step within a phase (learning rate, batch,
-weights of terms) is in `timeline.py`.
+`RecipePhase` (`schema.py`) defines the types of keys. `timeline.py` computes the values that change from step to step
+within a phase (learning rate, batch, weights of terms).
 """
 
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ from encoder_core.families.catalogue import family_names_where
 from launcher.runtime.recipe.phase_parts import ChangingRate, PhaseMlm
 from launcher.runtime.recipe.schema import Recipe, RecipePhase
 
-_DEEPEST_LAYER = 1000
-_LISTED_SOURCES = 3  # largest number of sources by size that the timeline names
+_MAX_SEARCHED_LAYERS = 1000  # layers searched for one that sees the whole row
+_LISTED_SOURCES = 3  # largest number of sources with weight auto that the timeline names
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PhaseKey:
         value: function that returns the value in force in a phase, as plain data, whether or not the phase sets the
             key; None if the recipe has no such value.
         text: function that returns the same value as text, for a cell of the column.
-        put: function of a recipe and a phase's value that returns the recipe with this value in place of its own.
+        put: function that takes a recipe and a phase's value, and returns the recipe with this value.
         refusal: function that returns why a recipe cannot have the key, and the remedy; None if it can.
         in_layers: whether the value is a number that training sets in the layers, by the function under `name` in
             `encoder_core.train.loop.LAYER_SETTERS`.
@@ -47,7 +47,7 @@ class PhaseKey:
 
     @property
     def record(self) -> str:
-        """The name of the key in the timeline for programs."""
+        """The name of the key in the machine-readable timeline."""
         return self.title.replace(" ", "_")
 
     def is_set(self, phase: RecipePhase) -> bool:
@@ -66,7 +66,7 @@ def recipe_in_phase(recipe: Recipe, phase: RecipePhase) -> Recipe:
 
 
 def layer_settings(recipe: Recipe, phase: RecipePhase) -> dict[str, float]:
-    """Return the values that layers are set to in a phase, by key, for all keys that at least one phase sets."""
+    """Return the values that training sets in the layers in a phase, by key, for keys that at least one phase sets."""
     used = (key for key in PHASE_KEYS if key.in_layers and key.is_used(recipe))
     return {key.name: key.value(recipe, phase) for key in used}
 
@@ -78,8 +78,8 @@ def layer_phase_key(
     put: Callable[[Recipe, float], Recipe],
     refusal: Callable[[Recipe], tuple[str, str] | None],
 ) -> PhaseKey:
-    """Return a key whose value is a number that layers are set to. `value`: function that reads the number from a
-    recipe in which the phase's value has been put (`recipe_in_phase`)."""
+    """Return a key whose value is a number that training sets in the layers. `value`: function that reads the number
+    from a recipe to which the phase's settings are applied (`recipe_in_phase`)."""
 
     return PhaseKey(
         name=name,
@@ -103,8 +103,8 @@ def planned_steps(phase: RecipePhase) -> int:
 
 
 def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float | None] | None:
-    """Return the share of each source in the tokens of a phase. A share is None if it follows from the corpora's sizes;
-    so is the result if the corpus gives no weights."""
+    """Return each source's share of a phase's tokens. A share is None if it follows from the corpora's sizes; the
+    result is None if neither the phase nor the corpus sets weights."""
     weights = {name: source.weight for name, source in recipe.corpus.sources.items()}
     if phase.mixture is not None and phase.mixture.weights is not None:
         weights = {name: phase.mixture.weights.get(name, 0.0) for name in weights}
@@ -116,18 +116,18 @@ def source_shares(recipe: Recipe, phase: RecipePhase) -> dict[str, float | None]
 
 
 def source_temperature(recipe: Recipe, phase: RecipePhase) -> float:
-    """Return the temperature by which the sources without weights are mixed in a phase."""
+    """Return the temperature by which the sources with weight auto are mixed in a phase."""
     return (phase.mixture and phase.mixture.temperature) or recipe.mixing.temperature
 
 
-def _mixture_refusal(recipe: Recipe) -> tuple[str, str] | None:
+def _why_no_mixture(recipe: Recipe) -> tuple[str, str] | None:
     apart = "rows that continue from step to step" if isinstance(recipe.input, Lanes) else ""
     apart = "batches of one source" if recipe.mixing.batches == "one_source" else apart
     if not apart:
         return None
     return (
         f"{apart} read the same share of each source in every phase",
-        "leave it out, and give the sources of the corpus their weights",
+        "remove mixture from the phase, and set the weights in corpus.sources",
     )
 
 
@@ -139,18 +139,18 @@ def _with_corpora(recipe: Recipe, phase_corpora: Mapping[str, str]) -> Recipe:
     return recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"sources": sources})})
 
 
-def _corpora_refusal(recipe: Recipe) -> tuple[str, str] | None:
+def _why_no_phase_corpora(recipe: Recipe) -> tuple[str, str] | None:
     if not is_staged(recipe):
         return None
     return (
         "phases with a mixture continue each source where the phase before it stopped, and no corpus can be continued "
         "in another",
-        "leave it out; give the recipe both corpora as sources, and mixture.weights to the phases",
+        "remove corpora from the phase; give the recipe both corpora as sources, and mixture.weights to the phases",
     )
 
 
 def _sources_text(recipe: Recipe, phase: RecipePhase) -> str:
-    """Return as text the shares of the tokens, and how often a source may have been read by the phase's end."""
+    """Return as text each source's share of the tokens, and how often a source may be read by the phase's end."""
     shares, temperature = source_shares(recipe, phase), source_temperature(recipe, phase)
     by_size = "by size" if temperature == 1 else f"by size^(1/{temperature:.3g})"
     given = [by_size]
@@ -164,10 +164,10 @@ def _sources_text(recipe: Recipe, phase: RecipePhase) -> str:
 
 
 def _rope_base(recipe: Recipe) -> float | None:
-    """Return the rotary base of layers that see the whole row; None: the model has no rotary positions. A small model
-    may have windows in all of its layers: it has the base of the first deeper layer that would see the whole row."""
+    """Return the rotary base of layers that see the whole row; None if the model has no rotary positions. If a small
+    model has only layers with windows, return the base that a deeper layer without a window would have."""
     model = recipe.model
-    return model.rope_base(next((layer for layer in range(_DEEPEST_LAYER) if model.window(layer) is None), 0))
+    return model.rope_base(next((layer for layer in range(_MAX_SEARCHED_LAYERS) if model.window(layer) is None), 0))
 
 
 def _with_rope_base(recipe: Recipe, base: float) -> Recipe:
@@ -178,17 +178,17 @@ _ROTARY_FAMILIES = family_names_where(lambda family: family.has_rotary_positions
 _LOCAL_FAMILIES = family_names_where(lambda family: "local_rope_base" in family.model_fields)
 
 
-def _rope_base_refusal(recipe: Recipe) -> tuple[str, str] | None:
+def _why_no_rope_base(recipe: Recipe) -> tuple[str, str] | None:
     if recipe.model.has_rotary_positions:
         return None
     return (
         f"a model of family {recipe.model.family} has no rotary positions",
-        f"leave it out, or train a family that has them: {_ROTARY_FAMILIES}",
+        f"remove rope_base from the phase, or train a family with rotary positions: {_ROTARY_FAMILIES}",
     )
 
 
 def _local_rope_base(recipe: Recipe) -> float | None:
-    """Return the rotary base of layers that see a window; None: the model has no such layers."""
+    """Return the rotary base of layers that see a window; None if the model has no such layers."""
     model = recipe.model
     local = (layer for layer in range(model.layers) if model.window(layer) is not None)
     return next(map(model.rope_base, local), None)
@@ -196,16 +196,16 @@ def _local_rope_base(recipe: Recipe) -> float | None:
 
 def _with_local_rope_base(recipe: Recipe, base: float) -> Recipe:
     if _local_rope_base(recipe) is None:
-        return recipe  # the recipe is refused elsewhere
+        return recipe  # `_why_no_local_rope_base` refuses such a recipe
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"local_rope_base": base})})
 
 
-def _local_rope_base_refusal(recipe: Recipe) -> tuple[str, str] | None:
+def _why_no_local_rope_base(recipe: Recipe) -> tuple[str, str] | None:
     if _local_rope_base(recipe) is not None:
         return None
     return (
         f"this model of family {recipe.model.family} has no local layers with rotary positions",
-        f"leave it out, or train a family that may have such layers (model.local_attention): {_LOCAL_FAMILIES}",
+        f"remove local_rope_base, or train a family with such layers (model.local_attention): {_LOCAL_FAMILIES}",
     )
 
 
@@ -213,12 +213,12 @@ def _with_objective(recipe: Recipe, term: str) -> Recipe:
     return recipe.model_copy(update={"objective": recipe.objective.for_rows(causal=term == "clm")})
 
 
-def _objective_refusal(recipe: Recipe) -> tuple[str, str] | None:
+def _why_no_phase_objective(recipe: Recipe) -> tuple[str, str] | None:
     if recipe.objective.clm is not None and recipe.objective.mlm is not None:
         return None
     return (
         "a phase chooses between clm and mlm, and the objective does not have both",
-        "leave it out, or give objective.clm and objective.mlm",
+        "remove objective from the phase, or set objective.clm and objective.mlm",
     )
 
 
@@ -228,7 +228,7 @@ def _trained_term(recipe: Recipe, phase: RecipePhase) -> str | None:
 
 def _with_masks(recipe: Recipe, own: PhaseMlm) -> Recipe:
     if recipe.objective.mlm is None:
-        return recipe  # the recipe is refused elsewhere
+        return recipe  # `_why_no_phase_masks` refuses such a recipe
     changes = {name: value for name, value in own if value is not None} | (
         {"rate": own.highest_rate} if own.rate else {}
     )
@@ -236,12 +236,12 @@ def _with_masks(recipe: Recipe, own: PhaseMlm) -> Recipe:
     return recipe.model_copy(update={"objective": recipe.objective.model_copy(update={"mlm": masks})})
 
 
-def _masks_refusal(recipe: Recipe) -> tuple[str, str] | None:
+def _why_no_phase_masks(recipe: Recipe) -> tuple[str, str] | None:
     if recipe.objective.mlm is not None:
         return None
     return (
-        "the phase changes the masks of mlm, which is not the objective",
-        "leave it out, or train objective.mlm",
+        "the phase changes the masks of mlm, but the objective has no mlm",
+        "remove mlm from the phase, or set objective.mlm",
     )
 
 
@@ -254,15 +254,15 @@ def _mask_values(recipe: Recipe, phase: RecipePhase) -> Mapping[str, object] | N
 
 
 def changing_rate(phase: RecipePhase) -> ChangingRate | None:
-    """Return the rate of masks that changes within the phase; None if it does not."""
+    """Return the masking rate if it changes within the phase, else None."""
     rate = None if phase.mlm is None else phase.mlm.rate
     return rate if isinstance(rate, ChangingRate) else None
 
 
 def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
-    """Return as text the share of masked tokens, and the shares of what replaces them."""
+    """Return as text the masking rate, and the share of each kind of replacement."""
     mlm = recipe_in_phase(recipe, phase).objective.mlm
-    if mlm is None:  # a phase of clm
+    if mlm is None:  # the phase trains clm
         return "none"
     replace = mlm.replace
     unit = "" if mlm.unit == "token" else f" by {mlm.unit}"
@@ -272,7 +272,7 @@ def _masks_text(recipe: Recipe, phase: RecipePhase) -> str:
     return f"{rate}{unit}: {', '.join(f'{share:g} {name}' for name, share in shares.items())}"
 
 
-# In the order of the timeline's columns.
+# The keys are in the order of the timeline's columns.
 PHASE_KEYS: tuple[PhaseKey, ...] = (
     PhaseKey(
         name="microbatch",
@@ -286,7 +286,7 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
         title="sources",
         value=lambda recipe, phase: source_shares(recipe, phase) if is_staged(recipe) else None,
         text=_sources_text,
-        refusal=_mixture_refusal,
+        refusal=_why_no_mixture,
     ),
     PhaseKey(
         name="corpora",
@@ -296,7 +296,7 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
             ", ".join(f"{name}: {uri}" for name, uri in (phase.corpora or {}).items()) or "the sources' own"
         ),
         put=_with_corpora,
-        refusal=_corpora_refusal,
+        refusal=_why_no_phase_corpora,
     ),
     PhaseKey(
         name="objective",
@@ -304,15 +304,15 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
         value=_trained_term,
         text=lambda recipe, phase: str(_trained_term(recipe, phase)),
         put=_with_objective,
-        refusal=_objective_refusal,
+        refusal=_why_no_phase_objective,
     ),
-    layer_phase_key("rope_base", "rope base", _rope_base, _with_rope_base, _rope_base_refusal),
+    layer_phase_key("rope_base", "rope base", _rope_base, _with_rope_base, _why_no_rope_base),
     layer_phase_key(
         "local_rope_base",
         "local rope base",
         _local_rope_base,
         _with_local_rope_base,
-        _local_rope_base_refusal,
+        _why_no_local_rope_base,
     ),
     PhaseKey(
         name="mlm",
@@ -320,6 +320,6 @@ PHASE_KEYS: tuple[PhaseKey, ...] = (
         value=_mask_values,
         text=_masks_text,
         put=_with_masks,
-        refusal=_masks_refusal,
+        refusal=_why_no_phase_masks,
     ),
 )

@@ -27,7 +27,7 @@ from launcher.runtime.recipe.objective import RecipeObjective
 from launcher.runtime.recipe.parts import Events, Mlflow, SparseRecord, Tasks, Wandb, WeightCheck
 from launcher.runtime.recipe.phase_parts import PhaseMixture, PhaseMlm, Temperature
 
-PLACEHOLDER = "s3://your-bucket/"  # stands in bundled recipes for the user's own bucket
+PLACEHOLDER = "s3://your-bucket/"  # bundled recipes name it in place of the user's own bucket
 
 SCRATCH, TEACHER = "scratch", "teacher"
 """The values of `start` that are not URIs: fresh weights, or layers of the first teacher (objective.distil)."""
@@ -50,8 +50,8 @@ class CorpusSource(StrictRecord):
     Attributes:
         uri: URI of the corpus.
         weight: weight of the source; `auto`: in proportion to its tokens.
-        languages: language of the text. Translations have two, that of the query first. If it is not given, it is left
-            out of the YAML.
+        languages: language of the text. Translations have two, the query's language first. Left out of the YAML if it
+            is empty.
     """
 
     uri: str = Field(min_length=1)
@@ -60,8 +60,7 @@ class CorpusSource(StrictRecord):
 
 
 class Heldout(StrictRecord):
-    """The share of documents that are held out from training. It must be the share with which the corpora were
-    built."""
+    """The share of documents that are held out from training. The corpora must have been built with the same share."""
 
     fraction: float = Field(ge=0, lt=0.5)
 
@@ -75,14 +74,14 @@ class Mixing(StrictRecord):
     """How the sources of the corpus are mixed.
 
     Attributes:
-        batches: whether every batch mixes the sources, or has rows of one source. The latter is for contrastive
-            training: a batch's other examples are the negatives, and those of another source are told apart too easily.
-            With one_source no row comes twice in an epoch, which ends when a source has no more rows for its weight.
+        batches: whether every batch mixes the sources, or has rows of one source. One source is for contrastive
+            training: a batch's other examples are the negatives, which are too easy if they are of another source. Then
+            no row is repeated in an epoch, and the epoch ends when a source has no rows left for its weight.
         temperature: T; sources whose weight is auto are drawn in proportion to size ** (1 / T). With T > 1 small
             sources are drawn more often than by their size. Several sources of one language count with their joint
             size.
-        translations: share of translations among the rows, if the sources are translations and plain text. Null: by
-            size; then it is left out of the YAML.
+        translations: share of translations among the rows, if some sources are translations and others plain text.
+            Null: by size; then it is left out of the YAML.
     """
 
     batches: Literal["mixed", "one_source"] = "mixed"
@@ -95,16 +94,16 @@ class TokenizerRef(StrictRecord):
 
 
 class SimilarWordsRef(StrictRecord):
-    """The table that `maskfleet corpus similar-words` wrote. Words are replaced from it if `replace.similar` is not
-    0."""
+    """The table of `maskfleet corpus similar-words`, for masks that replace words by similar ones."""
 
     uri: str = Field(min_length=1)
 
 
 class BatchWarmup(StrictRecord):
-    """Batch-size warm-up: the batch begins with `start` and grows evenly for `steps` steps, by whole rows.
+    """Batch-size warm-up: the batch begins with `start` and grows linearly for `steps` steps.
 
-    `start` is in rows or tokens, as the batch is. A batch in tokens grows by as many tokens as a full row has.
+    A batch in sequences begins with `start` rows and grows by whole rows; a batch in tokens begins with `start` tokens
+    and grows by multiples of a full row's tokens.
     """
 
     start: PositiveInt
@@ -120,7 +119,7 @@ class BatchSize(SparseRecord):
     warmup: BatchWarmup | None = None
 
     @model_validator(mode="after")
-    def _sequences_or_tokens(self) -> "BatchSize":
+    def _check_one_unit(self) -> "BatchSize":
         if (self.sequences is None) == (self.tokens is None):
             raise ValueError("give a batch in sequences or in tokens, exactly one of the two")
         return self
@@ -137,14 +136,14 @@ class RecipePhase(SparseRecord):
             None: the recipe's.
         lr: peak learning rate, in place of the optimizer's.
         schedule: schedule of this phase's steps alone. None: the run's schedule, which counts the steps of all phases.
-        objective: which of clm and mlm the phase trains, if the objective has both. Held-out loss after one of its
-            steps is measured by the same.
+        objective: which of clm and mlm the phase trains, if the objective has both. Held-out loss after a step of the
+            phase is that of the same term.
         mlm: masks of this phase. Held-out loss is measured under the objective's own masks in every phase.
         weights: weights of terms of the objective, by name; a schedule counts the phase's steps. Held-out loss uses the
-            objective's own weights, of a schedule the final one.
+            objective's own weights (for a schedule, its final weight).
         mixture: shares of the sources in this phase.
-        corpora: URIs of corpora that the phase reads in place of those of sources, by source. Each has grown from the
-            one that was read before (`maskfleet corpus append`).
+        corpora: by source, the URI of a corpus that the phase reads in place of the source's. It extends the corpus
+            that earlier phases read (`maskfleet corpus append`).
         rope_base: base of the rotary positions in layers that see the whole row (ModernBERT's global layers, all of
             EuroBERT's).
         local_rope_base: base of the rotary positions in layers that see a window.
@@ -165,7 +164,7 @@ class RecipePhase(SparseRecord):
     local_rope_base: Annotated[float, Field(gt=0)] | None = None
 
     @property
-    def rows_per_step(self) -> int:  # number of rows in a step; for a batch of tokens, as if all were full
+    def rows_per_step(self) -> int:  # number of rows in a step; for a batch in tokens, as if all rows were full
         return self.batch.sequences or max(1, (self.batch.tokens or 0) // self.length)
 
 
@@ -173,7 +172,7 @@ OptimizerConfig = AdamWConfig | StableAdamWConfig | LambConfig | MuonConfig
 
 
 class Optimizer(SparseRecord):
-    """Exactly one of the optimizers."""
+    """The chosen optimizer with its settings; exactly one field is set."""
 
     adamw: AdamWConfig | None = None
     stableadamw: StableAdamWConfig | None = None
@@ -188,7 +187,7 @@ class Optimizer(SparseRecord):
 
     @property
     def settings(self) -> OptimizerConfig:
-        """The settings of the optimizer that is given."""
+        """The settings of the chosen optimizer."""
         settings: OptimizerConfig = next(iter(self.given.values()))
         return settings
 
@@ -197,8 +196,9 @@ class DataService(StrictRecord):
     """Resources of the data service.
 
     Attributes:
-        workers: number of Ray tasks that build windows; `auto`: half of the cluster's cores, at most four a rank.
-        memory: memory that windows built ahead may fill.
+        workers: number of Ray tasks that build windows of samples; `auto`: half of the cluster's cores, at most four
+            per rank.
+        memory: memory that windows may fill before they are needed.
     """
 
     workers: PositiveInt | Literal["auto"] = "auto"
@@ -238,7 +238,7 @@ class Checkpointing(StrictRecord):
 
 
 class EvaluationText(StrictRecord):
-    """A corpus of the run's tokenizer, whose held-out text is evaluated and never trained on."""
+    """A corpus, built with the run's tokenizer, whose held-out text is evaluated and never trained on."""
 
     uri: str = Field(min_length=1)
 
@@ -249,10 +249,10 @@ class RecipeEvaluation(StrictRecord):
     Attributes:
         every: interval between measurements of the held-out loss.
         samples: number of held-out rows, the same ones every time.
-        before: text of the kind that the start was trained on; each evaluation measures the same losses on as many of
-            its rows. If it is not given, it is left out of the YAML.
-        tasks: measures of every commit, taken beside training (`launcher.after.diagnose`). If empty, it is left out of
-            the YAML.
+        before: text like that on which the model of `start` was trained; each evaluation also measures the losses on as
+            many of its rows. Left out of the YAML if None.
+        tasks: tasks that evaluate every commit while training continues (`launcher.after.diagnose`). Left out of the
+            YAML if empty.
     """
 
     every: StepInterval
@@ -277,8 +277,7 @@ class Logging(StrictRecord):
 
 
 class Recipe(StrictRecord):
-    """A recipe. library/roberta-base.yaml explains every key. If no `average` is kept, it is left out of the YAML, and
-    of the run's identity."""
+    """A recipe; library/roberta-base.yaml explains every key. YAML and identity leave `average` out if it is None."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: int = Field(ge=0, lt=2**63)
@@ -321,10 +320,9 @@ class Recipe(StrictRecord):
 
     @property
     def max_microbatches_per_step(self) -> int:
-        """The number of logical microbatches in the largest batch. Further ranks would have nothing to do.
+        """The number of microbatches in the largest batch, over all ranks. More ranks would have nothing to do.
 
-        A batch of tokens counts with the fewest microbatches that it can have. If memory decides, each row counts as a
-        microbatch.
+        For a batch in tokens it is the smallest possible number. If memory decides, each row counts as a microbatch.
         """
         own = (1 if self.is_microbatch_automatic(phase) else self.microbatch_rows(phase) for phase in self.phases)
         return max(-(-phase.rows_per_step // size) for phase, size in zip(self.phases, own, strict=True))
@@ -335,8 +333,7 @@ class Recipe(StrictRecord):
         return tuple(map(self.microbatch_rows, self.phases))
 
     def microbatch_rows(self, phase: RecipePhase) -> int:
-        """Return the number of rows of a microbatch in a phase. If memory decides, return the largest possible number,
-        the rows of a step."""
+        """Return the number of rows of a microbatch in a phase; if memory decides, the rows of a whole step."""
         own = phase.microbatch or self.microbatch
         return phase.rows_per_step if own == "auto" else own
 
@@ -346,7 +343,7 @@ class Recipe(StrictRecord):
 
     @property
     def memory_refresh(self) -> MemoryRefresh | None:
-        """The steps at which the model's memory is recomputed; None if it has no memory."""
+        """The interval at which XLNet's memory is recomputed; None if the model has no memory."""
         cache = self.model.recurrence
         if cache is None or self.objective.plm is None:
             return None

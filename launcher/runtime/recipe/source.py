@@ -1,6 +1,6 @@
 """Reads the text of recipes: files by path, and the recipes that come with Maskfleet by name.
 
-Recipes are not validated here: a list of them must not wait for the schema.
+Recipes are not validated here, so that a list of recipes does not import the schema.
 """
 
 from difflib import get_close_matches
@@ -19,14 +19,14 @@ def bundled() -> dict[str, str]:
 
 
 def recipe_text(name_or_path: str) -> str:
-    """Return a recipe's YAML as written, comments included. Raises RecipeError if there is none of that name."""
+    """Return a recipe's YAML as written, comments included. Raises RecipeError if there is no such recipe."""
     path = Path(name_or_path)
     try:
         if path.is_file():
             return path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} is not UTF-8 text: {error.reason}", remedy="save it as UTF-8") from error
-    except (OSError, ValueError) as error:  # no permission; a name that no file can have
+    except (OSError, ValueError) as error:  # no permission, or a name that no file can have
         raise RecipeError(f"{path} cannot be read: {error}", remedy="give another file") from error
     known = bundled()
     if name_or_path in known:
@@ -40,6 +40,6 @@ def recipe_text(name_or_path: str) -> str:
 
 
 def read_recipe(name_or_path: str) -> RecipeDocument:
-    """Return the document of a recipe. Raises RecipeError as `recipe_text` and `parse`."""
+    """Return the document of a recipe. Raises the errors of `recipe_text` and `parse_document`."""
     text = recipe_text(name_or_path)
     return parse_document(text, name_or_path if Path(name_or_path).is_file() else f"{name_or_path}.yaml")

@@ -1,7 +1,7 @@
 """Computes figures of a recipe: model size, state, batches, tokens. Also replaces `microbatch: auto` by a number, once
 it is known how many rows memory permits.
 
-The rows of a batch are divided evenly: as few rounds as memory permits, and about equal microbatches on all ranks.
+Microbatches divide a batch evenly: as few for each rank as memory permits, and of about equal size on all ranks.
 """
 
 from collections.abc import Sequence
@@ -44,10 +44,10 @@ def momentum_matrix_shapes(recipe: Recipe) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=8)
 def _cached_matrix_shapes(model: ModelConfig, objective: RecipeObjective) -> list[tuple[int, int]]:
-    """Return the shapes for `momentum_matrix_shapes`. They are cached: an estimate asks for every stage and
-    microbatch."""
+    """Return the shapes for `momentum_matrix_shapes`. They are cached, because a memory estimate needs them for each
+    ZeRO stage and microbatch."""
     from encoder_core.optim.groups import hidden_matrices
-    from launcher.runtime.recipe.network import meta_module  # imports torch, which no other figures need
+    from launcher.runtime.recipe.network import meta_module  # imports torch
 
     every = hidden_matrices(meta_module(model, objective)).values()
     return [shape for its in every if its.weight.requires_grad for shape in its.shapes]
@@ -92,7 +92,7 @@ def total_tokens(recipe: Recipe) -> int:
 
 
 def summary_lines(recipe: Recipe) -> list[str]:
-    """Return lines that describe the recipe to a person."""
+    """Return lines of text that describe the recipe."""
     return [
         f"{recipe.name}: {model_title(recipe)}, {_size_text(recipe)}",
         *(f"phase {index}: {_phase_text(phase, recipe)}" for index, phase in enumerate(recipe.phases)),
@@ -104,12 +104,12 @@ def summary_lines(recipe: Recipe) -> list[str]:
 
 def tokens_per_step(phase: RecipePhase, texts: int = 1) -> int:
     """Return the number of tokens of a step's batch after any warmup, as if all rows were full. `texts`: number of
-    texts in a row (`Recipe.input.texts`)."""
+    texts in a row (`Recipe.input.texts_per_row`)."""
     return phase.batch.tokens or (phase.batch.sequences or 0) * texts * phase.length
 
 
 def with_vocab(model: ModelConfig, vocabulary_size: int | None = None) -> ModelConfig:
-    """Return `model` with this size of the vocabulary, or an assumed one, if the size is left to the tokenizer."""
+    """Return `model`; if it leaves the vocabulary's size to the tokenizer, with `vocabulary_size` or an assumed one."""
     return model if model.vocab else model.model_copy(update={"vocab": vocabulary_size or _ASSUMED_VOCABULARY})
 
 
@@ -142,17 +142,17 @@ def _phase_text(phase: RecipePhase, recipe: Recipe) -> str:
 
 
 def has_automatic_microbatch(recipe: Recipe) -> bool:
-    """Return whether memory decides the microbatches of at least one phase."""
+    """Return whether memory decides the size of microbatches in at least one phase."""
     return any(map(recipe.is_microbatch_automatic, recipe.phases))
 
 
 def with_microbatch_rows(recipe: Recipe, ranks: int, max_rows: Sequence[int] | None = None) -> Recipe:
-    """Return `recipe` with the number of rows of a microbatch in every phase in which memory decides it.
+    """Return `recipe` with a number of rows in place of each phase's `microbatch: auto`.
 
     Args:
         ranks: number of ranks that share a step.
-        max_rows: largest number of rows in a microbatch of each phase. None: no bound; each rank takes its part of a
-            step at once.
+        max_rows: largest number of rows in a microbatch of each phase. None: no limit, so each rank computes its share
+            of a step in one microbatch.
     """
     bounds = max_rows or [phase.rows_per_step for phase in recipe.phases]
     phases = (

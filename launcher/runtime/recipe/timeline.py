@@ -21,7 +21,7 @@ class TimelineSegment:
         curve: warmup, stable, or the name of a decay.
         rates: learning rates of the first and last step.
         batches: batches of the first and last step, in rows or tokens.
-        tokens: number of tokens from the run's beginning to the end of the stretch, as if all rows were full.
+        tokens: number of tokens from the run's beginning to the end of the segment, as if all rows were full.
         weights: weights in the first and last step, by term, of each term whose weight changes.
     """
 
@@ -43,7 +43,7 @@ def phase_at(recipe: Recipe, step: int) -> tuple[int, int]:
 
 
 def recipe_at(recipe: Recipe, step: int) -> Recipe:
-    """Return the recipe with the values of the phase of a step in place of its own."""
+    """Return the recipe for a step: the settings of the step's phase replace the recipe's own."""
     number, _ = phase_at(recipe, step)
     return recipe_in_phase(recipe, recipe.phases[number])
 
@@ -63,7 +63,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 
 def batch_schedule(recipe: Recipe, phase: RecipePhase) -> BatchSchedule:
-    """Return the batch of each step of a phase, in rows or in tokens, as the recipe gives it."""
+    """Return the batch of each step of a phase, in the recipe's unit: rows or tokens."""
     rows, tokens, warmup = phase.batch.sequences, phase.batch.tokens, phase.batch.warmup
     full = rows or tokens
     assert full is not None  # a batch has exactly one of the two
@@ -84,17 +84,17 @@ def tokens_before(recipe: Recipe, step: int) -> int:
 
 
 def recipe_after(recipe: Recipe, steps: int) -> Recipe:
-    """Return the recipe with the model as it is after `steps` steps, which is the model in a commit of that step."""
+    """Return the recipe with the model settings after `steps` steps, which are those of a commit of that step."""
     return recipe.model_copy(update={"model": recipe_at(recipe, max(0, steps - 1)).model})
 
 
 def causal_after(recipe: Recipe, steps: int) -> bool:
-    """Return whether the last of `steps` steps was of next-token prediction, on causal rows."""
+    """Return whether the last of `steps` steps trained next-token prediction, on causal rows."""
     return recipe_at(recipe, max(0, steps - 1)).objective.causal
 
 
 def term_weights(recipe: Recipe, step: int) -> dict[str, float]:
-    """Return the weight in a step, by term, of each term whose weight changes (`changing_weights`)."""
+    """Return the weights in a step, by term, of all terms whose weight changes (`changing_weights`)."""
     number, start = phase_at(recipe, step)
     own = recipe.phases[number].weights or {}
     of_run = {
@@ -122,7 +122,7 @@ def curve_name_at(recipe: Recipe, step: int) -> str:
 
 
 def timeline(recipe: Recipe) -> list[TimelineSegment]:
-    """Return the stretches of the run from its first step to its last. A stretch ends wherever a phase, a part of a
+    """Return the segments of the run from its first step to its last. A segment ends wherever a phase, a part of a
     schedule, or a rise of the batch begins or ends."""
     found: list[TimelineSegment] = []
     start = 0
@@ -151,7 +151,7 @@ def timeline(recipe: Recipe) -> list[TimelineSegment]:
 
 
 def _weight_schedule_ends(recipe: Recipe, phase: RecipePhase, start: int) -> list[int]:
-    """Return the steps of the run at which the schedules of weights that a phase follows end."""
+    """Return the steps of the run at which the weight schedules of a phase's terms end."""
     own = phase.weights or {}
     ends = [start + weight.steps for weight in own.values() if isinstance(weight, WeightSchedule)]
     of_run = [term.weight for name, term in recipe.objective.terms.items() if name not in own]
@@ -164,7 +164,7 @@ def _weights_at_ends(recipe: Recipe, first: int, last: int) -> dict[str, tuple[f
 
 
 def _schedule_parts(recipe: Recipe, phase: RecipePhase, start: int) -> list[tuple[int, str]]:
-    """Return first step (of the run) and name of each part of the schedule that a phase follows."""
+    """Return, for each part of the schedule that a phase follows, its first step in the run and its name."""
     if phase.schedule is None:
         return schedules.schedule_parts(recipe.schedule, recipe.total_steps)
     return [(start + step, name) for step, name in schedules.schedule_parts(phase.schedule, phase.steps)]

@@ -1,4 +1,4 @@
-"""Shrinks any recipe so that it trains in minutes on a CPU: the same structure with small numbers. It still learns."""
+"""Shrinks any recipe so that it trains in minutes on a CPU: the same structure, smaller sizes. It still learns."""
 
 from typing import Literal
 
@@ -34,37 +34,37 @@ from launcher.runtime.recipe.schema import (
 )
 
 STEPS = 2000
-# More steps: the order of sentences, and replaced tokens, are learned after the words.
+# These tasks need more steps: sentence order and replaced tokens are learned after words.
 ORDER_STEPS, DETECTION_STEPS = (
     4500,
     6000,
 )
-ROWS, MICROBATCH = 32, 16  # rows of a batch: one microbatch for each of two ranks
-LENGTH, LONGEST = 32, 48  # tokens in a row of one segment or of a short phase; in other rows
+ROWS, MICROBATCH = 32, 16  # rows of a batch and of a microbatch: one microbatch for each of two ranks
+LENGTH, LONGEST = 32, 48  # tokens in a row of one segment or of a short phase; tokens in other rows
 LAYERS, HIDDEN, HEADS, FEED_FORWARD, EMBEDDING = 2, 128, 4, 512, 64
 # 0.02 * sqrt(768 / 128): sums over fewer columns have the same spread as in the published models. With 0.02, attention
-# begins almost uniform, and what "next to" means is learned three times as late (BERT: 5.32 nats after 2.3 M tokens
-# instead of 0.76 M).
+# begins almost uniform, and the model learns three times as late to attend to neighbouring tokens (BERT: 5.32 nats
+# after 2.3 M tokens instead of 0.76 M).
 INITIALIZER_RANGE = 0.05
 ADAMW_LR, LAMB_LR = 1.5e-3, 1e-2
-DETECTION_LR = 1e-3  # ELECTRA; at 2.5e-3 it detects nothing yet after 560 steps, at 4e-3 it unlearns words
-# Lower, because without bias correction the first thousand steps are larger than the rate says. This is our
-# explanation; no experiment has isolated it.
+DETECTION_LR = 1e-3  # for ELECTRA: 2.5e-3 has detected nothing after 560 steps, 4e-3 unlearns words
+# This rate is lower than ADAMW_LR, because without bias correction the first thousand steps are larger than the rate
+# says. This is our explanation; no experiment has isolated it.
 UNCORRECTED_LR = 1e-3
 WARMUP_DIVISOR = 10  # steps divided by warmup steps
-TEXT_COPIES = 4  # a small text is read several times, and should be cut in another way each time
-POSITION_BUCKETS = 16
+TEXT_COPIES = 4  # ways to cut the text into rows: a small text is read several times, cut in another way each time
+POSITION_BUCKETS = 16  # buckets of relative positions
 WINDOW = 16  # tokens of local attention: half of a row
 MEMORY_REFRESH = 50  # steps after which XLNet's memory is recomputed
 
 
 def tiny(recipe: Recipe) -> Recipe:
-    """Return `recipe` shrunk to minutes: two layers of 128, short rows, batches of 32 and a suitable learning rate, in
-    fp32.
+    """Return `recipe` shrunk to train in minutes: two layers of width 128, short rows, batches of 32 rows, a suitable
+    learning rate, in fp32.
 
     The kind of the run stays: packing, objective, optimizer, decay, ZeRO stage, sources, the number of phases and their
-    shares of the steps. Dropout is turned off, because such a run reads its text only once or twice; it stays if it
-    makes the texts of an example differ. A `start` that is a placeholder becomes "scratch".
+    shares of the steps. Dropout is turned off, because such a run reads its text only once or twice. Dropout stays if
+    it alone makes the texts of an example differ. A `start` that is a placeholder becomes "scratch".
     """
     optimizer = _small_model_optimizer(recipe.optimizer, is_detector=recipe.objective.rtd is not None)
     phases = _shrink_phases(recipe, lr_scale=optimizer.settings.lr / recipe.optimizer.settings.lr)
@@ -101,14 +101,14 @@ def tiny(recipe: Recipe) -> Recipe:
 
 
 def _shrink_trainers(trainers: int | Literal["auto"] | Trainers) -> int | Literal["auto"] | Trainers:
-    """Return a number of ranks for which a step has microbatches."""
+    """Return `trainers` with a minimum number of ranks that all get a microbatch in each step."""
     if not isinstance(trainers, Trainers):
         return trainers
     return trainers.model_copy(update={"min": min(trainers.min, ROWS // MICROBATCH)})
 
 
 def _small_model(recipe: Recipe, longest: int) -> ModelConfig:
-    """Return the small model. If it has a teacher, its layers are the same share of the small teacher's layers."""
+    """Return the small model. A student keeps the ratio of its number of layers to its teacher's."""
     alike_but_for_dropout = isinstance(recipe.input, RepeatedSentences) or recipe.objective.contrastive is not None
     small = _shrink_model(recipe.model, longest, keeps_dropout=alike_but_for_dropout)
     if recipe.objective.distil is None:
@@ -118,8 +118,8 @@ def _small_model(recipe: Recipe, longest: int) -> ModelConfig:
 
 
 def _shrink_phases(recipe: Recipe, lr_scale: float) -> tuple[RecipePhase, ...]:
-    """Return the small phases, with the same shares of the steps. Rows are short if they have one segment, or are
-    shorter than the model's longest."""
+    """Return the small phases, with the same shares of the steps. Rows are short if they have one segment, or if the
+    phase's rows are shorter than the model's longest."""
     one_segment = isinstance(recipe.input, PackedInput | Lanes | TextPairs | RepeatedSentences)
     steps = _step_count(recipe.objective)
     return tuple(
@@ -171,15 +171,14 @@ def _rescale_schedule(schedule: ScheduleConfig, *, former_steps: int, steps: int
 
 
 def _rescale_weight(weight: Weight, former_steps: int, steps: int) -> Weight:
-    """Return the weight; if it is a schedule, with the same share of `steps` steps as it had of `former_steps`."""
+    """Return the weight; a schedule covers the same share of `steps` steps as before of `former_steps`."""
     if not isinstance(weight, WeightSchedule):
         return weight
     return weight.model_copy(update={"steps": max(1, weight.steps * steps // former_steps)})
 
 
 def _shrink_model(model: ModelConfig, length: int, *, keeps_dropout: bool) -> ModelConfig:
-    """Return the small model, with the vocabulary of the tokenizer. Activation, epsilon, tying and sharing stay as they
-    are."""
+    """Return the small model, with the tokenizer's vocabulary. Activation, epsilon, tying and sharing stay the same."""
     form = SmallForm(
         length=length,
         drops=keeps_dropout,
@@ -234,8 +233,8 @@ def _shrink_objective(objective: RecipeObjective, length: int) -> RecipeObjectiv
 
 
 def _small_model_optimizer(optimizer: Optimizer, *, is_detector: bool) -> Optimizer:
-    """Return the optimizer with a learning rate for small models. StableAdamW and Muon use AdamW's rate, for which they
-    are made."""
+    """Return the optimizer with a learning rate for small models. StableAdamW and Muon are designed for AdamW's rates,
+    so they get the same one."""
     match optimizer.settings:
         case LambConfig():
             lr = LAMB_LR

@@ -1,8 +1,8 @@
-"""Loads untrusted YAML: bounds its size before anything is built from it, says what its words stand for, and finds
-values that it may not hold.
+"""Loads untrusted YAML: limits its size before it builds any data, converts scalars, and finds values that no document
+may hold.
 
-A few lines of aliases can stand for more data than memory holds. A few thousand brackets nest deeper than the
-interpreter can follow. So the stream of events is checked first.
+A few lines of aliases can expand to more data than memory holds. A few thousand brackets nest deeper than Python's
+recursion limit. So the stream of YAML events is checked first.
 """
 
 import re
@@ -22,22 +22,22 @@ from data_service.store import errors as store_errors
 _SECRETS_REMEDY = (
     f"write s3://bucket/prefix; {store_errors.AWS_KEYS_REMEDY}, a tracker's in MLFLOW_TRACKING_USERNAME and _PASSWORD"
 )
-_MAX_NESTED_LEVELS = 40  # greatest depth of collections; a recipe has 6
-_MAX_EXPANDED_VALUES = 100_000  # largest number of values with aliases expanded; a recipe has a few hundred
+_MAX_NESTED_LEVELS = 40  # levels of nested mappings and lists; a recipe has 6
+_MAX_EXPANDED_VALUES = 100_000  # number of values with aliases expanded; a recipe has a few hundred
 
 
 def bounded_events(text: str, *, is_bundled: bool = False) -> list[yaml.Event]:
     """Return the events of a YAML text.
 
     `is_bundled`: whether the text comes with Maskfleet. Then libyaml scans it, ten times as fast as PyYAML's own
-    scanner. It reads some other texts in another way: tabs behind a value, for example, which PyYAML refuses.
+    scanner. Other texts need PyYAML's scanner: libyaml accepts some that PyYAML refuses, such as a tab after a value.
 
-    Raises yaml.MarkedYAMLError if it is nested too deep, has too many values, or uses an alias inside the value that
-    the alias stands for.
+    Raises yaml.MarkedYAMLError if the text is nested too deep, has too many values, or uses an alias inside the value
+    that the alias stands for.
     """
     found: list[yaml.Event] = []
-    anchors: dict[str, int] = {}  # number of values below each anchor
-    opened: list[tuple[str | None, int]] = []  # the anchor of each open collection, and the count at its start
+    anchors: dict[str, int] = {}  # number of values in each anchored node
+    opened: list[tuple[str | None, int]] = []  # for each open collection: its anchor, and the count at its start
     count = 0
     scanner = getattr(yaml, "CSafeLoader", yaml.SafeLoader) if is_bundled else yaml.SafeLoader
     for event in yaml.parse(text, Loader=scanner):
@@ -49,7 +49,7 @@ def bounded_events(text: str, *, is_bundled: bool = False) -> list[yaml.Event]:
             continue
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in opened):
-                raise _bounds_error(event, f"*{event.anchor} is used inside what it stands for")
+                raise _bounds_error(event, f"*{event.anchor} is used inside the value that it stands for")
             count += anchors.get(event.anchor or "", 1)
         elif isinstance(event, yaml.NodeEvent):
             count += 1
@@ -83,7 +83,7 @@ def find_refused_values(data: object) -> Iterator[tuple[tuple[str | int, ...], s
 
 
 def _scalars(data: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], object]]:
-    """Yield path and value of everything in a document that is no mapping and no list."""
+    """Yield path and value of each scalar in a document."""
     if isinstance(data, dict):
         for name, value in data.items():
             yield from _scalars(value, (*path, name))
@@ -95,12 +95,12 @@ def _scalars(data: object, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[
 
 
 class EventLoader(Composer, SafeConstructor, Resolver):
-    """A SafeLoader for scanned events: scanning a text takes ten times as long as all that follows.
+    """A SafeLoader of events that were already scanned, because scanning takes ten times as long as all later work.
 
-    It also reads `6e-4` as a number (YAML 1.1 wants `6.0e-4`). Keys are the texts that are written, so that `no` and
-    `010` are names. Values that YAML 1.1 takes for octal numbers (`010`), sixties (`1:30`) and dates are texts, which a
-    number's field refuses. Two escapes that JSON writes for one character (a
-    surrogate pair) are read as that character. One of them alone is a UnicodeDecodeError.
+    Unlike YAML 1.1, it reads `6e-4` as a number. Keys stay strings as written, so that `no` and `010` are names. Values
+    that YAML 1.1 reads as octal numbers (`010`), base-60 numbers (`1:30`) or dates stay strings, which numeric fields
+    refuse. A surrogate pair, two escapes by which JSON writes one character, is read as that character. A lone
+    surrogate raises UnicodeDecodeError.
     """
 
     def __init__(self, events: Sequence[yaml.Event]) -> None:
@@ -119,12 +119,14 @@ class EventLoader(Composer, SafeConstructor, Resolver):
         return self._left.popleft()
 
     def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
+        """Compose a scalar, and join its surrogate pairs into characters."""
         node = super().compose_scalar_node(anchor)
         if not node.value.isascii():
             node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
         return node
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        """Compose a mapping, and make its keys strings, except for the merge key."""
         node = super().compose_mapping_node(anchor)
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE_TAG:

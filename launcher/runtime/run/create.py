@@ -41,12 +41,11 @@ _RECORDED_LIBRARIES = ("maskfleet", "torch", "deepspeed", "ray", "numpy", "token
 
 
 def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = None) -> Inputs:
-    """Return what `read_inputs` returns, with the identities of the teachers. Raises as `read_inputs` and
-    `read_teacher`.
+    """Return `read_inputs` with the identities of the teachers added. Raises as `read_inputs` and `read_teacher`.
 
     Args:
-        past: the run as it is recorded. If `recipe` names the same teachers, their recorded identities are returned
-            without reading them: ranks compare them when they read the teachers (`read_teachers`).
+        past: the existing run; None for a new one. If `recipe` names the same teachers as `past`, their recorded
+            identities are returned unread: ranks verify them when they read the teachers (`read_teachers`).
     """
     inputs = read_inputs(recipe, tokenizer)
     wanted = recipe.objective.teachers
@@ -54,7 +53,7 @@ def read_all_inputs(recipe: Recipe, tokenizer: Tokenizer, past: Run | None = Non
         return inputs
     if past is not None and past.recipe.objective.teachers == wanted:
         return inputs.model_copy(update={"teachers": past.record.inputs.teachers})
-    from launcher.runtime.run.teachers import read_teacher  # imports torch, which only runs that distil need
+    from launcher.runtime.run.teachers import read_teacher  # imports torch
 
     found = tuple(read_teacher(recipe, number, tokenizer).identity() for number in range(len(wanted)))
     return inputs.model_copy(update={"teachers": found})
@@ -68,16 +67,16 @@ def create_run(
 ) -> Run:
     """Create the run at `uri`.
 
-    The caller checks whether the tasks of `evaluation` can be measured (`launcher.after.tasks.measurable`).
+    The caller must check that the tasks of `evaluation` can be measured (`launcher.after.tasks.measurable`).
 
     Args:
-        report: function that is called as sources whose held-out rules differ are compared.
+        report: progress callback of `refuse_heldout_leaks`.
 
     Raises:
         RunError: a run exists at `uri`, or another command is creating one there.
         CorpusError, TokenizerError, RecipeError: the inputs are absent, do not fit each other, or are too small; or a
-            source trains on what another holds out.
-        StoreError: no permission, no space, no such bucket.
+            source's training text contains held-out text of another source.
+        StoreError: the store cannot be written: no permission, no space, no such bucket.
     """
     store = open_unused_store(uri)
     resolved = absolute_uris(recipe)
@@ -101,18 +100,18 @@ def reserve_run(store: Store, recipe: Recipe) -> None:
     text = recipe.to_yaml().encode()
     if not store.put_if_absent(RECIPE_FILE, text) and store.get(RECIPE_FILE) != text:
         raise RunError(
-            f"{store.uri} holds another recipe.yaml and no {RECORD_FILE}: an init was interrupted there, or is running",
+            f"{store.uri} has another recipe.yaml but no {RECORD_FILE}: an init was interrupted there, or is running",
             remedy=f"choose another URI, or delete {store.uri.rstrip('/')}/{RECIPE_FILE}",
         )
 
 
 def write_run_record(store: Store, record: RunRecord) -> None:
-    """Write the record, the last object of a new run: from then on the run exists. Raises RunError if another command
-    has created the run first."""
+    """Write run.json, the last object of a new run: with it, the run exists. Raises RunError if another command has
+    created the run first."""
     if not store.put_if_absent(RECORD_FILE, dump_record(record)):
         raise RunError(
-            f"another init created the run at {store.uri} first",
-            remedy=f"maskfleet train {shell_word(store.uri)}",
+            f"another init has just created the run at {store.uri}",
+            remedy=f"to train that run: maskfleet train {shell_word(store.uri)}",
         )
 
 
@@ -124,19 +123,19 @@ def reconcile(
     now: datetime,
     without_removed: bool = False,
 ) -> Run:
-    """Return `run` with `recipe` (None: its own), after checking that its inputs are those of its record.
+    """Return `run` with `recipe` (None: its own), after checking that its inputs match its record.
 
-    Operational fields may change freely. A change of identity, corpus or tokenizer is refused; with `accept_changes`
-    it goes into the run's record. Nothing is written but a copy of the tokenizer, by its hash: a start that is refused
-    later must change nothing.
+    Operational fields may change freely. A change of identity, corpus or tokenizer is refused, unless
+    `accept_changes`: then the returned run has a new record. This function writes only a missing copy of the tokenizer,
+    because a start that is refused later must change nothing.
 
-    If documents were removed from a corpus since the run was made, it is refused; with `without_removed` the run that
-    is returned leaves them out, from the step at which a start resumes (`launcher.runtime.run.removals`).
+    Documents that were removed from a corpus since the run was created are refused, unless `without_removed`: then the
+    returned run skips them from the step at which it resumes (`launcher.runtime.run.removals`).
 
     Raises:
-        RunChanged: identity or inputs have changed, and `accept_changes` is false. The message has the diff. Or
-            documents were removed, and `without_removed` is false.
-        CorpusError, TokenizerError, RecipeError, StoreError: as in `init`.
+        RunChanged: identity or inputs have changed without `accept_changes` (the message has the diff), or documents
+            were removed without `without_removed`.
+        CorpusError, TokenizerError, RecipeError, StoreError: as in `create_run`.
     """
     wanted = run.recipe if recipe is None else absolute_uris(recipe)
     tokenizer = run.tokenizer_for(wanted)
@@ -158,10 +157,10 @@ def reconcile(
 
 
 def store_changes(run: Run, now: datetime) -> None:
-    """Write the recipe and the record with which a start goes on, and an event for each that is new. Call this once
-    the start has claimed the run.
+    """Write the recipe and record that `reconcile` has changed, and an event for each change. Call this after the start
+    has claimed the run.
 
-    Raises TransientRunError if another start has changed them since `reconcile`, and StoreError.
+    Raises TransientRunError if another start has changed recipe or record since `reconcile`; StoreError.
     """
     before, stored = run.stored or run, open_run(run.uri)
     if (stored.recipe, stored.record) != (before.recipe, before.record):
@@ -169,7 +168,7 @@ def store_changes(run: Run, now: datetime) -> None:
             f"the recipe or the record of {run.uri} was changed while this start waited for the run",
             remedy="run the same command again",
         )
-    if dump_record(run.record) != dump_record(stored.record):  # equal mappings may differ in order
+    if dump_record(run.record) != dump_record(stored.record):  # equal dicts may differ in order
         changes = identity_change_lines(stored.record, run.record)
         record_operator_event(run.store, "identity_changed", now.timestamp(), changes=changes)
         run.store.put(RECORD_FILE, dump_record(run.record))
@@ -180,7 +179,7 @@ def store_changes(run: Run, now: datetime) -> None:
 
 
 def with_removals_at_creation(inputs: Inputs, inputs_at_creation: Inputs) -> Inputs:
-    """Return `inputs` with the removals that a run knew when it was made, of each corpus that is still the same."""
+    """Return `inputs`, with the removals of `inputs_at_creation` for each corpus that has not changed since then."""
     same = [name for name, content in inputs.corpora.items() if inputs_at_creation.corpora.get(name) == content]
     kept = {name: digest for name, digest in inputs.removals.items() if name not in same}
     kept |= {name: inputs_at_creation.removals[name] for name in same if name in inputs_at_creation.removals}
@@ -188,8 +187,8 @@ def with_removals_at_creation(inputs: Inputs, inputs_at_creation: Inputs) -> Inp
 
 
 def _refuse_corpus_changes(run: Run, wanted: Recipe, inputs: Inputs) -> None:
-    """Raise RunChanged if a phase that has begun would read another corpus in place of a source's: what its steps read
-    would no longer be known."""
+    """Raise RunChanged if the corpus that replaces a source in some phase (`phases.N.corpora`) would change after that
+    phase has begun."""
     old, new = run.record.inputs.corpora, inputs.corpora
     changed = {name: corpus_phase(name) for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     phases = sorted({number for number in changed.values() if number is not None})
@@ -198,32 +197,32 @@ def _refuse_corpus_changes(run: Run, wanted: Recipe, inputs: Inputs) -> None:
         begins = sum(phase.steps for phase in wanted.phases[:number])
         if commits and commits[0].step > begins:
             raise RunChanged(
-                f"{run.uri} has taken {commits[0].step:,} steps, and phase {number}, which would read another corpus, "
-                f"begins at step {begins:,}",
+                f"{run.uri} has done {commits[0].step:,} steps, so the corpus of phase {number}, which begins at step "
+                f"{begins:,}, can no longer change",
                 remedy=f"name the corpus in a later phase, or fork the run with it: maskfleet runs fork "
                 f"{shell_word(run.uri)} NEW --set KEY=VALUE",
             )
 
 
 def _refuse_removed_documents(run: Run, inputs: Inputs, heads: CorpusStates, without_removed: bool) -> None:
-    """Raise RunChanged if documents that the run reads were removed, unless it is to go on without them."""
+    """Raise RunChanged if documents that the run reads were removed from their corpus, unless `without_removed`."""
     same = {name for name, content in inputs.corpora.items() if run.record.inputs.corpora.get(name) == content}
     lines = _new_removal_lines(run, heads, same)
     if lines and not without_removed:
         raise RunChanged(
             f"{run.uri} reads documents that were removed:\n" + "\n".join(f"  {line}" for line in lines),
-            remedy=f"maskfleet train {shell_word(run.uri)} --without-removed leaves them out from the step at which it "
-            "goes on",
+            remedy=f"to skip them from the step at which training resumes: maskfleet train {shell_word(run.uri)} "
+            "--without-removed",
         )
 
 
 def _new_removal_lines(run: Run, heads: CorpusStates, sources: Container[str]) -> list[str]:
-    """Return a line for each of `sources` from which documents were removed that the run still reads.
+    """Return a line for each corpus of `sources` from which documents were removed that the run still reads.
 
-    `heads`: the present states of the corpora.
+    `heads`: present state of each corpus (`CorpusStates`).
 
     Raises:
-        CorpusError: a corpus has lost the removals that the run leaves out, or their list is damaged.
+        CorpusError: a corpus lacks removals that the run already skips, or its list of removals is damaged.
         StoreError: a store cannot be read.
     """
     lines = []
@@ -241,7 +240,7 @@ def _new_removal_lines(run: Run, heads: CorpusStates, sources: Container[str]) -
 
 
 def identity_change_lines(old: RunRecord, new: RunRecord) -> list[str]:
-    """Return readable lines, one for every identity field or input that differs."""
+    """Return a readable diff of two records: a line for every identity field or input that differs."""
     lines = identity.diff_lines(old.identity, new.identity)
     orders = [_source_order(record.identity) for record in (old, new)]
     if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
@@ -255,7 +254,7 @@ def identity_change_lines(old: RunRecord, new: RunRecord) -> list[str]:
 
 
 def _source_order(identity_fields: Mapping[str, object]) -> list[str]:
-    """Return the sources in their recorded order, by which their blocks and shuffles are numbered."""
+    """Return the names of the sources in recorded order. The order matters: blocks and shuffles are numbered by it."""
     paths = [path.split(".") for path in identity_fields]
     return list(dict.fromkeys(path[2] for path in paths if path[:2] == ["corpus", "sources"] and len(path) > 3))
 
@@ -269,7 +268,7 @@ def changed_fields(old: RunRecord, new: RunRecord) -> list[str]:
 def build_run_record(
     recipe: Recipe, inputs: Inputs, now: datetime, origins: tuple[ForkOrigin, ...] = (), data_begins: int = 0
 ) -> RunRecord:
-    """Return the record of a run with this resolved recipe and these inputs."""
+    """Return the content of run.json for a run with this resolved recipe and these inputs."""
     fields = identity.identity_fields(recipe)
     further: dict[str, object] = {"data_begins": data_begins} if data_begins else {}
     return RunRecord(
@@ -296,7 +295,7 @@ _URI_PATHS = (
     "evaluation.tasks.*.data",
     "evaluation.tasks.*.task",
 )
-"""The dotted paths of what a recipe reads."""
+"""The recipe fields that may hold a local path or URI, by dotted path."""
 
 
 def absolute_uris(recipe: Recipe) -> Recipe:

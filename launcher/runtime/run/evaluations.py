@@ -1,10 +1,10 @@
-"""Evaluations of a run's checkpoints, stored with the run.
+"""Stores evaluations of a run's checkpoints with the run.
 
     evaluations/commits/step-00001000-a000002.json    digest of the weights in a commit
-    evaluations/3f2a.../9c01....json                  a result, by the hash of the weights / of all that determines it
+    evaluations/3f2a.../9c01....json                  a result: hash of the weights / hash of all inputs
 
-An evaluation is a function of (weights, task, data, settings, seed), so a result's name is the hash of those. Both
-kinds of objects are stored like the results of grids (`launcher.runtime.run.sealed`).
+A result depends on weights, task, data, settings and seed only, so the hash of these is its name. Both kinds of objects
+are stored like the results of grids (`launcher.runtime.run.sealed`).
 """
 
 import math
@@ -21,9 +21,9 @@ from launcher.runtime.run.sealed import Sealed, hash_json, read_all_sealed, read
 
 EVALUATIONS_PREFIX = "evaluations/"
 MEASURES_VERSION = 3
-"""Version of the measures. It is raised when the same inputs would give other figures."""
+"""Version of the measures. Increase it when a change of code changes results for the same inputs."""
 _COMMITS_PREFIX = f"{EVALUATIONS_PREFIX}commits/"
-_HASH_DIGITS = 32  # hexadecimal digits of a hash in a name
+_HASH_DIGITS = 32  # folder names have this many hexadecimal digits of the hash
 
 
 class Figure(StrictRecord):
@@ -32,10 +32,10 @@ class Figure(StrictRecord):
     Attributes:
         measure: name of the measure: `spearman`, `accuracy`, `mlm_loss`, ...
         value: the number; None if it is not finite.
-        layer: 0 for the embeddings, L for the last layer's output; None for all layers together.
-        pooling: how a text's hidden states became one vector.
-        length: largest number of tokens in a row that was measured.
-        source: name of the corpus in the recipe.
+        layer: 0 for the embeddings, L for the output of layer L; None for all layers together, or without layers.
+        pooling: how the hidden states of a text were reduced to one vector.
+        length: largest number of tokens of a row in the measurement.
+        source: name of the corpus (`corpus.sources`) that was measured.
     """
 
     measure: str
@@ -52,17 +52,17 @@ class Figure(StrictRecord):
 
     @property
     def conditions(self) -> tuple[object, ...]:
-        """Everything but the value. Figures of two checkpoints can be compared if this is equal."""
+        """All fields but the value. Figures of two checkpoints can be compared only if their conditions are equal."""
         return (self.measure, self.layer, self.pooling, self.length, self.source)
 
 
 def select_measure(figures: Iterable[Figure], measure: str) -> list[Figure]:
-    """Return the figures of one measure, in order."""
+    """Return the figures whose measure is `measure`, in order."""
     return [figure for figure in figures if figure.measure == measure]
 
 
 class CommitWeights(Sealed):
-    """The digest of the weights in a commit."""
+    """The stored digest of the weights in one commit (checkpoint)."""
 
     step: int
     attempt: int
@@ -74,13 +74,13 @@ class CommitWeights(Sealed):
 
 
 class DiagnosticCell(StrictRecord):
-    """Everything that determines a result.
+    """The identity of one evaluation: all inputs that determine its result.
 
     Attributes:
-        weights: digest of the encoder and what belongs to it.
-        task: what is measured, and how.
+        weights: digest of the evaluated weights (`CommitWeights.weights`).
+        task: the evaluation task with its settings.
         data: digest of the examples, or of the held-out text.
-        seed: seed of all random draws.
+        seed: seed of all random numbers.
         version: `MEASURES_VERSION` of the code that measures.
     """
 
@@ -92,7 +92,7 @@ class DiagnosticCell(StrictRecord):
 
     @property
     def path(self) -> str:
-        """The key of the result in the store. It does not depend on where the task's data lie."""
+        """The key of the result in the store. It does not depend on the location of the task's data."""
         content = self.model_dump(mode="json")
         for measure in content["task"].values():
             measure.pop("data", None)
@@ -100,7 +100,7 @@ class DiagnosticCell(StrictRecord):
 
 
 class DiagnosticResult(Sealed):
-    """A cell's figures, and how many seconds they took."""
+    """The result of one evaluation: the figures of `cell`, and the seconds that measuring them took."""
 
     cell: DiagnosticCell
     figures: tuple[Figure, ...]
@@ -113,7 +113,7 @@ class DiagnosticResult(Sealed):
 
 @dataclass(frozen=True)
 class EvaluatedCommit:
-    """A commit and what was measured of its weights."""
+    """A commit and all results of its weights."""
 
     commit: CommitWeights
     results: tuple[DiagnosticResult, ...]
@@ -125,23 +125,23 @@ def write_commit_weights(store: Store, mark: CheckpointName, weights: str) -> No
 
 
 def read_result(store: Store, cell: DiagnosticCell) -> DiagnosticResult | None:
-    """Return the cell's result; None if it was not computed yet, or cannot be read. Raises StoreError."""
+    """Return the stored result of `cell`; None if there is none, or it is damaged. Raises StoreError."""
     return read_sealed(store, cell.path, DiagnosticResult)
 
 
 def write_result(store: Store, result: DiagnosticResult) -> bool:
-    """Store `result` unless its cell has one, and return whether it was stored. A damaged object is replaced. Raises
+    """Store `result` unless its cell has a result. Return whether it was stored. A damaged result is replaced. Raises
     StoreError."""
     return store_sealed(store, result) is result
 
 
 def read_diagnostics(store: Store, weights: str) -> list[DiagnosticResult]:
-    """Return all results of these weights, sorted by name. Raises StoreError."""
+    """Return all stored results of the weights with digest `weights`, sorted by key. Raises StoreError."""
     return read_all_sealed(store, (entry.key for entry in store.list(_weights_prefix(weights))), DiagnosticResult)
 
 
 def is_unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[EvaluationTask]) -> bool:
-    """Return whether one of `tasks` has no result of this commit's weights yet. Raises StoreError."""
+    """Return whether any of `tasks` lacks a result for the weights of commit `mark`. Raises StoreError."""
     commit = read_sealed(store, _commit_path(mark), CommitWeights)
     if commit is None:
         return True
@@ -150,9 +150,9 @@ def is_unevaluated(store: Store, mark: CheckpointName, tasks: Sequence[Evaluatio
 
 
 def evaluated_commits(store: Store) -> list[EvaluatedCommit]:
-    """Return every commit that was evaluated, by step and attempt, including commits that are deleted now.
+    """Return all evaluated commits, sorted by step and attempt, even those whose checkpoint was deleted.
 
-    It costs one listing, and a request for each object. Raises StoreError.
+    This makes one listing and a request for each stored object. Raises StoreError.
     """
     keys = [entry.key for entry in store.list(EVALUATIONS_PREFIX)]
     commits = read_all_sealed(store, (key for key in keys if key.startswith(_COMMITS_PREFIX)), CommitWeights)

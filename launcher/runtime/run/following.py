@@ -1,7 +1,7 @@
-"""Follows a run's records as they are written, so that a page, a tracker or a web server receives each of them once.
+"""Follows a run's records as they are written, so that a page, a tracker or a web server gets each record once.
 
-`unread_segments` reads in order the segments after a given one, also those in packs. `read_events` and
-`EventFollower` follow all events; `LineageFollower` follows steps and evaluations of the committed lineage only.
+`unread_segments` reads the segments after a given one in order, packed or not. `EventFollower` follows all events.
+`LineageFollower` follows the steps and evaluations of the committed lineage: those that lead to the newest checkpoint.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,11 +40,11 @@ def unread_segments(
 ) -> Iterator[tuple[int, str, bytes]]:
     """Yield number, name and bytes of an attempt's segments after number `after`.
 
-    A pack that cannot be read is reported in `damage`. In its place, an empty segment with the pack's last number is
-    yielded. Raises StoreError.
+    A damaged pack is reported in `damage`, and replaced by one empty segment with the pack's last number. Raises
+    StoreError.
 
     Args:
-        listed: the attempt's objects, if the caller has listed them.
+        listed: the attempt's objects, if the caller has listed them already.
     """
     for stretch, data in read_segments(store, folder, attempt, listed, after):
         try:
@@ -61,9 +61,9 @@ def unread_segments(
 def read_events(
     store: Store, listed: Mapping[int, list[SegmentRange]], after: dict[int, int], damage: list[str]
 ) -> Iterator[Record]:
-    """Yield the events in the listed segments that follow segment `after[attempt]` of each attempt.
+    """Yield the events in the segments `listed`, by attempt, after segment number `after[attempt]`.
 
-    `after` is advanced to every segment that is read. Lines that are not events are reported in `damage`.
+    `after` is set to the number of each segment that is read. Lines that are not events are reported in `damage`.
 
     Raises:
         StoreError: the store cannot be read.
@@ -75,7 +75,7 @@ def read_events(
             events = [_parse_event(line, name) for line in data.splitlines()]
             for line, event in enumerate(events, start=1):
                 if event is None:
-                    damage.append(f"{name}, line {line}: no event")
+                    damage.append(f"{name}, line {line}: not an event")
                 else:
                     yield event
 
@@ -93,14 +93,14 @@ def _parse_event(line: bytes, name: str) -> Record | None:
 
 
 class EventFollower:
-    """Follows the events that are written to a run's store from now on; with `past`, also those already there.
+    """Returns each event of a run once, as events are written. With `past`, it begins with the events already stored.
 
-    While nothing happens, a call requests three objects and makes no listing.
+    A call of `read_new` without new events makes three requests and no listing.
     """
 
     def __init__(self, store: Store, *, past: bool = False) -> None:
         self._store = store
-        self._attempt = 1 if past else newest_attempt_number(store) + 1  # the attempt that will be claimed next
+        self._attempt = 1 if past else newest_attempt_number(store) + 1  # without `past`, the next attempt
         self._after: dict[int, int] = {}
         self._refused: RunError | None = None
         if not past:
@@ -109,10 +109,10 @@ class EventFollower:
             )
 
     def read_new(self) -> list[Record]:
-        """Return the events since the last call, in order of time. Lines that are not events are left out.
+        """Return the events since the last call, in order of time. Lines that are not events are skipped.
 
-        A call that fails after reading some events returns these. The next call raises what a newer version's event
-        raised; the one after it continues behind that event's segment.
+        If reading fails after some events, these are returned. If the cause was an event of a newer version, the next
+        call raises that error, and the call after it continues with the next segment.
 
         Raises:
             StoreError: the store cannot be read.
@@ -124,18 +124,18 @@ class EventFollower:
         found: list[Record] = []
         try:
             for event in self._unread_events():
-                found.append(event)  # returned even if reading the next one fails
+                found.append(event)  # kept even if reading the next event fails
         except (StoreError, RunError) as error:
             if not found:
                 raise
-            if isinstance(error, RunError):  # this segment will not be read again
+            if isinstance(error, RunError):  # `_after` is past this segment already
                 self._refused = error
         return sorted(found, key=lambda event: float(event["time"]))
 
     def _unread_events(self) -> Iterator[Record]:
         yield from self._read_attempt(OPERATOR_ATTEMPT)
         left = True
-        while left:  # an attempt is complete if the next one was claimed before it was read
+        while left:  # if a newer attempt was claimed before reading, this one is complete
             left = Attempt(self._store, self._attempt + 1).is_claimed()
             yield from self._read_attempt(self._attempt)
             self._attempt += left
@@ -150,15 +150,15 @@ class EventFollower:
 
 
 class LineageCursor(StrictRecord):
-    """How far a `LineageFollower` has read. It is small, and another follower can continue from it.
+    """The position of a `LineageFollower`, from which another follower can continue.
 
     Attributes:
-        taken: the part of the committed lineage that was returned; its last segment ends with the last step returned.
-        after: number of the last metrics segment, of that segment's attempt, of which everything was returned.
-        evaluated: number of steps before the newest evaluation that was returned; -1 if none was.
-        returned: number of the step behind the last one that was returned; None in a cursor of earlier versions. A part
-            that began from a copy in memory may have records of steps before its start, which the part before has not
-            written any more.
+        taken: the part of the lineage that was returned; the stop of its last segment is the next step.
+        after: number of the last metrics segment that was returned completely, in the attempt of `taken[-1]`.
+        evaluated: step of the newest evaluation that was returned; -1 if there is none.
+        returned: the last returned step plus 1; None in cursors of earlier versions. It may be less than the stop of
+            `taken`: an attempt that resumed from an in-memory copy may write records of steps before its start, which
+            the attempt before could not write.
     """
 
     taken: tuple[LineageSegment, ...] = ()
@@ -174,14 +174,13 @@ class LineageCursor(StrictRecord):
 
 @dataclass(frozen=True)
 class LineageNews:
-    """New records of a lineage.
+    """New records of a run's committed lineage.
 
     Attributes:
-        superseded_from: step to which the run went back; None if it did not. Drop records of this step and of later
-            ones, and evaluations after as many steps or more, before you add `records`, which may have the evaluation
-            after just as many steps once more.
+        superseded_from: step to which the run went back; None if it did not. Before adding `records`, drop all step
+            and evaluation records with this step number or a higher one.
         records: step and evaluation records, in order.
-        more: whether more records are there already: call again.
+        more: whether more records are available already: call again.
         damage: messages about what could not be read.
     """
 
@@ -192,14 +191,14 @@ class LineageNews:
 
 
 class LineageFollower:
-    """Follows step and evaluation records of the run at `store`: its committed lineage up to the newest checkpoint.
+    """Returns each step and evaluation record of a run's committed lineage once, up to the newest checkpoint.
 
-    While nothing happens, a call costs a listing of the checkpoints and one of an attempt's metrics. Records that an
-    attempt wrote after a later attempt had committed are not returned.
+    A call without new records lists the checkpoints and the metrics of one attempt. Records that an attempt wrote after
+    a later attempt had committed are not returned.
 
     Attributes:
-        cursor: where the next call continues. Save it after processing what was returned, and pass it to the follower
-            of the next process.
+        cursor: where the next call continues. Save it after processing the returned records, and pass it to a new
+            follower after a restart.
     """
 
     def __init__(self, store: Store, cursor: LineageCursor | None = None) -> None:
@@ -207,8 +206,7 @@ class LineageFollower:
         self._newest: tuple[CheckpointName, tuple[LineageSegment, ...]] | None = None
 
     def read_new(self, max_records: int = 4096) -> LineageNews:
-        """Return the next records, at most `max_records`. Raises StoreError; then the next call tries the same records
-        again."""
+        """Return the next records, at most `max_records`. After a StoreError, the next call reads the same records."""
         lineage = self._lineage()
         if lineage is None:
             return LineageNews(None, (), False, ())
@@ -222,8 +220,8 @@ class LineageFollower:
         return LineageNews(superseded, tuple(taking.records), taking.is_full, tuple(taking.damage))
 
     def _lineage(self) -> tuple[LineageSegment, ...] | None:
-        """Return the lineage of the newest checkpoint. None if there is none, or it cannot be read; a later checkpoint
-        then brings the lineage."""
+        """Return the lineage of the newest checkpoint; None if there is no checkpoint, or its manifest is
+        unreadable."""
         marks = list_committed(self._store)
         if not marks:
             return None
@@ -237,7 +235,7 @@ class LineageFollower:
 
 @dataclass
 class _NewRecords:
-    """Reads at most `most` records, segment after segment of a lineage."""
+    """Collects at most `most` new records, one part of the lineage after another."""
 
     store: Store
     most: int
@@ -249,7 +247,7 @@ class _NewRecords:
         return len(self.records) >= self.most
 
     def add_from(self, part: LineageSegment, cursor: LineageCursor) -> LineageCursor:
-        """Add the remaining records of `part`, and return the cursor after them. `cursor` must be in `part`."""
+        """Add the unread records of `part`, and return the cursor after them. `cursor` must point into `part`."""
         after, reached, evaluated = cursor.after, cursor.next_step, cursor.evaluated
         for number, name, data in unread_segments(self.store, METRICS, part.attempt, after, self.damage):
             for line, record in parse_records(name, data):
@@ -275,8 +273,8 @@ class _NewRecords:
 
 
 def _rewound_cursor(cursor: LineageCursor, lineage: tuple[LineageSegment, ...]) -> tuple[LineageCursor, int | None]:
-    """Return the cursor at the end of what `lineage` and the returned records have in common, and the step where that
-    ends; None if no record beyond it was returned."""
+    """Move `cursor` back to the last step that is still in `lineage`. Return it, and the first returned step that was
+    superseded; None if there is none."""
     taken = cursor.taken
     common = 0
     while common < len(taken) and common < len(lineage) and taken[common] == lineage[common]:
@@ -287,10 +285,10 @@ def _rewound_cursor(cursor: LineageCursor, lineage: tuple[LineageSegment, ...]) 
     now = lineage[common] if common < len(lineage) else None
     same = now is not None and (now.attempt, now.start) == (rest[0].attempt, rest[0].start)
     if now is not None and same and len(rest) == 1 and rest[0].stop <= now.stop:
-        return cursor, None  # the lineage has only grown
+        return cursor, None  # nothing was superseded: the lineage has only grown
     step = min(rest[0].stop, now.stop) if now is not None and same else rest[0].start
     kept = (*taken[:common], rest[0].model_copy(update={"stop": step})) if same else taken[:common]
-    # The last attempt in `kept` is read again from its beginning, and records that were returned are skipped.
+    # The last attempt of `kept` is read again from its first segment; `returned` skips the records returned before.
     superseded = taken[-1].stop > step
     back = LineageCursor(
         taken=kept,
@@ -301,7 +299,7 @@ def _rewound_cursor(cursor: LineageCursor, lineage: tuple[LineageSegment, ...]) 
 
 
 def _cursor_in(cursor: LineageCursor, part: LineageSegment) -> LineageCursor:
-    """Return `cursor` if it is in `part`, else a cursor at the beginning of `part`. Earlier parts end there."""
+    """Return `cursor` if it points into `part`, else a cursor at the beginning of `part`."""
     last = cursor.taken[-1] if cursor.taken else None
     if last is not None and (last.attempt, last.start) == (part.attempt, part.start):
         return cursor

@@ -1,9 +1,8 @@
-"""Forks a run: creates a new run that begins with another run's checkpoint (weights, moments, step, and place in the
-data).
+"""Forks a run: creates a new run from another run's checkpoint (weights, moments, step, and position in the data).
 
-Everything in the recipe may be changed, except the model. The step count continues, and with it the learning rate. The
-data continues at the same place if the new recipe would have read the same samples up to there; otherwise it begins
-anew. The checkpoint is copied, so the other run may be deleted.
+Everything in the recipe may be changed, except the model. The step count and the learning-rate schedule continue. The
+data continues at the same position if the new recipe would have read the same samples up to it; otherwise it starts
+from the beginning. The checkpoint is copied, so the source run may be deleted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,23 +54,23 @@ _DATA_KEYS = (
     "input.*",
     "shuffle",
     "mixing.*",
-)  # fields that decide which text a step reads
-_FIXED_PATHS = ("model.*", "tokenizer (content)", "start")
+)  # recipe fields that decide which samples a step reads
+_FIXED_PATHS = ("model.*", "tokenizer (content)", "start")  # what a fork must not change, except _FREE_PATHS
 _FREE_PATHS = (
     "model.dropout",
     "model.attention_dropout",
-)  # fields of the model on which no weight's shape depends
+)  # model fields that a fork may change: no shape of a weight depends on them
 
 
 @dataclass(frozen=True)
 class ForkResult:
-    """A new fork.
+    """The result of `fork`.
 
     Attributes:
-        run: the fork.
-        step: step of the checkpoint that it begins with.
-        changes: readable lines, one for every identity field or input that differs from the other run's.
-        restarted: changes because of which the data begins anew; empty if it continues.
+        run: the new run.
+        step: step of the copied checkpoint.
+        changes: readable diff: a line for every identity field or input that differs from the source run.
+        restarted: names of the changed settings that make the data start from the beginning; empty if it continues.
     """
 
     run: Run
@@ -90,19 +89,20 @@ def fork(
     now: datetime,
     decay: int | None = None,
 ) -> ForkResult:
-    """Create at `uri` a run that continues from the checkpoint of `step` of `source` (None: its newest good one).
+    """Create at `uri` a run that continues from the checkpoint of `source` at `step` (None: the newest good one).
 
     Args:
         assignments: changes of the recipe, in the syntax of `--set`.
-        decay: number of steps after the checkpoint in which the learning rate decays, and after which the run ends.
-        keep_position: whether the data continues at the place of the step even if it is other data.
+        decay: number of further steps, in which the learning rate decays and after which the fork ends; None: as the
+            recipe says.
+        keep_position: whether the data position is kept even if the recipe changes which samples are read.
 
     Raises:
-        RunError: a run exists at `uri`, there is no such checkpoint, no step is left to train, or the learning rate is
-            not stable where it is to decay.
-        RunChanged: the model would be another one.
-        CheckpointError: the checkpoint's moments are not those of the new recipe's optimizer; and as for `export`.
-        RecipeError, CorpusError, TokenizerError, StoreError: as for `init` and `export`.
+        RunError: a run exists at `uri`, there is no such checkpoint, no step is left to train, or with `decay` the
+            learning rate is not constant at the checkpoint.
+        RunChanged: the recipe changes the model.
+        CheckpointError: the new recipe's optimizer has other moments; or the checkpoint is damaged.
+        RecipeError, CorpusError, TokenizerError, StoreError: as for `create_run`.
     """
     store = open_unused_store(uri)
     manifest = select_checkpoint(source, step)
@@ -133,7 +133,7 @@ def fork(
     left_out = _removal_records(source, manifest.step, heads, inputs)
     for number, known in enumerate(left_out, 1):
         write_removals(store, number, known)
-    store.put_if_absent(COMMITTED_KEY, b"{}\n")  # if its checkpoint is lost, the fork must not start from scratch
+    store.put_if_absent(COMMITTED_KEY, b"{}\n")  # a fork that loses its checkpoint must not start from scratch
     write_run_record(store, record)
     fields = origin.model_dump(exclude={"attempt"}) | {"attempt_of": origin.attempt, "data_begins": begins}
     record_operator_event(store, "fork", now.timestamp(), **fields)
@@ -141,9 +141,8 @@ def fork(
 
 
 def _removal_records(source: Run, step: int, heads: CorpusStates, inputs: Inputs) -> tuple[RemovalRecord, ...]:
-    """Return the records of removals of a fork at `step`: what `source` left out before, and all that is removed now.
-
-    `heads`: present states of the corpora. `inputs`: inputs of the fork.
+    """Return the removal records of a fork at `step`: those of `source` before `step`, and one with all removals until
+    now. `heads`: present state of each corpus. `inputs`: inputs of the fork.
     """
     known = tuple(one.model_copy(update={"attempt": 0}) for one in source.left_out if one.step < step)
     if dict(RemovalHistory(inputs.removals, known).states_at(step)) == dict(heads):
@@ -152,9 +151,9 @@ def _removal_records(source: Run, step: int, heads: CorpusStates, inputs: Inputs
 
 
 def _standalone_manifest(source: Run, manifest: CheckpointManifest, restarted: bool) -> CheckpointManifest:
-    """Return the checkpoint's manifest, with the ranges of data that `source` leaves out added to its state.
+    """Return the manifest of the copied checkpoint. Its state contains the ranges of data that `source` skips.
 
-    If the data begins anew (`restarted`), it has no such ranges, and no recent losses of the spike policy.
+    If the data starts from the beginning (`restarted`), it contains neither ranges nor losses for the spike policy.
     """
     if restarted:
         state = {name: value for name, value in manifest.state.items() if name not in (SKIPS_KEY, SPIKES_KEY)}
@@ -189,8 +188,8 @@ def _check_model(
     differing = sorted(dict(shapes.items() ^ manifest.shapes.items()))
     if differing:
         raise RunChanged(
-            f"the objective needs other parameters than {source.uri} has: {', '.join(differing)}",
-            remedy=f"for that, create a new run that starts from its weights: {_start_option(source)}",
+            f"the recipe's objective has other parameters than {source.uri}: {', '.join(differing)}",
+            remedy=f"to change them, create a new run that starts from its weights: {_start_option(source)}",
         )
     ensure_same_optimizer(manifest, own_kinds(module, muon=recipe.optimizer.muon is not None), source.uri)
 
@@ -198,7 +197,7 @@ def _check_model(
 def _check_target(uri: str, checkpoints: Sequence[CheckpointName], recipe: Recipe, step: int) -> None:
     if any(mark != CheckpointName(COPIED_ATTEMPT, step) for mark in checkpoints):
         raise RunError(
-            f"{uri} holds another checkpoint already: a fork was interrupted there, or is running",
+            f"{uri} has another checkpoint already: a fork was interrupted there, or is running",
             remedy="choose another URI, or delete that folder",
         )
     if step >= recipe.total_steps:
@@ -209,7 +208,7 @@ def _check_target(uri: str, checkpoints: Sequence[CheckpointName], recipe: Recip
 
 
 def _data_changes(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> Iterator[str]:
-    """Yield the names of the settings that change the data up to `step`."""
+    """Yield the names of the changed settings because of which steps before `step` would have read other data."""
     changed = changed_fields(source.record, wanted)
     yield from (path for path in changed if _matches_any(path, _DATA_KEYS))
     for path in changed:
@@ -222,9 +221,10 @@ def _data_changes(source: Run, recipe: Recipe, wanted: RunRecord, step: int) -> 
 
 
 def _with_planned_data(past: Recipe, recipe: Recipe, step: int) -> Recipe:
-    """Return `recipe` with the data planned for the phase at `step` as in `past`, even if the phase has another length.
+    """Return `recipe` with `mixture.steps` set so that a longer or shorter phase at `step` still reads the data of
+    `past`.
 
-    This matters only if sources are read on from phase to phase; otherwise data do not depend on a phase's length.
+    This is needed only if phases continue reading each source where the phase before stopped (`is_staged`).
     """
     number, _ = phase_at(recipe, max(0, step - 1))
     if not is_staged(past) or number >= len(past.phases):
@@ -241,9 +241,9 @@ def _with_planned_data(past: Recipe, recipe: Recipe, step: int) -> Recipe:
 
 
 def _data_of_steps(recipe: Recipe, begin: int, stop: int) -> list[tuple[object, ...]]:
-    """Return what determines the data of steps `begin` to `stop`, a tuple for each phase: number of steps, row length,
-    whether batches count tokens, the batches. If sources are read on from phase to phase, also the number of planned
-    steps, the shares of the sources and their temperature."""
+    """Return the settings that determine the data of steps `begin` to `stop`, as a tuple for each phase: number of
+    steps, row length, whether batches count tokens, batch schedule; for a staged recipe (`is_staged`) also the number
+    of planned steps, the shares of the sources and their temperature."""
     taken, first = list[tuple[object, ...]](), 0
     for phase in recipe.phases:
         steps = min(first + phase.steps, stop) - max(first, begin)
@@ -262,21 +262,20 @@ def _matches_any(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def with_decay(recipe: Recipe, step: int, decay_steps: int) -> Recipe:
-    """Return `recipe` up to `step` with `decay_steps` more of the same phase, in which the rate decays to the
-    schedule's
-    floor: along the schedule's decay, or by 1 - sqrt if it has none. Later phases are left out.
+    """Return `recipe` cut after `step` plus `decay_steps` steps, in which the learning rate decays to the schedule's
+    floor: with the schedule's decay curve, or with 1 - sqrt if it has none.
 
-    Raises RunError: the rate is not stable before `step`.
+    Raises RunError if the learning rate is not constant just before `step`.
     """
-    last = max(0, step - 1)  # the last step that was trained; the first step if there is none
+    last = max(0, step - 1)  # the last trained step; 0 if none was trained
     number, start = phase_at(recipe, last)
     curve = curve_name_at(recipe, last)
     if curve != "stable":
-        how = "still rises" if curve == "warmup" else "decays already"
+        how = "is still rising" if curve == "warmup" else "is already decaying"
         raise RunError(
-            f"the learning rate {how} at step {step:,}, so there is no stable stretch to decay from",
-            remedy="take a checkpoint of a stable stretch (--step); `maskfleet recipe show RECIPE --timeline` shows "
-            "where the recipe has one, and schedule.decay_steps makes one",
+            f"the learning rate {how} at step {step:,}, but --decay must begin where it is constant",
+            remedy="choose a checkpoint where the rate is stable (--step); `maskfleet recipe show RECIPE --timeline` "
+            "shows such steps, and schedule.decay_steps in the recipe makes some",
         )
     phase = recipe.phases[number]
     changes: dict[str, object] = {"steps": step - start + decay_steps}

@@ -1,9 +1,8 @@
-"""Reads the history of a run's committed lineage from its metrics and events.
+"""Reads the history of a run from its metrics and events, with each step once.
 
-An attempt repeats the steps after the checkpoint that it resumed from. In the history each step appears once: when an
-attempt records a step, earlier records of that step and of later ones are superseded. Records may be missing, because
-an attempt that dies while its store does not answer loses what it could not write. Every record holds its step, so a
-gap does not shift the others.
+An attempt repeats the steps after the checkpoint that it resumed from. When an attempt records a step, earlier records
+of that step and of later steps are superseded. Records may be missing: an attempt that dies while its store does not
+answer loses the records it could not write. Every record has its step, so a gap does not shift other records.
 """
 
 import json
@@ -29,15 +28,15 @@ from launcher.runtime.run.segments import (
 )
 from launcher.runtime.run.step_table import Floats, Record, StepTable, TableBuilder
 
-_TABLE_ROWS = 1 << 16  # number of step records in one table
+_TABLE_ROWS = 1 << 16  # a table is completed when it has this many step records
 
 
 @dataclass(frozen=True)
 class _RowRange:
-    """Rows [start, start + n) of a pack or of a table in memory. Their steps strictly increase.
+    """n consecutive step records of a pack or of a table in memory. Their steps strictly increase.
 
     Attributes:
-        columns: the table's columns by name, or the pack that has them.
+        columns: the columns by name, or the pack that holds them.
         start: index of the first row in the columns.
         steps: [n] step of each row.
     """
@@ -62,10 +61,10 @@ class _RowRange:
 
 
 class StepHistory:
-    """The step records of the committed lineage.
+    """The step records of a run as columns, with each step once.
 
-    A field is read from the store at each call and not kept in memory: all fields of a million steps would fill the
-    memory of a small machine.
+    Columns of packs are read from the store at each call of `column` and not cached, because all fields of a million
+    steps would fill the memory of a small machine.
 
     Attributes:
         numbers: [n] float64, the numbers of the steps, strictly increasing.
@@ -78,12 +77,12 @@ class StepHistory:
         self._damage = damage if damage is not None else []
         self.numbers = np.concatenate([part.steps for part in parts]) if parts else np.empty(0)
         self._places = np.cumsum([0, *(len(part.steps) for part in parts)]).tolist()
-        rows = [self.numbers[slice(*pair)] for pair in pairwise(self._places)]  # views, not a second copy
+        rows = [self.numbers[slice(*pair)] for pair in pairwise(self._places)]  # views: no second copy
         self._parts = tuple(replace(part, steps=own) for part, own in zip(parts, rows, strict=True))
 
     @classmethod
     def from_records(cls, records: Sequence[Record]) -> "StepHistory":
-        """Return the history that consists of `records`, whose steps strictly increase."""
+        """Return the history made of `records`, whose steps must strictly increase."""
         builder = TableBuilder()
         builder.add(0, "records", "\n".join(json.dumps(record) for record in records).encode())
         table = builder.build()
@@ -91,7 +90,7 @@ class StepHistory:
 
     @classmethod
     def from_columns(cls, columns: dict[str, Floats]) -> "StepHistory":
-        """Return the history that consists of `columns`, [n] float64 each. One is `step`, which strictly increases."""
+        """Return the history made of `columns`, [n] float64 each. Column `step` must exist and strictly increase."""
         return cls([_RowRange(columns, 0, columns["step"])] if len(columns["step"]) else ())
 
     def __len__(self) -> int:
@@ -108,11 +107,12 @@ class StepHistory:
 
     @property
     def fields(self) -> frozenset[str]:
-        """The names of all fields that are numbers in at least one record."""
+        """Names of all fields that are a number in at least one record."""
         return frozenset(name for part in self._parts for name in part.fields)
 
     def column(self, name: str) -> Floats:
-        """Return the field `name` as a new array, [n] float64: NaN where a record has no number or cannot be read.
+        """Return field `name` of all records as a new array, [n] float64: NaN where it is missing, no number or
+        unreadable.
 
         Raises StoreError.
         """
@@ -134,15 +134,15 @@ class StepHistory:
 
 @dataclass(frozen=True)
 class History:
-    """The records of a run's committed lineage.
+    """The records of a run, with each step once.
 
     Attributes:
         steps: the step records.
         evaluations: the evaluation records; their steps strictly increase.
         events: all events of all attempts, in order of time.
-        repeated: number of step records superseded by a later attempt (work lost to interruptions).
-        repeated_seconds: wall time of those steps, in seconds.
-        damage: messages about what could not be read. A message is added if a field of `steps` proves to be damaged.
+        repeated: number of step records that a later attempt superseded (work lost to interruptions).
+        repeated_seconds: wall time of the superseded steps, in seconds.
+        damage: messages about unreadable records. `StepHistory.column` adds one if a column proves to be damaged.
         reached: number of the last metrics segment that was read, by attempt.
     """
 
@@ -156,11 +156,11 @@ class History:
 
 
 def read_history(store: Store, latest: int | None = None) -> History:
-    """Return the history of the run at `store`. Damaged records are left out.
+    """Return the history of the run in `store`. Damaged records are skipped and reported in `damage`.
 
     Args:
-        latest: number of newest segments of metrics to read, and of operators' events; if fewer lie outside packs, the
-            newest pack is read too. Events of attempts are not read then. None: read everything.
+        latest: read only this many of the newest segments (if fewer are unpacked, also the newest pack), and no
+            events of attempts. None: read everything.
 
     Raises:
         StoreError: the store cannot be read.
@@ -186,7 +186,7 @@ def read_history(store: Store, latest: int | None = None) -> History:
 
 @dataclass
 class _LineageRecords:
-    """The records read so far, without superseded ones."""
+    """The records read so far, without superseded records."""
 
     parts: list[_RowRange] = field(default_factory=list)
     evaluations: list[Record] = field(default_factory=list)
@@ -196,13 +196,13 @@ class _LineageRecords:
     reached: dict[int, int] = field(default_factory=dict)
 
     def add(self, table: StepTable, pack: Pack | None, after: int = -1) -> None:
-        """Add the next records: those of `table` in segments after number `after`. Raises DamagedPack."""
+        """Add the records of `table` that are in segments after number `after`. Raises DamagedPack."""
         self.damage += table.damage
         start = int(np.searchsorted(table.segments, after, side="right"))
         steps = (pack.column("step") if pack and len(table.segments) else table.columns.get("step", np.empty(0)))[
             start:
         ]
-        breaks = np.flatnonzero(np.diff(steps) <= 0) + 1  # empty, unless objects were moved by hand
+        breaks = np.flatnonzero(np.diff(steps) <= 0) + 1  # steps decrease only if objects were moved by hand
         for run in np.split(np.arange(len(steps)), breaks):
             if len(run):
                 self._drop_from_step(float(steps[run[0]]))
@@ -214,7 +214,7 @@ class _LineageRecords:
                 self.evaluations.append(record)
 
     def _drop_from_step(self, step: float) -> None:
-        """Drop records of `step` and of later steps. An evaluation after `step` steps stays: it comes before that
+        """Drop the records of `step` and of later steps. An evaluation with number `step` stays: it precedes the
         step."""
         self._drop_evaluations(step + 1)
         while self.parts and self.parts[-1].steps[-1] >= step:
@@ -229,7 +229,7 @@ class _LineageRecords:
     def _count_repeated_seconds(self, part: "_RowRange", kept_count: int) -> None:
         try:
             seconds = part.column("seconds")
-        except DamagedPack as error:  # the steps are sound, and so is what comes in their place
+        except DamagedPack as error:  # only the seconds of superseded steps are lost
             self.damage.append(error.problem)
             return
         if seconds is not None:
@@ -241,8 +241,8 @@ class _LineageRecords:
 
 
 def _select_objects(found: dict[int, list[SegmentRange]], latest: int | None) -> dict[int, list[SegmentRange]]:
-    """Return the objects that hold each segment once. With `latest`, return only the newest `latest` objects, up to
-    and including the first pack."""
+    """Return the objects to read, by attempt, so that each segment is read once. With `latest`, return only the newest
+    `latest` objects, back to the first pack at most."""
     whole = {attempt: without_overlaps(stretches) for attempt, stretches in found.items()}
     if latest is None:
         return whole

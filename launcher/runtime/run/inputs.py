@@ -1,5 +1,4 @@
-"""Checks the inputs of a run, its corpora and its tokenizer, against the recipe and each other, and fingerprints
-them."""
+"""Checks that the inputs of a run (corpora, tokenizer) fit its recipe and each other, and fingerprints them."""
 
 from collections.abc import Mapping, Sequence
 from operator import not_
@@ -29,7 +28,7 @@ from launcher.runtime.recipe.phases import recipe_in_phase
 from launcher.runtime.recipe.schema import PLACEHOLDER, Recipe
 
 FILE_SECTIONS = ("tokenizer", "similar_words")
-"""Sections of a recipe that name one file or folder by its `uri`."""
+"""Sections of a recipe with one `uri`, that of a file or folder."""
 
 
 class TeacherIdentity(StrictRecord):
@@ -37,7 +36,7 @@ class TeacherIdentity(StrictRecord):
 
     Attributes:
         weights: digest of the weights.
-        step: step of the commit, if the teacher is a run's.
+        step: step of the teacher's checkpoint; None if the teacher is a folder.
     """
 
     weights: str
@@ -45,18 +44,18 @@ class TeacherIdentity(StrictRecord):
 
 
 class Inputs(StrictRecord):
-    """The fingerprints of a run's inputs. They depend on the content only.
+    """The fingerprints of a run's inputs. They depend on content, not on URIs.
 
     Attributes:
-        corpora: fingerprint of the manifest, by name of the corpus (`launcher.runtime.recipe.corpora`), which is that
-            of the source, unless a phase reads another corpus in its place.
+        corpora: fingerprint of each corpus, by name. The name is that of the source, unless the corpus replaces a
+            source in some phase (`launcher.runtime.recipe.corpora`).
         tokenizer: hash of the tokenizer.
         teachers: identities of the teachers (`launcher.runtime.run.teachers`), in the recipe's order.
-        similar_words: hash of the table of similar words. If there is none, the record has no such field.
-        manifests: digest of the whole manifest, by name of the source. `corpora` covers only what decides the samples.
-            The run's fingerprint does not cover it.
-        removals: digest up to which removals are left out, by name of the source, where anything was removed when the
-            run was made (`launcher.runtime.run.removals`). If nothing was, the record has no such field.
+        similar_words: hash of the table of similar words; None, and absent from run.json, without a table.
+        manifests: digest of each whole manifest, by name of the corpus. `corpora` covers only what decides the
+            samples. The run's fingerprint does not include `manifests`.
+        removals: digest of each corpus's list of removed documents when the run was created, by name of the corpus
+            (`launcher.runtime.run.removals`). Corpora without removals are absent.
     """
 
     corpora: dict[str, str]
@@ -67,7 +66,7 @@ class Inputs(StrictRecord):
     removals: dict[str, str] = Field(default_factory=dict, exclude_if=not_)
 
     def named_fingerprints(self) -> dict[str, object]:
-        """Return the fingerprints under the names that a run's fingerprint and diffs between runs use."""
+        """Return the fingerprints by the names that they have in a run's fingerprint and in diffs."""
         corpora = {f"{corpus_key(name)} (content)": value for name, value in self.corpora.items()}
         corpora |= {f"{corpus_key(name)} (removals)": value for name, value in self.removals.items()}
         files = {f"{name} (content)": value for name in FILE_SECTIONS if (value := getattr(self, name)) is not None}
@@ -78,9 +77,9 @@ class Inputs(StrictRecord):
         return {**corpora, **files, **teachers}
 
     def named_manifest_digests(self, other: "Inputs") -> dict[str, object]:
-        """Return the digests of the manifests, under the names that diffs use.
+        """Return the digests of the manifests by the names that they have in diffs.
 
-        Left out are sources of which `other` has other content, which `named_fingerprints` shows.
+        Corpora whose fingerprint differs in `other` are left out, because `named_fingerprints` shows them already.
         """
         return {
             f"{corpus_key(name)} (manifest)": value
@@ -90,12 +89,11 @@ class Inputs(StrictRecord):
 
 
 def recipe_sections(corpora: Sequence[str], tokenizer: str | None) -> dict[str, object]:
-    """Return the sections `corpus` and `tokenizer` of a recipe that trains on these corpora, from what their
-    manifests say.
+    """Return the sections `corpus` and `tokenizer` of a recipe that trains on these corpora.
 
     Args:
-        corpora: values of the option `--corpus`, see `CorpusOption`.
-        tokenizer: URI of the tokenizer. None: that of the first corpus.
+        corpora: values of the option `--corpus` (`CorpusOption`).
+        tokenizer: URI of the tokenizer; None: the tokenizer of the first corpus.
 
     Raises:
         RecipeError: two corpora have the same name.
@@ -108,8 +106,8 @@ def recipe_sections(corpora: Sequence[str], tokenizer: str | None) -> dict[str, 
     for one in given:
         if one.name in sources:
             raise RecipeError(
-                f"two corpora are called {one.name}",
-                remedy="give them names: --corpus NAME=URI --corpus NAME=URI",
+                f"two corpora have the name {one.name}",
+                remedy="give them different names: --corpus NAME=URI --corpus NAME=URI",
             )
         sources[one.name] = {"uri": one.uri, "weight": "auto" if one.weight is None else one.weight}
         shares[one.uri] = load_manifest(open_store(one.uri)).heldout_fraction
@@ -117,7 +115,7 @@ def recipe_sections(corpora: Sequence[str], tokenizer: str | None) -> dict[str, 
         listed = ", ".join(f"{uri} {share:g}" for uri, share in shares.items())
         raise CorpusError(
             f"the corpora hold out different shares of their documents: {listed}",
-            remedy="build them with the same --heldout",
+            remedy="build them again with the same --heldout",
         )
     uri = tokenizer or f"{given[0].uri.rstrip('/')}/{TOKENIZER_FOLDER}"
     heldout = {"fraction": next(iter(shares.values()))}
@@ -125,17 +123,17 @@ def recipe_sections(corpora: Sequence[str], tokenizer: str | None) -> dict[str, 
 
 
 def refuse_placeholders(recipe: Recipe, command: str = "maskfleet init RECIPE RUN") -> None:
-    """Raise RecipeError if `recipe` still names an example bucket in place of the user's own."""
+    """Raise RecipeError if `recipe` still has placeholder URIs. `command`: the command line to show as the remedy."""
     values = flatten(recipe.to_data()).items()
     found = {path: value for path, value in values if str(value).startswith(PLACEHOLDER)}
     if found:
         others = [path for path in found if not path.startswith(("corpus.", "tokenizer."))]
         given = "".join(f" --set {path}=URI" for path in others)
         corpus = (
-            "" if len(others) == len(found) else " --corpus URI, with the URI of what `maskfleet corpus build` wrote"
+            "" if len(others) == len(found) else " --corpus URI, where URI is the output of `maskfleet corpus build`"
         )
         raise RecipeError(
-            f"the recipe has placeholders where your own data belong: "
+            f"the recipe has placeholders in place of your own data: "
             f"{'; '.join(f'{path} = {value}' for path, value in found.items())}",
             remedy=f"{command}{given}{corpus}",
         )
@@ -145,11 +143,11 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
     """Check the inputs of `recipe` and return their fingerprints; teachers are not read.
 
     Raises:
-        CorpusError: a corpus or its list of removals is absent or damaged; it has another held-out share or no held-out
-            text, lacks the sentences that next-sentence prediction needs, or has so small a weight that it is never
-            read; or the table of similar words is absent or of another tokenizer.
+        CorpusError: a corpus or its list of removals is absent or damaged; its held-out share is not the recipe's, or
+            its held-out text is empty; it lacks the sentences that next-sentence prediction needs; its weight is too
+            small for any row to be read; or the table of similar words is absent or belongs to another tokenizer.
         TokenizerError: a corpus was built with another tokenizer.
-        RecipeError: the tokenizer has more ids than the model, or does not mark words although words are masked.
+        RecipeError: the tokenizer has more ids than the model, or whole words are masked but it does not mark words.
         StoreError: a store cannot be read.
     """
     problems = tokenizer_issues(recipe, tokenizer)
@@ -187,14 +185,14 @@ def read_inputs(recipe: Recipe, tokenizer: Tokenizer) -> Inputs:
 
 
 def _refuse_unmerged_removals(uri: str) -> None:
-    """Raise CorpusError if documents were removed from parts of a merged corpus, but not from itself."""
+    """Raise CorpusError if documents were removed from the parts of a merged corpus, but not from the merged corpus."""
     from data_service.corpus.remove import find_unapplied_removals  # imports pyarrow
 
     documents = find_unapplied_removals(open_corpus(uri))
     if len(documents):
         raise CorpusError(
-            f"{uri} has {len(documents):,} documents that were removed from the corpora that it was merged from",
-            remedy=f"maskfleet corpus remove {shell_word(uri)} --from-parts --reason TEXT removes them here, too",
+            f"{uri} still has {len(documents):,} documents that were removed from the corpora that it was merged from",
+            remedy=f"to remove them here, too: maskfleet corpus remove {shell_word(uri)} --from-parts --reason TEXT",
         )
 
 
@@ -206,7 +204,8 @@ def _similar_words_hash(recipe: Recipe, tokenizer_hash: str) -> str | None:
 
 
 def _check_phase_corpora(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
-    """Refuse a corpus that has not grown from the one in whose place a phase reads it: `news:12` is one document."""
+    """Raise CorpusError if a corpus that replaces a source in some phase is not that source's corpus plus appended
+    text: the id of a document, such as `news:12`, must mean the same document in both."""
     parts = {
         name: [part.digest for part in manifest.parts] or [manifest.digest] for name, manifest in manifests.items()
     }
@@ -215,15 +214,15 @@ def _check_phase_corpora(recipe: Recipe, manifests: Mapping[str, CorpusManifest]
         former = before[corpus_source(name)]
         if parts[name][: len(parts[former])] != parts[former]:
             raise CorpusError(
-                f"{corpus_key(name)}: {source.uri} has not grown from the corpus in whose place it is read, "
-                f"{corpora[former].uri}",
-                remedy="make it with `maskfleet corpus append`, or give the recipe both as sources",
+                f"{corpus_key(name)}: {source.uri} must be the corpus that it replaces plus appended text, but it "
+                f"does not begin with {corpora[former].uri}",
+                remedy="make it with `maskfleet corpus append`, or give the recipe both corpora as sources",
             )
         before[corpus_source(name)] = name
 
 
 def _check_masking_units(recipe: Recipe, manifests: Mapping[str, CorpusManifest]) -> None:
-    """Refuse to mask phrases or entities in corpora that were built without a lexicon."""
+    """Raise CorpusError if phrases or entities are masked, but a corpus was built without a lexicon."""
     levels = [() if manifest.words is None else manifest.words.levels for manifest in manifests.values()]
     uris = {name: source.uri for name, source in corpora_by_name(recipe).items()}
     for phase in recipe.phases:
@@ -233,8 +232,8 @@ def _check_masking_units(recipe: Recipe, manifests: Mapping[str, CorpusManifest]
 
 
 def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
-    """Return [V], the frequency of each id in the training text of all sources. Each id is counted once more than it
-    occurs, so that no frequency is 0."""
+    """Return [V] float64, the frequency of each token id in the training text of all sources. Add-one smoothing: no
+    frequency is 0."""
     stores = [open_store(source.uri) for source in recipe.corpus.sources.values()]
     counts = np.sum([load_manifest(store).unigram for store in stores], axis=0, dtype=np.float64) + 1
     return np.asarray(counts / counts.sum(), dtype=np.float64)
@@ -243,7 +242,7 @@ def unigram_probabilities(recipe: Recipe) -> NDArray[np.float64]:
 def _check_corpus_text(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_hash: str) -> None:
     if manifest.tokenizer_hash != tokenizer_hash:
         raise TokenizerError(
-            f"{uri} was built with another tokenizer ({manifest.tokenizer_hash[:12]}) than "
+            f"{uri} was built with another tokenizer ({manifest.tokenizer_hash[:12]}) than the recipe's, "
             f"{recipe.tokenizer.uri} ({tokenizer_hash[:12]})",
             remedy=f"set tokenizer.uri to {uri.rstrip('/')}/tokenizer, or build the corpus again",
         )
@@ -267,7 +266,8 @@ def _check_corpus(manifest: CorpusManifest, uri: str, recipe: Recipe, tokenizer_
 
 
 def _check_before_text(recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """Refuse an `evaluation.before` that rows like those of the run cannot be made of. It is no input of the run."""
+    """Raise CorpusError or TokenizerError if the corpus of `evaluation.before` does not fit the run's tokenizer and
+    input. That corpus is not among the run's fingerprinted inputs."""
     if recipe.evaluation.before is not None:
         uri = recipe.evaluation.before.uri
         manifest = load_manifest(open_store(uri))
@@ -276,22 +276,22 @@ def _check_before_text(recipe: Recipe, tokenizer: Tokenizer) -> None:
 
 
 def _check_sentences(manifest: CorpusManifest, uri: str, recipe: Recipe) -> None:
-    """Refuse next-sentence prediction if every document is a single sentence: no sentence follows another, so the
-    answer would always be "random"."""
+    """Raise CorpusError if the objective has next-sentence prediction, but every document is a single sentence: there
+    would be no pairs of consecutive sentences."""
     if recipe.objective.nsp is None or manifest.train.sentences.sum() > manifest.train.documents.sum():
         return
     raise CorpusError(
-        f"{uri} has no document of two sentences, but objective.nsp asks which sentence follows another",
-        remedy="build the corpus from text in which sentences end, with a newline or a mark such as . ! ? that no "
-        "lower-case letter follows; or leave nsp out",
+        f"{uri} has no document of two or more sentences, which objective.nsp needs",
+        remedy="build the corpus from text whose sentences end with a newline, or with a mark such as . ! ? that no "
+        "lower-case letter follows; or remove nsp from the objective",
     )
 
 
 def _check_source_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> None:
-    """Refuse a source with so small a weight that none of its rows would be read.
+    """Raise CorpusError if the weight of a source is so small that none of its rows would be read.
 
-    Rows are not counted yet, so the largest possible number is assumed: a row for each sentence, and more for sentences
-    longer than a row of the phase. Smaller sources that pass this check are refused when training starts.
+    Rows have not been counted yet, so the largest possible number is assumed: a row for each sentence, and more for
+    sentences longer than a row. When training starts, rows are counted, and the check is repeated exactly.
     """
     if recipe.mixing.batches == "one_source":
         return
@@ -306,5 +306,5 @@ def _check_source_weights(recipe: Recipe, manifests: list[CorpusManifest]) -> No
             least = min_weight(weights, number, rows)
             raise CorpusError(
                 f"corpus.sources.{name} ({source.uri}) in phase {index}: {why}",
-                remedy=f"set corpus.sources.{name}.weight to {least:.2g} or more, or leave the source out",
+                remedy=f"set corpus.sources.{name}.weight to {least:.2g} or more, or remove the source",
             )

@@ -1,5 +1,5 @@
-"""A run's own copy of its tokenizer, stored under the tokenizer's fingerprint. With it, the run does not depend on the
-folder that the tokenizer came from."""
+"""Stores a copy of the tokenizer with the run, by fingerprint, so that the run does not depend on the original
+folder."""
 
 from collections.abc import Iterator
 
@@ -12,29 +12,29 @@ from data_service.tokenizers.load import load_tokenizer, save_tokenizer
 from data_service.tokenizers.tokenizer import Tokenizer
 from launcher.runtime.recipe.schema import Recipe
 
-TOKENIZERS_FOLDER = "tokenizers"  # folder in the run's store, with a folder for each tokenizer's fingerprint
+TOKENIZERS_FOLDER = "tokenizers"  # in the run's store; it has a folder for each fingerprint
 
 
 def keep_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
-    """Make sure that the run's `store` has a complete copy of `tokenizer`. Raises StoreError."""
+    """Store a copy of `tokenizer` with the run, unless an intact copy is there. Raises StoreError."""
     place = _own_copy_store(store, tokenizer.hash).uri
     try:
         if load_tokenizer(place).hash == tokenizer.hash:
             return
     except TokenizerError:
-        pass  # no copy yet, or a damaged one: all files are written below
+        pass  # no copy yet, or a damaged one
     save_tokenizer(tokenizer, place)
 
 
 def find_tokenizer(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
     """Return the tokenizer with this fingerprint, from the first place that has it.
 
-    The places are the copy in the run's `store`, the tokenizer that `recipe` names, and the corpora's copies. The last
-    two serve a run whose own copy is damaged, until a start has mended it (`keep_tokenizer`).
+    The places are the copy in the run's `store`, the tokenizer that `recipe` names, and the copies in the corpora. If
+    the run's copy is damaged, the others are used until the next start repairs it (`keep_tokenizer`).
 
     Raises:
-        TokenizerError: none of these places has it complete.
-        StoreError: the run's store cannot be read; or no place has it, and one of the others cannot be read.
+        TokenizerError: no place has an intact copy.
+        StoreError: the run's store cannot be read; or no readable place has it, and another store cannot be read.
     """
     tried, unread = list[str](), list[StoreError]()
     for place in _candidate_stores(store, fingerprint, recipe):
@@ -56,7 +56,7 @@ def find_tokenizer(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
     raise TokenizerError(
         f"the tokenizer with which the run at {store.uri} was created ({fingerprint[:12]}) cannot be found:\n"
         + "\n".join(f"  {line}" for line in tried),
-        remedy=f"put its files back into one of these folders; the run's own is "
+        remedy=f"restore its files in one of these folders; the run's own folder is "
         f"{_own_copy_store(store, fingerprint).uri}",
     )
 
@@ -65,8 +65,7 @@ _cached_tokenizers: dict[tuple[str, str], Tokenizer] = {}
 
 
 def cached_tokenizer(store: Store, fingerprint: str, recipe: Recipe) -> Tokenizer:
-    """Return and raise as `find_tokenizer`, but read the tokenizer only once per process: a rank would read a large
-    one again at every restart. The newest one is held."""
+    """Return `find_tokenizer`, cached: a process that runs several ranks in turn reads the tokenizer only once."""
     key = (store.uri, fingerprint)
     if key not in _cached_tokenizers:
         found = find_tokenizer(store, fingerprint, recipe)

@@ -1,14 +1,14 @@
-"""Writes a run's metrics and events to its store as JSON lines, in segments for each attempt. They are the run's only
-record; TensorBoard, trackers and reports are made from them.
+"""Writes a run's metrics and events to its store as JSON lines, in numbered segments for each attempt. TensorBoard,
+trackers and reports are made from these records.
 
-The `step` of a step record is the number of steps done before it; that of an evaluation, the number of steps done when
-it was made. Object storage cannot append, so each flush is a new object: `metrics/a000002/00000007.jsonl`. An attempt
-writes only below its own number, so an attempt that was believed dead cannot damage what its successor writes.
+The `step` of a step record is the number of steps done before that step; the `step` of an evaluation is the number of
+steps done before the evaluation. Object storage cannot append, so each flush is a new object:
+`metrics/a000002/00000007.jsonl`. An attempt writes only below its own number, so an attempt that was wrongly believed
+dead cannot damage the records of its successor.
 
 A thread writes, so training neither waits for the store nor fails because of it. While the store does not answer,
-records wait in memory; when there are too many, the oldest are dropped, and a later event counts them. Hence a record
-may appear some time after its step, even after a checkpoint of that step, and a process that dies during an outage
-loses the records that waited.
+records wait in memory; when there are too many, the oldest are dropped, and a later event says how many. So a record
+may be stored later than a checkpoint of its step, and a process that dies during an outage loses waiting records.
 """
 
 import json
@@ -27,41 +27,41 @@ from launcher.runtime.run.metrics import token_term
 from launcher.runtime.run.packing import pack_attempt, pack_older
 from launcher.runtime.run.segments import EVENTS, METRICS, segment_key, segment_prefix
 
-OPERATOR_ATTEMPT = 0  # attempt number of events between attempts, which an operator causes
+OPERATOR_ATTEMPT = 0  # attempt number of events that belong to no attempt, such as changes of the recipe
 
-_FLUSH_TIMEOUT_S = 2.0  # longest wait of a commit for the records of its steps
-_CLOSE_TIMEOUT_S = 20.0  # longest wait for all records at the end of training
-_MAX_WAITING_BYTES = 32 << 20  # bytes of unwritten metrics, and as many of events: 70,000 steps
-_MAX_SEGMENT_BYTES = 4 << 20  # bytes of one segment
-_CHECK_SEGMENTS = 16  # new segments after which a full pack is looked for: a few large segments fill one, too
+_FLUSH_TIMEOUT_S = 2.0  # a commit waits this long at most until the records of its steps are written
+_CLOSE_TIMEOUT_S = 20.0  # time limit for writing all records at the end of training
+_MAX_WAITING_BYTES = 32 << 20  # limit of unwritten metrics (about 70,000 steps), and of unwritten events
+_MAX_SEGMENT_BYTES = 4 << 20  # a segment is completed at this size
+_CHECK_SEGMENTS = 16  # try to make a pack after this many new segments
 
 
 def evaluation_record(step: int, figures: Mapping[str, float]) -> dict[str, object]:
-    """Return the record of held-out figures after `step` steps (`loss`, `mlm_loss`, `mlm_accuracy`, ...) in nats, with
-    the perplexity of the language-model term, if there is one."""
+    """Return the record of an evaluation after `step` steps. `figures`: held-out figures by name; losses in nats. The
+    perplexity is added if there is a term that predicts tokens (`token_term`)."""
     record: dict[str, object] = {"kind": "evaluation", "step": step}
     if token_term(figures) is not None and (loss := token_loss(figures)) is not None:
-        record["perplexity"] = math.exp(min(loss, 700.0))  # beyond it a double overflows
+        record["perplexity"] = math.exp(min(loss, 700.0))  # exp overflows float64 above 709
     return record | dict(figures)
 
 
 def token_loss(figures: Mapping[str, Any]) -> float | None:
-    """Return the loss on hidden tokens, the only one that can be compared with counts of unigrams and bigrams. If no
-    tokens are predicted, return the whole loss. None: it was not finite, which records say by null."""
+    """Return the loss per predicted token in nats, which can be compared with that of unigram and bigram counts. If no
+    term predicts tokens, return the whole loss. None if it was not finite."""
     term = token_term(figures)
     loss = figures["loss" if term is None else f"{term}_loss"]
     return None if loss is None else float(loss)
 
 
 class RunLog:
-    """Keeps records in memory until the training loop flushes them. An error of the store never raises here.
+    """Collects a run's records in memory and writes them in the background. Errors of the store are never raised here.
 
-    Call `flush_if_due` once a step, and `flush` before every commit. Segments of older attempts, and eventually this
-    one's, are packed in the background (`launcher.runtime.run.packing`).
+    Call `flush_if_due` once a step, and `flush` before every commit. Segments of older attempts, and full packs of this
+    attempt's, are packed in the background (`launcher.runtime.run.packing`).
 
     Args:
         flush_seconds: seconds between two segments of metrics.
-        note: function that tells the operator that the store does not take records, or that some are lost.
+        note: function that shows a line to the operator: the store does not answer, or records are lost.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class RunLog:
         self._attempt = attempt
         self._flush_seconds = flush_seconds
         self._flushed_at: float | None = None
-        self._submitted = threading.Event()  # set while a submitted write has not begun yet
+        self._submitted = threading.Event()  # whether a submitted write has not begun yet
         self._recorder = BackgroundWriter(note)
-        self._store, self._looked = store, 0  # number of segments when the last full pack was looked for
+        self._store, self._looked = store, 0  # number of segments when packing was last tried
         self._packer = BackgroundWriter(note)
         self._packer.submit(partial(pack_older, store, attempt, self._packer.closing))
 
@@ -87,11 +87,11 @@ class RunLog:
         self._metrics.append(record)
 
     def pending_lines(self) -> tuple[int, tuple[str, ...]]:
-        """Return the number of segments of metrics that are written, and the lines that are not."""
+        """Return the number of metrics segments written so far, and the lines that are not written yet."""
         return self._metrics.pending_lines()
 
     def restore(self, lines: Sequence[str]) -> None:
-        """Add records that an earlier attempt could not write."""
+        """Add metrics records (JSON lines) that an earlier attempt could not write."""
         for line in lines:
             self._metrics.append(json.loads(line))
 
@@ -101,7 +101,7 @@ class RunLog:
         self._submit_write()
 
     def flush_if_due(self, now: float) -> None:
-        """Begin to write if `flush_seconds` have passed since the last time; `now` on a monotonic clock, in seconds."""
+        """Start a write if `flush_seconds` have passed since the last one. `now`: monotonic clock in seconds."""
         if self._flushed_at is None:
             self._flushed_at = now
         elif now - self._flushed_at >= self._flush_seconds:
@@ -109,15 +109,15 @@ class RunLog:
             self._flushed_at = now
 
     def flush(self, patience_s: float = _FLUSH_TIMEOUT_S) -> bool:
-        """Write the pending records and wait for that, at most `patience_s` seconds. Return whether they are written;
-        if not, they are written later."""
+        """Start to write the pending records, and wait at most `patience_s` seconds. Return whether all are written;
+        the rest is written later."""
         self._submit_write()
         deadline = time.monotonic() + patience_s
         done = [segments.wait_until_written(deadline - time.monotonic()) for segments in (self._metrics, self._events)]
         return all(done)
 
     def close(self, patience_s: float = _CLOSE_TIMEOUT_S) -> bool:
-        """Flush, then stop. Records that are not written by then are lost. Return whether all were written."""
+        """Flush, then stop. Records that are still unwritten are lost. Return whether all were written."""
         done = self.flush(patience_s)
         self._recorder.close()
         self._packer.close()
@@ -129,7 +129,7 @@ class RunLog:
             self._recorder.submit(self._write_pending)
 
     def _write_pending(self) -> None:
-        """Write all pending records, on the recorder's thread. Raises StoreError; then the recorder calls again."""
+        """Write all pending records. It runs on the recorder's thread, which repeats it after a StoreError."""
         self._submitted.clear()
         self._metrics.write()
         for segments in (self._metrics, self._events):
@@ -143,10 +143,10 @@ class RunLog:
 
 
 class _SegmentWriter:
-    """Numbered objects of JSON lines below one prefix. One thread appends lines, another writes the objects.
+    """Writes JSON lines as numbered segments below one prefix. One thread appends lines, another writes segments.
 
-    The bytes of a segment are fixed before it is first written. So writing it again, after the store has taken it and
-    the answer was lost, changes nothing.
+    The bytes of a segment are fixed before it is first written. So a retry, after the store has written it but its
+    answer was lost, changes nothing.
 
     Attributes:
         count: number of segments written.
@@ -172,11 +172,11 @@ class _SegmentWriter:
             first = self._lost > 0 and before == 0
         if first:
             self._note(
-                f"more than {_MAX_WAITING_BYTES:,} bytes of {self.folder} wait for the store: the oldest are lost"
+                f"more than {_MAX_WAITING_BYTES:,} bytes of {self.folder} wait for the store: the oldest are dropped"
             )
 
     def write(self) -> None:
-        """Write all segments. Raises StoreError; records that are not written stay pending."""
+        """Write all pending records. Raises StoreError; unwritten records stay pending."""
         while (data := self._seal_segment()) is not None:
             self._store.put(segment_key(self.folder, self._attempt, self.count), data)
             with self._changed:
@@ -190,7 +190,7 @@ class _SegmentWriter:
             return self._changed.wait_for(lambda: not self._pending and self._sealed is None, max(0.0, patience_s))
 
     def pending_lines(self) -> tuple[int, tuple[str, ...]]:
-        """Return the number of segments written, and the lines that are not written, in order."""
+        """Return the number of segments written so far, and the lines that are not written yet, in order."""
         with self._changed:
             sealed = self._sealed.splitlines() if self._sealed is not None else []
             return self.count, tuple(line.decode() for line in (*sealed, *self._pending))
@@ -214,17 +214,17 @@ class _SegmentWriter:
 
 
 def record_operator_event(store: Store, kind: str, time: float, **fields: object) -> None:
-    """Record an event between attempts (for example an accepted change of the recipe). It is durable on return."""
+    """Write an event that belongs to no attempt, such as an accepted change of the recipe. It is stored on return."""
     line = encode_line({"time": time, "kind": kind, "attempt": OPERATOR_ATTEMPT, **fields}).encode()
     number = max(0, sum(1 for _ in store.list(segment_prefix("events", OPERATOR_ATTEMPT))) - 1)
     while not store.put_if_absent(key := segment_key("events", OPERATOR_ATTEMPT, number), line):
-        if store.get(key) == line:  # the newest is of an earlier try, whose answer was lost
+        if store.get(key) == line:  # an earlier try has stored it, but its answer was lost
             return
         number += 1
 
 
 def encode_line(record: Mapping[str, object]) -> str:
-    """Return one line of strict JSON; a number that is not finite (a skipped step's loss) becomes null."""
+    """Return `record` as one line of strict JSON. Numbers that are not finite (a skipped step's loss) become null."""
     return json.dumps(_replace_non_finite(record), separators=(",", ":"), allow_nan=False) + "\n"
 
 
@@ -240,17 +240,17 @@ def _replace_non_finite(value: object) -> object:
 
 _log = logging.getLogger(__name__)
 
-_RETRY_S = 1.0  # wait after a failed write, which the store has retried for minutes
+_RETRY_S = 1.0  # wait after a failed write; the store itself has retried for minutes already
 _MAX_WAITING_WRITES = 4096
 
 WriteFunction = Callable[[], object]
 
 
 class BackgroundWriter:
-    """Runs writes one after another in a background thread, each until it succeeds.
+    """Runs write functions one after another in a background thread, and repeats each until it succeeds.
 
-    While the store does not answer, at most `_MAX_WAITING_WRITES` writes wait; then each new one drops the oldest. In
-    each outage `note` tells the operator once that writes wait, and once that some are lost.
+    At most `_MAX_WAITING_WRITES` writes wait; then each new one drops the oldest. In each outage of the store, `note`
+    tells the operator once that writes wait, and once that some are lost.
 
     Attributes:
         closing: event that is set by `close`.
@@ -267,12 +267,12 @@ class BackgroundWriter:
         self._thread.start()
 
     def submit(self, write: WriteFunction) -> None:
-        """Have `write` done soon. Returns at once and never raises."""
+        """Queue `write`. Returns at once and never raises."""
         with self._changed:
             self._waiting.append(write)
             if len(self._waiting) > _MAX_WAITING_WRITES:
                 self._waiting.popleft()
-                self._note_once("lost", "that wait to be written no longer fit in memory: the oldest are lost")
+                self._note_once("lost", "are too many to wait in memory until the store answers: the oldest are lost")
             self._changed.notify_all()
 
     def drain(self, patience_s: float) -> bool:
@@ -281,7 +281,8 @@ class BackgroundWriter:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, patience_s)
 
     def close(self, patience_s: float = 0.0) -> bool:
-        """Drain, then stop. Writes that are not done by then are lost. Return whether all were done."""
+        """Wait at most `patience_s` seconds for all writes, then stop. The rest is lost. Return whether all were
+        done."""
         done = self.drain(patience_s)
         with self._changed:
             self.closing.set()
@@ -310,11 +311,11 @@ class BackgroundWriter:
                 self._told.clear()
                 return
             except StoreError as error:
-                _log.warning("a record waits: %s", error.problem)
+                _log.warning("records cannot be written yet: %s", error.problem)
                 self._note_once("waiting", f"cannot be written yet: {error.problem}; training continues")
             except Exception as error:
-                _log.exception("a record could not be made")
-                self._note(f"a record could not be made: {type(error).__name__}: {error}")
+                _log.exception("a record is lost, because writing it failed")
+                self._note(f"a record is lost, because writing it failed: {type(error).__name__}: {error}")
                 return
             self.closing.wait(_RETRY_S)
 

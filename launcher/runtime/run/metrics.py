@@ -1,10 +1,10 @@
-"""The figures of a run's records: a table of their names, units and formats, which every display reads.
+"""The table of the metrics in a run's records: names, titles, units and formats, which all displays use.
 
-A figure has one name in records, TensorBoard and trackers. The progress line, `runs status`, the report, the live page
-and the gauges take titles, units and formats from this table; infra/docs/records.md explains its rows. So a figure that
-is added here is shown everywhere.
+A metric has the same name in records, TensorBoard and trackers. The progress line, `runs status`, the report, the live
+page and the Prometheus gauges take titles, units and formats from this table, so a metric that is added here is shown
+everywhere. infra/docs/records.md explains the metrics.
 
-Losses are shown for each term: a weighted sum of several terms means little to a person, and has no perplexity.
+Losses are shown for each term (`mlm`, `rtd`, ...): a weighted sum of terms is hard to interpret, and has no perplexity.
 """
 
 import math
@@ -16,11 +16,11 @@ from encoder_core.objectives.figures import TERM_FIGURES, TERM_LOSS, TermFigure
 from launcher.output import human_count, human_duration
 
 DisplayName = Literal["progress", "status", "tile", "curve", "gauge", "tracker"]
-"""The displays, in this order: the progress line; `runs status`; the tiles and the curves of the
-report; Prometheus; TensorBoard, W&B and MLflow."""
+"""In this order: the progress line, `runs status`, tiles and curves of the report, Prometheus; "tracker" is
+TensorBoard, W&B and MLflow."""
 ALL_DISPLAYS: tuple[DisplayName, ...] = ("progress", "status", "tile", "curve", "gauge", "tracker")
 
-_SMOOTHING = 0.9  # weight of the earlier mean in a running mean, at each step
+_SMOOTHING = 0.9  # weight of the old mean in the exponential moving average of `running_mean`
 
 
 def _three_digits(value: float) -> str:
@@ -32,25 +32,24 @@ def _two_digits(value: float) -> str:
 
 
 def _percent(value: float) -> str:
-    """Return a share as a percentage with three significant digits, at most two of them after the point."""
+    """Return a share as a percentage with three significant digits and at most two decimals."""
     return f"{round(float(f'{100 * value:.3g}'), 2):g}%"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a step's or an evaluation's record.
+    """A metric of step records or evaluation records.
 
     Attributes:
         name: name in records, TensorBoard and trackers.
         title, unit: title and unit of the curve.
         spell: function that formats a value.
-        within: template of the text in a line, with {} for the value. Empty: the title and the value.
-        gauge: name of the figure's own gauge in Prometheus. Figures without one share the gauge `figure`, labelled by
-            `name`.
-        ratio: numerator and denominator, two recorded fields, of a figure that is not recorded itself, or whose mean is
-            a ratio of sums.
-        on: displays that show the figure.
-        tone: number of the curve's colour.
+        within: template of its text in a line, with {} for the value. Empty: the title and the value.
+        gauge: name of its Prometheus gauge. Metrics without one share the gauge `figure`, labelled by `name`.
+        ratio: two recorded fields, numerator and denominator, if the metric is not recorded itself, or if its mean must
+            be a ratio of sums.
+        on: displays that show the metric.
+        tone: index of the curve's colour.
     """
 
     name: str
@@ -65,11 +64,11 @@ class Metric:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of a record whose means give the mean of this figure."""
+        """The recorded fields from whose means the mean of this metric is computed."""
         return self.ratio or (self.name,)
 
     def value_in(self, record: Mapping[str, Any]) -> float | None:
-        """Return the figure's value in a record, or in means of records; None if it is absent."""
+        """Return the value of this metric in a record, or in a dict of means of fields; None if it is absent."""
         value = record.get(self.name)
         if value is None and self.ratio is not None:
             part, whole = (record.get(name) for name in self.ratio)
@@ -77,11 +76,11 @@ class Metric:
         return None if value is None else float(value)
 
     def value_text(self, value: float) -> str:
-        """Return the text for a value in a line, such as `MFU 31.4%`."""
+        """Return the text of the metric in a line, such as `MFU 31.4%`."""
         return (self.within or f"{self.title.lower()} {{}}").format(self.spell(value))
 
     def tile_label(self) -> str:
-        """Return the label of a tile, such as `throughput, tokens/s`."""
+        """Return the label of the metric's tile in the report, such as `throughput, tokens/s`."""
         return f"{self.title.lower()}{self.unit and f', {self.unit}'}"
 
 
@@ -93,7 +92,7 @@ THROUGHPUT = Metric(
     "{} tokens/s",
     gauge="tokens_per_second",
     ratio=("tokens", "seconds"),
-    on=("progress", "status", "curve", "gauge", "tracker"),  # the report's tile is the median
+    on=("progress", "status", "curve", "gauge", "tracker"),  # no "tile": the report has its own, with the median
     tone=3,
 )
 STEP_METRICS = (
@@ -145,34 +144,34 @@ STEP_METRICS = (
         tone=4,
     ),
 )
-"""The figures of a step, besides those of its terms."""
+"""The metrics of step records, except the losses and figures of each term."""
 
 HELD_OUT_METRICS = (
     Metric("perplexity", "Perplexity", "of hidden tokens", gauge="heldout_perplexity", on=("gauge", "tracker")),
 )
-"""The figures of an evaluation, besides those of its terms."""
+"""The metrics of evaluation records, except the losses and figures of each term."""
 
 LOSS = "loss"
 BEFORE_PREFIX = "before_"
-"""The prefix of an evaluation's figures on the text of `evaluation.before`."""
+"""Prefix of the fields of an evaluation record that were measured on the corpus of `evaluation.before`."""
 
 
 _FIGURE_SUFFIXES = tuple(metric.suffix for metric in (TERM_LOSS, *TERM_FIGURES))
 
 
 def format_figure(figure: TermFigure, value: float) -> str:
-    """Return a term's figure as text."""
+    """Return the value of a term's figure as text."""
     return _percent(value) if figure.share else _three_digits(value)
 
 
 def metrics_shown_on(display: DisplayName, metrics: tuple[Metric, ...] = STEP_METRICS) -> Iterator[Metric]:
-    """Return the rows that a display shows, in order."""
+    """Return those of `metrics` that `display` shows, in order."""
     return (metric for metric in metrics if display in metric.on)
 
 
 def tracker_figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a step's record (`train/...`) or an evaluation's (`heldout/...`) for TensorBoard and
-    trackers. Figures that were not finite are left out."""
+    """Return the values of a step record (`train/...`) or an evaluation record (`heldout/...`) for TensorBoard and
+    other trackers. Values that were not finite are left out."""
     group, metrics = ("heldout", HELD_OUT_METRICS) if record["kind"] == "evaluation" else ("train", STEP_METRICS)
     found = {name: value for name, value in record.items() if name == LOSS or name.endswith(_FIGURE_SUFFIXES)}
     found |= {metric.name: metric.value_in(record) for metric in metrics_shown_on("tracker", metrics)}
@@ -180,18 +179,18 @@ def tracker_figures(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def running_mean(mean_so_far: float | None, value: float) -> float:
-    """Return the running mean after one more step. It covers about the ten newest steps, since single steps are noisy.
+    """Return the exponential moving average after one more step. It averages over about ten steps.
 
     Args:
-        mean_so_far: the mean so far; None before the first step.
+        mean_so_far: the average before this step; None before the first step.
         value: value of the new step.
     """
     return value if mean_so_far is None else _SMOOTHING * mean_so_far + (1 - _SMOOTHING) * value
 
 
 def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the losses of a record in nats, by term (`mlm`, `rtd`, ...), or the whole `loss` of a record without
-    terms. Losses that are not finite are left out."""
+    """Return the losses of a record in nats, by term (`mlm`, `rtd`, ...); without terms, the whole loss as `loss`.
+    Losses that are not finite are left out."""
     suffix = TERM_LOSS.suffix
     terms = {name for name in record if name.endswith(suffix)} - {BEFORE_PREFIX + LOSS}
     named = {name.removesuffix(suffix): value for name, value in record.items() if name in terms}
@@ -200,13 +199,13 @@ def term_losses(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 TOKEN_TERMS = ("plm", "mlm", "clm")
-"""Terms that predict hidden or next tokens, each target once: their loss has a perplexity, and can be compared with the
-loss of counts of tokens."""
+"""Terms that predict masked or next tokens, each target once: their loss has a perplexity, and can be compared with
+that of unigram or bigram counts."""
 
 
 def token_term(figures: Mapping[str, Any]) -> str | None:
-    """Return the term that predicts hidden or next tokens, to which the record's perplexity belongs. None if there is
-    no such term."""
+    """Return the term that predicts masked or next tokens, to which the record's perplexity belongs; None without
+    one."""
     return next((term for term in TOKEN_TERMS if term + TERM_LOSS.suffix in figures), None)
 
 

@@ -1,7 +1,7 @@
-"""The outline of a run: a few fields of its record and of its recipe, for commands that only read a run.
+"""The outline of a run: a few fields of its run.json and recipe, for commands that only read a run.
 
-Importing the recipe's schema takes half a second, so it is not used here. Commands that train, fork or export open the
-run whole, with all checks (`launcher.runtime.run.record`).
+It does not import the recipe's schema, which takes half a second. Commands that train, fork or export open the whole
+run instead, with all checks (`launcher.runtime.run.record`).
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from launcher.runtime.recipe.document import parse_document
 
 RECIPE_FILE, RECORD_FILE = "recipe.yaml", "run.json"
 RUN_FORMAT: Final = 2
-"""The format of a run's objects, which run.json names for all of them. Maskfleet 0.1 and 0.2 wrote runs of format 1."""
+"""Format version of all objects of a run; run.json states it. Maskfleet 0.1 and 0.2 wrote runs of format 1."""
 
 
 class ForkOrigin(StrictRecord):
-    """The checkpoint of another run that a run began with (`launcher.runtime.run.fork`).
+    """The checkpoint from which a run was forked (`launcher.runtime.run.fork`).
 
     Attributes:
-        run, fingerprint: URI and fingerprint of the other run.
-        step, attempt: step and attempt of its checkpoint.
-        changes: readable lines, one for each change of identity.
+        run, fingerprint: URI and fingerprint of the source run.
+        step, attempt: step and attempt of the checkpoint.
+        changes: readable diff of the identities of both runs.
     """
 
     run: str
@@ -39,7 +39,7 @@ class ForkOrigin(StrictRecord):
 
 
 class _PartialModel(BaseModel):
-    """Some keys of a document; other keys are ignored."""
+    """Base of models that parse only some keys of a document and ignore others."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -88,13 +88,13 @@ class _Recipe(_PartialModel):
 
 @dataclass(frozen=True)
 class Outline:
-    """A run, for commands that only read it.
+    """The outline of one run.
 
     Attributes:
         total_steps: number of steps of its recipe.
-        flush_seconds: largest age of records, in seconds, before they are written to the store.
+        flush_seconds: records are written to the store when they are this old, in seconds.
         recipe: YAML text of its recipe.
-        corpora, tokenizer: URIs of the corpora, by source, and of the tokenizer.
+        corpora, tokenizer: URI of each corpus, by name of the source, and URI of the tokenizer.
     """
 
     uri: str
@@ -112,7 +112,7 @@ class Outline:
         return self.record.origins
 
     def page_facts(self) -> dict[str, str]:
-        """Return further facts for a page, by name: fingerprints, origins, URIs of the data, versions."""
+        """Return the rows of a table about the run, by title: fingerprints, origins, URIs of the data, versions."""
         inputs = self.record.inputs
         origins = {
             f"forked from{'' if number == 1 else f' ({number})'}": f"{origin.run} at step {origin.step:,}"
@@ -133,7 +133,7 @@ class Outline:
 
 
 def open_outline(uri: str, store: Store | None = None) -> Outline:
-    """Return the outline of the run at `uri`, read from its `store`.
+    """Return the outline of the run at `uri`. `store`: the store at `uri`, if it is already open.
 
     Raises:
         RunError: there is no run, or its files are damaged.
@@ -182,39 +182,38 @@ def _parse_outline(uri: str, store: Store, record: bytes, recipe: bytes) -> Outl
 
 
 def open_unused_store(uri: str) -> Store:
-    """Return the store at `uri`, for a new run. Raises RunError if it holds a run, or the URI has control
-    characters."""
+    """Open the store at `uri` for a new run. Raises RunError if it has a run, or if the URI has control characters."""
     store = open_store(uri)
     if found := control_characters(uri):
         raise RunError(
-            f"{escape_controls(uri)}: a run's URI has no control characters, but this one has {', '.join(found)}",
-            remedy="choose a name of letters, digits, spaces and signs",
+            f"{escape_controls(uri)}: the URI of a run must not have control characters, but has {', '.join(found)}",
+            remedy="choose a URI of letters, digits, spaces and punctuation",
         )
     if store.size(RECORD_FILE) is not None:
         raise RunError(
             f"there is a run at {uri} already",
-            remedy=f"maskfleet train {shell_word(uri)} continues it; choose another URI for a new one",
+            remedy=f"maskfleet train {shell_word(uri)} continues it; choose another URI for a new run",
         )
     return store
 
 
 def no_run_error(uri: str) -> RunError:
-    return RunError(f"there is no run at {uri}", remedy="check the URI; maskfleet init RECIPE RUN creates a run")
+    return RunError(f"there is no run at {uri}", remedy="check the URI; to create a run: maskfleet init RECIPE RUN")
 
 
 def no_recipe_error(uri: str) -> RunError:
-    return RunError(f"{uri} has a {RECORD_FILE} and no {RECIPE_FILE}", remedy="restore recipe.yaml from a copy")
+    return RunError(f"{uri} has a {RECORD_FILE} but no {RECIPE_FILE}", remedy="restore recipe.yaml from a copy")
 
 
 def unreadable_record_error(uri: str, record: bytes, error: ValidationError) -> RunError:
-    """Return the error that says why the bytes of run.json cannot be read."""
+    """Return the error to raise if parsing `record`, the bytes of run.json, failed with `error`."""
     where = f"{uri.rstrip('/')}/{RECORD_FILE}"
     if version := _former_version(record):
         return RunError(
-            f"{where} was written by maskfleet {version}, and runs of that version are not read any more",
-            remedy=f"go on with maskfleet {version}; or export a checkpoint with it (maskfleet checkpoints export "
-            f"{shell_word(uri)} --out FOLDER), and give a new run start: FOLDER. Corpora and tokenizers stay as they "
-            "are",
+            f"{where} was written by maskfleet {version}, whose runs this version cannot read",
+            remedy=f"use maskfleet {version}; or use it to export a checkpoint (maskfleet checkpoints export "
+            f"{shell_word(uri)} --out FOLDER), and create a new run with start: FOLDER. Corpora and tokenizers stay "
+            "valid",
         )
     if is_from_newer_version(record, known=RUN_FORMAT, error=error):
         return RunError(newer_version_message(where), remedy=NEWER_REMEDY)
@@ -222,7 +221,7 @@ def unreadable_record_error(uri: str, record: bytes, error: ValidationError) -> 
 
 
 def _former_version(record: bytes) -> str | None:
-    """Return the version of Maskfleet that wrote a run.json of a former format; None if the format is another one."""
+    """Return the Maskfleet version that wrote `record`, if that is a run.json of format 1; else None."""
     try:
         content = parse_json(record)
     except ValueError:
@@ -234,10 +233,10 @@ def _former_version(record: bytes) -> str | None:
 
 
 def runs_at(uri: str, store: Store | None = None) -> list[str]:
-    """Return the URI of the run at `uri`, or those of the runs in the folder there, by name.
+    """Return `[uri]` if `uri` is a run, else the URIs of the runs in the folder `uri`, sorted by name.
 
     Raises:
-        RunError: if there is none. StoreError: the store cannot be read.
+        RunError: there is no run. StoreError: the store cannot be read.
     """
     store = store or open_store(uri)
     if store.size(RECORD_FILE) is not None:
@@ -247,6 +246,6 @@ def runs_at(uri: str, store: Store | None = None) -> list[str]:
     if not names:
         raise RunError(
             f"there is no run at {uri}, nor directly below it",
-            remedy="check the URI; maskfleet init RECIPE RUN creates a run",
+            remedy="check the URI; to create a run: maskfleet init RECIPE RUN",
         )
     return [f"{root}/{name}" for name in names]

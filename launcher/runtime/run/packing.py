@@ -1,11 +1,11 @@
-"""Packs segments, so that the metrics of a million steps are dozens of objects instead of tens of thousands.
+"""Packs segments of metrics: the records of a million steps are then dozens of objects, not tens of thousands.
 
-    1. The pack is created under its own name, by conditional put. From then on readers use it.
-    2. The segments in it are deleted.
+    1. The pack is created under its own name, by conditional put. From then on readers use the pack.
+    2. The packed segments are deleted.
 
-After a crash between the two, readers ignore the segments that are left. They are deleted later, if their bytes equal
-those in the pack. A pack holds whole, consecutive segments of one attempt. So if an attempt that was believed dead
-writes late, its segment lies beside the packs and none is changed.
+After a crash between these two steps, readers ignore the remaining segments. They are deleted later if their bytes are
+those in the pack. A pack holds consecutive segments of one attempt. If an attempt that was wrongly believed dead writes
+late, its segment stays a separate object, and no pack changes.
 """
 
 import logging
@@ -27,15 +27,15 @@ from launcher.runtime.run.segments import (
 
 _log = logging.getLogger(__name__)
 
-MAX_PACK_SEGMENTS = 512  # most segments of a pack: four hours, at one segment every 30 seconds
+MAX_PACK_SEGMENTS = 512  # four hours of segments, at one every 30 seconds
 
 
 def pack_older(store: Store, attempt: int, closing: threading.Event) -> None:
-    """Pack the segments of the attempts before `attempt`, as `pack_attempt` does."""
+    """Pack the metrics of all attempts before `attempt` (`pack_attempt`)."""
     try:
         found = list_segments(store, f"{METRICS}/")
     except StoreError as error:
-        _log.warning("nothing was packed: %s", error.problem)
+        _log.warning("segments cannot be listed, so none are packed: %s", error.problem)
         return
     for number, stretches in found.items():
         if number < attempt and sum(not stretch.packed for stretch in stretches) > 1:
@@ -43,8 +43,8 @@ def pack_older(store: Store, attempt: int, closing: threading.Event) -> None:
 
 
 def pack_attempt(store: Store, attempt: int, closing: threading.Event, *, ended: bool) -> None:
-    """Make packs of an attempt's metrics until there is nothing to pack, or `closing` is set. `ended`: as in
-    `pack_once`. What fails is left for later: a run can be read without packs."""
+    """Pack an attempt's metrics until no segments are left to pack, or `closing` is set. `ended`: as in `pack_once`.
+    Errors are only logged, because a run can be read without packs."""
     try:
         while not closing.is_set() and pack_once(store, attempt, ended=ended):
             pass
@@ -53,16 +53,16 @@ def pack_attempt(store: Store, attempt: int, closing: threading.Event, *, ended:
 
 
 def pack_once(store: Store, attempt: int, *, ended: bool, most_segments: int = MAX_PACK_SEGMENTS) -> bool:
-    """Make one pack of an attempt's metrics, and return whether there was anything to pack.
+    """Make one pack of an attempt's metrics. Return whether there were segments to pack.
 
     Args:
         ended: whether the attempt has ended. If not, only full packs are made.
-        most_segments: number of segments in a full pack.
+        most_segments: number of segments of a full pack.
 
     Raises:
         StoreError: the store cannot be read or written.
         DamagedPack: an earlier pack of the attempt cannot be read.
-        RunError: a newer version wrote some of the attempt's records. Nothing is changed then.
+        RunError: a newer version wrote some of the attempt's records, so nothing was changed.
     """
     found = list_segments(store, segment_prefix(METRICS, attempt)).get(attempt, [])
     packs = [stretch for stretch in found if stretch.packed]
@@ -76,7 +76,7 @@ def pack_once(store: Store, attempt: int, *, ended: bool, most_segments: int = M
     try:
         contents = list(parallel_map(lambda stretch: store.get(stretch.key), chosen))
     except KeyMissing:
-        return False  # another process has packed them meanwhile
+        return False  # another process has just packed them
     first, last = chosen[0].first, chosen[-1].last
     key = pack_key(METRICS, attempt, first, last)
     made = make_pack(first, contents, [stretch.key for stretch in chosen])
@@ -89,7 +89,8 @@ def pack_once(store: Store, attempt: int, *, ended: bool, most_segments: int = M
 
 
 def _choose_segments(unpacked: list[SegmentRange], most_segments: int) -> tuple[list[SegmentRange], bool]:
-    """Return the first two or more consecutive segments, and whether they fill a pack."""
+    """Return the first run of two or more consecutive segments (or fewer if there is none), and whether it fills a
+    pack."""
     chosen: list[SegmentRange] = []
     size = 0
     for stretch in unpacked:
@@ -105,7 +106,7 @@ def _choose_segments(unpacked: list[SegmentRange], most_segments: int) -> tuple[
 
 
 def _delete_packed_segments(store: Store, pack_range: SegmentRange, segments: list[SegmentRange]) -> None:
-    """Delete segments that the pack `pack_range` holds too, if their bytes are the same there."""
+    """Delete those of `segments` whose bytes are the same in the pack `pack_range`."""
     if not segments:
         return
     inside = dict(Pack(store, pack_range).segment_contents())

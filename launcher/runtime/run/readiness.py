@@ -1,9 +1,8 @@
-"""Checks that the corpora are large enough for a new run's recipe, and for the share of each source in its phases
-(`phases.N.mixture`), and that no source trains on what another holds out. `maskfleet init` checks before it writes
-anything, so a run that cannot train is never created.
+"""Checks before a run is created that its corpora are large enough for the recipe and the mixture of each phase
+(`phases.N.mixture`), and that no source's training text contains held-out text of another source.
 
-Most checks need only the manifests. For small corpora, rows are counted. Sources with one held-out rule keep held-out
-text apart; where the rules differ, the texts are compared.
+Most checks need only the manifests. For small corpora, rows are counted. Sources that hold out documents by the same
+rule cannot leak into each other; where the rules differ, the texts are compared.
 """
 
 import math
@@ -36,16 +35,16 @@ from launcher.runtime.run.log import record_operator_event
 from launcher.runtime.run.record import Run
 from launcher.runtime.run.streams import heldout_spec, stream_spec
 
-# Largest number of tokens of text that is counted row by row: it takes a second or two.
+# Rows are counted only in corpora with at most this many tokens: that takes a second or two.
 MAX_COUNTED = 50_000_000
-MIN_ROW_FILL = 0.85  # smallest share of text in a row: a row ends early if the next sentence does not fit
+MIN_ROW_FILL = 0.85  # assumed fill of rows, which end early if the next sentence does not fit
 
 
 def check_mixture(run: Run, tokenizer: Tokenizer) -> None:
-    """Refuse a new run that would read a source too often, or never. `run` need not exist yet.
+    """Raise an error if `run`, which need not be stored yet, would read a source too often, or never.
 
-    For small corpora the check is exact, because rows are counted. For others, rows are assumed to be nearly full; then
-    a source that is read slightly too often is refused only when training starts, after rows have been counted.
+    For small corpora the check is exact, because rows are counted. For others, rows are assumed to be nearly full: a
+    source that is read slightly too often is refused only when training starts, after rows have been counted.
 
     Raises:
         PlanError, RecipeError: a source would be read more often than its phase allows, or never.
@@ -61,10 +60,10 @@ def check_mixture(run: Run, tokenizer: Tokenizer) -> None:
     if sum(sizes.values()) <= MAX_COUNTED:
         Stream(stream_spec(run, tokenizer, len(recipe.phases) - 1))
     elif isinstance(recipe.input, PackedInput) and recipe.input.packing != "doc_sentences":
-        _check_readings(run, tokenizer, sizes)
+        _refuse_too_many_readings(run, tokenizer, sizes)
 
 
-def _check_readings(run: Run, tokenizer: Tokenizer, source_tokens: dict[str, int]) -> None:
+def _refuse_too_many_readings(run: Run, tokenizer: Tokenizer, source_tokens: dict[str, int]) -> None:
     recipe, read, step = run.recipe, dict.fromkeys(source_tokens, 0.0), 0
     for number, phase in enumerate(recipe.phases):
         tokens = MIN_ROW_FILL * (tokens_before(recipe, step + phase.steps) - tokens_before(recipe, step))
@@ -80,26 +79,26 @@ def _check_readings(run: Run, tokenizer: Tokenizer, source_tokens: dict[str, int
                 raise RecipeError(
                     f"corpus.sources.{name} has {source_tokens[name]:,} tokens, and would be read about "
                     f"{read[name]:.1f} times "
-                    f"by the end of phase {number}, more than phases.{number}.mixture.most_readings, {most:g}",
-                    remedy="give it less weight in the phases, give more text, shorten the phases, or set "
+                    f"by the end of phase {number}, but phases.{number}.mixture.most_readings is {most:g}",
+                    remedy="give the source less weight or more text, shorten the phases, or set "
                     f"most_readings to {1.2 * read[name]:.1f}",
                 )
 
 
-# A corpus with tokens for so many batches is not counted row by row: its epoch is surely longer than one batch.
+# With tokens for this many batches, rows need not be counted: an epoch is surely larger than a batch.
 PLENTY_BATCHES = 16
-MAX_EPOCHS = 200  # above this `init` warns; the published recipes read their text 40 to 100 times
-MAX_ROWS_PER_ID = 1.5  # embedding rows for each id of the tokenizer; above this `init` warns
+MAX_EPOCHS = 200  # `init` warns above this; published recipes read their text 40 to 100 times
+MAX_ROWS_PER_ID = 1.5  # `init` warns if embedding rows / token ids is above this
 
 
-MAX_ONE_TOKEN_SHARE = 0.99  # share of one token above which a corpus has nothing to learn
+MAX_ONE_TOKEN_SHARE = 0.99  # a corpus is refused if one token is a larger share of it
 
 
 def check_token_variety(run: Run, tokenizer: Tokenizer) -> None:
-    """Refuse a corpus that is one token again and again, which a model predicts without learning. `run` need not exist.
+    """Raise CorpusError if nearly all tokens of a source are the same. `run` need not be stored yet.
 
     Raises:
-        CorpusError: nearly all tokens of a source are the same, mostly the unknown one.
+        CorpusError: nearly all tokens are the same, usually the unknown token.
         StoreError: a manifest cannot be read.
     """
     for name, source in run.recipe.corpus.sources.items():
@@ -111,17 +110,17 @@ def check_token_variety(run: Run, tokenizer: Tokenizer) -> None:
             f"corpus.sources.{name}: {counts[most] / counts.sum():.2%} of the tokens of {source.uri} are "
             f"{tokenizer.piece(most)!r}, so there is nothing to learn",
             remedy="build the corpus with a tokenizer that fits the text: maskfleet tokenizer check TOKENIZER TEXT "
-            "says what is lost",
+            "shows what text is lost",
         )
 
 
 def check_rows(run: Run, tokenizer: Tokenizer) -> None:
-    """Refuse a batch that is larger than an epoch, and rows longer than the text. `run` need not exist yet.
+    """Raise an error if a batch of `run` is larger than an epoch, or a row is longer than the text.
 
     Raises:
-        RecipeError: a batch is larger than an epoch (the remedy has the size that fits); the text is too short for a
+        RecipeError: a batch is larger than an epoch (the remedy has the size that fits), or the text is too short for a
             row of a phase's length.
-        PlanError: batches are of one source, and a source is too small for a batch.
+        PlanError: each batch is of one source (`mixing.batches`), and a source is too small for a batch.
         CorpusError, StoreError: blocks cannot be read.
     """
     _check_lane_lengths(run, tokenizer)
@@ -129,41 +128,41 @@ def check_rows(run: Run, tokenizer: Tokenizer) -> None:
     problems: list[str] = []
     fitting: dict[int, int] = {}
     for number, phase in enumerate(run.recipe.phases):
-        counted_by_rows = isinstance(run.recipe.input, TextPairs)  # manifests have the number of pairs
+        counted_by_rows = isinstance(run.recipe.input, TextPairs)  # cheap: manifests have the number of pairs
         if text >= PLENTY_BATCHES * _batch_tokens(phase) and not counted_by_rows:
             continue
         batch, epoch = _batch_and_epoch_sizes(run, tokenizer, number)
         if batch > epoch:
             key, unit = ("sequences", "rows") if phase.batch.sequences else ("tokens", "tokens")
             problems.append(
-                f"phases.{number}.batch.{key}: a batch of {batch:,} {unit} is larger than an epoch of the corpora, "
-                f"{epoch:,} {unit} in rows of {phase.length}"
+                f"phases.{number}.batch.{key}: a batch of {batch:,} {unit} is larger than an epoch of the corpora "
+                f"({epoch:,} {unit}, in rows of length {phase.length})"
             )
             fitting[number] = epoch
     if problems:
         raise RecipeError(
             "\n".join(problems),
-            remedy=f"{_batch_options(run, fitting)} fits; or give more text, or try --tiny",
+            remedy=f"{_fitting_batch_options(run, fitting)} fits; or use more text, or --tiny",
         )
 
 
 def run_warnings(run: Run) -> list[str]:
-    """Return warnings of settings that work but are probably mistakes: very many epochs, a vocabulary much larger than
-    the tokenizer's, or text of which the tokenizer loses much."""
+    """Return warnings about settings that work but are probably mistakes: very many epochs, a vocabulary much larger
+    than the tokenizer's, or text that the tokenizer does not represent well."""
     found: list[str] = []
     text = _training_tokens(run)
     epochs = _epoch_count(run)
     if epochs > MAX_EPOCHS:
         found.append(
             f"the run reads its text about {epochs:,.0f} times ({text:,} tokens): give more text, or "
-            "fewer steps (phases.N.steps)"
+            "set fewer steps (phases.N.steps)"
         )
     ids = run.tokenizer().vocab_size
     rows = run.recipe.model.vocab
     if rows is not None and rows > MAX_ROWS_PER_ID * ids:
         found.append(
             f"model.vocab is {rows:,} and the tokenizer has {ids:,} ids: {rows - ids:,} rows are never used; "
-            "--set model.vocab=null takes the tokenizer's size"
+            "to use the tokenizer's size: --set model.vocab=null"
         )
     for name, source in run.recipe.corpus.sources.items():
         loss = load_manifest(open_store(source.uri)).loss or TextLoss()
@@ -175,7 +174,7 @@ def run_warnings(run: Run) -> list[str]:
 
 
 def _check_lane_lengths(run: Run, tokenizer: Tokenizer) -> None:
-    """Refuse lanes that are longer than a block of text. Rows of other inputs may be shorter, so any text will do."""
+    """Raise RecipeError if rows in lanes do not fit into a corpus. Rows of other inputs may be short."""
     if not isinstance(run.recipe.input, Lanes):
         return
     phases = (stream_spec(run, tokenizer, number) for number in range(len(run.recipe.phases)))
@@ -184,12 +183,12 @@ def _check_lane_lengths(run: Run, tokenizer: Tokenizer) -> None:
             Stream(spec)
         except PlanError as error:
             raise RecipeError(
-                error.problem, remedy="give shorter phases (phases.N.length), or more text; or try --tiny"
+                error.problem, remedy="set shorter rows (phases.N.length), give more text, or use --tiny"
             ) from error
 
 
 def _without_batch_options(spec: StreamSpec) -> StreamSpec:
-    """Return the spec of the same rows without what depends on the batch: lanes, batches of one source, stages."""
+    """Return the spec of the same rows without batch-dependent settings: lanes, batches of one source, stages."""
     return spec.model_copy(update={"lanes": None, "one_source": None, "stages": ()})
 
 
@@ -200,16 +199,16 @@ def _batch_and_epoch_sizes(run: Run, tokenizer: Tokenizer, number: int) -> tuple
     if phase.batch.sequences is None:
         return phase.batch.tokens or 0, stream.token_axis().unit_of_sample(1, 0)
     if spec.one_source is not None and stream.samples_per_epoch >= spec.one_source:
-        Stream(spec)  # raises PlanError, with the name of a source too small for a batch
+        Stream(spec)  # raises PlanError if a source is too small for a batch
     if spec.lanes is None:
         return phase.batch.sequences, stream.samples_per_epoch
-    # Each source gives whole steps: the one with the smallest share must have enough for one.
+    # The source with the smallest share must have enough rows for its part of one batch.
     shares = stream.plan.epoch_layout.quotas
     weights = [source.weight for source in spec.sources if source.weight is not None] or list(shares)
     return phase.batch.sequences, math.floor(sum(shares) * min(weights) / sum(weights))
 
 
-def _batch_options(run: Run, epochs: Mapping[int, int]) -> str:
+def _fitting_batch_options(run: Run, epochs: Mapping[int, int]) -> str:
     microbatch = min(run.recipe.microbatch_rows(run.recipe.phases[number]) for number in epochs)
     rows = [epoch for number, epoch in epochs.items() if run.recipe.phases[number].batch.sequences]
     assignments = list[str]()
@@ -245,12 +244,12 @@ def _training_tokens(run: Run) -> int:
 
 
 MAX_OVERLAP_SHARE = 0.01
-"""Share of a source's held-out tokens that may be training text of another: texts that occur everywhere."""
-ReportBlocks = Callable[[int, int], None]
+"""Share of a source's held-out tokens that may be training text of another source: boilerplate occurs everywhere."""
+ReportBlocks = Callable[[int, int], None]  # its arguments: blocks just read, all blocks of the pair of sources
 
 
 def pairs_with_differing_rules(recipe: Recipe) -> list[tuple[str, str]]:
-    """Return pairs of sources (held out, trained on) whose rules do not say that held-out text of the first is not
+    """Return the ordered pairs of sources (first, second) whose held-out rules allow that held-out text of the first is
     training text of the second.
 
     Raises:
@@ -268,12 +267,12 @@ def pairs_with_differing_rules(recipe: Recipe) -> list[tuple[str, str]]:
 
 
 def refuse_heldout_leaks(recipe: Recipe, report: ReportBlocks = lambda more, total: None) -> list[str]:
-    """Compare the sources whose held-out rules differ; return a line on each pair that was compared.
+    """Compare the texts of sources whose held-out rules differ. Return a line about each compared pair.
 
-    `report` is called with the number of blocks just read, and of all of the pair.
+    `report` is called with the number of blocks just read, and the number of blocks of the pair.
 
     Raises:
-        CorpusError: more than `MAX_OVERLAP_SHARE` of a source's held-out text is training text of another.
+        CorpusError: more than `MAX_OVERLAP_SHARE` of a source's held-out tokens are training text of another source.
         CorruptBlock, StoreError: a corpus cannot be read.
     """
     lines, corpora = list[str](), corpora_by_name(recipe)
@@ -282,7 +281,7 @@ def refuse_heldout_leaks(recipe: Recipe, report: ReportBlocks = lambda more, tot
         found = find_overlap(held, trained, report)
         if found.token_share > MAX_OVERLAP_SHARE:
             raise _leak_error(recipe, one, other, found)
-        lines.append(f"held out of {one}, trained on in {other}: {found.found:,} of {found.documents:,} documents")
+        lines.append(f"documents held out of {one} and trained on in {other}: {found.found:,} of {found.documents:,}")
     return lines
 
 
@@ -293,8 +292,8 @@ def _leak_error(recipe: Recipe, one: str, other: str, found: Overlap) -> CorpusE
         f"{corpus_key(other)} ({uris[1]}) trains on {found.found:,} of {found.documents:,} documents that "
         f"{corpus_key(one)} ({uris[0]}) holds out, {found.token_share:.1%} of its held-out tokens; the first is "
         f"heldout:{found.first}. Their rules differ: {_rule_text(rules[0])} and {_rule_text(rules[1])}",
-        remedy=f"build one of them again with --heldout-like the other ({uris[0]} holds out more), or leave out of "
-        f"{uris[1]} what both have: `corpus prepare` finds it if it gets the text of both",
+        remedy=f"build one of them again with --heldout-like the other ({uris[0]} holds out more), or remove "
+        f"documents that both have from {uris[1]}: `corpus prepare` finds them in the text of both",
     )
 
 
@@ -306,6 +305,6 @@ def _rule_text(rule: HeldoutRule) -> str:
 
 
 def record_compared_sources(store: Store, lines: list[str], now: datetime) -> None:
-    """Record among the events of a new run what was compared, if anything was."""
+    """Record the lines of `refuse_heldout_leaks` as an event of the run, unless nothing was compared."""
     if lines:
         record_operator_event(store, "heldout_rules", now.timestamp(), compared=True, what="; ".join(lines))

@@ -1,14 +1,14 @@
-"""A run is a URI. `maskfleet init` creates it, once; everything else opens it and never creates one.
+"""A run is a folder or an S3 prefix, named by its URI. Only `maskfleet init` and forks create runs.
 
 recipe.yaml     the resolved recipe: complete, local paths made absolute
 tokenizers/     its tokenizer, by fingerprint (launcher.runtime.run.kept_tokenizer)
-run.json        what the run is: identity fields, fingerprints of corpora and tokenizer, versions
+run.json        identity of the run: fields of the recipe, fingerprints of corpora and tokenizer, versions
 attempts/       one object per start (checkpoints.attempt)
 checkpoints/    commits and their data (checkpoints.layout)
 kernels/        the kernels chosen for each kind of GPU (launcher.runtime.rank.kernels)
-removals/       removals from the corpora that are left out from a step on (launcher.runtime.run.removals)
-microbatch/     numbers of rows that did not fit into memory (launcher.runtime.rank.microbatch_size)
-metrics/ events/    segments per attempt (launcher.runtime.run.log)
+removals/       documents removed from the corpora, which steps skip (launcher.runtime.run.removals)
+microbatch/     microbatch sizes that did not fit into memory (launcher.runtime.rank.microbatch_size)
+metrics/ events/    segments of each attempt (launcher.runtime.run.log)
 """
 
 import logging
@@ -38,15 +38,15 @@ from launcher.runtime.run.outline import ForkOrigin
 from launcher.runtime.run.removals import CorpusStates, RemovalHistory, RemovalRecord, read_removals
 
 RECIPE_FILE, RECORD_FILE = outline.RECIPE_FILE, outline.RECORD_FILE
-COMMITTED_KEY = "checkpoints/began.json"  # written once there is a commit: finding none later is an error
+COMMITTED_KEY = "checkpoints/began.json"  # exists after the first commit: then having no commit is an error
 
 
 class RunRecord(StrictRecord):
-    """The content of run.json, which must not change after `init`.
+    """The content of run.json. It changes only if a start accepts changes (`launcher.runtime.run.create.reconcile`).
 
     Attributes:
         origins: checkpoints from which the run was forked, the oldest first; empty if it was not forked.
-        data_begins: step that reads the first samples of the data: 0, except in a fork with other data.
+        data_begins: step that reads the first samples: 0, except in a fork whose data starts from the beginning.
     """
 
     format: Literal[2]
@@ -65,9 +65,9 @@ class Run:
     """An opened run: its store, its present recipe, and the record of its creation.
 
     Attributes:
-        left_out: records of removals that it left out after it was made, the oldest first.
-        wanted: states of the corpora that a start is to go on with; None: those of the last record.
-        stored: the run as a start found it, if it is to go on with another recipe or record (`store_changes`).
+        left_out: removal records that were added after the run was created, the oldest first.
+        wanted: states of the corpora with which a start continues; None: those of the last removal record.
+        stored: the run as it is stored, if the start continues with another recipe or record (`store_changes`).
     """
 
     uri: str
@@ -80,33 +80,33 @@ class Run:
 
     @property
     def removal_history(self) -> RemovalHistory:
-        """The states of the corpora that each step reads."""
+        """Which state of the corpora each step reads."""
         return RemovalHistory(self.record.inputs.removals, self.left_out)
 
     @property
     def removals(self) -> CorpusStates:
-        """The states of the corpora that streams of this run read."""
+        """The state of each corpus that this run's streams read from now on."""
         return self.removal_history.newest_states if self.wanted is None else self.wanted
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer of the run's record, from the run's own copy. Raises as
+        """Return the tokenizer that run.json names, usually from the run's own copy. Raises as
         `launcher.runtime.run.kept_tokenizer.find_tokenizer`."""
         return find_tokenizer(self.store, self.record.inputs.tokenizer, self.recipe)
 
     def tokenizer_for(self, recipe: Recipe) -> Tokenizer:
-        """Return the run's tokenizer, or that of `recipe` if `recipe` names another place. Raises as `tokenizer`."""
+        """Return the run's tokenizer, or that of `recipe` if its `tokenizer` section differs. Raises as `tokenizer`."""
         if recipe.tokenizer == self.recipe.tokenizer:
             return self.tokenizer()
         return load_tokenizer(recipe.tokenizer.uri)
 
 
 def open_run(uri: str) -> Run:
-    """Return the run at `uri`. Never creates one: a mistyped URI is an error.
+    """Return the existing run at `uri`.
 
     Raises:
-        RunError: if there is no run, its files are damaged, or another version wrote them whose format is not read.
-        DamagedCheckpoint: a record of left-out removals is damaged.
-        StoreError: if the store cannot be read.
+        RunError: there is no run, its files are damaged, or this version cannot read their format.
+        DamagedCheckpoint: a removal record is missing or damaged.
+        StoreError: the store cannot be read.
     """
     store = open_store(uri)
     try:
@@ -137,11 +137,11 @@ _log = logging.getLogger(__name__)
 def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
     """Return the manifest of the checkpoint of `step`; if several attempts saved that step, the newest attempt's.
 
-    `step` None: that of the newest checkpoint that verifies. Newer, damaged checkpoints are named in a warning.
+    If `step` is None, return that of the newest intact checkpoint. Warnings name newer, damaged checkpoints.
 
     Raises:
         RunError: there is no such checkpoint.
-        CheckpointError: the checkpoint is damaged; with `step` None: all of them are.
+        CheckpointError: the checkpoint is damaged; if `step` is None: all checkpoints are damaged.
         StoreError: the store cannot be read.
     """
     if step is None:
@@ -151,10 +151,10 @@ def select_checkpoint(run: Run, step: int | None) -> CheckpointManifest:
         for damaged in good.passed_over:
             _log.warning("a newer checkpoint of %s is damaged: %s", run.uri, damaged)
         if good.passed_over:
-            _log.warning("so the checkpoint of step %s is used", f"{good.manifest.step:,}")
+            _log.warning("using the older checkpoint of step %s", f"{good.manifest.step:,}")
         return good.manifest
     marks = list_committed(run.store)
-    chosen = next((mark for mark in marks if mark.step == step), None)  # the newest attempt's comes first
+    chosen = next((mark for mark in marks if mark.step == step), None)  # the newest attempt comes first
     if chosen is None:
         have = ", ".join(str(mark.step) for mark in marks) or "none"
         raise RunError(f"{run.uri} has no checkpoint of step {step}", remedy=f"it has: {have}")

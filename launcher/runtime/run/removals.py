@@ -1,13 +1,13 @@
-"""Which removals from its corpora a run leaves out, and from which step on.
+"""Records which documents, removed from the corpora, a run skips, and from which step on.
 
-A run that is made reads its corpora without the documents that were removed by then; `run.json` names that state of
-each corpus. If documents are removed later, the run goes on only when told to leave them out. The attempt that does so
-records the step that it resumes from, before it reads anything:
+A new run reads its corpora without the documents removed so far; run.json has that state of each corpus. If documents
+are removed later, a start needs `--without-removed` to continue without them. Its attempt first records the step from
+which it resumes:
 
     removals/000001.json    from step 1200 on, by attempt 3; created by conditional put
 
-So every step has one state of the corpora, on every rank and after every kill. An attempt that goes back behind that
-step adds a record for the earlier step: a removed document is never read again.
+So each step has one state of the corpora, on every rank and after every restart. An attempt that returns to an earlier
+step adds a record for that step: a removed document is never read again.
 """
 
 from collections.abc import Mapping
@@ -23,20 +23,20 @@ from data_service.store.base import Store
 
 REMOVALS_PREFIX = "removals/"
 _DIGEST_LABEL = "removals"
-_REMEDY = "restore it from a copy of the run; without it the run could read removed documents again"
+_REMEDY = "restore it from a copy of the run; otherwise the run could read removed documents again"
 
 CorpusStates = Mapping[str, str]
-"""The digest up to which removals are left out (`RemovalChain.digest`), by name of the source. Sources from which
-nothing was removed are absent."""
+"""State of each corpus, by name: the digest of its list of removed documents (`RemovalChain.digest`). Corpora without
+removals are absent."""
 
 
 class RemovalRecord(StrictRecord):
-    """The record of removals that a run leaves out from a step on.
+    """A change of the states of the corpora that a run reads.
 
     Attributes:
-        step: first step that does not read them.
-        attempt: attempt that resumed there; 0 in a fork for what it knew when it was made.
-        states: states of the corpora from then on.
+        step: first step that reads the corpora in `states`.
+        attempt: number of the attempt that resumed from `step`; 0 for records with which a fork was created.
+        states: states of the corpora from `step` on.
     """
 
     format: Literal[1] = 1
@@ -47,11 +47,11 @@ class RemovalRecord(StrictRecord):
 
 @dataclass(frozen=True)
 class RemovalHistory:
-    """The states of the corpora that each step of a run reads.
+    """Which states of the corpora each step of a run reads.
 
     Attributes:
-        first: states when the run was made.
-        records: what was left out later, the oldest first.
+        first: states when the run was created.
+        records: later changes, the oldest first.
     """
 
     first: CorpusStates
@@ -59,26 +59,26 @@ class RemovalHistory:
 
     @property
     def newest_states(self) -> CorpusStates:
-        """The states from now on."""
+        """The states that new steps read."""
         return self.records[-1].states if self.records else self.first
 
     def states_at(self, step: int, attempt: int | None = None) -> CorpusStates:
-        """Return the states that a step reads; with `attempt`, those that it read in that attempt or an earlier one."""
+        """Return the states that `step` reads; with `attempt`, ignore the records of later attempts."""
         known = [one for one in self.records if one.step <= step and (attempt is None or one.attempt <= attempt)]
         return known[-1].states if known else self.first
 
 
 def read_removals(store: Store) -> tuple[RemovalRecord, ...]:
-    """Return the records in a run's store, the oldest first.
+    """Return the removal records of the run in `store`, the oldest first.
 
     Raises:
-        DamagedCheckpoint: a record is missing or cannot be read. Without it removed documents could be read again.
+        DamagedCheckpoint: a record is missing or damaged, so removed documents could be read again.
         StoreError: the store cannot be read.
     """
     keys = [entry.key for entry in store.list(REMOVALS_PREFIX)]
     for number, key in enumerate(keys, 1):
         if key != _record_key(number):
-            raise _damaged_error(store, _record_key(number), f"it is missing, but {key} is there")
+            raise _damaged_error(store, _record_key(number), f"it is missing, although {key} exists")
     return tuple(
         decode_record(RemovalRecord, _DIGEST_LABEL, store.get(key), f"{store.uri}/{key}", remedy=_REMEDY)
         for key in keys
@@ -86,13 +86,13 @@ def read_removals(store: Store) -> tuple[RemovalRecord, ...]:
 
 
 def write_removals(store: Store, number: int, record: RemovalRecord) -> None:
-    """Write record `number`, counted from 1. Raises DamagedCheckpoint: another process has just written another one.
+    """Write removal record `number`, counted from 1. Raises DamagedCheckpoint if it exists with other content.
 
-    The same record may be there already: an interrupted fork is repeated.
+    The same content may exist: an interrupted fork has written it before.
     """
     key, data = _record_key(number), add_digest(_DIGEST_LABEL, record.model_dump_json().encode())
     if not store.put_if_absent(key, data) and store.get(key) != data:
-        raise _damaged_error(store, key, "another start of the run has just written it")
+        raise _damaged_error(store, key, "another start of the run has just written it with other content")
 
 
 def _record_key(number: int) -> str:

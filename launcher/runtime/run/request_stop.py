@@ -1,5 +1,5 @@
-"""`maskfleet runs stop`: asks a run to end cleanly. The request goes through the run's store, so the run may be
-anywhere."""
+"""`maskfleet runs stop`: asks a run to save and end. The request is written to the run's store, so the run may train on
+another machine."""
 
 import getpass
 import socket
@@ -14,10 +14,10 @@ _POLL_S = 1.0
 
 
 def ask_to_stop(store: Store, now: float) -> AttemptStatus | None:
-    """Ask the running start of the run in `store` to commit and end, and record that as an event. Return the newest
-    start; None if there was none.
+    """Ask the running start of a run to save and end, and record that as an event. Return the newest start; None if the
+    run was never started.
 
-    If no start is running, nothing is written, so the next start is not affected. `now`: seconds since 1970.
+    If no start is running, nothing is written, and the next start is not affected. `now`: seconds since 1970.
     """
     found = read_attempt_status(store, now)
     if found is not None and found.state == "running":
@@ -28,7 +28,7 @@ def ask_to_stop(store: Store, now: float) -> AttemptStatus | None:
 
 
 def wait_for_end(store: Store, presence: AttemptStatus, clock: Callable[[], float]) -> AttemptStatus:
-    """Wait until the command that made the start `presence` has ended. Return its last start, or a newer start by
+    """Wait until the command that owns the start `presence` has ended. Return its last start, or a newer start of
     another command. `clock` returns seconds since 1970."""
     tick = threading.Event()
     while True:
@@ -40,5 +40,5 @@ def wait_for_end(store: Store, presence: AttemptStatus, clock: Callable[[], floa
 
 
 def user_at_host() -> str:
-    """Return the user and host that ask, as text."""
+    """Return this user and host, as `user@host`."""
     return f"{getpass.getuser()}@{socket.gethostname()}"

@@ -1,10 +1,10 @@
-"""Stores results as small JSON objects with the digest of their content, so that damaged figures are never used.
+"""Stores results as small JSON objects with a digest of their content, so that damaged results are never used.
 
 {"digest": "...", "content": {...}}
 
-An object's path follows from its content, so processes that compute the same result write to the same path. It is
-written once, by conditional put. An object at a path that does not follow from its content is ignored. Results of grids
-and evaluations of a run's checkpoints are stored like this.
+An object's path is computed from its content, so processes that compute the same result write to the same path. It is
+written once, by conditional put. An object at a wrong path is ignored. Results of grids and of evaluations of a run's
+checkpoints are stored in this way.
 """
 
 import json
@@ -21,7 +21,7 @@ from launcher.errors import RunError
 
 
 class Sealed(StrictRecord, ABC):
-    """The content of a stored object."""
+    """Base of the content of a stored object."""
 
     @property
     @abstractmethod
@@ -44,15 +44,15 @@ def hash_json(parts: object) -> str:
 
 
 def sealed_bytes(content: Sealed) -> bytes:
-    """Return the object's bytes: the same for the same content."""
+    """Return the bytes to store for `content`. Equal contents have equal bytes."""
     data = content.model_dump_json()
     return f'{{"digest": "{digest(data.encode())}", "content": {data}}}\n'.encode()
 
 
 def store_sealed(store: Store, content: M) -> M:
-    """Store an object and return it. If another process has stored one at its path, keep and return that one.
+    """Store `content` and return it. If an intact object exists at its path, keep and return that one instead.
 
-    Damaged objects are replaced. Raises StoreError and its subclasses; RunError as `read_sealed`.
+    Raises StoreError; RunError as `read_sealed`.
     """
     while not store.put_if_absent(content.path, sealed_bytes(content)):
         theirs = read_sealed(store, content.path, type(content))
@@ -63,11 +63,11 @@ def store_sealed(store: Store, content: M) -> M:
 
 
 def read_sealed(store: Store, path: str, kind: type[M]) -> M | None:
-    """Return the object at `path`. None if it is absent, remains damaged when read again, or belongs at another path.
+    """Return the object at `path`; None if it is absent, damaged (after repeated reads), or belongs to another path.
 
     Raises:
-        RunError: its digest is right, but this version cannot read its content.
-        StoreError: the store cannot be read. An absent object raises nothing.
+        RunError: the object is intact, but a newer version wrote it, and this version cannot parse it.
+        StoreError: the store cannot be read.
     """
     for _ in range(READ_ATTEMPTS):
         try:
@@ -83,13 +83,13 @@ def read_sealed(store: Store, path: str, kind: type[M]) -> M | None:
 
 
 def read_all_sealed(store: Store, paths: Iterable[str], kind: type[M]) -> list[M]:
-    """Return those of `paths` that can be read, in their order. Raises as `read_sealed`."""
+    """Return the intact objects at `paths`, in order (`read_sealed`). Raises as `read_sealed`."""
     objects = parallel_map(lambda path: read_sealed(store, path, kind), paths)
     return [found for found in objects if found is not None]
 
 
 def _digest_matches(data: bytes) -> bool:
-    """Return whether the digest is that of the content, without parsing the content."""
+    """Return whether the digest in `data` matches the bytes of the content, without parsing them."""
     head, separator, rest = data.partition(b'", "content": ')
     content = rest.removesuffix(b"}\n")
     return bool(separator) and head == b'{"digest": "' + digest(content).encode() and content != rest

@@ -1,18 +1,18 @@
-"""The objects that hold a run's records: segments, numbered for each attempt, and packs of many segments.
+"""The stored objects that hold a run's records: numbered segments of each attempt, and packs of many segments.
 
     metrics/a000002/00000007.jsonl             segment 7 of attempt 2: JSON lines
     metrics/a000002/00000000-00000511.parquet  pack of segments 0 to 511 of attempt 2
 
-A segment's bytes never change, and only its own attempt writes it. So a segment that is stored twice, in a pack and by
-itself, is read once, from the pack.
+A segment's bytes never change, and only its own attempt writes it. A segment that is stored both by itself and in a
+pack is read once, from the pack.
 
-A pack is a Parquet file, which any tool can read: a row for each line of the segments, damaged ones included. A field
-of the step records is a column, which is read without the others and without parsing JSON. pyarrow takes 36 MB, so it
-is imported only where a pack is written or read.
+A pack is a Parquet file with a row for each line of its segments, even damaged lines. Each field of the step records is
+a column, so that it can be read alone, without parsing JSON. pyarrow takes 36 MB of memory, so it is imported only
+where a pack is written or read.
 
     in-segment               number of the segment that holds the line
-    step-line, other-line    the line's bytes with its end: that of a step record, or another one; the other is null
-    <field>                  float64: a step record's field, null if it is not a number
+    step-line, other-line    bytes of the line, in one of the two: that of step records or of other lines; else null
+    <field>                  float64: this field of the step record; null if it is not a number
     metadata "maskfleet"     sealed JSON: {"format": 1, "lines": number of lines, "fields": [names of the fields]}
 """
 
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 METRICS = "metrics"
 EVENTS = "events"
 PACK_SUFFIX = ".parquet"
-"""The end of a pack's key."""
+"""Suffix of a pack's key."""
 _SEGMENT_SUFFIX = ".jsonl"
 
-_MAX_LISTINGS = 20  # most listings of an attempt whose segments are packed while they are read
+_MAX_LISTINGS = 20  # a read restarts at most this often because segments were packed
 _KEY_PATTERN = re.compile(r"\w+/a(\d{6,12})/(\d{8,12})(?:\.jsonl|-(\d{8,12})\.parquet)")
 
 
 @dataclass(frozen=True)
 class SegmentRange:
-    """One stored object, a segment or a pack: segments `first` to `last` of an attempt. `size` is in bytes."""
+    """One stored object, a segment or a pack, which holds segments `first` to `last` of an attempt. `size`: bytes."""
 
     first: int
     last: int
@@ -69,7 +69,7 @@ def segment_prefix(folder: str, attempt: int) -> str:
 
 
 def segment_key(folder: str, attempt: int, number: int) -> str:
-    """Return the key of a segment. An attempt's segments are numbered from 0, without a gap."""
+    """Return the key of a segment. Segments of an attempt are numbered from 0 without gaps."""
     return f"{segment_prefix(folder, attempt)}{number:08d}{_SEGMENT_SUFFIX}"
 
 
@@ -78,10 +78,10 @@ def pack_key(folder: str, attempt: int, first: int, last: int) -> str:
 
 
 def list_segments(store: Store, prefix: str) -> dict[int, list[SegmentRange]]:
-    """Return the segments and packs below a prefix, by attempt, in order; also segments that are in a pack too.
+    """Return all segments and packs below `prefix`, by attempt, in order. Packed segments may still be among them.
 
-    It lists twice. If a segment is packed during the first listing, that listing can miss both: the segment because it
-    is deleted already, the pack because it is created later. The second listing finds the pack.
+    It lists twice. If a segment is packed during the first listing, that listing can miss both: the segment, which is
+    deleted already, and the pack, which was created after its place in the listing. The second listing finds the pack.
     """
     entries = {entry.key: entry for _ in range(2) for entry in store.list(prefix)}
     found: dict[int, list[SegmentRange]] = {}
@@ -94,9 +94,10 @@ def list_segments(store: Store, prefix: str) -> dict[int, list[SegmentRange]]:
 
 
 def without_overlaps(segment_ranges: list[SegmentRange], after: int = -1) -> list[SegmentRange]:
-    """Return those of an attempt's objects that are needed to read each segment after number `after`.
+    """Return the objects from which each segment after number `after` can be read.
 
-    Packs may overlap if two starts of the run packed at the same time; a reader must skip segments that it has read.
+    The packs among them may still overlap, if two starts packed at the same time; readers must skip segments that they
+    have read.
     """
     chosen = []
     for stretch in sorted(segment_ranges, key=_sort_key):
@@ -112,10 +113,10 @@ def read_segments(
     """Yield the objects of an attempt that hold the segments after number `after`, in order: segments with their bytes,
     packs with None.
 
-    A segment that is packed meanwhile is found in its pack. Raises StoreError.
+    If a segment is packed during the call, its pack is yielded instead. Raises StoreError.
 
     Args:
-        segment_ranges: the attempt's objects, if the caller has listed them.
+        segment_ranges: the attempt's objects, if the caller has listed them already.
     """
     for _ in range(_MAX_LISTINGS):
         if segment_ranges is None:
@@ -139,19 +140,20 @@ def _read_contents(store: Store, segment_ranges: list[SegmentRange]) -> Iterator
     yield from zip(segment_ranges, data, strict=True)
 
 
-MAX_PACK_BYTES = 8 << 20  # number of bytes of segments that fill a pack
-_SEGMENT, _STEP_LINE, _OTHER_LINE = "in-segment", "step-line", "other-line"  # no field's name has a hyphen
-_METADATA_KEY = "maskfleet"  # key in the file's metadata of a digest and what it covers
+MAX_PACK_BYTES = 8 << 20  # a pack is full when its segments have this many bytes
+_SEGMENT, _STEP_LINE, _OTHER_LINE = "in-segment", "step-line", "other-line"  # names of fields have no hyphens
+_METADATA_KEY = "maskfleet"  # key of the pack's description in the file metadata
 
 
 class DamagedPack(RunError):
-    """A pack that cannot be read."""
+    """A pack is damaged."""
 
 
 def make_pack(first_number: int, segments: list[bytes], names: list[str]) -> bytes:
-    """Return a pack of segments numbered from `first_number`. `names`: their names in messages.
+    """Return the bytes of a pack of `segments`, which are numbered from `first_number`. `names`: their names in
+    messages.
 
-    Raises RunError: a newer version wrote one of the records.
+    Raises RunError if a newer version wrote one of the records.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -177,7 +179,7 @@ def make_pack(first_number: int, segments: list[bytes], names: list[str]) -> byt
 
 
 def _spread_column(column: Floats, rows: NDArray[np.bool_]) -> "pa.Array":
-    """Return [lines], the values of a column in the `rows` of step records; null in others, and for NaN."""
+    """Return [lines], the values of `column` in the rows of step records (mask `rows`); null for NaN and other rows."""
     import pyarrow as pa
 
     values = np.full(len(rows), np.nan)
@@ -186,23 +188,23 @@ def _spread_column(column: Floats, rows: NDArray[np.bool_]) -> "pa.Array":
 
 
 class Pack:
-    """A stored pack. Only the columns that are asked for are read. Several threads may use it.
+    """Reads a stored pack, one column at a time. Several threads may use it.
 
-    Every method raises DamagedPack and StoreError. The constructor raises RunError if a newer version wrote the pack.
+    All methods raise DamagedPack and StoreError. The constructor raises RunError if a newer version wrote the pack.
 
     Attributes:
-        fields: names of the fields of its step records.
+        fields: names of the numeric fields of its step records.
     """
 
     def __init__(self, store: Store, segment_range: SegmentRange) -> None:
         self._store, self.stretch = store, segment_range
         self._name = f"{store.uri}/{segment_range.key}"
         self._metadata: pa.FileMetaData | None = None
-        with self._naming_damage():
+        with self._raising_damaged_pack():
             file = self._open_file()
             body = strip_digest(_METADATA_KEY, (file.metadata.metadata or {})[_METADATA_KEY.encode()])
             if body is None:
-                raise ValueError("its metadata do not match their digest")
+                raise ValueError("its metadata does not match its digest")
             about = json.loads(body)
             if has_newer_format(about):
                 raise RunError(newer_version_message(self._name), remedy=NEWER_REMEDY)
@@ -211,20 +213,20 @@ class Pack:
             own = {_SEGMENT: "int64", _STEP_LINE: "binary", _OTHER_LINE: "binary"}
             columns = [(field.name, str(field.type)) for field in file.schema_arrow]
             if columns != list((dict.fromkeys(self.fields, "double") | own).items()):
-                raise ValueError("its columns are not those that it names")
+                raise ValueError("its columns are not those that its metadata lists")
             self._metadata = file.metadata
 
     def segment_numbers(self) -> Ints:
-        """Return [steps], the number of the segment that holds each step record."""
+        """Return [steps] int64, the number of the segment that holds each step record."""
         return self._line_segments()[self._step_rows]
 
     def column(self, field: str) -> Floats:
-        """Return [steps], a field of the step records; NaN where it is not a number."""
+        """Return [steps] float64, one field of all step records; NaN where it is not a number."""
         values = self._read_columns([field]).column(0).to_numpy()
         return np.asarray(values, dtype=np.float64)[self._step_rows]
 
     def table(self) -> StepTable:
-        """Return the pack's table without its columns, which stay in the store."""
+        """Return the pack's records without the columns of step records, which `column` reads from the store."""
         builder, segments = TableBuilder(), self._line_segments()
         begins = np.searchsorted(segments, segments)
         folder = self._name.rpartition("/")[0]
@@ -237,7 +239,7 @@ class Pack:
         return StepTable(self.segment_numbers(), {}, others.others, others.damage)
 
     def segment_contents(self) -> Iterator[tuple[int, bytes]]:
-        """Yield number and bytes of each segment."""
+        """Yield number and bytes of each packed segment."""
         found = self._read_columns([_STEP_LINE, _OTHER_LINE]).to_pydict()
         lines = [other if step is None else step for step, other in zip(*found.values(), strict=True)]
         numbers = range(self.stretch.first, self.stretch.last + 2)
@@ -247,21 +249,21 @@ class Pack:
 
     @cached_property
     def _step_rows(self) -> NDArray[np.bool_]:
-        """[lines], whether a line is that of a step record."""
+        """[lines] bool: whether each line is a step record."""
         return np.asarray(self._read_columns([_OTHER_LINE]).column(0).is_null().to_numpy(), dtype=bool)
 
     def _line_segments(self) -> Ints:
         numbers = np.asarray(self._read_columns([_SEGMENT]).column(0).to_numpy(), dtype=np.int64)
         named = range(self.stretch.first, self.stretch.last + 1)
         if np.any(np.diff(numbers) < 0) or not all(int(end) in named for end in numbers[[0, -1][: len(numbers)]]):
-            raise self._damaged_error("it does not hold the segments that it is named after")
+            raise self._damaged_error("it does not contain the segments that its name says")
         return numbers
 
     def _read_columns(self, columns: list[str]) -> "pa.Table":
-        with self._naming_damage():
+        with self._raising_damaged_pack():
             table = self._open_file().read(columns, use_threads=False)
             if len(table) != self._lines or table.column_names != columns:
-                raise ValueError("a column is not as long as it says")
+                raise ValueError("a column does not have the length that its metadata says")
             return table
 
     def _open_file(self) -> "pq.ParquetFile":
@@ -275,8 +277,8 @@ class Pack:
         )
 
     @contextmanager
-    def _naming_damage(self) -> Iterator[None]:
-        """Turn the errors of pyarrow about damaged bytes into DamagedPack."""
+    def _raising_damaged_pack(self) -> Iterator[None]:
+        """Turn pyarrow's errors about damaged bytes into DamagedPack."""
         import pyarrow as pa
 
         try:
@@ -286,12 +288,12 @@ class Pack:
 
     def _damaged_error(self, reason: object) -> DamagedPack:
         return DamagedPack(
-            f"{self._name} is damaged: {reason}", remedy="restore it from a copy; the rest is read without it"
+            f"{self._name} is damaged: {reason}", remedy="restore it from a copy; other records are still read"
         )
 
 
 class _RangeFile(io.RawIOBase):
-    """A stored object as a file. Each read requests a range of bytes."""
+    """Presents a stored object as a readable file. Each read requests a range of bytes from the store."""
 
     def __init__(self, store: Store, segment_range: SegmentRange) -> None:
         self._store, self._stretch, self._at = store, segment_range, 0

@@ -1,4 +1,4 @@
-"""Reads the lines of metrics segments into columns: an array for each field of the steps, not a dict for each step."""
+"""Reads the lines of metrics segments into columns: one array per field, instead of one dict per step."""
 
 import json
 import re
@@ -18,22 +18,22 @@ Ints = NDArray[np.int64]
 Record = dict[str, Any]
 
 _FIELD_PATTERN = re.compile(r"\w{1,100}", re.ASCII)
-_MAX_FIELDS = 256  # largest number of columns: a damaged line must not make a million
+_MAX_FIELDS = 256  # limit of columns, since a damaged line could have a million fields
 
 
 class NotARecord(ValueError):
-    """The reason why a line is not a record."""
+    """A line is not a record. The message says why."""
 
 
 @dataclass(frozen=True)
 class StepTable:
-    """The content of consecutive segments of one attempt, with n step records.
+    """The records in consecutive segments of one attempt: n step records and others.
 
     Attributes:
-        segments: [n] number of the segment that holds each step record; it never decreases.
-        columns: [n] float64 by field, for every field that is a number in at least one record; NaN where it is not.
-        others: evaluation records, each preceded by the number of its segment.
-        damage: messages about lines that could not be read.
+        segments: [n] int64, number of the segment that holds each step record; it never decreases.
+        columns: [n] float64 for each field that is a number in any step record; NaN where it is not a number.
+        others: evaluation records: (number of the segment, record).
+        damage: messages about unreadable lines.
     """
 
     segments: Ints
@@ -55,9 +55,9 @@ class TableBuilder:
         return len(self._segments)
 
     def add(self, number: int, name: str, data: bytes, first_line: int = 1) -> list[bool]:
-        """Add lines of the segment `number`. Return whether each line is a step record.
+        """Add the lines `data` of segment `number`. Return for each line whether it is a step record.
 
-        `name`: name of the segment in messages. `first_line`: number of its first line in the segment.
+        `name`: name of the segment in messages. `first_line`: line number of the first line in the segment.
         """
         steps = []
         for line, record in parse_records(name, data, first_line):
@@ -92,8 +92,7 @@ class TableBuilder:
 
 
 def parse_records(name: str, data: bytes, first_line: int = 1) -> Iterator[tuple[int, Record | NotARecord]]:
-    """Yield the number (from `first_line`) of each line of a segment, with the line's record or the reason why it is
-    not one.
+    """Yield each line's number, counted from `first_line`, and its record, or NotARecord if it is no record.
 
     `name`: name of the segment in messages. Raises RunError if a newer version wrote a record.
     """
@@ -123,9 +122,9 @@ def _parse_record(line: bytes, name: str) -> Record:
     except (ValueError, RecursionError) as error:
         raise NotARecord(f"not JSON: {error}") from error
     if not isinstance(record, dict) or record.get("kind") not in ("step", "evaluation"):
-        raise NotARecord("neither a step nor an evaluation")
+        raise NotARecord("neither the record of a step nor that of an evaluation")
     if not isinstance(record.get("step"), int) or not 0 <= record["step"] < 2**53:
-        raise NotARecord("without the number of its step")
+        raise NotARecord("no valid step number")
     return cast("Record", record)
 
 

@@ -1,5 +1,5 @@
-"""The data that a run's recipe describes: streams of training and held-out samples, and which samples a step takes.
-Data that the run had read before it went back from a loss spike are left out."""
+"""The data of a run: its streams of training and held-out samples, and which samples each step reads. After a loss
+spike, the run returns to an earlier checkpoint and skips the samples that it read since."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,16 +29,16 @@ from launcher.runtime.recipe.timeline import batch_schedule
 from launcher.runtime.run.record import Run
 
 SPIKES_KEY = "spikes"
-"""The key of the recent losses (`SpikeHistory`) in a manifest's state."""
+"""Key of the spike policy's `SpikeHistory` in the state of a checkpoint's manifest."""
 _REWINDS_ADAPTER = TypeAdapter(tuple[Rewind, ...])
 
 
 @dataclass(frozen=True)
 class SkippedData:
-    """The data that a run leaves out, and its rewinds, as a resume knows them.
+    """The data that a resumed run skips because of loss spikes, and its rewinds to earlier checkpoints.
 
     Attributes:
-        spans: the ranges of data that are left out.
+        spans: the skipped ranges of samples.
         gone_back: the rewinds so far, the oldest first.
     """
 
@@ -51,23 +51,23 @@ class SkippedData:
 
 
 def read_skipped_data(run: Run, good: CheckpointManifest | None, peers: Peers) -> SkippedData:
-    """Read the left-out data and the rewinds on rank 0, and return them on all ranks. Raises StoreError on all
-    ranks."""
+    """Return the skipped data and the rewinds on all ranks; only rank 0 reads the store. Raises StoreError on all
+    ranks. `good`: manifest of the checkpoint to resume from, if any."""
     gone_back = broadcast_or_raise(peers, lambda: tuple(read_rewinds(run.store)), _REWINDS_ADAPTER)
     return SkippedData(skipped_ranges(good, gone_back), gone_back)
 
 
 def current_skipped_ranges(run: Run) -> tuple[SampleRange, ...]:
-    """Return the ranges that the run leaves out now. Raises NoGoodCheckpoint, StoreError."""
+    """Return the ranges of samples that a resume would skip now. Raises NoGoodCheckpoint, StoreError."""
     good = find_newest_good(run.store, SingleRank(), full=False)
     return read_skipped_data(run, good.manifest if good else None, SingleRank()).ranges
 
 
-LANES_WINDOW_BATCHES = 64  # number of batches in a window; at its end every lane is cut off
+LANES_WINDOW_BATCHES = 64  # batches in a shuffle window; lanes do not continue into the next window
 
 
 class StreamLength(Protocol):
-    """The lengths of a stream's epochs, in samples and in tokens."""
+    """The part of a stream that positions need: the length of its epochs, in samples and in tokens."""
 
     @property
     def samples_per_epoch(self) -> int: ...
@@ -76,7 +76,7 @@ class StreamLength(Protocol):
 
 
 def stream_spec(run: Run, tokenizer: Tokenizer, phase: int) -> StreamSpec:
-    """Return the spec of the training samples of one phase."""
+    """Return the spec of the stream of training samples of phase number `phase`."""
     batch, length = run.recipe.phases[phase].batch, run.recipe.phases[phase].length
     masking = recipe_in_phase(run.recipe, run.recipe.phases[phase]).objective.masking
     rows = batch.sequences or max(1, (batch.tokens or length) // length)
@@ -108,7 +108,8 @@ def _annealing(run: Run, phase_number: int) -> Annealing | None:
 
 
 def _stages(run: Run, last_phase: int) -> tuple[Stage, ...]:
-    """Return the stages of the phases up to `last_phase`, without phases that ended before the run's data begin."""
+    """Return the stages (`samples.spec.Stage`) of the phases up to `last_phase` that read this run's data: a fork whose
+    data starts from the beginning omits earlier phases."""
     found, start = [], 0
     for number, phase in enumerate(run.recipe.phases[: last_phase + 1]):
         begin = max(0, run.record.data_begins - start)
@@ -120,7 +121,8 @@ def _stages(run: Run, last_phase: int) -> tuple[Stage, ...]:
 
 
 def _stage(recipe: Recipe, number: int, begin: int, *, last: bool) -> Stage:
-    """Return the stage of a phase that reads data from its step `begin` on. The length of the last one is not used."""
+    """Return the stage of phase `number`, which reads data from its step `begin` on. With `last`, its number of
+    epochs is left at 1."""
     phase, before = recipe.phases[number], batch_schedule(recipe, recipe.phases[number]).units_before
     planned = planned_steps(phase) if planned_steps(phase) > begin else phase.steps
     units, mixture = before(planned) - before(begin), phase.mixture or PhaseMixture()
@@ -141,7 +143,7 @@ def heldout_spec(run: Run, tokenizer: Tokenizer, phase: int = -1) -> StreamSpec:
     """Return the spec of the held-out samples: rows as long as in the last phase, each text cut in one way only, with
     the objective's masks of epoch 0.
 
-    `phase`: whose steps they follow; the last if it is not given. In a phase of clm, the rows are for clm."""
+    `phase`: number of the phase in which they are evaluated. In a causal phase (clm), the rows are for clm."""
     last, objective = run.recipe.phases[-1], run.recipe.objective
     spec = _split_spec(run, tokenizer, "heldout", last.length, WindowSize(), lanes=None)
     own = objective.for_rows(causal=recipe_in_phase(run.recipe, run.recipe.phases[phase]).objective.causal)
@@ -149,12 +151,12 @@ def heldout_spec(run: Run, tokenizer: Tokenizer, phase: int = -1) -> StreamSpec:
 
 
 def heldout_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
-    """Return the spec of the held-out samples for the steps of each phase; phases alike have equal ones."""
+    """Return the spec of the held-out samples of each phase. Phases with the same objective have equal specs."""
     return [heldout_spec(run, tokenizer, phase) for phase in range(len(run.recipe.phases))]
 
 
 def before_text_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
-    """Return the held-out specs of `evaluation.before`; empty without it. The corpus is taken as it is now.
+    """Return the specs of held-out samples of the corpus `evaluation.before` in its present state; [] without it.
 
     Raises:
         CorpusError: there is no corpus, or it is damaged.
@@ -175,11 +177,11 @@ def before_text_specs(run: Run, tokenizer: Tokenizer) -> list[StreamSpec]:
 
 
 def sample_positions(run: Run, streams: Sequence[StreamLength], skips: Sequence[SampleRange]) -> StepSampleRanges:
-    """Return the map from steps to samples.
+    """Return which samples each step reads.
 
     Args:
         streams: the stream of each phase.
-        skips: ranges of data that the run leaves out.
+        skips: ranges of samples that the run skips.
     """
     phases = [_phase_batches(run, phase, stream) for phase, stream in zip(run.recipe.phases, streams, strict=True)]
     return StepSampleRanges(phases, skips, begin=run.record.data_begins)

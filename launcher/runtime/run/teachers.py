@@ -1,8 +1,8 @@
-"""Reads the teachers of a run that distils, and checks that they are those that the run was created with.
+"""Reads the teachers of a distillation run, and checks that they are the teachers with which it was created.
 
-A teacher is a commit of another run, or a folder in the transformers format. Its identity is the digest of its weights
-under our names. So a commit and a model exported from it are the same teacher, whatever their URIs. The run's own
-checkpoints do not contain its teachers.
+A teacher is a checkpoint of another run, or a folder in the transformers format. Its identity is the digest of its
+weights by Maskfleet's parameter names, so a checkpoint and the model exported from it are the same teacher. The run's
+own checkpoints do not contain its teachers.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ from launcher.runtime.run.record import RECORD_FILE, Run, open_run, select_check
 
 @dataclass(frozen=True)
 class FoundTeacher:
-    """A teacher in memory.
+    """A teacher that was read into memory.
 
     Attributes:
-        config: its configuration.
-        weights: its parameters by our names, fp32.
-        step: step of its commit; None for a folder.
+        config: configuration of the model.
+        weights: fp32 parameters, by Maskfleet's parameter names.
+        step: step of its checkpoint; None for a folder.
     """
 
     config: ModelConfig
@@ -46,7 +46,7 @@ class FoundTeacher:
     step: int | None
 
     def identity(self) -> TeacherIdentity:
-        """Return the digest of the weights' names, shapes and bits, and the step of the commit."""
+        """Return the digest of the names, shapes and bits of the weights, with the step of the checkpoint."""
         digest = hashlib.sha256()
         for name, weight in sorted(self.weights.items()):
             digest.update(json.dumps([name, list(weight.shape)]).encode())
@@ -55,8 +55,8 @@ class FoundTeacher:
 
 
 def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
-    """Read the teachers of `run`. Raises as `read_teacher`, and RunError if the weights of one are not those that the
-    run was created with."""
+    """Read the teachers of `run`. Raises as `read_teacher`; RunError if the weights of a teacher have changed since the
+    run was created."""
     found = []
     for number, known in enumerate(run.record.inputs.teachers):
         teacher = read_teacher(run.recipe, number, tokenizer, known.step)
@@ -65,7 +65,7 @@ def read_teachers(run: Run, tokenizer: Tokenizer) -> list[FoundTeacher]:
                 f"{_recipe_path(number)}.uri: {run.recipe.objective.teachers[number].uri} holds other weights than "
                 "when "
                 f"{run.uri} was created",
-                remedy="put the former model back, or create a new run with this one",
+                remedy="restore the earlier model there, or create a new run with the present one",
             )
         found.append(teacher)
     return found
@@ -75,14 +75,14 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
     """Read teacher `number` of `recipe` and check that it fits the recipe.
 
     Args:
-        tokenizer: the run's tokenizer; the teacher must have the same.
-        step: step of the teacher's commit. None: the one that the recipe names, else the newest good one.
+        tokenizer: the run's tokenizer; the teacher must have the same one.
+        step: step of the teacher's checkpoint; None: that of the recipe, or else of the newest good checkpoint.
 
     Raises:
-        RunError: there is no teacher at the URI, its tokenizer or number of ids is another one, or its rows are too
-            short.
-        ModelError: its configuration is not the one in the recipe, or it cannot be read.
-        CheckpointError, TokenizerError, StoreError: it cannot be read.
+        RunError: there is no teacher at the URI; its tokenizer or vocabulary size differs; or it accepts too few tokens
+            a row.
+        ModelError: its configuration is not that of the recipe, or is unreadable.
+        CheckpointError, TokenizerError, StoreError: the teacher is damaged or unreadable.
     """
     source, path = recipe.objective.teachers[number], _recipe_path(number)
     store = open_store(source.uri)
@@ -92,7 +92,7 @@ def read_teacher(recipe: Recipe, number: int, tokenizer: Tokenizer, step: int | 
     elif store.size(CONFIG) is None:
         raise RunError(
             f"{path}.uri: {source.uri} is neither a run nor a folder with a {CONFIG}",
-            remedy="give a run, or a model's folder in the transformers format",
+            remedy="set it to the URI of a run, or of a model's folder in the transformers format",
         )
     else:
         found = _teacher_of_folder(store, source, tokenizer, path)
@@ -106,13 +106,13 @@ def _teacher_of_run(run: Run, step: int | None, tokenizer: Tokenizer, path: str)
     if run.recipe.objective.mlm is None or run.recipe.objective.rtd is not None:
         raise RunError(
             f"{path}.uri: {run.uri} does not train one network to predict masked tokens",
-            remedy="export the network that does (of a pair, the generator), and give the exported folder",
+            remedy="export the network that does (for ELECTRA, the generator), and give the URI of that folder",
         )
     manifest = select_checkpoint(run, step)
     if causal_after(run.recipe, manifest.step):
         raise RunError(
-            f"{path}.uri: step {manifest.step:,} of {run.uri} is in a phase of clm, whose states saw no later token",
-            remedy="name a step at the end of a phase of mlm: add @STEP to the URI, or train that phase first",
+            f"{path}.uri: step {manifest.step:,} of {run.uri} is in a causal phase (clm), so it cannot predict masks",
+            remedy="choose a step at the end of an mlm phase (add @STEP to the URI), or train such a phase first",
         )
     model = recipe_after(run.recipe, manifest.step).model
     config = model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
@@ -143,7 +143,7 @@ def _check_teacher_fits(
     try:
         check_same_model(resized_model, found, source.uri)
     except ModelError as error:
-        raise ModelError(f"{path}.model: {error.problem}", remedy=f"set {path}.model to the values there") from error
+        raise ModelError(f"{path}.model: {error.problem}", remedy=f"set {path}.model as the teacher has it") from error
     student = recipe.model.with_tokenizer(tokenizer.vocab_size, tokenizer.special.pad)
     if found.vocab != student.vocab:
         raise RunError(
@@ -155,14 +155,14 @@ def _check_teacher_fits(
         raise RunError(
             f"{path}.uri: {source.uri} reads at most {found.max_length} tokens a row, but the longest phase has "
             f"{longest}",
-            remedy=f"shorten the phases to {found.max_length}, or take another teacher",
+            remedy=f"set phases.N.length to {found.max_length} or less, or choose another teacher",
         )
 
 
 def _other_tokenizer_error(path: str, uri: str) -> RunError:
     return RunError(
-        f"{path}.uri: {uri} has another tokenizer than this run, so its predictions are of other tokens",
-        remedy="take the teacher's tokenizer, and a corpus that was built with it",
+        f"{path}.uri: the teacher {uri} has another tokenizer than this run, so its predictions cannot be used",
+        remedy="use the teacher's tokenizer, and a corpus that was built with it",
     )
 
 

@@ -1,7 +1,7 @@
-"""Copies the modules of a SentenceTransformer folder that turn the encoder's states into vectors of texts.
+"""Copies the modules of a SentenceTransformer folder that turn the encoder's hidden states into text embeddings.
 
-Training does not change them. A run that starts from such a folder keeps a copy, so that its exports are
-SentenceTransformer folders too, even if the original folder is deleted.
+Training does not change these modules. A run that starts from such a folder keeps a copy of them, so that its exports
+are SentenceTransformer folders too, even if the original folder is deleted.
 """
 
 import json
@@ -19,12 +19,12 @@ SETTINGS_FILE = "config_sentence_transformers.json"
 _RUN_FOLDER = "sentence_transformer"
 _ENCODER_FILE = "sentence_bert_config.json"
 _TOKENIZER_FILE = "tokenizer_config.json"
-_MAX_REAL_LENGTH = 1 << 30  # lengths above this mean "no limit", for which transformers writes a huge number
+_MAX_REAL_LENGTH = 1 << 30  # transformers writes a larger number for "no limit"
 _COPIED_FILES = (SETTINGS_FILE, _ENCODER_FILE, "sentence_roberta_config.json", "sentence_xlnet_config.json")
 
 
 def keep_modules(recipe: Recipe, store: Store) -> None:
-    """Copy the modules, if any, of the folder or run that `recipe` starts from into the run at `store`.
+    """Copy the SentenceTransformer modules of `recipe.start` (a folder or run), if it has any, into the run at `store`.
 
     Raises:
         ModelError: modules.json or a settings file is damaged.
@@ -37,27 +37,27 @@ def keep_modules(recipe: Recipe, store: Store) -> None:
 
 
 def store_modules(store: Store, files: dict[str, bytes]) -> None:
-    """Store the files of modules in a run, where `read_kept_modules` reads them."""
+    """Store the files of modules in the run at `store`, for `read_kept_modules`."""
     for key, content in files.items():
         store.put(f"{_RUN_FOLDER}/{key}", content)
 
 
 def read_kept_modules(store: Store) -> dict[str, bytes]:
-    """Return the files of the modules that a run keeps, by path in the folder. Empty if the run did not start from a
+    """Return the files of the modules that a run keeps, by relative path; empty if it did not start from a
     SentenceTransformer folder."""
     keys = [entry.key for entry in store.list(f"{_RUN_FOLDER}/")]
     return {key.removeprefix(f"{_RUN_FOLDER}/"): store.get(key) for key in keys}
 
 
 def write_modules(folder: Path, files: dict[str, bytes]) -> None:
-    """Write the files of the modules beside the exported encoder in `folder`."""
+    """Write the files of the modules into `folder`, next to the exported encoder."""
     for key, content in files.items():
         (folder / key).parent.mkdir(exist_ok=True)
         (folder / key).write_bytes(content)
 
 
 def find_prompts(files: dict[str, bytes]) -> dict[str, str]:
-    """Return the prompts by name: texts that are put before the text to encode."""
+    """Return the prompts of SentenceTransformers by name: prefixes of the texts to encode."""
     prompts = _json_fields(files.get(SETTINGS_FILE, b"{}"), SETTINGS_FILE).get("prompts")
     return {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
 
@@ -73,7 +73,7 @@ def _read_modules(folder: Store) -> dict[str, bytes]:
             f"{folder.uri.rstrip('/')}/{MODULES_FILE} is damaged: {error}", remedy="fetch the folder again"
         ) from error
     for path in paths:
-        # Not the encoder, whose path is "": an export writes its own files.
+        # Path "" is the encoder, whose files an export writes itself.
         if path and Path(path).name == path:
             found |= {entry.key: folder.get(entry.key) for entry in folder.list(f"{path}/")}
     return found | _settings_with_length(
@@ -93,8 +93,8 @@ def _json_fields(data: bytes, where: str) -> dict[str, object]:
 
 
 def _settings_with_length(folder: Store, fields: dict[str, object]) -> dict[str, bytes]:
-    """Return the encoder's settings file with the longest length of texts, if the file lacks it: version 6 of
-    SentenceTransformers keeps the length with the tokenizer."""
+    """Return the encoder's settings file with `max_seq_length` added from the tokenizer's settings, where version 6 of
+    SentenceTransformers stores it; empty if nothing must be added."""
     if "max_seq_length" in fields or folder.size(_TOKENIZER_FILE) is None:
         return {}
     length = _json_fields(folder.get(_TOKENIZER_FILE), f"{folder.uri.rstrip('/')}/{_TOKENIZER_FILE}").get(

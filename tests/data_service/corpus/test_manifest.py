@@ -98,9 +98,9 @@ def test_a_later_version_is_refused_by_its_number() -> None:
     [
         ({"unigram": np.array([1])}, "unigram"),
         ({"shard_sizes": {"train/000000.tar": 10240}}, "sizes and hashes"),
-        ({"shard_sizes": {"train/000000.tar": 1024, "train/000001.tar": 10240}}, "ends after its shard"),
+        ({"shard_sizes": {"train/000000.tar": 1024, "train/000001.tar": 10240}}, "past the end of its shard"),
         ({"train": changed(digest=TRAIN.columns["digest"][1:])}, "differ in length"),
-        ({"train": changed(shard=TRAIN.shard + 1)}, "names shard 2 of 2"),
+        ({"train": changed(shard=TRAIN.shard + 1)}, "names shard 2, but there are 2"),
         ({"train": changed(offset=TRAIN.offset - 1)}, "greater than or equal to 0"),
     ],
 )

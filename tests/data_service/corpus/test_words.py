@@ -178,12 +178,12 @@ def test_jieba_cuts_all_of_a_text_and_knows_its_users_words(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "content", "message"),
     [
-        ({"lexicon": "FILE"}, "北京\tcity", "line 1 of the lexicon is no entry"),
+        ({"lexicon": "FILE"}, "北京\tcity", "line 1 of the lexicon is not a valid entry"),
         ({"lexicon": "FILE"}, "\n", "holds no entry"),
         ({"segmenter": "longest_match", "dictionary": "FILE"}, " \n", "holds no word"),
         ({"segmenter": "longest_match", "dictionary": "FILE"}, b"\xff\xfe", "not UTF-8"),
         ({"segmenter": "jieba", "dictionary": "FILE"}, "北京", "jieba cannot read"),
-        ({"segmenter": "longest_match", "dictionary": "absent"}, "", "no such file of words"),
+        ({"segmenter": "longest_match", "dictionary": "absent"}, "", "no such word file"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, options: dict[str, str], content: str | bytes, message: str) -> None:

@@ -101,7 +101,7 @@ def test_every_text_at_the_beginning_is_encoded_both_ways(
 def test_other_versions_are_not_used(tokenizers: dict[str, Tokenizer], unknown_versions: None) -> None:
     encoder = TextEncoder(train_tokenizer("byte_bpe", DOCUMENTS[:50], 600))
     encoder.encode_placed(["a b"])
-    assert encoder.counts == {f"{DEFINITION} (fastokens is 0.3.5, 0.0 was tried)": 1}
+    assert encoder.counts == {f"{DEFINITION} (fastokens is 0.3.5, only 0.0 was tested)": 1}
 
 
 def test_for_little_text_no_library_is_opened(tokenizers: dict[str, Tokenizer]) -> None:

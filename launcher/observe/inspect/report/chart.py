@@ -15,11 +15,11 @@ from launcher.observe.inspect.report.style import escape_text
 
 Floats = NDArray[np.float64]
 
-CHART_WIDTH, CHART_HEIGHT = 440, 216
+CHART_WIDTH, CHART_HEIGHT = 440, 216  # pixels
 COLOUR_COUNT = 8  # number of colours for series in the style sheet
 _LEFT_MARGIN, _RIGHT_MARGIN, _TOP_MARGIN, _BOTTOM_MARGIN = 56, 14, 16, 30
-_BUCKET_COUNT = 200
-_MAX_DRAWN_MARKS = 200  # number of newest marks that are drawn
+_BUCKET_COUNT = 200  # largest number of points of a drawn curve
+_MAX_DRAWN_MARKS = 200  # largest number of marks in a chart, the newest ones
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ReferenceLine:
 
 @dataclass(frozen=True)
 class ChartMark:
-    """A text about something that happened at `x`."""
+    """An event at step `x`, and the text that describes it."""
 
     x: float
     text: str
@@ -92,7 +92,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class _PlotArea:
-    """The map from data to pixels."""
+    """The mapping of data values to pixels of a chart."""
 
     x_start: float
     x_end: float
@@ -147,8 +147,8 @@ def draw_chart(chart: Chart) -> str:
 
 
 def bucket_points(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Reduce [n] points to at most `_BUCKET_COUNT` buckets of equal share. Return the mean of x, and the mean,
-    minimum and maximum of y."""
+    """Reduce [n] points to at most `_BUCKET_COUNT` buckets of equal size. Return the mean of x, and the mean, minimum
+    and maximum of y, of each bucket."""
     if len(x) <= _BUCKET_COUNT:
         return x, y, y, y
     starts = np.linspace(0, len(x), _BUCKET_COUNT, endpoint=False).astype(np.int64)
@@ -158,8 +158,8 @@ def bucket_points(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats, Floats]
 
 
 def _y_bounds(chart: Chart, curves: Sequence[_Curve]) -> tuple[float, float]:
-    """Return the y range. It holds most of the curves and bands (one spike must not flatten the rest) and all
-    levels."""
+    """Return the range of the y axis. It contains most of the curves and bands (one spike must not flatten the rest)
+    and all reference lines."""
     means = np.concatenate([one.mean for one in curves])
     edges = [float(means.min()), float(np.percentile(means, 99.5)), *(float(one.mean[-1]) for one in curves)]
     edges += [float(np.median(band)) for one in curves for band in (one.low, one.high)]

@@ -14,14 +14,14 @@ from launcher.runtime.run.metrics import BEFORE_PREFIX, TOKEN_TERMS, format_figu
 from launcher.runtime.run.step_table import Record
 
 _TOKEN_LOSSES = tuple(term + TERM_LOSS.suffix for term in TOKEN_TERMS)
-_MIN_ABBREVIATED_STEPS = 20_000  # steps from which numbers on the axis are abbreviated
+_MIN_ABBREVIATED_STEPS = 20_000  # if a run is longer, numbers on the x axis are abbreviated
 
 
 def report_charts(
     history: History, interruptions: Sequence[Interruption], baselines: Mapping[str, float]
 ) -> Iterator[Chart]:
-    """Yield the charts of a run. `baselines` are levels in the charts of token losses; events are marks. Raises
-    StoreError."""
+    """Yield the charts of a run, with marks for events. `baselines`: reference lines in the charts of token losses.
+    Raises StoreError."""
     steps = history.steps
     start, end = (float(steps.numbers[0]), float(steps.numbers[-1]) + 1) if len(steps) else (0.0, 1.0)
     chart = partial(Chart, x_start=start, x_end=end, marks=_event_marks(interruptions, history.events))
@@ -46,8 +46,8 @@ def report_charts(
 
 
 def _term_curves(history: History, name: str) -> tuple[Series, ...]:
-    """Return a field's curve in training and in evaluations, and those on the text of `evaluation.before` and of the
-    average of the weights, if they are known."""
+    """Return a field's curves: in training, in evaluations, and if recorded, on the text of `evaluation.before` and
+    with averaged weights."""
     steps = history.steps
     trained = steps.column(name) if name in steps.fields else None
     at, held_out, before, averaged = (
@@ -90,4 +90,5 @@ def _event_marks(interruptions: Sequence[Interruption], events: Sequence[Record]
 
 
 def _term_field_names(fields: Iterable[str], figure: TermFigure) -> list[str]:
+    """Return the fields that hold this figure of a loss term, without those of averaged weights."""
     return sorted(name for name in fields if name.endswith(figure.suffix) and not name.startswith(AVERAGE_PREFIX))

@@ -54,7 +54,7 @@ def _task_key(result: DiagnosticResult) -> str:
 
 
 def _measure_charts(curve: _TaskResults) -> Iterator[Chart]:
-    """Yield a chart for each measure: of all layers together, or else of the last one."""
+    """Yield a chart for each measure, with its figures for all layers together, or else for the last layer."""
     task, newest = curve.task, curve.figures[-1]
     majority = [figure.value for figure in select_measure(newest, "majority") if figure.value is not None]
     levels = tuple(ReferenceLine("largest class", value) for value in majority)
@@ -75,7 +75,7 @@ def _measure_charts(curve: _TaskResults) -> Iterator[Chart]:
 
 
 def _figure_name(figure: Figure) -> str:
-    """Return a figure's name among those of its measure: length, source and pooling."""
+    """Return what distinguishes a figure from others of its measure: length, source and pooling."""
     length = f"{figure.length:,} tokens" if figure.length is not None else None
     parts = (length, figure.source, figure.pooling)
     return ", ".join(part for part in parts if part is not None) or figure.measure.replace("_", " ")

@@ -24,7 +24,7 @@ PROBLEM_EVENT_KINDS = frozenset(
 )
 """The kinds of events that a page highlights."""
 
-_UNLABELLED_FIELDS = ("reason", "cause", "what", "changes", "problems")  # fields whose content needs no name
+_UNLABELLED_FIELDS = ("reason", "cause", "what", "changes", "problems")  # fields shown without their name
 _MAX_EVENT_CHARACTERS = 300
 
 

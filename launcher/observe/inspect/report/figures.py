@@ -12,8 +12,8 @@ from launcher.runtime.run.step_table import Record
 
 Floats = NDArray[np.float64]
 
-_START_KINDS = ("start", "resume")
-_END_KINDS = ("end",)
+_START_KINDS = ("start", "resume")  # kinds of events with which an attempt begins
+_END_KINDS = ("end",)  # kinds of events with which a run ends
 _CAUSE_BY_EVENT_KIND = {
     "stop": "asked to stop",
     "death": "ranks died",
@@ -30,15 +30,14 @@ class Interruption:
     """An interruption of training before the run's end, and how the run resumed.
 
     Attributes:
-        time: time of the interruption, in seconds since 1970, as exact as the events tell.
+        time: time of the interruption, in seconds since 1970, as exactly as events show it.
         attempt: the attempt that was interrupted.
         cause: cause, as far as it is known.
         resumed_from: step from which training resumed; None if it has not resumed.
         downtime: seconds until training resumed, including its first step if that is recorded; None if it has not.
         lost: number of steps that had to be repeated; None if it is not known.
         recovery: seconds of `downtime` by part, from the start of the first rank's function; empty if they are not
-            recorded. The rest of `downtime` came before: the death was noticed, machines were found, processes
-            started.
+            recorded. The rest of `downtime` came earlier: noticing the failure, finding machines, starting processes.
     """
 
     time: float
@@ -121,7 +120,7 @@ def metric_mean(metric: Metric, steps: StepHistory) -> float | None:
 
 
 def metric_medians(steps: StepHistory, display: DisplayName, newest: int = 0) -> dict[str, float]:
-    """Return the median of each figure that a display shows, by name, over the `newest` steps (0: over all). Raises
+    """Return, by name, the median of each metric that `display` shows, over the `newest` steps (0: over all). Raises
     StoreError."""
     found = {}
     for metric in metrics_shown_on(display):
@@ -173,8 +172,8 @@ def _interruption(attempt: Sequence[Record], following: Sequence[Record]) -> Int
 
 
 def _last_cause_event(attempt: Sequence[Record]) -> Record | None:
-    """Return the event that says most about an attempt's end. Deaths follow from other events, so one is returned only
-    if there is no other event."""
+    """Return the event that explains an attempt's end best. Deaths follow from other events, so a death is returned
+    only if there is no other event."""
     causes = [event for event in attempt if event["kind"] in (*_CAUSE_BY_EVENT_KIND, *_END_KINDS)]
     first_hand = [event for event in causes if event["kind"] != "death"] or causes
     return first_hand[-1] if first_hand else None

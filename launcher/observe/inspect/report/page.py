@@ -1,5 +1,5 @@
 """The report on a run: one HTML file without references to anything outside it. `maskfleet runs watch` serves the same
-page, drawn again as records come."""
+page, and redraws it as records arrive."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def write_report(run: "Run", out: Path, *, with_baselines: bool, now: datetime) 
     """Write the page about `run` to the local file `out`.
 
     Raises:
-        CorpusError, StoreError: with baselines, and the corpora cannot be read.
+        CorpusError, StoreError: `with_baselines` is set, and the corpora cannot be read.
         OutputError: `out` cannot be written.
     """
     write_file(out, draw_page(open_outline(run.uri, run.store), _load_baselines(run, with_baselines), now))
@@ -85,7 +85,7 @@ def draw_page(run: Outline, baselines: dict[str, float], now: datetime, head_htm
 
 def _load_baselines(run: "Run", with_baselines: bool) -> dict[str, float]:
     objective = run.recipe.objective
-    predicting = (objective.mlm, objective.clm, objective.plm)  # they predict hidden or next tokens
+    predicting = (objective.mlm, objective.clm, objective.plm)  # terms that predict hidden or next tokens
     if not with_baselines or all(term is None for term in predicting):
         return {}
     from launcher.observe.inspect.baselines import load_or_compute_baselines
@@ -139,7 +139,7 @@ def _progress_html(step: int, total: int, eta_seconds: float | None) -> str:
 def _figure_tiles(
     subject: ReportSubject, history: History, figures: RunFigures, interruptions: Sequence[Interruption]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the figures of the tiles, each with what it counts."""
+    """Yield the number and the label of each tile of the page."""
     if history.evaluations:
         yield from _heldout_tiles(subject, history.evaluations[-1])
     goodput = "-" if figures.goodput is None else f"{figures.goodput:.1%}"
@@ -158,7 +158,7 @@ def _figure_tiles(
 
 
 def _heldout_tiles(subject: ReportSubject, evaluation: Record) -> Iterator[tuple[str, str]]:
-    """Yield the figures of an evaluation, each with what it counts."""
+    """Yield the number and the label of each tile about an evaluation."""
     loss = token_loss(evaluation)
     if loss is None:
         yield "not finite", "held-out loss"

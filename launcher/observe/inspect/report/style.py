@@ -10,13 +10,13 @@ CSS = resources.files("launcher.observe.inspect.report").joinpath("assets", "rep
 
 
 def escape_text(value: object) -> str:
-    """Return a value as escaped text. Control characters and marks of direction, which could disguise it, are made
-    visible."""
+    """Return a value as text escaped for HTML. Control characters and text direction marks, which could disguise it,
+    are made visible."""
     return escape(escape_controls(str(value)))
 
 
 def html_page(title: str, sections: Iterable[str], head: str = "") -> str:
-    """Return a page without references to anything outside it but those in `head`, which is HTML already."""
+    """Return a page without references to anything outside it, except those in `head`, which is HTML, not text."""
     about = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     about += f"<title>{escape_text(title)}</title>"
     page = f"<body><main>{''.join(sections)}</main></body>"
@@ -24,7 +24,7 @@ def html_page(title: str, sections: Iterable[str], head: str = "") -> str:
 
 
 def page_header(title: str, badge: str = "", *lines: str) -> str:
-    """Return the head of a page; `state_badge` and the lines below the title are HTML already."""
+    """Return the head of a page. `badge` and the `lines` below the title are HTML, not text."""
     below = f'<p class="soft">{"<br>".join(lines)}</p>' if lines else ""
     return f"<header><h1>{escape_text(title)}</h1>{badge}</header>{below}"
 
@@ -35,7 +35,7 @@ def state_badge(state: str, kind: str = "") -> str:
 
 
 def figure_tiles(figures: Iterable[tuple[str, str]]) -> str:
-    """Return tiles of figures, each with what it counts."""
+    """Return the HTML of a tile for each pair of a number and its label."""
     shown = "".join(
         f'<div class="tile"><b>{escape_text(figure)}</b><span>{escape_text(what)}</span></div>'
         for figure, what in figures
@@ -53,8 +53,8 @@ def html_table(
 ) -> str:
     """Return an HTML table. Columns from `first_number_column` on are right-aligned if they hold only numbers.
 
-    `bad_rows`: for each row, whether it is highlighted as a problem. `is_scrollable`: give a long table a height of its
-    own.
+    `bad_rows`: for each row, whether it is highlighted as a problem. `is_scrollable`: whether the table scrolls within
+    a limited height.
     """
     body = list(rows)
     numeric = {

@@ -10,11 +10,11 @@ from launcher.runtime.run.step_table import Record
 
 _MAX_DAMAGE_ROWS = 12
 _MAX_EVENT_ROWS = 200
-_DEDUPLICATED_EVENT_KINDS = frozenset({"preflight", "unfit"})
+_DEDUPLICATED_EVENT_KINDS = frozenset({"preflight", "unfit"})  # kinds whose equal events are shown once
 
 
 def events_table(run_events: Sequence[Record]) -> str:
-    """Return the table of the newest events, the newest first. What every start reports of a machine is shown once."""
+    """Return the table of the newest events, newest first. Equal events that every start reports are shown once."""
     shown: dict[tuple[str, object], Record] = {}
     for number, event in enumerate(run_events):
         if event["kind"] not in ROUTINE_EVENT_KINDS or event.get("problems"):
@@ -50,10 +50,10 @@ def interruptions_table(interruptions: Sequence[Interruption]) -> str:
 
 
 def damage_table(lines: Sequence[str]) -> str:
-    """Return the table of what could not be read."""
+    """Return the table of records and objects that could not be read."""
     if not lines:
         return ""
-    different = list(dict.fromkeys(lines))  # an object may have been read for each of its fields
+    different = list(dict.fromkeys(lines))  # a damaged object is reported once for each field that was read
     first = [(line,) for line in different[:_MAX_DAMAGE_ROWS]]
     count = f"{len(different):,} records or objects could not be read; the page is made without them."
     return f'<h2>Damaged records</h2><p class="soft">{count}</p>' + html_table(("what",), first, 1)

@@ -1,4 +1,4 @@
-"""The table of a run's results on tasks, for terminals and pages. It is stored with the run, an object for each row.
+"""The table of a run's results on tasks, for terminals and pages. It is stored with the run, one object for each row.
 
 Figures are medians over seeds, and a row states the number of seeds. With one seed, or with the best of many,
 differences between single fine-tunings would look like differences between checkpoints.
@@ -113,7 +113,7 @@ def terminal_table(rows: Sequence[TableRow]) -> Table:
 def table_cells(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
     """Return the cells of the table, as texts, without the heads.
 
-    Whether corpora were searched for a task's texts is a column only if some were; else `searched_note` says it.
+    If no corpora were searched for a task's texts, that column is missing; `searched_note` is shown instead.
     """
     found = [_row_cells(row, rows) for row in rows]
     for checkpoint, step, average in average_over_tasks(rows):
@@ -133,13 +133,14 @@ def column_names(rows: Sequence[TableRow]) -> tuple[str, ...]:
 
 
 def searched_note(rows: Sequence[TableRow]) -> str | None:
-    """Return a sentence if no corpora were searched for any task's texts; None if some were, or nothing is known."""
+    """Return a note if no corpora were searched for the tasks' texts; None if some were, or if that is not known."""
     if _is_any_searched(rows) or not any(row.searched for row in rows):
         return None
     return "The models' corpora were not searched for the texts of these tasks."
 
 
 def _is_any_searched(rows: Sequence[TableRow]) -> bool:
+    """Return whether the corpora of some row's model were searched for the row's task's texts."""
     return any(any((row.searched or {}).values()) for row in rows)
 
 
@@ -162,7 +163,7 @@ def _row_cells(row: TableRow, rows: Sequence[TableRow]) -> tuple[str, ...]:
 
 
 def _searched_text(splits: Mapping[str, bool] | None) -> str:
-    """Return what is said of whether the model's corpora were searched for the task's texts."""
+    """Return the cell that says for which splits of the task the model's corpora were searched."""
     if not splits:
         return ""
     if len(set(splits.values())) == 1:

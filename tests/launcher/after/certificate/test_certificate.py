@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_makes_the_certificate_older_and_not_wrong(root: Path
     finish(run, 1)
     shutil.rmtree(Path(run, list_committed(open_store(run))[-1].folder))  # as retention does
     found = sound(run)
-    assert any("longer since" in note for note in found.notes)
+    assert any("have grown since" in note for note in found.notes)
     assert any("no longer kept" in note for note in found.notes)
     second, found = certify(run)
     assert second is not None, found.problems

@@ -176,9 +176,9 @@ def broken(place: Path, tmp_path: Path, what: str) -> Path:
     [
         ("tokenizer", "has no tokenizer"),
         ("weights", "has no model.safetensors"),
-        ("foreign", "names os.path.join, which is not loaded here"),
+        ("foreign", "names the module os.path.join, which maskfleet does not load"),
         ("dense", "2_Dense has no model.safetensors"),
-        ("outside", "names a folder elsewhere"),
+        ("outside", "names a folder outside the model's"),
         ("damaged", "cannot be loaded"),
         ("list", "does not list modules"),
     ],

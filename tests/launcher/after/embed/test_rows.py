@@ -79,9 +79,9 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a word": ('{"a": "x", "b": "y", "score": "high"}\n', {}, r"'high' is not a finite number from 0 to 5"),
     "outside": ('{"a": "x", "b": "y", "score": 5.5}\n', {}, r"the score '5.5' is not"),
-    "an empty text": ('{"a": " ", "b": "y", "score": 1}\n', {}, r"line 1: the field 'a' is ' ', not a text"),
-    "empty": ("", {}, r"no row to use"),
-    "nothing left": ('{"a": "x", "b": "y", "score": 1}\n', {"where": {"a": "z"}}, r"no row to use"),
+    "an empty text": ('{"a": " ", "b": "y", "score": 1}\n', {}, r"line 1: the field 'a' is ' ', which is blank"),
+    "empty": ("", {}, r"no row is selected"),
+    "nothing left": ('{"a": "x", "b": "y", "score": 1}\n', {"where": {"a": "z"}}, r"no row is selected"),
     "another class": (
         '{"a": "x", "b": "y", "score": 1}\n',
         {"classes": ("0", "2")},
@@ -102,7 +102,7 @@ def test_mistakes_in_a_file_have_their_line(tmp_path: Path, what: str) -> None:
 def test_a_missing_file_and_a_form_of_no_kind(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"rows\.jsonl\b"):
         read_text_columns(RowSource(files=("rows.jsonl",), **PAIRS), str(tmp_path))
-    with pytest.raises(TaskError, match=r"\bform\b"):
+    with pytest.raises(TaskError, match=r"\bending\b"):
         read_text_columns(RowSource(files=("rows.xlsx",), **PAIRS), str(tmp_path))
 
 

@@ -141,7 +141,7 @@ def test_a_model_without_its_head_is_evaluated_and_one_without_a_layer_is_named(
         (("{tmp}/nothing", "{word}"), "{tmp}/nothing"),
         (("{run}", "{word}", "--set", "epoks=1"), "epoks"),
         (("{run}", "sst2"), "the folder with the files of the task sst2 is not known"),
-        (("{run}", "sst2", "--data", "{tmp}"), "SST-2/train.tsv is not there"),
+        (("{run}", "sst2", "--data", "{tmp}"), "SST-2/train.tsv does not exist"),
     ],
 )
 def test_a_mistake_is_code_2_with_a_remedy(

@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Spoil, tuple[str, ...], str]] = {
     ),
     "tokenizer": (foreign_tokenizer, (), "does not fit the model"),
     "no such head": (another_kind_of_model, (), "cannot load .*SequenceClassification"),
-    "setting": (lambda folder: None, ("layers=weighted",), "'layers' was retired"),
+    "setting": (lambda folder: None, ("layers=weighted",), "'layers' was removed"),
 }
 
 

@@ -26,7 +26,7 @@ def test_a_pair_of_betas_is_one_value() -> None:
         ({"lr": []}, "empty list"),
         ({"lr": float("nan")}, "lr"),
         ({"layer_decay": 1.5}, "layer_decay"),
-        ({"freeze": True}, "retired"),
+        ({"freeze": True}, "freeze"),
         ({"batch": 16, "microbatch": 5}, "does not divide"),
         ({"keep": "last", "patience": 1}, "patience"),
         ({"adam_betas": [0.9, 1.0]}, "adam_betas"),

@@ -90,8 +90,8 @@ TABLES: list[tuple[Mapping[str, object], str, str, str]] = [
     (JSON, '\n[1]\n', "line 2: a JSON list, not an object", "object on each line"),
     (JSON, "[\n{}\n]", "line 1: not JSON", "jq -c"),
     ({**JSON, "label_ids": True}, '{"a": "x", "b": "z", "y": 2}\n', "label '2' is not an index below 2", "labels"),
-    ({**LINES, "format": "trec"}, "no:x y z\nno z\n", "line 2: not LABEL:detail, a space and a text", "line"),
-    ({**LINES, "format": "label_first"}, "no z\nyes \n", "line 2: not a label, a space and a text", "line"),
+    ({**LINES, "format": "trec"}, "no:x y z\nno z\n", "line 2: the line is not LABEL:detail, a space", "line"),
+    ({**LINES, "format": "label_first"}, "no z\nyes \n", "line 2: the line is not a label, a space and a text", "line"),
     (TAGS, "Peter B-PER\nSmith\n", "line 2: 1 columns, but 2 are needed", "fields"),
     (TAGS, "Peter B-PER\nSmith I-LOC\n", "line 2: the label 'I-LOC' is not one of", "labels"),
     (LISTS, '{"words": ["a", "b"], "tags": ["O"]}\n', "line 1: 2 words, but 1 tags", "record"),
@@ -105,7 +105,7 @@ TABLES: list[tuple[Mapping[str, object], str, str, str]] = [
     (
         SPAN,
         published_folders.squad_json(("a b", [question("b", 2), question("a", 0)])),
-        "question 1: the id 'q1' is there already",
+        "question 1: the id 'q1' is used already",
         "a different id",
     ),
     (
@@ -207,7 +207,7 @@ TEXTS = '{"_id": "1", "text": "x"}\n'
 @pytest.mark.parametrize(
     ("corpus", "queries", "qrels", "problem"),
     [
-        (TEXTS + TEXTS, TEXTS, QRELS, "line 2: the id '1' is there already"),
+        (TEXTS + TEXTS, TEXTS, QRELS, "line 2: the id '1' is used already"),
         (TEXTS, TEXTS, f"{QRELS}1\t2\t1\n", "line 2: there is no document '2'"),
         (TEXTS, TEXTS, f"{QRELS}2\t1\t1\n", "line 2: there is no query '2'"),
         (TEXTS, TEXTS, f"{QRELS}1\t1\t1\n1\t1\t1\n", "line 3: document '1' is judged twice"),

@@ -54,7 +54,7 @@ def test_check_of_a_suite_names_all_that_is_missing(tmp_path: Path, capsys: pyte
     said, mistakes = capsys.readouterr()
     assert "mnli mismatched: 2 examples" in said  # the others are checked
     for name in ("RTE", "SST-2"):
-        assert f"{tmp_path}/{name}/dev.tsv is not there" in mistakes
+        assert f"{tmp_path}/{name}/dev.tsv does not exist" in mistakes
         assert f"({name}.zip)" in mistakes
     assert "Traceback" not in mistakes
 

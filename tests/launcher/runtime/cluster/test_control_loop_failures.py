@@ -263,7 +263,7 @@ def test_the_operator_hears_of_a_start_and_of_a_death(cluster: Cluster, tmp_path
     assert loop.display.notes == [
         "starting 3 ranks",
         "loading the state of step 40",
-        "rank 2 on host-b died at step 47 without a word (killed, or its machine lost); starting again",
+        "rank 2 on host-b died at step 47 without an error (killed, or machine lost); starting again",
         "starting 3 ranks",
         "loading the state of step 40, 7 steps are repeated",
         "rank 0 on host-a raised at step 40: ValueError: bad row; starting again",

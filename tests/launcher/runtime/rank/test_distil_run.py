@@ -139,7 +139,7 @@ def small(**changes: object) -> str:
         (lambda f: taught_by(f / "stranger"), "another tokenizer"),
         (lambda f: taught_by("s3://your-bucket/runs/teacher"), "placeholders"),
         (lambda f: taught_by(f / "teacher", step="5"), "no checkpoint of step 5"),
-        (lambda f: (*taught_by(f / "teacher"), "model.layers=3"), "first teacher has only 2 "),
+        (lambda f: (*taught_by(f / "teacher"), "model.layers=3"), "and the teacher only 2"),
         (lambda f: (*SHORT, "start=teacher"), "has no teacher"),
     ],
 )

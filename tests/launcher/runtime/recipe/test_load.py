@@ -38,7 +38,7 @@ def test_overrides_adjust_a_tiny_recipe() -> None:
         (
             "phases=[{steps: 90, length: 9, batch: {sequences: 9}, weights: {mlm: {start: 1, end: 0, steps: 5}}},"
             " {steps: 9, length: 9, batch: {sequences: 9}}]",
-            "all terms weigh 0 in step 89",
+            "all terms have weight 0 in step 89",
         ),
         ("zero=5", "--set zero = 5: input should be 0, 1, 2 or 3"),
         ("precision=fp16", '--set precision = "fp16"'),
@@ -69,7 +69,7 @@ def test_a_mistake_names_its_place_value_and_remedy(assignment: str, problem: st
         (("phases.0.length=1024",), "rows of 1024 tokens exceed the model's max_length of 512"),
         (("schedule.warmup=500001",), "a warmup of 500,001 steps is longer"),
         (("zero=0",), "bf16 at ZeRO stage 0"),
-        (("precision=fp32", "reduce_dtype=bf16"), "add up fp32 gradients in bf16"),
+        (("precision=fp32", "reduce_dtype=bf16"), "sum fp32 gradients in bf16"),
         (("model.heads=7",), "heads (7)"),
         (("phases.0.batch={tokens: 100}",), "100 tokens cannot hold one row of 512"),
         (("corpus.heldout.fraction=0",), "evaluation needs held-out documents"),
@@ -141,8 +141,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 HOSTILE = {
     "an alias bomb": (BOMB, "values, aliases expanded"),
-    "an alias in itself": ("a: &a [1, *a]", "inside what it stands for"),
-    "a merge of itself": ("a: &a\n  b: {<<: *a}", "inside what it stands for"),
+    "an alias in itself": ("a: &a [1, *a]", "inside the value that it stands for"),
+    "a merge of itself": ("a: &a\n  b: {<<: *a}", "inside the value that it stands for"),
     "deep lists": ("a: " + "[" * 5000, "nested deeper"),
     "deep mappings": ("".join(" " * n + "a:\n" for n in range(200)), "nested deeper"),
     "a number too long to read": ("seed: " + "9" * 10_000, "not valid YAML"),

@@ -84,8 +84,8 @@ def test_a_small_form_keeps_shares_and_has_no_cap() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "problem"),
     [
-        ("roberta-base", ("phases.0.mixture={weights: {wep: 1}}",), "the phase weighs wep"),
-        ("roberta-base", ("phases.0.mixture={weights: {english: 0}}",), "sources weigh 0"),
+        ("roberta-base", ("phases.0.mixture={weights: {wep: 1}}",), "the phase sets a weight for wep"),
+        ("roberta-base", ("phases.0.mixture={weights: {english: 0}}",), "sources have weight 0"),
         ("roberta-base", ("phases.0.mixture={weights: {english: -1}}",), "greater than or equal to 0"),
         ("roberta-base", (TWO, "phases.0.mixture={weights: {english: 1, rare: auto}}"), "add up to 1"),
         ("roberta-base", (TWO, "phases.0.mixture={weights: {english: 1, rare: 1}, temperature: 2}"), "none"),

@@ -90,14 +90,14 @@ def test_the_phase_of_a_step() -> None:
         ("steps: 9, schedule: {decay_steps: 3, restarts: 3}", "3 restarts leave"),
         ("steps: 9, schedule: {decay: constant, restarts: 1}", "does not decay"),
         ("steps: 9, lr: 0", "greater than 0"),
-        ("steps: 9, mlm: {rate: {start: 0.3, end: 0.1}}", "needs phases that read on"),
+        ("steps: 9, mlm: {rate: {start: 0.3, end: 0.1}}", "needs phases that continue the sources"),
         ("steps: 9, mixture: {}, mlm: {rate: {start: 0.9, end: 0.1}}", "less than or equal to 0.8"),
         ("steps: 9, rope_base: 1.0e+4", "family roberta has no rotary positions"),
         ("steps: 9, local_rope_base: 1.0e+4", "no local layers"),
         ("steps: 9, mlm: {rate: 0.9}", "less than or equal to 0.8"),
-        (f"steps: 9, batch: {RISE % (128, 5)}", "to rise from 128 to 64"),
+        (f"steps: 9, batch: {RISE % (128, 5)}", "rises from 128 to 64"),
         (f"steps: 9, batch: {RISE % (0, 5)}", "greater than 0"),
-        (f"steps: 9, batch: {RISE % (16, 10)}", "rise for 10 steps in a phase of 9"),
+        (f"steps: 9, batch: {RISE % (16, 10)}", "takes 10 steps, but the phase has 9"),
         ("steps: 9, batch: {tokens: 999, warmup: {start: 50, steps: 3}}", "cannot hold one row of 128"),
     ],
 )
@@ -150,13 +150,13 @@ def test_what_only_some_objectives_have_is_refused_with_the_others() -> None:
     changed = "phases=[{steps: 10, length: 512, batch: {sequences: 8192%s}%s}]"
     rise = ", warmup: {start: 2048, steps: 5}"
     for name, settings, problem in (
-        ("xlnet-base", changed % (rise, ""), "lanes are as many as the rows of a step"),
+        ("xlnet-base", changed % (rise, ""), "lanes needs the same number of rows in each step"),
         (
             "xlnet-base",
             changed % ("", ", mlm: {rate: 0.3}"),
-            "changes the masks of mlm, which is not the objective",
+            "changes the masks of mlm, but the objective has no mlm",
         ),
-        ("contrastive-base", changed % (rise, ""), "batches of one source have the rows of a step"),
+        ("contrastive-base", changed % (rise, ""), "one_source needs the same number of rows in each step"),
     ):
         with pytest.raises(RecipeError, match=problem):
             load(name, (settings, "schedule.warmup=0"))

@@ -255,7 +255,7 @@ def test_the_commands_say_where_it_is_from(source: str, tmp_path: Path) -> None:
     made = maskfleet("runs", "fork", source, new, "--step", str(STEP), "--set", "seed=5")
     assert "from step 9" in made
     assert "- seed: 1 -> 5" in made
-    assert "begins anew (seed)" in made
+    assert "starts over (seed)" in made
     shown = maskfleet("runs", "status", new)
     assert "never" in shown
     assert "step 9 of 14" in shown
