@@ -111,8 +111,7 @@ def _export_onnx(folder: Path, network: ServedNetwork, path: Path) -> None:
         )
     except Exception as error:  # the exporter may raise anything
         raise ModelError(
-            f"torch cannot export {type(network.model).__name__} to ONNX: "
-            f"{describe_error(_root_cause(error))}",
+            f"torch cannot export {type(network.model).__name__} to ONNX: {describe_error(_root_cause(error))}",
             remedy="export without --onnx",
         ) from error
 

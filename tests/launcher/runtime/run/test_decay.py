@@ -48,7 +48,9 @@ def test_a_phase_with_a_schedule_of_its_own_decays_by_that() -> None:
     assert learning_rate(first, 21) == 3e-4
 
 
-@pytest.mark.parametrize(("step", "problem"), [(4, "is still rising at step 4"), (57, "is already decaying at step 57")])
+@pytest.mark.parametrize(
+    ("step", "problem"), [(4, "is still rising at step 4"), (57, "is already decaying at step 57")]
+)
 def test_what_is_not_stable_is_refused(step: int, problem: str) -> None:
     with pytest.raises(RunError, match=problem) as caught:
         with_decay(OVERALL, step, 10)
